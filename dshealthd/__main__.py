@@ -1,0 +1,7 @@
+"""`python -m dshealthd`."""
+
+import sys
+
+from dshealthd.cli import main
+
+sys.exit(main())

@@ -1,0 +1,101 @@
+"""The agent: one event loop that owns the sockets, the scheduler and the signals."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from dshealthd import config as configuration
+from dshealthd.config import ConfigError
+from dshealthd.scheduler import Scheduler
+from dshealthd.snapshot import Snapshot
+from dshealthd.telemetry import Telemetry
+from dshealthd.web.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from dshealthd.collector import Sample
+    from dshealthd.config import Config
+
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    """One node's agent; `run` serves until SIGTERM or SIGINT, and reloads at SIGHUP."""
+
+    def __init__(self, config: Config, file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> None:
+        """Prepare to run on `config`, which came from `file` and `flags`."""
+        self._config = config
+        self._file = file
+        self._flags = flags
+        self._snapshot = Snapshot(time.monotonic, time.time)
+        self._scheduler = Scheduler(self._snapshot, time.monotonic, time.time)
+        self._telemetry = Telemetry(time.time())
+        self._server = Server(config.web, self._snapshot, self._own_samples, self._telemetry)
+
+    async def run(self, announce: Callable[[str], None]) -> None:
+        """Serve until told to stop; OSError when the socket cannot be opened.
+
+        `announce` is given the page's address once it is open.
+        """
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        reload = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGHUP, reload.set)
+        await self._server.start()
+        announce(self._server.url(socket.gethostname()))
+        tasks = [
+            asyncio.create_task(self._keep_collecting(), name="collecting"),
+            asyncio.create_task(self._keep_reloading(reload), name="reloading"),
+            asyncio.create_task(stop.wait(), name="waiting for a signal"),
+        ]
+        gc.freeze()  # what start-up made stays; later collections look only at what is new
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await self._server.close()
+            await self._scheduler.close()
+        log.info("stopped")
+
+    async def _keep_collecting(self) -> None:
+        await self._scheduler.apply(self._config)
+        await self._scheduler.watch()
+
+    async def _keep_reloading(self, reload: asyncio.Event) -> None:
+        while True:
+            await reload.wait()
+            reload.clear()
+            await self._reload()
+
+    async def _reload(self) -> None:
+        """Load the configuration again; a bad one changes nothing but the metric that says so."""
+        try:
+            config = configuration.load(self._file, self._flags)
+        except ConfigError as error:
+            self._telemetry.reload(time.time(), ok=False)
+            log.error("configuration not reloaded, the one before stays in force:\n%s", error)
+            return
+        for key in configuration.restart_needed(self._config, config):
+            log.warning("%s has changed and takes effect after a restart", key)
+        self._config = config
+        await self._scheduler.apply(config)
+        self._telemetry.reload(time.time(), ok=True)
+        log.info("configuration reloaded")
+
+    def _own_samples(self) -> Iterator[Sample]:
+        yield from self._telemetry.samples()
+        yield from self._scheduler.samples()
+        yield from self._server.samples()

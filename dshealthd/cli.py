@@ -1,0 +1,100 @@
+"""The command `dshealthd`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import sys
+import time
+import typing
+from pathlib import Path
+from typing import Any
+
+from dshealthd import __version__, config, logs
+from dshealthd.config import SECTIONS, Config, ConfigError
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit status: 0 done, 1 failed, 2 bad usage or configuration."""
+    options = _parser().parse_args(arguments)
+    flags = _flags(options)
+    try:
+        loaded = config.load(options.config_file, flags)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return EXIT_USAGE
+    logs.configure(loaded.log)
+    command: typing.Callable[..., int] = options.command
+    return command(loaded, options.config_file, flags)
+
+
+def run(loaded: Config, file: Path | None, flags: dict[str, dict[str, Any]]) -> int:
+    """Run the agent until SIGTERM or SIGINT."""
+    from dshealthd.agent import Agent
+
+    def announce(url: str) -> None:
+        print(f"dshealthd {__version__}: page {url}  metrics {url}metrics", flush=True)
+
+    try:
+        asyncio.run(Agent(loaded, file, flags).run(announce))
+    except (OSError, ConfigError) as error:
+        print(f"dshealthd: cannot serve on {loaded.web.listen_address}: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+    return 0
+
+
+def check_config(loaded: Config, file: Path | None, _flags: dict[str, dict[str, Any]]) -> int:
+    """Say that the configuration is good; a bad one does not come this far."""
+    enabled = [name for name, options in loaded.collectors.items() if options.enabled]
+    print(f"{file or 'defaults'}: ok, {len(enabled)} of {len(loaded.collectors)} collectors enabled")
+    return 0
+
+
+def metrics(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]]) -> int:
+    """Collect once and print what a scrape would show."""
+    from dshealthd.exposition import Format
+    from dshealthd.scheduler import Scheduler
+    from dshealthd.snapshot import Snapshot
+    from dshealthd.telemetry import Telemetry
+
+    snapshot = Snapshot(time.monotonic, time.time)
+    telemetry = Telemetry(time.time())
+    asyncio.run(Scheduler(snapshot, time.monotonic, time.time).once(loaded))
+    sys.stdout.write(snapshot.body(Format.PROMETHEUS, telemetry.samples).decode())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--config.file", dest="config_file", type=Path, metavar="FILE", help="TOML file; without it, defaults")
+    for section, schema in SECTIONS.items():
+        for field in dataclasses.fields(schema):
+            common.add_argument(
+                f"--{section}.{field.name.replace('_', '-')}",
+                dest=f"{section}.{field.name}",
+                default=argparse.SUPPRESS,
+                metavar="VALUE",
+                help=field.metadata["doc"].replace("%", "%%"),
+            )
+    parser = argparse.ArgumentParser(prog="dshealthd", description="Cluster health monitor for GPU training.")
+    parser.add_argument("--version", action="version", version=f"dshealthd {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, function in (("run", run), ("check-config", check_config), ("metrics", metrics)):
+        text = (function.__doc__ or "").split("\n", 1)[0]
+        commands.add_parser(name, parents=[common], help=text, description=text).set_defaults(command=function)
+    return parser
+
+
+def _flags(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the given flags as tables by section. A flag for a number is one if it looks like one; `config.load` checks its type."""
+    tables: dict[str, dict[str, Any]] = {}
+    for key, value in vars(options).items():
+        section, dot, name = key.partition(".")
+        if dot:
+            number = typing.get_type_hints(SECTIONS[section])[name] is int and value.lstrip("-").isdecimal()
+            tables.setdefault(section, {})[name] = int(value) if number else value
+    return tables

@@ -1,0 +1,206 @@
+"""The collector contract: what a module in `dshealthd.collectors` declares and yields.
+
+A collector is one module with one `Collector` subclass. Its module-level `Metric` constants are its declaration:
+exposition, documentation and lint are made from them. `collect()` reads the source once and yields
+
+- `Sample`: a value, made by calling its metric: `TEMPERATURE(54.0, "0", uuid, "core")`;
+- `Fault`: one part (a GPU, a port, a path) could not be read; the others go on.
+
+and ends in one of three outcomes: it returns (*ok*), raises `NotAvailable` (this machine has no such thing), or raises
+`SourceError` or `OSError` (*error*). What cannot be known is not yielded; it is never 0.
+
+Collectors are synchronous: no loop, no sleep, no thread. The scheduler owns interval, deadline and error handling.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+
+from dshealthd.host import Host
+from dshealthd.options import Duration, option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+T = TypeVar("T")
+
+
+class Kind(enum.StrEnum):
+    """Metric types, as Prometheus names them."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+
+
+class Reason(enum.StrEnum):
+    """Why a source or a part of it could not be read: the bounded values of the label `reason`."""
+
+    NOT_FOUND = "not_found"
+    PERMISSION_DENIED = "permission_denied"
+    IO_ERROR = "io_error"
+    MALFORMED = "malformed"
+    """The source answered with something this version does not understand."""
+    TIMEOUT = "timeout"
+    """A call did not return within its deadline; its worker was replaced."""
+    STUCK = "stuck"
+    """A call did not return and its worker cannot be killed; no second one is started for that part."""
+    CRASHED = "crashed"
+    """The worker ended during the call."""
+    NOT_LOADED = "not_loaded"
+    """The driver or its library is not loaded."""
+    VERSION_MISMATCH = "version_mismatch"
+    """Driver and library are of different versions: reboot, or reload the driver."""
+    GPU_LOST = "gpu_lost"
+    """The GPU fell off the bus."""
+    RESET_REQUIRED = "reset_required"
+    UNKNOWN_ERROR = "unknown_error"
+    """The driver said "Unknown Error" (NVML 999)."""
+    FROZEN = "frozen"
+    """The source answers, but with values that no longer move."""
+    EXPIRED = "expired"
+    """The last sample is older than three intervals: nothing arrived since."""
+    INTERNAL = "internal"
+    """A defect of dshealthd; the log has the traceback."""
+
+
+class Sample(NamedTuple):
+    """One value of one series; `labels` are values in the order of `metric.labels`."""
+
+    metric: Metric
+    labels: tuple[str, ...]
+    value: float
+
+
+class Fault(NamedTuple):
+    """One part of a source failed. `part` and `detail` go to the status page and the log, never into a label."""
+
+    part: str
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric family as data. Names are complete and in base units; `help` says what the name does not."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+
+    def __call__(self, value: float, *labels: str) -> Sample:
+        """Return a sample of this metric; `labels` are the values of `self.labels`, in that order."""
+        if len(labels) != len(self.labels):
+            message = f"{self.name} takes the labels {self.labels}, not {labels}"
+            raise TypeError(message)
+        return Sample(self, labels, value)
+
+
+def gauge(name: str, help: str, *labels: str) -> Metric:
+    """Declare a value that goes up and down."""
+    return Metric(name, Kind.GAUGE, help, labels)
+
+
+def counter(name: str, help: str, *labels: str) -> Metric:
+    """Declare a value that only grows, and restarts from 0 with its source or with the agent; name ends in `_total`."""
+    return Metric(name, Kind.COUNTER, help, labels)
+
+
+class NotAvailable(Exception):
+    """This machine has no such source. An ordinary outcome: nothing is exported and nothing is alarmed."""
+
+
+class SourceError(Exception):
+    """The source is there and could not be read.
+
+    `replace_worker` asks for a new worker process, for sources whose library must be loaded afresh.
+    """
+
+    def __init__(self, reason: Reason, detail: str, *, replace_worker: bool = False) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+        self.replace_worker = replace_worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectorOptions:
+    """What every collector can be told; a collector with options of its own derives from this."""
+
+    enabled: bool = option(True, "Whether this collector runs.")
+    interval: Duration = option("5s", "Time from one sample to the next.", minimum="100ms")
+    deadline: Duration = option("2s", "How long one source or device may take before it is given up.", minimum="10ms")
+
+
+@dataclass(kw_only=True)
+class Context:
+    """What a collector is given: the host, the clocks, and its process."""
+
+    host: Host
+    monotonic: Callable[[], float]
+    """Seconds, unaffected by changes of the clock; for ages and durations."""
+    wall: Callable[[], float]
+    """Unix time in seconds; for timestamps only."""
+    approach: Callable[[str], Fault | None] = field(default=lambda _part: None)
+    """Say that what follows touches this part, which may hang. A fault in answer means: it hung before and is under quarantine; yield the
+    fault and leave the part out. In a worker, everything that can hang is approached first; in the agent nothing can, and nothing is."""
+    state: Path | None = None
+    """Directory for what must outlive the agent; None where there is none, as in a worker."""
+    sweep: int = 0
+    """Counts the rounds of collection in this process, so that what is shared is refreshed once a round."""
+    _shared: dict[Any, Any] = field(default_factory=dict)
+
+    def shared(self, factory: Callable[[Context], T]) -> T:
+        """Return this process's one instance of `factory`, making it at the first call: one NVML for all GPU collectors."""
+        if factory not in self._shared:
+            self._shared[factory] = factory(self)
+        return self._shared[factory]  # type: ignore[no-any-return] # keyed by its own factory
+
+    def close(self) -> None:
+        """Release what was shared; an instance that holds something has a `close()`."""
+        for instance in self._shared.values():
+            if hasattr(instance, "close"):
+                instance.close()
+        self._shared.clear()
+
+
+class Collector(ABC):
+    """One source of samples. The module's name is the collector's name, in the config and in every label."""
+
+    name: ClassVar[str]
+    Options: ClassVar[type[CollectorOptions]] = CollectorOptions
+    worker: ClassVar[str | None] = None
+    """The worker process it runs in: `device` (NVML), `fabric` (sysfs of network adapters) or `storage` (paths), for sources whose
+    calls can hang; None for sources that cannot, read in the agent itself."""
+
+    def __init_subclass__(cls) -> None:
+        """Name the collector after its module."""
+        super().__init_subclass__()
+        cls.name = cls.__module__.rpartition(".")[2]
+
+    def __init__(self, options: Any, context: Context) -> None:
+        """Keep the options and the context; touch no source yet. `options` is an instance of `self.Options`."""
+        self.options = options
+        self.context = context
+        self.host = context.host
+
+    @classmethod
+    def absent(cls, options: Any, host: Host) -> str | None:  # noqa: ARG003 - for the subclass
+        """Say why this machine cannot have the source, or None if it may.
+
+        Asked in the agent before each collection: cheap, and nothing that can hang. A worker whose collectors are all absent is ended.
+        """
+        return None
+
+    @abstractmethod
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Read the source once."""
+
+    def close(self) -> None:  # noqa: B027 - most collectors hold nothing
+        """Release what is held open."""

@@ -1,0 +1,68 @@
+"""Host memory, swap, huge pages and OOM kills, from `/proc/meminfo` and `/proc/vmstat`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.collector import Collector, Reason, SourceError, counter, gauge
+from dshealthd.host import read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dshealthd.collector import Fault, Sample
+
+TOTAL = gauge("dshealthd_memory_total_bytes", "Memory that the kernel manages; MemTotal of /proc/meminfo.")
+AVAILABLE = gauge("dshealthd_memory_available_bytes", "Memory that can be had without swapping, as the kernel estimates it; MemAvailable.")
+SHARED = gauge("dshealthd_memory_shared_bytes", "Memory in tmpfs and shared segments, /dev/shm among them; Shmem.")
+LOCKED = gauge("dshealthd_memory_locked_bytes", "Memory locked with mlock(2); Mlocked. Memory pinned by drivers is not counted in it.")
+SWAP_TOTAL = gauge("dshealthd_swap_total_bytes", "Swap space; SwapTotal.")
+SWAP_FREE = gauge("dshealthd_swap_free_bytes", "Unused swap space; SwapFree.")
+HUGE_TOTAL = gauge("dshealthd_huge_pages", "Huge pages of the default size that are reserved; HugePages_Total.")
+HUGE_FREE = gauge("dshealthd_huge_pages_free", "Huge pages of the default size that nobody uses; HugePages_Free.")
+OOM_KILLS = counter(
+    "dshealthd_oom_kills_total", "Processes killed for lack of memory since boot, cgroup limits included; oom_kill of /proc/vmstat."
+)
+
+_FIELDS = {
+    TOTAL: "MemTotal",
+    AVAILABLE: "MemAvailable",
+    SHARED: "Shmem",
+    LOCKED: "Mlocked",
+    SWAP_TOTAL: "SwapTotal",
+    SWAP_FREE: "SwapFree",
+    HUGE_TOTAL: "HugePages_Total",
+    HUGE_FREE: "HugePages_Free",
+}
+
+
+def parse_meminfo(text: str) -> dict[str, int]:
+    """Return the fields of `/proc/meminfo`, in bytes where they have a unit, else as counts. ValueError if malformed."""
+    fields = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        value, *unit = rest.split()
+        fields[name] = int(value) * (1024 if unit == ["kB"] else 1)
+    return fields
+
+
+def parse_vmstat(text: str) -> Mapping[str, int]:
+    """Return the fields of `/proc/vmstat`: counts since boot."""
+    return {name: int(value) for name, value in (line.split() for line in text.splitlines())}
+
+
+class Memory(Collector):
+    """Reads two files; cannot hang."""
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Yield what the kernel tells; a field that it does not have is left out."""
+        try:
+            fields = parse_meminfo(read(self.host.proc("meminfo")))
+            vmstat = parse_vmstat(read(self.host.proc("vmstat")))
+        except ValueError as error:
+            raise SourceError(Reason.MALFORMED, f"{self.host.proc('meminfo')} or vmstat: {error}") from error
+        for metric, name in _FIELDS.items():
+            if name in fields:
+                yield metric(fields[name])
+        if "oom_kill" in vmstat:
+            yield OOM_KILLS(vmstat["oom_kill"])

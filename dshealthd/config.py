@@ -1,0 +1,158 @@
+"""The configuration: a TOML file, typed, every error of it reported at once; flags over file over defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dshealthd import registry
+from dshealthd.collector import CollectorOptions
+from dshealthd.host import Host
+from dshealthd.options import Duration, Errors, decode, join, option, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_PORT = 65535
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; `errors` has one `key: reason` for each thing that is wrong."""
+
+    def __init__(self, source: str, errors: list[str]) -> None:
+        super().__init__("\n".join(f"{source}: {error}" for error in errors))
+        self.errors = errors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Web:
+    """Where and how the agent answers."""
+
+    listen_address: str = option(":10061", 'Address to serve on: "HOST:PORT", ":PORT" for all addresses, "[IPv6]:PORT".')
+    config_file: Path | None = option(
+        None, "File with TLS and basic authentication, in the format of Prometheus' exporter-toolkit; re-read as it changes."
+    )
+    max_connections: int = option(128, "Connections served at a time; further ones are closed at once.", minimum=1)
+    max_connections_per_address: int = option(8, "The same for one client address.", minimum=1)
+    header_timeout: Duration = option("5s", "How long a client may take for its request's headers.", minimum="100ms")
+    max_body_bytes: int = option(65536, "Largest request body that is read.", minimum=0)
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Yield what is wrong although its type is right."""
+        try:
+            listen_address(self.listen_address)
+        except ValueError as error:
+            yield "listen_address", str(error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paths(Host):
+    """Roots of the host's file systems, and the agent's own directory."""
+
+    state: Path = option(
+        Path(os.environ.get("STATE_DIRECTORY", "/var/lib/dshealthd")),
+        "Directory for what outlives a restart: positions in the kernel log, baselines. systemd's $STATE_DIRECTORY where it is set.",
+    )
+
+    @property
+    def host(self) -> Host:
+        """The roots alone."""
+        return Host(procfs=self.procfs, sysfs=self.sysfs, dev=self.dev, rootfs=self.rootfs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """What the agent says on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = option("info", "Least level that is logged.")
+    format: Literal["logfmt", "json"] = option("logfmt", "How a line is written.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The whole configuration."""
+
+    web: Web = field(default_factory=Web)
+    path: Paths = field(default_factory=Paths)
+    log: Log = field(default_factory=Log)
+    collectors: Mapping[str, CollectorOptions] = field(default_factory=dict)
+
+
+SECTIONS: Mapping[str, type[Any]] = {"web": Web, "path": Paths, "log": Log}
+"""The sections beside `collectors`; each of their options is a flag too, `--section.option-name`."""
+
+
+def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
+    """Return the configuration of a file and of flags, which are tables by section and win. Raises ConfigError with all that is wrong."""
+    document: dict[str, Any] = {}
+    if file is not None:
+        try:
+            document = tomllib.loads(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(str(file), [f"cannot be read: {error.strerror}"]) from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(str(file), [f"is not UTF-8: {error.reason} at byte {error.start}"]) from error
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(str(file), [f"is not TOML: {error}"]) from error
+    for section, values in (flags or {}).items():
+        table = document.setdefault(section, {})
+        if isinstance(table, dict):
+            table.update(values)
+    errors = Errors()
+    config = from_document(document, errors)
+    if errors:
+        raise ConfigError(str(file) if file is not None else "command line", errors)
+    return config
+
+
+def from_document(document: Mapping[str, Any], errors: Errors) -> Config:
+    """Return the configuration that a parsed TOML document holds; what is wrong goes into `errors`."""
+    for name in document:
+        if name not in SECTIONS and name != "collectors":
+            errors.add(join("", name), unknown(name, [*SECTIONS, "collectors"]))
+    sections = {name: decode(schema, document.get(name, {}), name, errors) for name, schema in SECTIONS.items()}
+    tables = document.get("collectors", {})
+    if not isinstance(tables, dict):
+        errors.add("collectors", "must be a table with one table for each collector")
+        tables = {}
+    known = registry.all_collectors()
+    for name in tables:
+        if name not in known:
+            errors.add(join("collectors", name), unknown(name, known))
+    collectors = {name: decode(kind.Options, tables.get(name, {}), f"collectors.{name}", errors) for name, kind in known.items()}
+    return Config(**sections, collectors=collectors)
+
+
+def listen_address(text: str) -> tuple[str | None, int]:
+    """Return host (None for all addresses) and port of a listen address; ValueError says what is wrong with it."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > MAX_PORT:
+        message = f'"{text}" is not "HOST:PORT" or ":PORT" with a port from 0 to {MAX_PORT}'
+        raise ValueError(message)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError as error:
+            message = f'"{host}" is not an IPv6 address'
+            raise ValueError(message) from error
+    elif ":" in host:
+        message = f'"{text}": an IPv6 address is written in brackets'
+        raise ValueError(message)
+    return host or None, int(port)
+
+
+def restart_needed(old: Config, new: Config) -> list[str]:
+    """Return the keys whose change takes effect only after a restart."""
+    return [
+        join(section, field.name)
+        for section in ("web", "log")
+        for field in dataclasses.fields(SECTIONS[section])
+        if getattr(getattr(old, section), field.name) != getattr(getattr(new, section), field.name)
+    ]

@@ -1,0 +1,1 @@
+"""Libraries that talk to devices; used in worker processes only."""

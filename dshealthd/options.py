@@ -1,0 +1,178 @@
+"""Typed options: dataclasses decoded from TOML tables, every error collected with the path of its key.
+
+An option is a dataclass field made by `option(default, doc)`; its type says what TOML may hold. The same declaration makes the
+reference file (`docs/dshealthd.toml`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
+
+
+class Duration(float):
+    """A time span in seconds; written "250ms", "5s", "1m30s", "2h" in the config."""
+
+    @classmethod
+    def parse(cls, text: str) -> Duration:
+        """Return the span that `text` writes; ValueError otherwise."""
+        match = _DURATION.fullmatch(text)
+        if not text or match is None:
+            message = 'not a duration such as "250ms", "5s", "1m30s" or "2h"'
+            raise ValueError(message)
+        hours, minutes, seconds, milliseconds = (float(part or 0) for part in match.groups())
+        return cls(hours * 3600 + minutes * 60 + seconds + milliseconds / 1000)
+
+    def __str__(self) -> str:
+        """Write the span in its largest whole unit."""
+        for unit, seconds in (("h", 3600), ("m", 60), ("s", 1)):
+            if self and self % seconds == 0:
+                return f"{int(self // seconds)}{unit}"
+        return f"{self * 1000:g}ms"
+
+
+def option(
+    default: Any,
+    doc: str,
+    *,
+    minimum: float | str | None = None,
+    maximum: float | None = None,
+) -> Any:
+    """Declare an option with its default, its documentation and its bounds; a duration is written as text."""
+    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: tuple(default), metadata={**metadata, "default": tuple(default)})
+    if isinstance(default, str) and _DURATION.fullmatch(default) and default:
+        default = Duration.parse(default)
+    return dataclasses.field(default=default, metadata={**metadata, "default": default})
+
+
+class Errors(list[str]):
+    """What is wrong with a config, one `key: reason` a line."""
+
+    def add(self, key: str, reason: str) -> None:
+        """Note that `key` is wrong."""
+        self.append(f"{key}: {reason}")
+
+
+def decode(schema: type[T], table: object, key: str, errors: Errors) -> T:
+    """Return `schema` filled from a TOML table; what is wrong goes into `errors`, and the default stands in its place."""
+    if not isinstance(table, dict):
+        errors.add(key, f"must be a table, not {_toml_type(table)}")
+        return schema()
+    hints = typing.get_type_hints(schema)
+    fields = {field.name: field for field in dataclasses.fields(schema)}  # type: ignore[arg-type] # always a dataclass
+    for name in table:
+        if name not in fields:
+            errors.add(join(key, name), unknown(name, fields))
+    values = {
+        name: _value(hints[name], fields[name].metadata, value, join(key, name), errors) for name, value in table.items() if name in fields
+    }
+    before = len(errors)
+    values = {name: value for name, value in values.items() if value is not _BAD}
+    instance = schema(**values)
+    if len(errors) == before and hasattr(instance, "check"):
+        for name, reason in instance.check():
+            errors.add(join(key, name), reason)
+    return instance
+
+
+def join(key: str, name: str) -> str:
+    """Return the path of `name` inside `key`, quoted where TOML needs it."""
+    name = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{name}"'
+    return f"{key}.{name}" if key else name
+
+
+def unknown(name: str, known: typing.Iterable[str]) -> str:
+    """Say that a key is unknown, and which one may be meant."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known are {', '.join(sorted(known))}"
+
+
+_BAD: Any = object()
+
+
+def _value(hint: Any, metadata: typing.Mapping[str, Any], value: object, key: str, errors: Errors) -> Any:
+    """Convert one TOML value to the type that `hint` asks for; `_BAD` when it cannot be."""
+    if dataclasses.is_dataclass(hint):
+        return decode(hint, value, key, errors)  # type: ignore[arg-type] # is_dataclass also admits instances
+    try:
+        converted = _convert(hint, value)
+        _bound(converted, metadata)
+    except ValueError as error:
+        errors.add(key, f"{_show(value)} is {error}" if str(error).startswith("not ") else str(error))
+        return _BAD
+    return converted
+
+
+def _convert(hint: Any, value: object) -> Any:
+    """Convert a TOML value; ValueError says what it is not."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        if not isinstance(value, list):
+            message = f"must be an array, not {_toml_type(value)}"
+            raise ValueError(message)
+        return tuple(_convert(arguments[0], item) for item in value)
+    if origin is Literal:
+        if value not in arguments:
+            message = f"not one of {', '.join(_show(a) for a in arguments)}"
+            raise ValueError(message)
+        return value
+    if origin in (types.UnionType, typing.Union):
+        return _convert(next(a for a in arguments if a is not type(None)), value)
+    if hint is Duration and isinstance(value, str):
+        return Duration.parse(value)
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint in (bool, int, float, str) and type(value) is hint:
+        return value
+    names = {Duration: 'a duration such as "5s"', Path: "a string with a path", bool: "true or false", int: "an integer"}
+    message = f"must be {names.get(hint, {float: 'a number', str: 'a string'}.get(hint, str(hint)))}, not {_toml_type(value)}"
+    raise ValueError(message)
+
+
+def _bound(value: Any, metadata: typing.Mapping[str, Any]) -> None:
+    """Check the declared bounds; ValueError says which one is passed."""
+    low, high = metadata.get("minimum"), metadata.get("maximum")
+    if isinstance(low, str):
+        low = Duration.parse(low)
+    if low is not None and value < low:
+        message = f"must be at least {low}, not {value}"
+        raise ValueError(message)
+    if high is not None and value > high:
+        message = f"must be at most {high}, not {value}"
+        raise ValueError(message)
+
+
+def _show(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _toml_type(value: object) -> str:
+    names = {str: "a string", bool: "a boolean", int: "an integer", float: "a float", list: "an array", dict: "a table"}
+    return f"{names.get(type(value), type(value).__name__)} ({value})" if not isinstance(value, dict | list) else names[type(value)]
+
+
+def encode(options: Any) -> dict[str, Any]:
+    """Return the TOML table that `decode` makes these options from."""
+    table = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    return {name: _plain(value) for name, value in table.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return encode(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Duration | Path) else value

@@ -1,0 +1,203 @@
+"""Runs every collector on its own interval: those of the agent here, the others through their worker's supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd import registry
+from dshealthd.collector import Collector, CollectorOptions, Context
+from dshealthd.options import encode
+from dshealthd.result import attempt, not_available
+from dshealthd.supervisor import Backoff, Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from dshealthd.collector import Sample
+    from dshealthd.config import Config
+    from dshealthd.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
+
+STALE_INTERVALS = 3
+"""After so many intervals without a result, samples are no longer shown."""
+
+
+@dataclass
+class _Member:
+    """A collector in its group, and when it is due by the monotonic clock."""
+
+    kind: type[Collector]
+    options: CollectorOptions
+    due: float
+
+
+class _Group:
+    """Collectors that share a process, and with it a timetable: what is due at the same time is asked for in one request."""
+
+    def __init__(self, members: Mapping[str, _Member], snapshot: Snapshot, context: Context) -> None:
+        self.members = members
+        self._snapshot = snapshot
+        self._context = context
+
+    async def run(self) -> None:
+        """Collect until cancelled."""
+        while True:
+            await self.once()
+            wait = min(member.due for member in self.members.values()) - self._context.monotonic()
+            await asyncio.sleep(max(wait, 0.0))
+
+    async def once(self) -> None:
+        """Collect what is due now."""
+        now = self._context.monotonic()
+        due = [name for name, member in self.members.items() if member.due <= now]
+        present = []
+        for name in due:
+            member = self.members[name]
+            # Keep the grid, and after a pause (a stopped process, a suspended machine) do not catch up.
+            interval = member.options.interval
+            member.due += interval * (1 + (now - member.due) // interval)
+            if (absence := member.kind.absent(member.options, self._context.host)) is not None:
+                self._snapshot.put(name, not_available(absence))
+            else:
+                present.append(name)
+        if present:
+            await self.collect(present)
+        elif due:
+            await self.rest()
+
+    async def collect(self, names: list[str]) -> None:
+        """Collect from these sources."""
+        raise NotImplementedError
+
+    async def rest(self) -> None:
+        """Nothing that is due has a source on this machine."""
+
+    async def close(self) -> None:
+        """Release what is held."""
+
+
+class _Inside(_Group):
+    """Collectors whose sources cannot hang, read in the agent's own loop."""
+
+    def __init__(self, members: Mapping[str, _Member], snapshot: Snapshot, context: Context) -> None:
+        super().__init__(members, snapshot, context)
+        self.collectors = {name: member.kind(member.options, context) for name, member in members.items()}
+
+    async def collect(self, names: list[str]) -> None:
+        self._context.sweep += 1
+        for name in names:
+            self._snapshot.put(name, attempt(self.collectors[name], self._context.monotonic))
+            await asyncio.sleep(0)  # a scrape may come between two collectors
+
+    async def close(self) -> None:
+        for collector in self.collectors.values():
+            collector.close()
+
+
+class _Outside(_Group):
+    """Collectors of one worker process."""
+
+    def __init__(self, members: Mapping[str, _Member], snapshot: Snapshot, context: Context, supervisor: Supervisor) -> None:
+        super().__init__(members, snapshot, context)
+        self.supervisor = supervisor
+
+    async def collect(self, names: list[str]) -> None:
+        await self.supervisor.collect(names, self._snapshot.put)
+
+    async def rest(self) -> None:
+        if all(member.kind.absent(member.options, self._context.host) is not None for member in self.members.values()):
+            await self.supervisor.close()
+
+    async def close(self) -> None:
+        await self.supervisor.close()
+
+
+class Scheduler:
+    """Owns the groups of collectors that a config asks for."""
+
+    def __init__(
+        self, snapshot: Snapshot, monotonic: Callable[[], float], wall: Callable[[], float], backoff: Backoff | None = None
+    ) -> None:
+        """Prepare; `apply` starts."""
+        self._snapshot = snapshot
+        self._monotonic = monotonic
+        self._wall = wall
+        self._backoff = backoff
+        self._groups: dict[str | None, tuple[_Group, asyncio.Task[None], object]] = {}
+
+    async def apply(self, config: Config) -> None:
+        """Start what a config asks for; groups that it does not change run on with all that they have counted."""
+        wanted: dict[str | None, dict[str, CollectorOptions]] = {}
+        for name, options in config.collectors.items():
+            if options.enabled:
+                self._snapshot.expect(name, STALE_INTERVALS * options.interval + options.deadline)
+                wanted.setdefault(registry.all_collectors()[name].worker, {})[name] = options
+            else:
+                self._snapshot.forget(name)
+        specifications = {worker: (options, config.path, config.log) for worker, options in wanted.items()}
+        for worker in [worker for worker, (_, _, running) in self._groups.items() if specifications.get(worker) != running]:
+            await self._stop(worker)
+        for worker, specification in specifications.items():
+            if worker not in self._groups:
+                group = self._group(worker, wanted[worker], config)
+                task = asyncio.create_task(group.run(), name=f"collectors of {worker or 'agent'}")
+                self._groups[worker] = (group, task, specification)
+
+    async def once(self, config: Config) -> None:
+        """Collect everything a single time, side by side, and release it: for `dshealthd metrics`."""
+        await self.apply(config)
+        while not self._snapshot.complete():
+            self._raise_failures()
+            await asyncio.sleep(0.01)
+        await self.close()
+
+    def _raise_failures(self) -> None:
+        """A task of ours never ends by itself; if one did, that is a defect and must not pass silently."""
+        for _, task, _ in self._groups.values():
+            if task.done():
+                task.result()
+
+    async def watch(self) -> None:
+        """Wait for as long as all groups run; raises what ended one."""
+        while True:
+            self._raise_failures()
+            await asyncio.sleep(1.0)
+
+    async def close(self) -> None:
+        """Stop all groups side by side."""
+        await asyncio.gather(*(self._stop(worker) for worker in list(self._groups)))
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield what is known of the workers."""
+        for group, _, _ in self._groups.values():
+            if isinstance(group, _Outside):
+                yield from group.supervisor.samples()
+
+    async def _stop(self, worker: str | None) -> None:
+        group, task, _ = self._groups.pop(worker)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await group.close()
+
+    def _group(self, worker: str | None, options: Mapping[str, CollectorOptions], config: Config) -> _Group:
+        kinds = registry.all_collectors()
+        now = self._monotonic()
+        members = {name: _Member(kinds[name], table, now) for name, table in options.items()}
+        context = Context(host=config.path.host, monotonic=self._monotonic, wall=self._wall, state=config.path.state)
+        if worker is None:
+            return _Inside(members, self._snapshot, context)
+        hello = {
+            "worker": worker,
+            "host": encode(config.path.host),
+            "collectors": {name: encode(table) for name, table in options.items()},
+            "log_level": logging.getLogger().level,
+        }
+        deadlines = {name: float(table.deadline) for name, table in options.items()}
+        metrics = {name: registry.metrics(kinds[name]) for name in options}
+        return _Outside(members, self._snapshot, context, Supervisor(worker, hello, deadlines, metrics, self._monotonic, self._backoff))

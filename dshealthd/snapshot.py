@@ -1,0 +1,155 @@
+"""The last result of every collector: what a scrape and the page read. Nothing here touches hardware."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dshealthd.collector import Reason, Sample, counter, gauge
+from dshealthd.exposition import Format, render
+from dshealthd.result import Outcome, Result, not_available
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from dshealthd.collector import Fault
+
+AVAILABLE = gauge("dshealthd_collector_available", "1 if this machine has the collector's source, 0 if it has no such thing.", "collector")
+UP = gauge(
+    "dshealthd_collector_up",
+    "1 if the last collection read its source, 0 if it failed; absent where the source is not available.",
+    "collector",
+)
+FAILING = gauge("dshealthd_collector_failing", "1 while the collection, or one part of it, fails for this reason.", "collector", "reason")
+DURATION = gauge("dshealthd_collector_duration_seconds", "How long the last collection took.", "collector")
+LAST_SUCCESS = gauge(
+    "dshealthd_collector_last_success_timestamp_seconds", "Unix time of the last collection that read its source.", "collector"
+)
+ERRORS = counter(
+    "dshealthd_collector_errors_total",
+    "Collections that failed, and parts (a device, a port, a path) that could not be read.",
+    "collector",
+    "reason",
+)
+METRICS = (AVAILABLE, UP, FAILING, DURATION, LAST_SUCCESS, ERRORS)
+
+
+@dataclass(slots=True)
+class Latest:
+    """The last result of one collector and its history since the agent started."""
+
+    name: str
+    expires_after: float
+    """Seconds after which samples count as stale, whatever became of the collector."""
+    result: Result = field(default_factory=lambda: not_available("not sampled yet"))
+    sampled: float | None = None
+    """Monotonic time of the last result, in seconds; None before the first."""
+    last_success: float | None = None
+    """Unix time of the last success, in seconds."""
+    errors: Counter[Reason] = field(default_factory=Counter)
+    text: dict[Format, str] = field(default_factory=dict)
+    """The samples as text, made at the first scrape that wants them."""
+
+    def expired(self, now: float) -> bool:
+        """Tell whether samples are too old to be shown."""
+        return self.sampled is not None and self.result.outcome is Outcome.OK and now - self.sampled > self.expires_after
+
+    def reasons(self, now: float) -> dict[Reason, Fault | None]:
+        """Return why the collection or parts of it fail at present; the value is the first fault of that reason, if it is a part's."""
+        reasons: dict[Reason, Fault | None] = {}
+        if self.expired(now):
+            reasons[Reason.EXPIRED] = None
+        if self.result.reason is not None:
+            reasons[self.result.reason] = None
+        for fault in self.result.faults:
+            reasons.setdefault(fault.reason, fault)
+        return reasons
+
+
+class Snapshot:
+    """Holds one `Latest` a collector and gives them as text; a scrape of unchanged results is one cached string."""
+
+    def __init__(self, monotonic: Callable[[], float], wall: Callable[[], float]) -> None:
+        """Start empty; `monotonic` and `wall` are clocks in seconds."""
+        self._monotonic = monotonic
+        self._wall = wall
+        self._latest: dict[str, Latest] = {}
+        self._body: dict[Format, bytes] = {}
+        self._fresh_until = 0.0
+
+    def __iter__(self) -> Iterator[Latest]:
+        """Iterate over the collectors by name."""
+        return iter(sorted(self._latest.values(), key=lambda latest: latest.name))
+
+    def __getitem__(self, name: str) -> Latest:
+        """Return the latest of one collector."""
+        return self._latest[name]
+
+    def expect(self, name: str, expires_after: float) -> None:
+        """Make a collector known; one that was known keeps its history."""
+        self._latest.setdefault(name, Latest(name, expires_after)).expires_after = expires_after
+        self._body.clear()
+
+    def forget(self, name: str) -> None:
+        """Drop a collector that is no longer configured."""
+        self._latest.pop(name, None)
+        self._body.clear()
+
+    def put(self, name: str, result: Result) -> None:
+        """Keep a result in place of the one before it; what failed now is counted."""
+        latest = self._latest[name]
+        latest.result = result
+        latest.sampled = self._monotonic()
+        latest.text.clear()
+        if result.outcome is Outcome.OK:
+            latest.last_success = self._wall()
+        if result.reason is not None:
+            latest.errors[result.reason] += 1
+        latest.errors.update(fault.reason for fault in result.faults)
+        self._body.clear()
+
+    def complete(self) -> bool:
+        """Tell whether every collector has a result."""
+        return all(latest.sampled is not None for latest in self._latest.values())
+
+    def samples(self, latest: Latest) -> tuple[Sample, ...]:
+        """Return what is known now: nothing where it has expired."""
+        return () if latest.expired(self._monotonic()) else latest.result.samples
+
+    def body(self, format: Format, extra: Callable[[], Iterable[Sample]]) -> bytes:
+        """Return the whole exposition; `extra` gives the agent's own samples."""
+        now = self._monotonic()
+        if now > self._fresh_until:
+            self._body.clear()
+        if format not in self._body:
+            parts = [render((*self._health(now), *extra()), format)]
+            for latest in self:
+                if latest.expired(now):
+                    continue
+                if format not in latest.text:
+                    latest.text[format] = render(latest.result.samples, format)
+                parts.append(latest.text[format])
+            parts.append(format.end)
+            self._body[format] = "".join(parts).encode()
+            self._fresh_until = min(
+                (at.sampled + at.expires_after for at in self if at.sampled is not None and not at.expired(now)), default=now
+            )
+        return self._body[format]
+
+    def _health(self, now: float) -> Iterator[Sample]:
+        """Yield what is known of the collectors themselves."""
+        for latest in self:
+            if latest.sampled is None:
+                continue
+            available = latest.result.outcome is not Outcome.NOT_AVAILABLE
+            yield AVAILABLE(float(available), latest.name)
+            if available:
+                yield UP(float(latest.result.outcome is Outcome.OK and not latest.expired(now)), latest.name)
+                yield DURATION(latest.result.duration, latest.name)
+            for reason in latest.reasons(now):
+                yield FAILING(1.0, latest.name, reason)
+            if latest.last_success is not None:
+                yield LAST_SUCCESS(latest.last_success, latest.name)
+            for reason, count in latest.errors.items():
+                yield ERRORS(float(count), latest.name, reason)

@@ -1,0 +1,298 @@
+"""Keeps one worker process running: asks it, bounds every answer in time, replaces it, and remembers which part hung.
+
+A part (a GPU, a path) at which a worker hung or crashed goes under quarantine: the next worker leaves it out, so that the others are
+read. It is tried again after a back-off, or as soon as its unkillable worker ends. A worker that fails without having named a part
+takes all its collectors down until its own back-off is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dshealthd import wire
+from dshealthd.collector import Fault, Metric, Reason, counter, gauge
+from dshealthd.result import failed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from dshealthd.collector import Sample
+    from dshealthd.result import Result
+
+log = logging.getLogger(__name__)
+
+UP = gauge("dshealthd_worker_up", "1 if the worker process runs, 0 if it does not (failed, or not needed on this machine).", "worker")
+STARTS = counter("dshealthd_worker_starts_total", "Worker processes started.", "worker")
+REPLACED = counter("dshealthd_worker_failures_total", "Worker processes given up, by what went wrong.", "worker", "reason")
+STUCK = gauge("dshealthd_worker_stuck", "Worker processes that hang in the kernel and cannot be killed.", "worker")
+QUARANTINED = gauge(
+    "dshealthd_worker_quarantined", "Parts (GPUs, paths) that are left out because a worker hung or crashed at them.", "worker"
+)
+METRICS = (UP, STARTS, REPLACED, STUCK, QUARANTINED)
+
+START_DEADLINE = 20.0
+"""Seconds for an interpreter to start and import; a cold disk under load is slow."""
+KILL_DEADLINE = 0.5
+"""Seconds after SIGKILL until a process counts as unkillable."""
+_PRIVATE = frozenset({"CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"})
+"""Environment of the agent that is no worker's business."""
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Waiting times between tries, doubled up to a limit; in seconds."""
+
+    first: float = 1.0
+    limit: float = 60.0
+
+    def after(self, failures: int) -> float:
+        """Return how long to wait after so many failures in a row."""
+        return min(self.limit, self.first * 2.0 ** min(failures - 1, 16))
+
+
+class _Broken(Exception):
+    """The worker must go. `part` is where it was, if it said so."""
+
+    def __init__(self, reason: Reason, detail: str, part: str = "") -> None:
+        super().__init__(detail)
+        self.reason, self.detail, self.part = reason, detail, part
+
+
+@dataclass
+class _Process:
+    """One running worker, its channel and the event of its end."""
+
+    popen: subprocess.Popen[bytes]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass
+class _Quarantine:
+    """Why a part is left out, until when, and the process that is still stuck at it."""
+
+    fault: Fault
+    failures: int
+    until: float
+    stuck: _Process | None = None
+
+
+class Supervisor:
+    """One worker process and its successors."""
+
+    def __init__(
+        self,
+        name: str,
+        hello: Mapping[str, Any],
+        deadlines: Mapping[str, float],
+        metrics: Mapping[str, Mapping[str, Metric]],
+        monotonic: Callable[[], float],
+        backoff: Backoff | None = None,
+    ) -> None:
+        """Prepare; nothing starts before the first `collect`.
+
+        `hello` is the worker's first frame, `deadlines` seconds by collector, `metrics` what each collector declares.
+        """
+        self.name = name
+        self.hello = hello
+        self._deadlines = deadlines
+        self._metrics = metrics
+        self._monotonic = monotonic
+        self._backoff = backoff or Backoff()
+        self._process: _Process | None = None
+        self._stuck: list[_Process] = []
+        self._quarantine: dict[str, _Quarantine] = {}
+        self._trouble: _Quarantine | None = None
+        self._starts = 0
+        self._failures: Counter[Reason] = Counter()
+
+    async def collect(self, names: Sequence[str], publish: Callable[[str, Result], None]) -> None:
+        """Have the worker run collectors and publish each result as it comes; every name gets one, whatever happens."""
+        pending = list(names)
+        while pending:
+            try:
+                self._check_usable()
+                process = self._process or await self._start()
+                await self._exchange(process, pending, publish)
+            except _Broken as broken:
+                if broken.part and broken.part not in self._blocked():
+                    await self._give_up(broken)
+                    continue
+                if self._process is not None:
+                    await self._give_up(broken)
+                for name in pending:
+                    publish(name, failed(broken.reason, broken.detail))
+                return
+
+    async def close(self) -> None:
+        """End the worker: by closing its channel, after a second by SIGKILL; one that cannot be killed is left behind."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.writer.close()
+        try:
+            async with asyncio.timeout(1.0):
+                await process.ended.wait()
+        except TimeoutError:
+            await self._kill(process)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the supervisor's own metrics."""
+        yield UP(float(self._process is not None), self.name)
+        yield STARTS(float(self._starts), self.name)
+        for reason, count in self._failures.items():
+            yield REPLACED(float(count), self.name, reason)
+        yield STUCK(float(len(self._stuck)), self.name)
+        yield QUARANTINED(float(len(self._blocked())), self.name)
+
+    def _check_usable(self) -> None:
+        """Raise while the worker as a whole waits for its back-off, or for its stuck predecessor to end."""
+        trouble = self._trouble
+        if trouble is not None and (trouble.stuck or self._monotonic() < trouble.until):
+            raise _Broken(trouble.fault.reason, trouble.fault.detail)
+
+    def _blocked(self) -> dict[str, Fault]:
+        """Return the parts that the worker must leave out now."""
+        now = self._monotonic()
+        return {part: entry.fault for part, entry in self._quarantine.items() if entry.stuck or now < entry.until}
+
+    async def _start(self) -> _Process:
+        """Start a worker and wait until it is ready."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            popen = subprocess.Popen(  # noqa: S603, ASYNC220 - our own interpreter; starting it takes about a millisecond
+                [sys.executable, "-P", "-m", "dshealthd.worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={key: value for key, value in os.environ.items() if key not in _PRIVATE},
+                start_new_session=True,
+            )
+        self._starts += 1
+        reader, writer = await asyncio.open_connection(sock=ours, limit=wire.MAX_FRAME)
+        process = self._process = _Process(popen, reader, writer)
+        self._watch(process)
+        writer.write(wire.pack(self.hello))
+        await self._receive(process, START_DEADLINE, "")
+        return process
+
+    def _watch(self, process: _Process) -> None:
+        """Reap the process when it ends, and lift the quarantine that it was stuck in."""
+        loop = asyncio.get_running_loop()
+        pidfd = os.pidfd_open(process.popen.pid)
+
+        def ended() -> None:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            process.popen.wait()
+            process.writer.close()
+            process.ended.set()
+            if process in self._stuck:
+                self._stuck.remove(process)
+                log.warning("worker %s: stuck process %d has ended", self.name, process.popen.pid)
+            entries = [*self._quarantine.values(), *([self._trouble] if self._trouble else [])]
+            for entry in entries:
+                if entry.stuck is process:
+                    entry.stuck, entry.until = None, self._monotonic()
+
+        loop.add_reader(pidfd, ended)
+
+    async def _exchange(self, process: _Process, pending: list[str], publish: Callable[[str, Result], None]) -> None:
+        """Send one request and take its answers; names are removed from `pending` as their results arrive."""
+        blocked = self._blocked()
+        process.writer.write(wire.pack({"collect": pending, "blocked": list(blocked.values())}))
+        part, deadline = "", max(self._deadlines[name] for name in pending)
+        replace = None
+        while True:
+            message = await self._receive(process, deadline, part)
+            if part and part not in blocked:
+                self._quarantine.pop(part, None)
+            try:
+                if "done" in message:
+                    break
+                if "at" in message:
+                    name, part = message["at"]
+                    deadline = self._deadlines[name]
+                    continue
+                name, part = message["result"], ""
+                result = wire.unpack_result(message, self._metrics[name])
+                pending.remove(name)
+            except wire.type_error as error:
+                raise _Broken(Reason.MALFORMED, f"worker {self.name} sent a frame that makes no sense: {error!r}") from error
+            publish(name, result)
+            if result.replace_worker:
+                replace = _Broken(result.reason or Reason.INTERNAL, result.detail)
+        if replace is not None:
+            raise replace
+        self._trouble = None
+
+    async def _receive(self, process: _Process, deadline: float, part: str) -> dict[str, Any]:
+        """Return the next frame; raises `_Broken` when it does not come in time or the worker ends."""
+        where = f" at {part}" if part else ""
+        try:
+            async with asyncio.timeout(deadline):
+                (size,) = wire.LENGTH.unpack(await process.reader.readexactly(wire.LENGTH.size))
+                if size > wire.MAX_FRAME:
+                    raise _Broken(Reason.MALFORMED, f"worker {self.name} sent a frame of {size} bytes", part)
+                message = json.loads(await process.reader.readexactly(size))
+        except TimeoutError as error:
+            raise _Broken(Reason.TIMEOUT, f"no answer within {deadline:g} s{where}", part) from error
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise _Broken(Reason.CRASHED, f"worker {self.name} {await self._epitaph(process)}{where}", part) from error
+        except ValueError as error:
+            raise _Broken(Reason.MALFORMED, f"worker {self.name} sent no JSON{where}: {error}", part) from error
+        if not isinstance(message, dict):
+            raise _Broken(Reason.MALFORMED, f"worker {self.name} sent no JSON object{where}", part)
+        return message
+
+    async def _epitaph(self, process: _Process) -> str:
+        """Say how a process ended."""
+        await self._kill(process)
+        code = process.popen.returncode
+        if code is None:
+            return "closed its channel"
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+
+    async def _give_up(self, broken: _Broken) -> None:
+        """Kill the worker, and put what it hung at, or the worker itself, under quarantine."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        reason, detail = broken.reason, broken.detail
+        if not await self._kill(process):
+            reason, detail = Reason.STUCK, f"{detail}; process {process.popen.pid} cannot be killed"
+            self._stuck.append(process)
+        self._failures[reason] += 1
+        before = self._quarantine.get(broken.part) if broken.part else self._trouble
+        failures = before.failures + 1 if before else 1
+        until = self._monotonic() + self._backoff.after(failures)
+        entry = _Quarantine(Fault(broken.part, reason, detail), failures, until, process if reason is Reason.STUCK else None)
+        if broken.part:
+            self._quarantine[broken.part] = entry
+        else:
+            self._trouble = entry
+            broken.reason, broken.detail = reason, detail
+        log.warning("worker %s replaced: %s (%s, failure %d)", self.name, detail, reason, failures)
+
+    async def _kill(self, process: _Process) -> bool:
+        """Kill the process and whatever it started; False if it is still there after the deadline."""
+        if process.ended.is_set():
+            return True
+        process.popen.send_signal(signal.SIGKILL)
+        try:
+            async with asyncio.timeout(KILL_DEADLINE):
+                await process.ended.wait()
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,59 @@
+"""What the agent exports about itself, beside the health of its collectors and workers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+from typing import TYPE_CHECKING
+
+from dshealthd import __version__
+from dshealthd.collector import counter, gauge
+from dshealthd.host import read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.collector import Sample
+
+BUILD = gauge("dshealthd_build_info", "1; the labels tell what runs.", "version", "pythonversion")
+RELOAD_OK = gauge(
+    "dshealthd_config_last_reload_successful", "1 if the last load of the configuration succeeded; at 0 the one before it is in force."
+)
+RELOAD_TIME = gauge("dshealthd_config_last_reload_success_timestamp_seconds", "Unix time of the last successful load of the configuration.")
+CPU = counter("process_cpu_seconds_total", "User and system CPU time of the agent itself, without its workers.")
+RESIDENT = gauge("process_resident_memory_bytes", "Resident memory of the agent itself, without its workers.")
+FILES = gauge("process_open_fds", "Open file descriptors of the agent itself.")
+FILES_LIMIT = gauge("process_max_fds", "Soft limit of open file descriptors of the agent itself.")
+START = gauge("process_start_time_seconds", "Unix time at which the agent started.")
+METRICS = (BUILD, RELOAD_OK, RELOAD_TIME, CPU, RESIDENT, FILES, FILES_LIMIT, START)
+
+_PAGE = resource.getpagesize()
+
+
+class Telemetry:
+    """The agent's own counters and its process, as of the moment of a scrape."""
+
+    def __init__(self, started: float) -> None:
+        """Start with a configuration that was loaded at `started`, Unix time in seconds."""
+        self.started = started
+        self._reload_ok = True
+        self._reloaded = started
+
+    def reload(self, now: float, *, ok: bool) -> None:
+        """Note that the configuration was loaded again, or could not be."""
+        self._reload_ok = ok
+        if ok:
+            self._reloaded = now
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the agent's own metrics; reads its own files in `/proc`, whatever `--path.procfs` says."""
+        times = os.times()
+        yield BUILD(1.0, __version__, platform.python_version())
+        yield RELOAD_OK(float(self._reload_ok))
+        yield RELOAD_TIME(self._reloaded)
+        yield CPU(times.user + times.system)
+        yield RESIDENT(int(read("/proc/self/statm").split()[1]) * _PAGE)
+        yield FILES(len(os.listdir("/proc/self/fd")) - 1)
+        yield FILES_LIMIT(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        yield START(self.started)
