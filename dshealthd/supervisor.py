@@ -40,6 +40,7 @@ QUARANTINED = gauge(
 )
 METRICS = (UP, STARTS, REPLACED, STUCK, QUARANTINED)
 
+COMMAND = (sys.executable, "-P", "-m", "dshealthd.worker")
 START_DEADLINE = 20.0
 """Seconds for an interpreter to start and import; a cold disk under load is slow."""
 KILL_DEADLINE = 0.5
@@ -99,10 +100,12 @@ class Supervisor:
         metrics: Mapping[str, Mapping[str, Metric]],
         monotonic: Callable[[], float],
         backoff: Backoff | None = None,
+        command: Sequence[str] = COMMAND,
     ) -> None:
         """Prepare; nothing starts before the first `collect`.
 
-        `hello` is the worker's first frame, `deadlines` seconds by collector, `metrics` what each collector declares.
+        `hello` is the worker's first frame, `deadlines` seconds by collector, `metrics` what each collector declares, `command` the
+        program, which is given the number of its descriptor as last argument.
         """
         self.name = name
         self.hello = hello
@@ -110,6 +113,7 @@ class Supervisor:
         self._metrics = metrics
         self._monotonic = monotonic
         self._backoff = backoff or Backoff()
+        self._command = command
         self._process: _Process | None = None
         self._stuck: list[_Process] = []
         self._quarantine: dict[str, _Quarantine] = {}
@@ -172,7 +176,7 @@ class Supervisor:
         ours, theirs = socket.socketpair()
         with theirs:
             popen = subprocess.Popen(  # noqa: S603, ASYNC220 - our own interpreter; starting it takes about a millisecond
-                [sys.executable, "-P", "-m", "dshealthd.worker", str(theirs.fileno())],
+                [*self._command, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

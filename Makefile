@@ -1,0 +1,3 @@
+.PHONY: run test lint generate lock bench
+run test lint generate lock bench:
+	@./dev $@

@@ -1,0 +1,66 @@
+"""A file system that freezes: writing to it puts a process into a sleep that no signal ends, until it is thawed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Mount:
+    """An ext4 on a loop device."""
+
+    def __init__(self, directory: Path) -> None:
+        """`directory` is where it is mounted."""
+        self.directory = directory
+
+    def freeze(self) -> None:
+        """Make every write hang, in the kernel."""
+        run("fsfreeze", "--freeze", str(self.directory))
+
+    def thaw(self) -> None:
+        """Let the writes go on; no error if it was not frozen."""
+        subprocess.run(["fsfreeze", "--unfreeze", str(self.directory)], check=False, capture_output=True, timeout=20)
+
+
+def run(*command: str) -> None:
+    """Run a command; its output is in the error it may raise."""
+    subprocess.run(command, check=True, capture_output=True, timeout=20)
+
+
+@contextlib.contextmanager
+def mounted(base: Path) -> Iterator[Mount]:
+    """Mount a small ext4 below `base`, or skip where mounting is not permitted.
+
+    A child of its own thaws it after 60 s even if this process dies.
+    """
+    image, directory = base / "image", base / "mount"
+    directory.mkdir()
+    with image.open("wb") as file:
+        file.truncate(16 << 20)
+    run("mkfs.ext4", "-q", str(image))
+    try:
+        run("mount", "-o", "loop", str(image), str(directory))
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"mounting is not permitted here: {error.stderr.decode().strip()}")
+    mount = Mount(directory)
+    guard = subprocess.Popen(
+        ["sh", "-c", f"sleep 60; fsfreeze --unfreeze '{directory}'"],
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield mount
+    finally:
+        mount.thaw()
+        os.killpg(guard.pid, 9)
+        guard.wait()
+        subprocess.run(["umount", "--lazy", str(directory)], check=False, timeout=20)

@@ -1,0 +1,125 @@
+"""The configuration: what is accepted, and the exact message for what is not."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dshealthd import config, reference, registry
+from dshealthd.config import Config, ConfigError
+from dshealthd.options import Duration, Errors, decode, encode
+
+BAD = {
+    "[wbe]": "wbe: unknown key; did you mean web?",
+    "[zzz]": "zzz: unknown key; known are collectors, log, path, web",
+    "web = 1": "web: must be a table, not an integer (1)",
+    "[web]\nlisten_adress = ':1'": "web.listen_adress: unknown key; did you mean listen_address?",
+    "[web]\nlisten_address = 1": "web.listen_address: must be a string, not an integer (1)",
+    "[web]\nlisten_address = 'x'": 'web.listen_address: "x" is not "HOST:PORT" or ":PORT" with a port from 0 to 65535',
+    "[web]\nlisten_address = ':65536'": 'web.listen_address: ":65536" is not "HOST:PORT" or ":PORT" with a port from 0 to 65535',
+    "[web]\nlisten_address = '::1:80'": 'web.listen_address: "::1:80": an IPv6 address is written in brackets',
+    "[web]\nlisten_address = '[::g]:80'": 'web.listen_address: "::g" is not an IPv6 address',
+    "[web]\nmax_connections = 0": "web.max_connections: must be at least 1, not 0",
+    "[web]\nmax_connections = 1.5": "web.max_connections: must be an integer, not a float (1.5)",
+    "[web]\nmax_connections = true": "web.max_connections: must be an integer, not a boolean (True)",
+    "[web]\nheader_timeout = 5": 'web.header_timeout: must be a duration such as "5s", not an integer (5)',
+    "[web]\nheader_timeout = '5'": 'web.header_timeout: "5" is not a duration such as "250ms", "5s", "1m30s" or "2h"',
+    "[web]\nheader_timeout = ''": 'web.header_timeout: "" is not a duration such as "250ms", "5s", "1m30s" or "2h"',
+    "[log]\nlevel = 'loud'": 'log.level: "loud" is not one of "debug", "info", "warning", "error"',
+    "[path]\nprocfs = ['/proc']": "path.procfs: must be a string with a path, not an array",
+    "collectors = 'all'": "collectors: must be a table with one table for each collector",
+    "[collectors]\nmemory = false": "collectors.memory: must be a table, not a boolean (False)",
+    "[collectors.memroy]": "collectors.memroy: unknown key; did you mean memory?",
+    "[collectors.'a b']": f'collectors."a b": unknown key; known are {", ".join(sorted(registry.all_collectors()))}',
+    "[collectors.memory]\ninterval = '1ms'": "collectors.memory.interval: must be at least 100ms, not 1ms",
+    "[collectors.memory]\nenabled = 'yes'": "collectors.memory.enabled: must be true or false, not a string (yes)",
+    "[collectors.memory]\ninterval = '5s": "is not TOML: Expected \"'\" (at end of document)",
+}
+
+
+def errors_of(text: str, tmp_path: Path) -> list[str]:
+    """Return what `load` says of a file with this text."""
+    file = tmp_path / "dshealthd.toml"
+    file.write_text(text + "\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        config.load(file)
+    assert all(line.startswith(f"{file}: ") for line in str(caught.value).splitlines())
+    return caught.value.errors
+
+
+@pytest.mark.parametrize(("text", "message"), BAD.items())
+def test_bad_config(text: str, message: str, tmp_path: Path) -> None:
+    """Each mistake gets one message with the path of its key and what would be right."""
+    assert errors_of(text, tmp_path) == [message]
+
+
+def test_all_errors_at_once(tmp_path: Path) -> None:
+    """Every error of a file is listed, so that one edit mends it."""
+    text = "[web]\nlisten_address = 'x'\nnonsense = 1\n[log]\nlevel = 3\n[collectors.memory]\ndeadline = 'soon'"
+    assert [error.split(":")[0] for error in errors_of(text, tmp_path)] == [
+        "web.nonsense",
+        "web.listen_address",
+        "log.level",
+        "collectors.memory.deadline",
+    ]
+
+
+def test_unreadable_file(tmp_path: Path) -> None:
+    """A file that is missing, or is no text, is an error that names it."""
+    with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read: No such file"):
+        config.load(tmp_path / "missing.toml")
+    (tmp_path / "binary.toml").write_bytes(b"a = '\xff'")
+    with pytest.raises(ConfigError, match=r"binary\.toml: is not UTF-8: invalid start byte at byte 5"):
+        config.load(tmp_path / "binary.toml")
+
+
+def test_flags_over_file_over_defaults(tmp_path: Path) -> None:
+    """A flag wins over the file, the file over the default, key by key."""
+    file = tmp_path / "dshealthd.toml"
+    file.write_text("[web]\nlisten_address = ':1'\nmax_connections = 7\n", encoding="utf-8")
+    loaded = config.load(file, {"web": {"listen_address": ":2"}, "path": {"procfs": "/host/proc"}})
+    assert (loaded.web.listen_address, loaded.web.max_connections, loaded.web.max_body_bytes) == (":2", 7, 65536)
+    assert loaded.path.procfs == Path("/host/proc")
+
+
+def test_reference_file_is_complete_and_means_the_defaults() -> None:
+    """The reference file names every option of every section and collector, and loading it gives the defaults."""
+    document: dict[str, Any] = tomllib.loads(reference.config_toml())
+    errors = Errors()
+    assert config.from_document(document, errors) == config.load(None)
+    assert not errors
+    assert set(document["collectors"]) == set(registry.all_collectors())
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("250ms", 0.25), ("5s", 5), ("1m30s", 90), ("2h", 7200), ("1h1m1s1ms", 3661.001)])
+def test_durations(text: str, seconds: float) -> None:
+    """Durations are written as in Prometheus."""
+    assert Duration.parse(text) == pytest.approx(seconds)
+
+
+def test_options_survive_the_way_to_a_worker() -> None:
+    """What a worker decodes is what the agent has: the options of every collector are equal after encoding and decoding."""
+    for name, kind in registry.all_collectors().items():
+        errors = Errors()
+        options = config.load(None).collectors[name]
+        assert decode(kind.Options, encode(options), name, errors) == options
+        assert not errors
+
+
+def test_listen_addresses() -> None:
+    """All forms of an address are understood; an empty host means all addresses."""
+    assert config.listen_address(":10061") == (None, 10061)
+    assert config.listen_address("127.0.0.1:0") == ("127.0.0.1", 0)
+    assert config.listen_address("[::1]:80") == ("::1", 80)
+
+
+def test_changes_that_need_a_restart() -> None:
+    """A reload can say which changed keys take effect only after a restart."""
+    old = config.load(None)
+    new = config.load(None, {"web": {"listen_address": ":1"}, "log": {"level": "debug"}})
+    assert config.restart_needed(old, old) == []
+    assert config.restart_needed(old, new) == ["web.listen_address", "log.level"]
+    assert isinstance(new, Config)

@@ -1,0 +1,101 @@
+"""The text formats, compared byte for byte with those of prometheus_client."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import prometheus_client
+import prometheus_client.openmetrics.exposition
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from dshealthd.collector import Kind, Metric, Sample
+from dshealthd.exposition import MAX_LABEL_LENGTH, Format, clean, negotiate, render
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from prometheus_client.core import Metric as Family
+
+names = st.from_regex(r"[a-z][a-z0-9_]{0,20}[a-z]", fullmatch=True)
+texts = st.text(alphabet=st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")) | st.sampled_from('\\"'), max_size=30)
+
+
+@st.composite
+def families(draw: st.DrawFn) -> list[Sample]:
+    """Draw the samples of some metrics."""
+    samples = []
+    for name in draw(st.lists(names, unique=True, max_size=4)):
+        kind = draw(st.sampled_from(Kind))
+        labels = tuple(draw(st.lists(names, unique=True, max_size=3)))
+        metric = Metric(f"x_{name}_total" if kind is Kind.COUNTER else f"x_{name}_g", kind, draw(texts), labels)
+        series = draw(st.lists(st.tuples(*(texts for _ in labels)), unique=True, min_size=1, max_size=3))
+        samples += [Sample(metric, values, draw(st.floats())) for values in series]
+    return samples
+
+
+class Reference(Collector):
+    """The same samples as a collector of prometheus_client."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        """Keep the samples."""
+        self.samples = samples
+
+    def collect(self) -> Iterator[Family]:
+        """Yield one family a metric."""
+        found: dict[Metric, CounterMetricFamily | GaugeMetricFamily] = {}
+        for metric, labels, value in self.samples:
+            kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+            family = found.setdefault(metric, kind(metric.name, metric.help, labels=metric.labels))
+            family.add_metric(labels, value)
+        yield from found.values()
+
+
+@given(families())
+def test_equals_prometheus_client(samples: list[Sample]) -> None:
+    """Both formats are byte for byte what the reference implementation writes for the same families."""
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(Reference(samples))
+    assert render(samples, Format.PROMETHEUS).encode() == prometheus_client.generate_latest(registry)
+    text = render(samples, Format.OPENMETRICS) + Format.OPENMETRICS.end
+    assert text.encode() == prometheus_client.openmetrics.exposition.generate_latest(registry)  # type: ignore[no-untyped-call] # theirs
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("", Format.PROMETHEUS),
+        ("*/*", Format.PROMETHEUS),
+        ("text/plain;version=0.0.4", Format.PROMETHEUS),
+        ("application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", Format.OPENMETRICS),
+        ("application/openmetrics-text;version=0.0.1", Format.PROMETHEUS),
+    ],
+)
+def test_negotiation(accept: str, expected: Format) -> None:
+    """The format follows the Accept header, as Prometheus sends it."""
+    assert negotiate(accept) is expected
+
+
+def test_labels_are_cleaned() -> None:
+    r"""Control characters and surrogates are removed or replaced and the length is bounded, so that a `\xff` cannot fail a scrape."""
+    assert clean("a\nb\x00c\x7f") == "abc"
+    assert clean(b"gpu\xff".decode(errors="surrogateescape")) == "gpu?"
+    assert len(clean("x" * 1000)) == MAX_LABEL_LENGTH
+
+
+def test_first_of_two_equal_series_counts() -> None:
+    """A collector that yields the same series twice does not make a scrape that Prometheus rejects."""
+    metric = Metric("x", Kind.GAUGE, "X.", ("a",))
+    text = render([metric(1.0, "b"), metric(2.0, "b")], Format.PROMETHEUS)
+    assert text.count('x{a="b"}') == 1
+    assert 'x{a="b"} 1.0' in text
+
+
+def test_wrong_number_of_labels_is_refused() -> None:
+    """A sample with too few or too many label values is a defect that shows at once, with the metric's name."""
+    with pytest.raises(TypeError, match="x takes the labels"):
+        Metric("x", Kind.GAUGE, "X.", ("a",))(math.pi)

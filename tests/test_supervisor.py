@@ -1,0 +1,262 @@
+"""The supervisor against a real worker process that hangs, crashes, refuses to die and recovers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd import registry
+from dshealthd.collector import Metric, Reason
+from dshealthd.options import encode
+from dshealthd.result import Outcome, Result
+from dshealthd.supervisor import REPLACED, STARTS, STUCK, UP, Backoff, Supervisor
+from tests import frozen, workers
+from tests.workers import obstinate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from dshealthd.host import Host
+
+WORKERS = str(Path(workers.__file__).parent)
+DEADLINE = 0.4
+COMMAND = (sys.executable, "-m", "tests.workers", WORKERS)
+
+
+class Bench:
+    """A supervisor, the script its collector obeys, and what it has published."""
+
+    def __init__(self, script: Path, host: Host, backoff: Backoff) -> None:
+        self.script = script
+        options = obstinate.Options(script=str(script))
+        hello = {"worker": "test", "host": encode(host), "collectors": {"obstinate": encode(options)}, "log_level": 50}
+        metrics = {"obstinate": registry.metrics(obstinate.Obstinate)}
+        self.supervisor = Supervisor("test", hello, {"obstinate": DEADLINE}, metrics, time.monotonic, backoff, COMMAND)
+
+    async def sweep(self) -> Result:
+        """Collect once and return the one result."""
+        results: list[Result] = []
+        await self.supervisor.collect(["obstinate"], lambda _name, result: results.append(result))
+        (result,) = results
+        return result
+
+    def metric(self, metric: Metric, *labels: str) -> float:
+        """Return one of the supervisor's own values; 0 for a counter that does not exist yet."""
+        return {(s.metric, s.labels): s.value for s in self.supervisor.samples()}.get((metric, ("test", *labels)), 0.0)
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[..., None]:
+    """Return a function that runs a scene with a supervisor and closes it."""
+    from dshealthd.host import Host
+
+    def run(scene: Callable[[Bench], Coroutine[None, None, None]], *, backoff: Backoff = Backoff(0.2, 0.4)) -> None:  # noqa: B008
+        async def main() -> None:
+            bench = Bench(tmp_path / "script", Host(), backoff)
+            try:
+                await scene(bench)
+            finally:
+                await bench.supervisor.close()
+
+        asyncio.run(main())
+
+    return run
+
+
+def values(result: Result) -> dict[str, float]:
+    """Return the values by part."""
+    return {sample.labels[0]: sample.value for sample in result.samples}
+
+
+def reasons(result: Result) -> dict[str, Reason]:
+    """Return the reasons of the faults by part."""
+    return {fault.part: fault.reason for fault in result.faults}
+
+
+def test_samples_cross_the_pipe(play: Callable[..., None]) -> None:
+    """A healthy worker's samples arrive with metric, labels and value; one process serves all sweeps."""
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text("a value 54.5\nb value 1\n")
+        for _ in range(3):
+            result = await bench.sweep()
+            assert result.outcome is Outcome.OK
+            assert values(result) == {"a": 54.5, "b": 1.0}
+        assert bench.metric(STARTS) == 1
+
+    play(scene)
+
+
+def test_hung_part_is_left_out(play: Callable[..., None]) -> None:
+    """A part that hangs costs its deadline once; in the same sweep the others are read by a new worker."""
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text("a value 1\nb hang\nc value 3\n")
+        started = time.monotonic()
+        result = await bench.sweep()
+        assert time.monotonic() - started < 5
+        assert values(result) == {"a": 1.0, "c": 3.0}
+        assert reasons(result) == {"b": Reason.TIMEOUT}
+        assert bench.metric(STARTS) == 2
+        assert bench.metric(REPLACED, "timeout") == 1
+
+    play(scene)
+
+
+def test_quarantine_ends(play: Callable[..., None]) -> None:
+    """After its back-off a part is tried again, and once it answers it is reported as before, without a restart of anything."""
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text("a value 1\nb hang\n")
+        await bench.sweep()
+        bench.script.write_text("a value 1\nb value 2\n")
+        assert reasons(await bench.sweep()) == {"b": Reason.TIMEOUT}
+        await asyncio.sleep(0.25)
+        result = await bench.sweep()
+        assert values(result) == {"a": 1.0, "b": 2.0}
+        assert not result.faults
+        assert bench.metric(STARTS) == 2
+
+    play(scene)
+
+
+def test_no_respawn_storm(play: Callable[..., None]) -> None:
+    """With every part hanging, the number of starts is bounded by the parts and the back-off, not by the sweeps."""
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text("a hang\nb hang\nc hang\n")
+        for _ in range(50):
+            result = await bench.sweep()
+            assert set(reasons(result)) == {"a", "b", "c"}
+        assert bench.metric(STARTS) == 4
+
+    play(scene, backoff=Backoff(600, 600))
+
+
+def test_crash_is_told_from_hang(play: Callable[..., None]) -> None:
+    """A segmentation fault at a part is `crashed`, names the signal, and leaves the others readable."""
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text("a value 1\nb crash\n")
+        result = await bench.sweep()
+        assert values(result) == {"a": 1.0}
+        assert reasons(result) == {"b": Reason.CRASHED}
+        assert "SIGSEGV" in result.faults[0].detail
+        bench.script.write_text("a value 1\nc exit\n")
+        result = await bench.sweep()
+        assert "status 3" in next(f.detail for f in result.faults if f.part == "c")
+
+    play(scene)
+
+
+def test_failure_without_a_part(play: Callable[..., None]) -> None:
+    """A worker that hangs before it has named a part takes its collector down until the back-off is over, then returns."""
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text("- hang\n")
+        result = await bench.sweep()
+        assert (result.outcome, result.reason, result.samples) == (Outcome.ERROR, Reason.TIMEOUT, ())
+        bench.script.write_text("a value 1\n")
+        started = time.monotonic()
+        assert (await bench.sweep()).reason is Reason.TIMEOUT
+        assert time.monotonic() - started < 0.1
+        await asyncio.sleep(0.25)
+        assert values(await bench.sweep()) == {"a": 1.0}
+
+    play(scene)
+
+
+def test_replacement_on_request(play: Callable[..., None]) -> None:
+    """A collector whose library must be loaded afresh gets a new process, after the back-off."""
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text("- replace\n")
+        assert (await bench.sweep()).reason is Reason.VERSION_MISMATCH
+        assert bench.metric(UP) == 0
+        bench.script.write_text("a value 1\n")
+        assert (await bench.sweep()).reason is Reason.VERSION_MISMATCH
+        await asyncio.sleep(0.25)
+        assert values(await bench.sweep()) == {"a": 1.0}
+        assert bench.metric(STARTS) == 2
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("line", "outcome", "reason"),
+    [
+        ("- absent nothing", Outcome.NOT_AVAILABLE, None),
+        ("- raise", Outcome.ERROR, Reason.INTERNAL),
+        ("- denied /dev/x", Outcome.ERROR, Reason.PERMISSION_DENIED),
+    ],
+)
+def test_outcomes_cross_the_pipe(play: Callable[..., None], line: str, outcome: Outcome, reason: Reason | None) -> None:
+    """Absence, a defect and a refused permission are told apart, and none of them costs the worker its life."""
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text(line)
+        result = await bench.sweep()
+        assert (result.outcome, result.reason) == (outcome, reason)
+        assert bench.metric(UP) == 1
+
+    play(scene)
+
+
+def test_unkillable_worker(play: Callable[..., None], tmp_path: Path) -> None:
+    """A worker in an uninterruptible sleep is counted, its part is left alone, the others are read; thawing ends the quarantine."""
+
+    async def scene(bench: Bench) -> None:
+        with frozen.mounted(tmp_path) as mount:
+            mount.freeze()
+            bench.script.write_text(f"a value 1\nb dstate {mount.directory}/x\nc value 3\n")
+            result = await bench.sweep()
+            assert values(result) == {"a": 1.0, "c": 3.0}
+            assert reasons(result) == {"b": Reason.STUCK}
+            for _ in range(5):
+                await asyncio.sleep(0.15)  # beyond the back-off: still no second process at that part
+                assert reasons(await bench.sweep()) == {"b": Reason.STUCK}
+            assert (bench.metric(STARTS), bench.metric(STUCK)) == (2, 1)
+            mount.thaw()
+            await asyncio.sleep(0.3)
+            assert bench.metric(STUCK) == 0
+            bench.script.write_text("a value 1\nb value 2\n")
+            assert values(await bench.sweep()) == {"a": 1.0, "b": 2.0}
+
+    play(scene)
+
+
+def test_close_ends_the_worker_and_leaves_no_zombie(play: Callable[..., None]) -> None:
+    """Closing ends the process through its channel; nothing remains to be reaped, no descriptor stays open."""
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text("a pid\n")
+        descriptors = len(os.listdir("/proc/self/fd"))
+        pid = int(values(await bench.sweep())["a"])
+        assert Path(f"/proc/{pid}").exists()
+        await bench.supervisor.close()
+        await asyncio.sleep(0.05)
+        assert not Path(f"/proc/{pid}").exists()
+        assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+    play(scene)
+
+
+def test_worker_gets_no_credentials(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What systemd hands to the agent (credentials, the notify socket) does not reach a worker's environment."""
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", "/run/credentials/dshealthd")
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text("a pid\n")
+        pid = int(values(await bench.sweep())["a"])
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"CREDENTIALS_DIRECTORY" not in environment
+        assert b"NOTIFY_SOCKET" not in environment
+
+    play(scene)

@@ -1,0 +1,74 @@
+"""A collector for tests: does to each part what a file says, one `PART ACTION [ARGUMENT]` a line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd.collector import Collector, CollectorOptions, Fault, NotAvailable, Reason, SourceError, gauge
+from dshealthd.options import option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.collector import Sample
+
+VALUE = gauge("dshealthd_test_value", "What the file says.", "part")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(CollectorOptions):
+    """Where the file is."""
+
+    script: str = option("", "The file with the actions.")
+
+
+class Obstinate(Collector):
+    """Obeys its script, whatever that asks."""
+
+    worker = "test"
+    Options = Options
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Approach each part and do what is asked."""
+        with open(self.options.script, encoding="utf-8") as script:
+            lines = script.read().splitlines()
+        for line in lines:
+            part, action, *arguments = line.split()
+            if part != "-" and (fault := self.context.approach(part)):
+                yield fault
+                continue
+            act(action, *arguments)
+            yield VALUE(float(os.getpid() if action == "pid" else arguments[0] if arguments else 1.0), part)
+
+
+def act(action: str, argument: str = "") -> None:
+    """Do one thing."""
+    match action:
+        case "hang":
+            signal.pause()
+        case "sleep":
+            time.sleep(float(argument))
+        case "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "exit":
+            sys.stdout.flush()
+            os._exit(3)
+        case "dstate":
+            descriptor = os.open(argument, os.O_WRONLY | os.O_CREAT)
+            os.write(descriptor, b"x")
+            os.fsync(descriptor)
+            os.close(descriptor)
+        case "raise":
+            message = "a defect"
+            raise RuntimeError(message)
+        case "absent":
+            raise NotAvailable(argument)
+        case "replace":
+            raise SourceError(Reason.VERSION_MISMATCH, "load me afresh", replace_worker=True)
+        case "denied":
+            raise PermissionError(1, "denied", argument)
