@@ -36,7 +36,7 @@ BAD = {
     "[collectors.'a b']": f'collectors."a b": unknown key; known are {", ".join(sorted(registry.all_collectors()))}',
     "[collectors.memory]\ninterval = '1ms'": "collectors.memory.interval: must be at least 100ms, not 1ms",
     "[collectors.memory]\nenabled = 'yes'": "collectors.memory.enabled: must be true or false, not a string (yes)",
-    "[collectors.memory]\ninterval = '5s": "is not TOML: Expected \"'\" (at end of document)",
+    "[collectors.memory]\ninterval = '5s": 'is not TOML: Expected "\'" (at end of document)',
 }
 
 

@@ -1,0 +1,143 @@
+"""Intervals, absence and reload, with collectors of the test's own and a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd import config, registry
+from dshealthd.collector import Collector, CollectorOptions, Context, NotAvailable, gauge
+from dshealthd.host import Host
+from dshealthd.options import Duration, Errors
+from dshealthd.result import Outcome, attempt
+from dshealthd.scheduler import Scheduler, _Inside, _Member
+from dshealthd.snapshot import Snapshot
+from tests.test_snapshot import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.collector import Fault, Sample
+
+COUNT = gauge("x_collections", "How often this was collected.")
+
+
+class Counting(Collector):
+    """Counts how often it is asked."""
+
+    count = 0
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Yield the count."""
+        self.count += 1
+        yield COUNT(float(self.count))
+
+
+class Missing(Counting):
+    """Something that this machine does not have."""
+
+    @classmethod
+    def absent(cls, options: Any, host: Host) -> str | None:  # noqa: ARG003 - the contract's
+        """Say so."""
+        return "no such thing"
+
+
+def group(*kinds: type[Collector]) -> tuple[_Inside, Snapshot, Clock]:
+    """Return collectors of an interval of 5 s as a group of the agent."""
+    clock = Clock()
+    snapshot = Snapshot(clock, clock)
+    members = {kind.__name__: _Member(kind, CollectorOptions(interval=Duration(5)), clock.now) for kind in kinds}
+    for name in members:
+        snapshot.expect(name, 17)
+    return _Inside(members, snapshot, Context(host=Host(), monotonic=clock, wall=clock)), snapshot, clock
+
+
+def count(snapshot: Snapshot) -> float:
+    """Return how often `Counting` was asked."""
+    return snapshot["Counting"].result.samples[0].value
+
+
+def test_interval_keeps_its_grid() -> None:
+    """A collector is asked once an interval, and lateness does not shift the times that follow."""
+    inside, snapshot, clock = group(Counting)
+    asyncio.run(inside.once())
+    clock.now += 4.9
+    asyncio.run(inside.once())
+    assert count(snapshot) == 1
+    clock.now += 1.0
+    asyncio.run(inside.once())
+    assert count(snapshot) == 2
+    assert inside.members["Counting"].due == 1010.0
+
+
+def test_a_pause_is_not_caught_up() -> None:
+    """After a minute in which nothing ran (SIGSTOP, suspend) there is one collection, not twelve."""
+    inside, snapshot, clock = group(Counting)
+    asyncio.run(inside.once())
+    clock.now += 61
+    asyncio.run(inside.once())
+    asyncio.run(inside.once())
+    assert count(snapshot) == 2
+    assert inside.members["Counting"].due == 1065.0
+
+
+def test_absence_is_asked_first() -> None:
+    """A collector whose source is absent is not run, and shows as not available with the reason."""
+    inside, snapshot, _ = group(Counting, Missing)
+    asyncio.run(inside.once())
+    assert snapshot["Missing"].result.outcome is Outcome.NOT_AVAILABLE
+    assert snapshot["Missing"].result.detail == "no such thing"
+    assert snapshot["Counting"].result.outcome is Outcome.OK
+
+
+def test_reload_keeps_what_it_does_not_change() -> None:
+    """Applying an equal configuration again leaves the running group alone; disabling everything ends it."""
+
+    async def scene() -> None:
+        clock = Clock()
+        snapshot = Snapshot(clock, clock)
+        scheduler = Scheduler(snapshot, clock, clock)
+        only = {name: {"enabled": name == "memory"} for name in registry.all_collectors()}
+        loaded = config.from_document({"collectors": only}, errors := Errors())
+        assert not errors
+        await scheduler.apply(loaded)
+        before = dict(scheduler._groups)
+        await scheduler.apply(loaded)
+        assert scheduler._groups == before
+        only["memory"]["enabled"] = False
+        await scheduler.apply(config.from_document({"collectors": only}, errors))
+        assert not scheduler._groups
+        await scheduler.close()
+
+    asyncio.run(scene())
+
+
+class Defective(Collector):
+    """Fails in the middle."""
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Yield one sample and fail."""
+        yield COUNT(1.0)
+        message = "a defect"
+        raise RuntimeError(message)
+
+
+class Unavailable(Collector):
+    """Finds out that there is nothing."""
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Say so."""
+        yield from ()
+        message = "nothing here"
+        raise NotAvailable(message)
+
+
+@pytest.mark.parametrize(("kind", "outcome"), [(Defective, Outcome.ERROR), (Unavailable, Outcome.NOT_AVAILABLE)])
+def test_nothing_escapes_an_attempt(kind: type[Collector], outcome: Outcome) -> None:
+    """A defect in a collector is an error of that collector alone, an absence is ordinary."""
+    clock = Clock()
+    result = attempt(kind(CollectorOptions(), Context(host=Host(), monotonic=clock, wall=clock)), clock)
+    assert result.outcome is outcome
+    assert result.detail
