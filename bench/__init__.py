@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m bench.NAME`, or all with `./dev bench`; results in bench/README.md."""

@@ -1,0 +1,125 @@
+"""What the benchmarks share: starting servers, and the CPU time and memory of their process trees."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+@dataclass(frozen=True)
+class Server:
+    """A process that serves /metrics."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    port: int
+
+    def tree(self) -> list[int]:
+        """Return the pids of the server and its children."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+        return [pid, *map(int, children.split())]
+
+    def cpu(self) -> float:
+        """Return the CPU time of all threads of the tree in seconds, at the scheduler's own resolution."""
+        total = 0
+        for pid in self.tree():
+            for task in os.listdir(f"/proc/{pid}/task"):
+                total += int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text(encoding="ascii").split()[0])
+        return total / 1e9
+
+    def pss(self) -> dict[str, float]:
+        """Return the proportional set size in MiB, of the server and of its children together."""
+        first, *others = [_pss(pid) for pid in self.tree()]
+        return {"server": first, "workers": sum(others)}
+
+    def scrape(self) -> bytes:
+        """Return one answer of /metrics, asked for as Prometheus asks."""
+        accept = "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/metrics", headers={"Accept": accept})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return bytes(answer.read())
+
+
+def _pss(pid: int) -> float:
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    return next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) / 1024
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextlib.contextmanager
+def serving(name: str, command: Sequence[str], port: int) -> Iterator[Server]:
+    """Start a server, wait until it answers, and end it."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL) as process:
+        server = Server(name, process, port)
+        try:
+            for _ in range(100):
+                with contextlib.suppress(OSError):
+                    server.scrape()
+                    break
+                time.sleep(0.1)
+            yield server
+        finally:
+            process.terminate()
+
+
+@contextlib.contextmanager
+def agent(config: str) -> Iterator[Server]:
+    """Run dshealthd on the text of a configuration."""
+    port = free_port()
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "dshealthd.toml")
+        file.write_text(config, encoding="utf-8")
+        flags = ["--config.file", str(file), "--web.listen-address", f"127.0.0.1:{port}", "--path.state", directory]
+        with serving("dshealthd", [sys.executable, "-m", "dshealthd", "run", *flags], port) as server:
+            yield server
+
+
+@contextlib.contextmanager
+def node_exporter(*flags: str) -> Iterator[Server]:
+    """Run Debian's prometheus-node-exporter."""
+    port = free_port()
+    with serving("node_exporter", ["prometheus-node-exporter", f"--web.listen-address=127.0.0.1:{port}", *flags], port) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def sleepers(count: int) -> Iterator[None]:
+    """Keep so many more processes on the machine."""
+    processes = [subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a Markdown table; floats are written with three significant digits."""
+    lines = [head, ["---"] * len(head), *([f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median."""
+    return statistics.median(values)

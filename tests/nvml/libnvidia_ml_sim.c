@@ -1,0 +1,2065 @@
+/*
+ * A simulated libnvidia-ml.so.1, steered by a text file, for tests and demonstrations on machines without a GPU.
+ * Structure layouts, symbol names and version words follow nvidia-ml-py, the client that loads it.
+ *
+ * SCENARIO  The file named by the environment variable NVML_SIM_SCENARIO. Lines "key = value", "#" starts a comment,
+ * the last line for a key wins. It is read again at the next call after it was replaced or edited (device, inode,
+ * size or mtime differ); replace it by rename, so that no half-written file is seen. "gpuN.key" speaks for physical
+ * GPU N and wins over "key", which speaks for all; what neither names comes from the part's defaults (table DEFAULTS).
+ * File missing or unset: init answers 9 (driver not loaded); gone later: the last one read stays in force.
+ *
+ * GPUs     gpus = 8            physical GPUs (at most 16)
+ *          order = 0,1,3,4     physical GPUs now visible, in NVML's order; a handle of one left out answers 15
+ *          order_latched = 1   count and order change at the next first init only, as with the real library
+ *          profile = h100      h100 | a100 | v100 (retired pages, no row remapping) | b200 (NVLink 5 fields)
+ *          node = 0            mixed into UUIDs and serials, so that several simulated nodes differ
+ * Values   12, 0xff, -3        what NVML returns, in NVML's units (mW, mJ, bytes, MHz, KiB/s, percent)
+ *          40+2                BASE+STEP: 40 on GPU 0, 42 on GPU 1, ...
+ *          0~500               BASE~RATE: grows by 500 a second of uptime (monotone over processes)
+ *          na                  the sentinel: all bits one (UINT_MAX, 2^64-1)
+ *          unsupported         the call answers 3;  error:N  the call answers N
+ * Keys     every name in the table DEFAULTS below, and
+ *          nvlinkL_state, nvlinkL_replay, ...   one link's value (nvlink_state etc. speak for all links)
+ *          migK_memory_used, migK_gi, ...       one MIG device's value
+ *          processes, graphics_processes, mps_processes = PID:BYTES[:GI:CI], ...   (BYTES may be na)
+ *          order, node, uuid, serial, pci (00000000:18:00.0), fabric_cluster_uuid (32 hex digits)
+ *          field.ID = value    overrides one field value; 1.5, nan or inf make it a double
+ *          field_fail.ID = N   that field's own return code
+ * Energy   energy + power_usage x uptime, summed up inside one process so that it never falls; frozen = T lets time
+ *          stand still at T seconds of uptime (frozen = 1 is enough to stop a counter that is already running).
+ * Library  driver_version is the kernel module's. library_version (default: the same) is this library's and stays as
+ *          the process first saw it, like a mapped file; where the two differ, init answers 18.
+ *
+ * FAULTS   KIND, KIND.FUNCTION, gpuN.KIND, gpuN.KIND.FUNCTION = value; the longest of these that matches wins and a
+ * GPU wins over a function. FUNCTION is a symbol with or without _vN, may hold * and ?; "init" stands for every init
+ * symbol. 0 as value exempts. A fault of a GPU also meets the look-up of its handle. nvmlErrorString has no faults.
+ *          delay = SECONDS     sleep first
+ *          crash = segv|abort|exit
+ *          dstate = PATH       (also hang_until_file_write) write and fsync PATH first: on a frozen file system the
+ *                              process is in D state, unkillable until thaw; then the call goes on
+ *          hang = 1            pause() for ever; only a signal that kills ends it
+ *          fail = CODE         return this code: 1 uninitialised, 3 not supported, 4 no permission, 6 not found,
+ *                              9 driver not loaded, 10 timeout, 13 as a symbol that is absent, 15 lost, 16 reset
+ *                              required, 18 version mismatch, 999 unknown
+ *          no_driver = 1       every call but shutdown answers 9
+ * They are tried in this order. Values and fail are looked up anew after a delay or a thaw. Without FUNCTION and gpuN
+ * a fault meets every call, init and shutdown too.
+ *
+ * OBSERVE  trace = PATH        one line an init or shutdown that succeeds: "init PID USERS" (users after it)
+ *          calls = PATH        one line a call: the symbol
+ *          device_file = PATH  held open between first init and last shutdown, as /dev/nvidiactl would be
+ *
+ * Not here: anything that changes a device, events, vGPU, GPM, units. Such a symbol is absent, which pynvml reports as
+ * FunctionNotFound.
+ */
+#define _GNU_SOURCE
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define API __attribute__((visibility("default")))
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define STARTS(text, prefix) (strncmp(text, prefix, sizeof(prefix) - 1) == 0)
+
+enum { MAX_GPUS = 16, MAX_MIGS = 8, MAX_LINKS = 36, MAX_ENTRIES = 4096, NAME = 96 };
+
+typedef unsigned int uint;
+typedef unsigned long long ull;
+
+/* ---------------------------------------------------------------- return codes */
+
+#define RETURNS(X) \
+    X(OK, 0, "Success") \
+    X(UNINITIALIZED, 1, "Uninitialized") \
+    X(INVALID_ARGUMENT, 2, "Invalid Argument") \
+    X(NOT_SUPPORTED, 3, "Not Supported") \
+    X(NO_PERMISSION, 4, "Insufficient Permissions") \
+    X(ALREADY_INITIALIZED, 5, "Already Initialized") \
+    X(NOT_FOUND, 6, "Not Found") \
+    X(INSUFFICIENT_SIZE, 7, "Insufficient Size") \
+    X(INSUFFICIENT_POWER, 8, "Insufficient External Power") \
+    X(DRIVER_NOT_LOADED, 9, "Driver Not Loaded") \
+    X(TIMEOUT, 10, "Timeout") \
+    X(IRQ_ISSUE, 11, "Interrupt Request Issue") \
+    X(LIBRARY_NOT_FOUND, 12, "NVML Shared Library Not Found") \
+    X(FUNCTION_NOT_FOUND, 13, "Function Not Found") \
+    X(CORRUPTED_INFOROM, 14, "Corrupted infoROM") \
+    X(GPU_IS_LOST, 15, "GPU is lost") \
+    X(RESET_REQUIRED, 16, "GPU requires reset") \
+    X(OPERATING_SYSTEM, 17, "The operating system has blocked the request.") \
+    X(VERSION_MISMATCH, 18, "Driver/library version mismatch") \
+    X(IN_USE, 19, "In use by another client") \
+    X(MEMORY, 20, "Insufficient Memory") \
+    X(NO_DATA, 21, "No data") \
+    X(VGPU_ECC_NOT_SUPPORTED, 22, "vGPU ECC not supported") \
+    X(INSUFFICIENT_RESOURCES, 23, "Insufficient Resources") \
+    X(FREQ_NOT_SUPPORTED, 24, "Frequency not supported") \
+    X(ARGUMENT_VERSION_MISMATCH, 25, "Argument version mismatch") \
+    X(DEPRECATED, 26, "Deprecated") \
+    X(NOT_READY, 27, "Not Ready") \
+    X(GPU_NOT_FOUND, 28, "GPU not found") \
+    X(INVALID_STATE, 29, "Invalid state") \
+    X(UNKNOWN, 999, "Unknown Error")
+
+#define AS_ENUM(name, code, text) name = code,
+enum { RETURNS(AS_ENUM) };
+
+/* ---------------------------------------------------------------- the parts' defaults
+ * D(key, h100, a100, v100, b200). "" is worked out from other keys. Limits and ids are those of common parts; b200's
+ * temperatures are illustrative. GPUs differ in what they show by the steps, so that a swapped index is seen. */
+
+#define NO "unsupported"
+#define DEFAULTS(D) \
+    D(name, "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-32GB", "NVIDIA B200") \
+    D(brand, "14", "14", "2", "14") \
+    D(architecture, "9", "7", "5", "10") \
+    D(compute_major, "9", "8", "7", "10") \
+    D(compute_minor, "0", "0", "0", "0") \
+    D(minor_number, "0+1", "0+1", "0+1", "0+1") \
+    D(module_id, "1+1", "1+1", "1+1", "1+1") \
+    D(board_id, "256+256", "256+256", "256+256", "256+256") \
+    D(board_part_number, "692-2G520-0200-000", "692-2G506-0210-002", "699-2G503-0203-200", "692-2G525-0220-000") \
+    D(pci_device_id, "0x233010de", "0x20b210de", "0x1db510de", "0x290110de") \
+    D(pci_subsystem_id, "0x16c110de", "0x146310de", "0x124910de", "0x199910de") \
+    D(numa_node, "", "", "", "") \
+    D(vbios_version, "96.00.74.00.01", "92.00.45.00.03", "88.00.48.00.02", "97.00.5E.00.02") \
+    D(inforom_image, "G520.0200.00.05", "G506.0210.00.03", "G503.0203.00.04", "G525.0220.00.03") \
+    D(inforom_oem, "2.1", "2.0", "1.1", "2.1") \
+    D(inforom_ecc, "7.16", "6.16", "5.0", "7.16") \
+    D(inforom_power, NO, NO, NO, NO) \
+    D(driver_version, "570.133.20", "570.133.20", "570.133.20", "570.133.20") \
+    D(library_version, "", "", "", "") \
+    D(cuda_version, "12080", "12080", "12080", "12080") \
+    D(gsp_version, "", "", NO, "") \
+    D(gsp_enabled, "1", "1", "0", "1") \
+    D(gsp_default, "1", "1", "0", "1") \
+    D(temperature, "35+1", "34+1", "38+1", "36+1") \
+    D(memory_temperature, "45+1", "44+1", "43+1", "46+1") \
+    D(margin_temperature, "", NO, NO, "") \
+    D(threshold_shutdown, "95", "92", "90", "98") \
+    D(threshold_slowdown, "89", "89", "87", "92") \
+    D(threshold_memory_max, "95", "95", "85", "95") \
+    D(threshold_gpu_max, "87", "85", "83", "90") \
+    D(tlimit_shutdown, "-8", NO, NO, "-8") \
+    D(tlimit_slowdown, "-2", NO, NO, "-2") \
+    D(tlimit_memory_max, "0", NO, NO, "0") \
+    D(tlimit_gpu_max, "0", NO, NO, "0") \
+    D(fan_count, "0", "0", "0", "0") \
+    D(fan_speed, NO, NO, NO, NO) \
+    D(power_usage, "300000+5000", "200000+5000", "150000+5000", "400000+5000") \
+    D(power_average, "", "", NO, "") \
+    D(power_instant, "", "", NO, "") \
+    D(power_state, "0", "0", "0", "0") \
+    D(power_management_mode, "1", "1", "1", "1") \
+    D(power_limit, "700000", "400000", "300000", "1000000") \
+    D(power_limit_enforced, "700000", "400000", "300000", "1000000") \
+    D(power_limit_default, "700000", "400000", "300000", "1000000") \
+    D(power_limit_min, "200000", "100000", "150000", "200000") \
+    D(power_limit_max, "700000", "400000", "300000", "1000000") \
+    D(energy, "1000000000+1000000", "1000000000+1000000", "1000000000+1000000", "1000000000+1000000") \
+    D(frozen, "0", "0", "0", "0") \
+    D(performance_state, "0", "0", "0", "0") \
+    D(clock_graphics, "1900+5", "1350+5", "1480+5", "1905+5") \
+    D(clock_sm, "1900+5", "1350+5", "1480+5", "1905+5") \
+    D(clock_memory, "2619", "1593", "877", "3996") \
+    D(clock_video, "1500+5", "1200+5", "1300+5", "1500+5") \
+    D(clock_max_graphics, "1980", "1410", "1530", "1965") \
+    D(clock_max_sm, "1980", "1410", "1530", "1965") \
+    D(clock_max_memory, "2619", "1593", "877", "3996") \
+    D(clock_max_video, "1545", "1290", "1372", "1545") \
+    D(clock_app_graphics, "1980", "1275", "1290", NO) \
+    D(clock_app_sm, "1980", "1275", "1290", NO) \
+    D(clock_app_memory, "2619", "1593", "877", NO) \
+    D(clock_app_video, NO, NO, NO, NO) \
+    D(throttle_reasons, "0", "0", "0", "0") \
+    D(throttle_supported, "0x1ff", "0x1ff", "0x1ff", "0x1ff") \
+    D(violation_power, "1000000+1000", "1000000+1000", "1000000+1000", "1000000+1000") \
+    D(violation_thermal, "0", "0", "0", "0") \
+    D(violation_sync_boost, "0", "0", "0", "0") \
+    D(violation_board_limit, "0", "0", "0", "0") \
+    D(violation_low_utilization, "0", "0", "0", "0") \
+    D(violation_reliability, "0", "0", "0", "0") \
+    D(violation_app_clocks, "0", "0", "0", "0") \
+    D(violation_base_clocks, "0", "0", "0", "0") \
+    D(violation_sw_thermal, "0", "0", NO, "0") \
+    D(violation_hw_thermal, "0", "0", NO, "0") \
+    D(violation_power_brake, "0", "0", NO, "0") \
+    D(utilization_gpu, "50+3", "50+3", "50+3", "50+3") \
+    D(utilization_memory, "20+2", "20+2", "20+2", "20+2") \
+    D(utilization_encoder, "0", "0", "0", "0") \
+    D(utilization_decoder, "0", "0", "0", "0") \
+    D(utilization_period, "1000000", "1000000", "1000000", "1000000") \
+    D(memory_total, "85520809984", "85899345920", "34359738368", "192265846784") \
+    D(memory_reserved, "580911104", "1058013184", "469762048", "631242752") \
+    D(memory_used, "10737418240+1073741824", "10737418240+1073741824", "1073741824+1073741824", "10737418240+1073741824") \
+    D(memory_free, "", "", "", "") \
+    D(memory_bus_width, "5120", "5120", "4096", "8192") \
+    D(bar1_total, "137438953472", "137438953472", "34359738368", "274877906944") \
+    D(bar1_used, "2097152+65536", "2097152+65536", "2097152+65536", "2097152+65536") \
+    D(core_count, "16896", "6912", "5120", "18944") \
+    D(ecc_mode, "1", "1", "1", "1") \
+    D(ecc_pending, "1", "1", "1", "1") \
+    D(ecc_default, "1", "1", "1", "1") \
+    ECC_DEFAULTS(D, volatile, "0") \
+    ECC_DEFAULTS(D, aggregate, "0") \
+    D(sram_aggregate_unc_parity, "0", NO, NO, "0") \
+    D(sram_aggregate_unc_secded, "0", NO, NO, "0") \
+    D(sram_aggregate_cor, "0+1", NO, NO, "0+1") \
+    D(sram_volatile_unc_parity, "0", NO, NO, "0") \
+    D(sram_volatile_unc_secded, "0", NO, NO, "0") \
+    D(sram_volatile_cor, "0", NO, NO, "0") \
+    D(sram_bucket_l2, "0", NO, NO, "0") \
+    D(sram_bucket_sm, "0", NO, NO, "0") \
+    D(sram_bucket_pcie, "0", NO, NO, "0") \
+    D(sram_bucket_mcu, "0", NO, NO, "0") \
+    D(sram_bucket_other, "0", NO, NO, "0") \
+    D(sram_threshold_exceeded, "0", NO, NO, "0") \
+    D(remapped_correctable, "0+1", "0+1", NO, "0+1") \
+    D(remapped_uncorrectable, "0", "0", NO, "0") \
+    D(remapped_pending, "0", "0", NO, "0") \
+    D(remapped_failure, "0", "0", NO, "0") \
+    D(remapped_correctable_inactive, NO, NO, NO, "0") \
+    D(remapped_uncorrectable_inactive, NO, NO, NO, "0") \
+    D(histogram_max, "2560", "640", NO, "3072") \
+    D(histogram_high, "0+1", "0+1", NO, "0+1") \
+    D(histogram_partial, "0", "0", NO, "0") \
+    D(histogram_low, "0", "0", NO, "0") \
+    D(histogram_none, "0", "0", NO, "0") \
+    D(retired_sbe, NO, NO, "0+1", NO) \
+    D(retired_dbe, NO, NO, "0", NO) \
+    D(retired_pending, NO, NO, "0", NO) \
+    D(repair_channel_pending, "0", NO, NO, "0") \
+    D(repair_tpc_pending, "0", NO, NO, "0") \
+    D(recovery_action, "0", "0", "0", "0") \
+    D(reset_status, "0", "0", NO, "0") \
+    D(drain_and_reset_status, "0", "0", NO, "0") \
+    D(persistence_mode, "1", "1", "1", "1") \
+    D(compute_mode, "0", "0", "0", "0") \
+    D(display_mode, "0", "0", "0", "0") \
+    D(display_active, "0", "0", "0", "0") \
+    D(multi_gpu_board, "0", "0", "0", "0") \
+    D(irq, "100+1", "100+1", "100+1", "100+1") \
+    D(pcie_generation, "5", "4", "3", "5") \
+    D(pcie_generation_max, "5", "4", "3", "5") \
+    D(pcie_generation_gpu_max, "5", "4", "3", "5") \
+    D(pcie_width, "16", "16", "16", "16") \
+    D(pcie_width_max, "16", "16", "16", "16") \
+    D(pcie_replay, "0+1", "0+1", "0+1", "0+1") \
+    D(pcie_replay_rollover, "0", "0", "0", "0") \
+    D(pcie_tx, "100000+1000", "100000+1000", "100000+1000", "100000+1000") \
+    D(pcie_rx, "200000+1000", "200000+1000", "200000+1000", "200000+1000") \
+    D(pcie_l0_to_recovery, "0+1", "0+1", NO, "0+1") \
+    D(pcie_correctable, "0", "0", NO, "0") \
+    D(pcie_naks_received, "0", "0", NO, "0") \
+    D(pcie_receiver_error, "0", "0", NO, "0") \
+    D(pcie_bad_tlp, "0", "0", NO, "0") \
+    D(pcie_naks_sent, "0", "0", NO, "0") \
+    D(pcie_bad_dllp, "0", "0", NO, "0") \
+    D(pcie_non_fatal, "0", "0", NO, "0") \
+    D(pcie_fatal, "0", "0", NO, "0") \
+    D(pcie_unsupported_request, "0", "0", NO, "0") \
+    D(pcie_lcrc, "0", "0", NO, "0") \
+    D(pcie_lane_error, "0", "0", NO, "0") \
+    D(pcie_tx_bytes, "0~102400000", "0~102400000", NO, "0~102400000") \
+    D(pcie_rx_bytes, "0~204800000", "0~204800000", NO, "0~204800000") \
+    D(nvlink_count, "18", "12", "6", "18") \
+    D(nvlink_state, "1", "1", "1", "1") \
+    D(nvlink_version, "6", "4", "2", "7") \
+    D(nvlink_capability, "0x2f", "0x2f", "0x2f", "0x2f") \
+    D(nvlink_speed, "26562", "25781", "25781", "53125") \
+    D(nvlink_remote_type, "2", "2", "0", "2") \
+    D(nvlink_remote_id, "0+1", "0+1", "0+1", "0+1") \
+    D(nvlink_switch_links, "18", "12", "0", "18") \
+    D(nvlink_power_state, "0", NO, NO, "0") \
+    D(nvlink_replay, "0", "0", "0", NO) \
+    D(nvlink_recovery, "0", "0", "0", NO) \
+    D(nvlink_crc_flit, "0", "0", "0", NO) \
+    D(nvlink_crc_data, "0", "0", "0", NO) \
+    D(nvlink_ecc, "0", "0", NO, NO) \
+    D(nvlink_data_tx, "0~100000", "0~100000", NO, "0~100000") \
+    D(nvlink_data_rx, "0~100000", "0~100000", NO, "0~100000") \
+    D(nvlink_raw_tx, "0~110000", "0~110000", NO, "0~110000") \
+    D(nvlink_raw_rx, "0~110000", "0~110000", NO, "0~110000") \
+    NVLINK5(AS_NVLINK5_DEFAULT, D) \
+    D(c2c_link_count, NO, NO, NO, NO) \
+    D(fabric_state, "3", NO, NO, "3") \
+    D(fabric_status, "0", NO, NO, "0") \
+    D(fabric_clique, "0", NO, NO, "1") \
+    D(fabric_health_mask, "0x40", NO, NO, "0x5556") \
+    D(fabric_health_summary, "1", NO, NO, "1") \
+    D(mig_mode, "0", "0", NO, "0") \
+    D(mig_pending, "0", "0", NO, "0") \
+    D(mig_max, "7", "7", "0", "7") \
+    D(mig_devices, "0", "0", "0", "0") \
+    D(mig_gi, "", "", "", "") \
+    D(mig_ci, "0", "0", "0", "0") \
+    D(mig_uuid, "", "", "", "") \
+    D(mig_memory_total, "10200547328", "10200547328", NO, "23689428992") \
+    D(mig_memory_reserved, "0", "0", "0", "0") \
+    D(mig_memory_used, "13631488", "13631488", NO, "13631488") \
+    D(mig_memory_free, "", "", "", "")
+
+#define ECC_DEFAULTS(D, counter, zero) \
+    D(ecc_##counter##_corrected, "", "", "", "") \
+    D(ecc_##counter##_uncorrected, "", "", "", "") \
+    ECC_LOCATIONS(D, counter##_corrected, zero) \
+    ECC_LOCATIONS(D, counter##_uncorrected, zero)
+
+/* Ampere and later name SRAM as a whole; Volta names each cache. */
+#define ECC_LOCATIONS(D, kind, zero) \
+    D(ecc_##kind##_l1, NO, NO, zero, NO) \
+    D(ecc_##kind##_l2, NO, NO, zero, NO) \
+    D(ecc_##kind##_dram, zero, zero, zero, zero) \
+    D(ecc_##kind##_register, NO, NO, zero, NO) \
+    D(ecc_##kind##_texture, NO, NO, zero, NO) \
+    D(ecc_##kind##_shm, NO, NO, zero, NO) \
+    D(ecc_##kind##_cbu, NO, NO, zero, NO) \
+    D(ecc_##kind##_sram, zero, zero, NO, zero)
+
+/* NVLink 5 fields, one link each by scope. A bit error rate is (mantissa << 8 | exponent): 0x10f is 1e-15. */
+#define NVLINK5(X, D) \
+    X(D, 201, nvlink_xmit_packets, "0~1000") \
+    X(D, 202, nvlink_xmit_bytes, "0~100000000") \
+    X(D, 203, nvlink_rcv_packets, "0~1000") \
+    X(D, 204, nvlink_rcv_bytes, "0~100000000") \
+    X(D, 206, nvlink_malformed_packets, "0") \
+    X(D, 207, nvlink_buffer_overrun, "0") \
+    X(D, 208, nvlink_rcv_errors, "0") \
+    X(D, 209, nvlink_rcv_remote_errors, "0") \
+    X(D, 210, nvlink_rcv_general_errors, "0") \
+    X(D, 211, nvlink_local_integrity, "0") \
+    X(D, 212, nvlink_xmit_discards, "0") \
+    X(D, 213, nvlink_recovery_successful, "0") \
+    X(D, 214, nvlink_recovery_failed, "0") \
+    X(D, 215, nvlink_recovery_events, "0") \
+    X(D, 219, nvlink_effective_errors, "0") \
+    X(D, 220, nvlink_effective_ber, "0x10f") \
+    X(D, 221, nvlink_symbol_errors, "0") \
+    X(D, 222, nvlink_symbol_ber, "0x10f") \
+    X(D, 294, nvlink_plr_xmit_blocks, "0~1000") \
+    X(D, 295, nvlink_plr_xmit_retry_blocks, "0") \
+    X(D, 296, nvlink_data_rate, "50000")
+#define AS_NVLINK5_DEFAULT(D, id, key, value) D(key, NO, NO, NO, value)
+
+static const char *const PROFILES[] = {"h100", "a100", "v100", "b200"};
+enum { PARTS = COUNT(PROFILES) };
+struct default_value {
+    const char *key, *parts[PARTS];
+};
+#define AS_DEFAULT(key, h100, a100, v100, b200) {#key, {h100, a100, v100, b200}},
+static const struct default_value DEFAULT_VALUES[] = {DEFAULTS(AS_DEFAULT)};
+static const char *const OTHER_KEYS[] = {
+    "gpus", "order", "order_latched", "profile", "node", "uuid", "serial", "pci", "processes", "graphics_processes",
+    "mps_processes", "fabric_cluster_uuid", "no_driver", "trace", "calls", "device_file", "nvml_version",
+};
+
+/* ---------------------------------------------------------------- scenario and state (all under `lock`) */
+
+enum kind { DELAY, CRASH, DSTATE, HANG, FAIL, KINDS };
+static const char *const KIND_NAMES[KINDS] = {"delay", "crash", "dstate", "hang", "fail"};
+
+struct entry {
+    char *key, *value;
+    enum kind kind; /* KINDS: a value, not a fault */
+    int gpu;        /* of a fault: -1 for all */
+    const char *pattern; /* of a fault: within key, "" for every function */
+};
+
+struct device {
+    int gpu, mig; /* mig -1: the whole GPU */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct entry entries[MAX_ENTRIES];
+static size_t entry_count;
+static char *scenario_path;
+static struct stat scenario_stat;
+static bool scenario_present;
+static int users;
+static int device_fd = -1;
+static char library_version[NAME];
+static int latched[MAX_GPUS], latched_count;
+static struct device devices[MAX_GPUS][1 + MAX_MIGS];
+static struct { double last, sum; ull base; bool started; } meters[MAX_GPUS];
+
+static char *trim(char *text)
+{
+    while (isspace((unsigned char)*text))
+        text++;
+    char *end = text + strlen(text);
+    while (end > text && isspace((unsigned char)end[-1]))
+        end--;
+    *end = '\0';
+    return text;
+}
+
+/* "gpu12.rest" -> 12 and rest; anything else -> -1 and the text itself. */
+static int split_gpu(const char *key, const char **rest)
+{
+    int gpu, length = 0;
+    *rest = key;
+    if (sscanf(key, "gpu%2d.%n", &gpu, &length) != 1 || length == 0 || gpu < 0)
+        return -1;
+    *rest = key + length;
+    return gpu;
+}
+
+/* The fault that a key without its GPU names, and the function's pattern behind it. */
+static enum kind fault_kind(const char *key, const char **pattern)
+{
+    static const char long_name[] = "hang_until_file_write";
+    for (int kind = 0; kind <= KINDS; kind++) {
+        const char *name = kind < KINDS ? KIND_NAMES[kind] : long_name;
+        size_t length = strlen(name);
+        if (strncmp(key, name, length) == 0 && (key[length] == '\0' || key[length] == '.')) {
+            *pattern = key + length + (key[length] == '.');
+            return kind < KINDS ? (enum kind)kind : DSTATE;
+        }
+    }
+    return KINDS;
+}
+
+static void parse(FILE *file)
+{
+    char *line = NULL;
+    size_t size = 0;
+    while (entry_count) {
+        entry_count--;
+        free(entries[entry_count].key);
+        free(entries[entry_count].value);
+    }
+    while (getline(&line, &size, file) >= 0 && entry_count < MAX_ENTRIES) {
+        char *comment = strchr(line, '#');
+        if (comment)
+            *comment = '\0';
+        char *equals = strchr(line, '=');
+        if (!equals)
+            continue;
+        *equals = '\0';
+        struct entry *entry = &entries[entry_count++];
+        entry->key = strdup(trim(line));
+        entry->value = strdup(trim(equals + 1));
+        if (!entry->key || !entry->value)
+            abort();
+        const char *rest;
+        entry->gpu = split_gpu(entry->key, &rest);
+        entry->kind = fault_kind(rest, &entry->pattern);
+    }
+    free(line);
+}
+
+/* Read the scenario again if another file is there now. */
+static void refresh_from(const char *path)
+{
+    struct stat now;
+    scenario_present = path && stat(path, &now) == 0;
+    if (!scenario_present)
+        return;
+    if (scenario_path && strcmp(path, scenario_path) == 0 && now.st_ino == scenario_stat.st_ino &&
+        now.st_dev == scenario_stat.st_dev && now.st_size == scenario_stat.st_size &&
+        now.st_mtim.tv_sec == scenario_stat.st_mtim.tv_sec && now.st_mtim.tv_nsec == scenario_stat.st_mtim.tv_nsec)
+        return;
+    FILE *file = fopen(path, "re");
+    if (!file) {
+        scenario_present = false;
+        return;
+    }
+    if (fstat(fileno(file), &now) == 0)
+        scenario_stat = now;
+    parse(file);
+    fclose(file);
+    if (!scenario_path || strcmp(path, scenario_path) != 0) {
+        free(scenario_path);
+        scenario_path = strdup(path);
+    }
+}
+
+static void refresh(void)
+{
+    refresh_from(getenv("NVML_SIM_SCENARIO"));
+}
+
+static const char *find(const char *key)
+{
+    for (size_t i = entry_count; i-- > 0;)
+        if (entries[i].kind == KINDS && strcmp(entries[i].key, key) == 0)
+            return entries[i].value;
+    return NULL;
+}
+
+static const char *find_for(int gpu, const char *key)
+{
+    char full[NAME + 16];
+    snprintf(full, sizeof full, "gpu%d.%s", gpu, key);
+    return gpu >= 0 ? find(full) : NULL;
+}
+
+static int part_of(int gpu)
+{
+    const char *name = find_for(gpu, "profile");
+    if (!name)
+        name = find("profile");
+    for (int i = 0; name && i < PARTS; i++)
+        if (strcmp(name, PROFILES[i]) == 0)
+            return i;
+    return 0;
+}
+
+static const char *default_of(int gpu, const char *key)
+{
+    for (size_t i = 0; i < COUNT(DEFAULT_VALUES); i++)
+        if (strcmp(DEFAULT_VALUES[i].key, key) == 0)
+            return DEFAULT_VALUES[i].parts[part_of(gpu)];
+    return NULL;
+}
+
+/* What the scenario or the part says: NULL or "" where it is to be worked out. */
+static const char *lookup(int gpu, const char *key)
+{
+    const char *value = find_for(gpu, key);
+    if (!value)
+        value = find(key);
+    return value ? value : default_of(gpu, key);
+}
+
+/* The same for member `index` of `family` (a link, a MIG device): familyI_key, then family_key; the GPU's own first. */
+static const char *lookup_member(int gpu, const char *family, int index, const char *key)
+{
+    char one[NAME], all[NAME];
+    snprintf(one, sizeof one, "%s%d_%s", family, index, key);
+    snprintf(all, sizeof all, "%s_%s", family, key);
+    const char *value = find_for(gpu, one);
+    if (!value)
+        value = find_for(gpu, all);
+    if (!value)
+        value = find(one);
+    return value ? value : lookup(gpu, all);
+}
+
+static int as_int(const char *text, int otherwise)
+{
+    return text && *text ? (int)strtol(text, NULL, 0) : otherwise;
+}
+
+static double uptime(int gpu)
+{
+    struct timespec now;
+    const char *frozen = lookup(gpu, "frozen");
+    double stopped = frozen ? strtod(frozen, NULL) : 0;
+    if (stopped > 0)
+        return stopped;
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* A value's text, in any of the forms above, as NVML's return code and 64 bits. */
+static int number(int gpu, const char *text, ull *out)
+{
+    if (!text || !*text || strcmp(text, NO) == 0)
+        return NOT_SUPPORTED;
+    if (STARTS(text, "error:"))
+        return as_int(text + 6, UNKNOWN);
+    if (strcmp(text, "na") == 0 || strcmp(text, "nan") == 0) {
+        *out = UINT64_MAX;
+        return OK;
+    }
+    char *end;
+    *out = strtoull(text, &end, STARTS(text, "0x") ? 16 : 10);
+    if (*end == '+')
+        *out += strtoull(end + 1, &end, 10) * (ull)(gpu < 0 ? 0 : gpu);
+    if (*end == '~')
+        *out += (ull)(strtod(end + 1, &end) * uptime(gpu));
+    return OK;
+}
+
+/* ---------------------------------------------------------------- identity */
+
+static ull mix(ull x)
+{
+    x += 0x9e3779b97f4a7c15ULL;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+    return x ^ (x >> 31);
+}
+
+static int order_of(int *order)
+{
+    const char *text = find("order");
+    int count = 0, gpus = as_int(find("gpus"), 8);
+    if (gpus > MAX_GPUS)
+        gpus = MAX_GPUS;
+    for (const char *at = text; at && *at && count < MAX_GPUS;) {
+        char *end;
+        long gpu = strtol(at, &end, 10);
+        if (end == at)
+            break;
+        if (gpu >= 0 && gpu < gpus)
+            order[count++] = (int)gpu;
+        at = end + strspn(end, ", ");
+    }
+    for (int gpu = 0; !text && gpu < gpus; gpu++)
+        order[count++] = gpu;
+    return count;
+}
+
+static int visible(int *order)
+{
+    if (!as_int(find("order_latched"), 0))
+        return order_of(order);
+    memcpy(order, latched, sizeof latched);
+    return latched_count;
+}
+
+static int index_of(int gpu)
+{
+    int order[MAX_GPUS], count = visible(order);
+    for (int i = 0; i < count; i++)
+        if (order[i] == gpu)
+            return i;
+    return -1;
+}
+
+struct address {
+    uint domain, bus, slot;
+};
+
+static struct address address_of(int gpu)
+{
+    static const uint buses[MAX_GPUS] = {0x18, 0x2a, 0x3a, 0x5d, 0x9a, 0xab, 0xba, 0xdb,
+                                         0x1b, 0x2d, 0x3d, 0x60, 0x9d, 0xae, 0xbd, 0xde};
+    struct address address = {0, gpu < 0 ? 0 : buses[gpu], 0};
+    const char *text = lookup(gpu, "pci");
+    if (text)
+        sscanf(text, "%x:%x:%x", &address.domain, &address.bus, &address.slot);
+    return address;
+}
+
+/* A key's text, worked out where neither scenario nor part gives one. NULL: no such thing. */
+static const char *text_of(int gpu, const char *key, char *buffer, size_t size)
+{
+    const char *text = lookup(gpu, key);
+    if (text && *text)
+        return text;
+    ull seed = mix((ull)as_int(find("node"), 0) * MAX_GPUS + (ull)(gpu + 1));
+    if (strcmp(key, "uuid") == 0) {
+        ull more = mix(seed);
+        snprintf(buffer, size, "GPU-%08x-%04x-%04x-%04x-%012llx", (uint)(seed >> 32), (uint)(seed >> 16) & 0xffff,
+                 (uint)(seed & 0x0fff) | 0x4000, (uint)(more >> 48 & 0x3fff) | 0x8000, more & 0xffffffffffffULL);
+    } else if (strcmp(key, "serial") == 0) {
+        snprintf(buffer, size, "16%011llu", seed % 100000000000ULL);
+    } else if (strcmp(key, "pci") == 0) {
+        struct address address = address_of(gpu);
+        snprintf(buffer, size, "%08X:%02X:%02X.0", address.domain, address.bus, address.slot);
+    } else if (strcmp(key, "numa_node") == 0) {
+        snprintf(buffer, size, "%d", gpu >= as_int(find("gpus"), 8) / 2);
+    } else if (strcmp(key, "profile") == 0) {
+        return PROFILES[part_of(gpu)];
+    } else if (strcmp(key, "gpus") == 0) {
+        return "8";
+    } else if (strcmp(key, "gsp_version") == 0) {
+        return lookup(-1, "driver_version");
+    } else if (strcmp(key, "library_version") == 0) {
+        return library_version;
+    } else if (strcmp(key, "nvml_version") == 0) {
+        int driver = atoi(library_version);
+        snprintf(buffer, size, "%d.%.80s", driver >= 580 ? 13 : 12, library_version);
+    } else {
+        return NULL;
+    }
+    return buffer;
+}
+
+/* ---------------------------------------------------------------- values worked out from others */
+
+static int value_of(const struct device *device, const char *key, ull *out);
+
+static int energy_of(int gpu, ull *out)
+{
+    ull base, power;
+    int rc = number(gpu, lookup(gpu, "energy"), &base);
+    if (rc != OK || base == UINT64_MAX) {
+        *out = base;
+        return rc;
+    }
+    double now = uptime(gpu);
+    if (number(gpu, lookup(gpu, "power_usage"), &power) != OK || power == UINT64_MAX)
+        power = 0;
+    if (!meters[gpu].started || meters[gpu].base != base) {
+        meters[gpu].sum = (double)power * now;
+        meters[gpu].base = base;
+        meters[gpu].started = true;
+        meters[gpu].last = now;
+    } else if (now > meters[gpu].last) {
+        meters[gpu].sum += (double)power * (now - meters[gpu].last);
+        meters[gpu].last = now;
+    }
+    *out = base + (ull)meters[gpu].sum;
+    return OK;
+}
+
+static const char *const LOCATIONS[] = {"l1", "l2", "dram", "register", "texture", "shm", "cbu", "sram"};
+static const char *const ERROR_TYPES[] = {"corrected", "uncorrected"};
+static const char *const COUNTERS[] = {"volatile", "aggregate"};
+
+static int ecc_sum(const struct device *device, const char *total, ull *out)
+{
+    char key[NAME];
+    ull one;
+    int found = NOT_SUPPORTED;
+    *out = 0;
+    for (size_t i = 0; i < COUNT(LOCATIONS); i++) {
+        snprintf(key, sizeof key, "%s_%s", total, LOCATIONS[i]);
+        if (value_of(device, key, &one) != OK)
+            continue;
+        found = OK;
+        *out = one == UINT64_MAX || *out == UINT64_MAX ? UINT64_MAX : *out + one;
+    }
+    return found;
+}
+
+static int difference(const struct device *device, const char *from, const char *const *parts, size_t count, ull *out)
+{
+    int rc = value_of(device, from, out);
+    for (size_t i = 0; rc == OK && i < count; i++) {
+        ull part;
+        rc = value_of(device, parts[i], &part);
+        *out = *out == UINT64_MAX || part == UINT64_MAX ? UINT64_MAX : *out - part;
+    }
+    return rc;
+}
+
+static int derived(const struct device *device, const char *key, ull *out)
+{
+    static const char *const memory[] = {"memory_used", "memory_reserved"}, *const margin[] = {"temperature"};
+    char buffer[NAME];
+    if (strcmp(key, "memory_free") == 0)
+        return difference(device, "memory_total", memory, COUNT(memory), out);
+    if (strcmp(key, "margin_temperature") == 0)
+        return difference(device, "threshold_gpu_max", margin, COUNT(margin), out);
+    if (strcmp(key, "power_average") == 0 || strcmp(key, "power_instant") == 0)
+        return value_of(device, "power_usage", out);
+    if (STARTS(key, "ecc_"))
+        return ecc_sum(device, key, out);
+    return number(device->gpu, text_of(device->gpu, key, buffer, sizeof buffer), out);
+}
+
+/* The number for `key`, of the MIG device where the handle is one's. */
+static int value_of(const struct device *device, const char *key, ull *out)
+{
+    const char *text = device->mig < 0 ? lookup(device->gpu, key)
+                                       : lookup_member(device->gpu, "mig", device->mig, key);
+    if (STARTS(key, "ecc_volatile") || STARTS(key, "ecc_aggregate"))
+        if (as_int(lookup(device->gpu, "ecc_mode"), 0) != 1)
+            return NOT_SUPPORTED;
+    if (text && *text)
+        return number(device->gpu, text, out);
+    if (device->mig >= 0 && strcmp(key, "gi") == 0) {
+        *out = (ull)device->mig + 1;
+        return OK;
+    }
+    return derived(device, key, out);
+}
+
+static int get_uint(const struct device *device, const char *key, uint *out)
+{
+    ull value;
+    if (!out)
+        return INVALID_ARGUMENT;
+    int rc = value_of(device, key, &value);
+    if (rc == OK)
+        *out = (uint)value;
+    return rc;
+}
+
+static int get_ull(const struct device *device, const char *key, ull *out)
+{
+    ull value;
+    if (!out)
+        return INVALID_ARGUMENT;
+    int rc = strcmp(key, "energy") == 0 ? energy_of(device->gpu, &value) : value_of(device, key, &value);
+    if (rc == OK)
+        *out = value;
+    return rc;
+}
+
+static int put_text(const char *text, char *out, uint size)
+{
+    if (!text || strcmp(text, NO) == 0)
+        return NOT_SUPPORTED;
+    if (STARTS(text, "error:"))
+        return as_int(text + 6, UNKNOWN);
+    if (!out)
+        return INVALID_ARGUMENT;
+    if (strlen(text) >= size)
+        return INSUFFICIENT_SIZE;
+    strcpy(out, text);
+    return OK;
+}
+
+static int link_number(const struct device *device, uint link, const char *key, ull *out)
+{
+    ull links;
+    int rc = value_of(device, "nvlink_count", &links);
+    if (rc != OK || links == 0)
+        return NOT_SUPPORTED;
+    if (link >= links || link >= MAX_LINKS)
+        return INVALID_ARGUMENT;
+    return number(device->gpu, lookup_member(device->gpu, "nvlink", (int)link, key), out);
+}
+
+static int link_sum(const struct device *device, const char *key, ull *out)
+{
+    ull one;
+    int rc = link_number(device, 0, key, out), next;
+    for (uint link = 1; rc == OK && (next = link_number(device, link, key, &one)) != INVALID_ARGUMENT; link++)
+        if (next == OK)
+            *out += one;
+    return rc;
+}
+
+/* ---------------------------------------------------------------- faults */
+
+struct verdict {
+    char *values[KINDS]; /* copies: the scenario may be read again while the call waits */
+};
+
+static bool matches(const char *pattern, const char *function)
+{
+    char base[NAME];
+    snprintf(base, sizeof base, "%s", function);
+    char *version = strrchr(base, '_');
+    if (version && version[1] == 'v')
+        *version = '\0';
+    if (strcmp(pattern, "init") == 0)
+        return STARTS(function, "nvmlInit");
+    return fnmatch(pattern, function, 0) == 0 || fnmatch(pattern, base, 0) == 0;
+}
+
+/* The value of the most specific fault of a kind, or NULL. */
+static const char *fault_of(enum kind kind, const char *function, int gpu)
+{
+    const char *best = NULL;
+    int rank = -1;
+    for (size_t i = 0; i < entry_count; i++) {
+        const struct entry *entry = &entries[i];
+        if (entry->kind != kind || (entry->gpu >= 0 && entry->gpu != gpu))
+            continue;
+        if (*entry->pattern && !matches(entry->pattern, function))
+            continue;
+        int own = (entry->gpu >= 0 ? 2 : 0) + (*entry->pattern ? 1 : 0);
+        if (own >= rank) {
+            rank = own;
+            best = entry->value;
+        }
+    }
+    return best && strcmp(best, "0") != 0 && *best ? best : NULL;
+}
+
+static void append(const char *path, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void append(const char *path, const char *format, ...)
+{
+    if (!path || !*path)
+        return;
+    char line[2 * NAME];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (fd >= 0 && length > 0 && write(fd, line, (size_t)length) < 0)
+        perror(path);
+    if (fd >= 0)
+        close(fd);
+}
+
+static void crash(const char *how)
+{
+    if (strcmp(how, "abort") == 0)
+        abort();
+    if (strcmp(how, "exit") == 0)
+        _exit(1);
+    raise(SIGSEGV);
+}
+
+static void write_through(const char *path)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return;
+    if (write(fd, "x", 1) != 1 || fsync(fd) != 0)
+        perror(path);
+    close(fd);
+}
+
+static void wait_seconds(const char *text)
+{
+    double seconds = strtod(text, NULL);
+    struct timespec left = {(time_t)seconds, (long)((seconds - floor(seconds)) * 1e9)};
+    while (nanosleep(&left, &left) != 0 && errno == EINTR)
+        continue;
+}
+
+/* Begin a call: take the lock, meet the faults. Returns with the lock held; leave() ends the call. */
+static int enter(const char *function, int gpu)
+{
+    char *faults[KINDS] = {NULL};
+    bool waits = false;
+    pthread_mutex_lock(&lock);
+    refresh();
+    append(find("calls"), "%s\n", function);
+    for (int kind = 0; kind < FAIL; kind++) {
+        const char *value = fault_of((enum kind)kind, function, gpu);
+        faults[kind] = value ? strdup(value) : NULL;
+        waits |= value != NULL;
+    }
+    if (waits) {
+        pthread_mutex_unlock(&lock);
+        if (faults[DELAY])
+            wait_seconds(faults[DELAY]);
+        if (faults[CRASH])
+            crash(faults[CRASH]);
+        if (faults[DSTATE])
+            write_through(faults[DSTATE]);
+        while (faults[HANG])
+            pause();
+        for (int kind = 0; kind < KINDS; kind++)
+            free(faults[kind]);
+        pthread_mutex_lock(&lock);
+        refresh();
+    }
+    const char *fail = fault_of(FAIL, function, gpu);
+    if (fail)
+        return as_int(fail, UNKNOWN);
+    bool gone = as_int(find("no_driver"), 0) && strcmp(function, "nvmlShutdown") != 0;
+    return gone ? DRIVER_NOT_LOADED : OK;
+}
+
+static int leave(int rc)
+{
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+static int enter_initialised(const char *function, int gpu)
+{
+    int rc = enter(function, gpu);
+    return users == 0 ? UNINITIALIZED : rc;
+}
+
+/* A MIG device has only these; the rest belongs to the GPU it is on. */
+static bool mig_has(const char *function)
+{
+    static const char *const names[] = {
+        "nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetIndex", "nvmlDeviceGetMemoryInfo*",
+        "nvmlDeviceIsMigDeviceHandle", "nvmlDeviceGet*InstanceId", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
+        "nvmlDeviceGet*RunningProcesses*", "nvmlDeviceGetBAR1MemoryInfo",
+    };
+    for (size_t i = 0; i < COUNT(names); i++)
+        if (fnmatch(names[i], function, 0) == 0)
+            return true;
+    return false;
+}
+
+/* Begin a call about a device that answers through `out`. */
+static int enter_device(const char *function, const struct device *device, const void *out)
+{
+    const struct device *first = &devices[0][0], *last = &devices[MAX_GPUS - 1][MAX_MIGS];
+    bool ours = device >= first && device <= last;
+    int rc = enter_initialised(function, ours ? device->gpu : -1);
+    if (rc != OK)
+        return rc;
+    if (!ours || !out)
+        return INVALID_ARGUMENT;
+    if (index_of(device->gpu) < 0)
+        return GPU_IS_LOST;
+    return device->mig >= 0 && !mig_has(function) ? NOT_SUPPORTED : OK;
+}
+
+/* ---------------------------------------------------------------- library and system */
+
+static int initialise(const char *function)
+{
+    int rc = enter(function, -1);
+    if (rc == OK && !scenario_present)
+        rc = DRIVER_NOT_LOADED;
+    if (rc == OK) {
+        const char *driver = lookup(-1, "driver_version"), *own = lookup(-1, "library_version");
+        if (!*library_version)
+            snprintf(library_version, sizeof library_version, "%s", own && *own ? own : driver);
+        if (strcmp(library_version, driver) != 0)
+            rc = VERSION_MISMATCH;
+    }
+    if (rc == OK && users++ == 0) {
+        const char *path = find("device_file");
+        latched_count = order_of(latched);
+        for (int gpu = 0; gpu < MAX_GPUS; gpu++)
+            for (int mig = 0; mig <= MAX_MIGS; mig++)
+                devices[gpu][mig] = (struct device){gpu, mig - 1};
+        if (path)
+            device_fd = open(path, O_RDONLY | O_CLOEXEC);
+    }
+    if (rc == OK)
+        append(find("trace"), "init %d %d\n", (int)getpid(), users);
+    return leave(rc);
+}
+
+API int nvmlInit(void) { return initialise(__func__); }
+API int nvmlInit_v2(void) { return initialise(__func__); }
+API int nvmlInitWithFlags(uint flags)
+{
+    (void)flags;
+    return initialise(__func__);
+}
+
+API int nvmlShutdown(void)
+{
+    int rc = enter_initialised(__func__, -1);
+    if (rc == OK) {
+        if (--users == 0 && device_fd >= 0) {
+            close(device_fd);
+            device_fd = -1;
+        }
+        append(find("trace"), "shutdown %d %d\n", (int)getpid(), users);
+    }
+    return leave(rc);
+}
+
+API const char *nvmlErrorString(int code)
+{
+#define AS_TEXT(name, number, text) \
+    case number: \
+        return text;
+    switch (code) {
+        RETURNS(AS_TEXT)
+    default:
+        return "Unknown Error";
+    }
+}
+
+#define SYSTEM_TEXTS(X) \
+    X(nvmlSystemGetDriverVersion, "driver_version") \
+    X(nvmlSystemGetNVMLVersion, "nvml_version")
+#define AS_SYSTEM_TEXT(function, key) \
+    API int function(char *out, uint size) \
+    { \
+        char buffer[NAME]; \
+        int rc = enter_initialised(__func__, -1); \
+        return leave(rc == OK ? put_text(text_of(-1, key, buffer, sizeof buffer), out, size) : rc); \
+    }
+SYSTEM_TEXTS(AS_SYSTEM_TEXT)
+
+#define AS_CUDA_VERSION(function) \
+    API int function(int *out) \
+    { \
+        int rc = enter_initialised(__func__, -1); \
+        if (rc == OK && !out) \
+            rc = INVALID_ARGUMENT; \
+        if (rc == OK) \
+            *out = as_int(lookup(-1, "cuda_version"), 0); \
+        return leave(rc); \
+    }
+AS_CUDA_VERSION(nvmlSystemGetCudaDriverVersion)
+AS_CUDA_VERSION(nvmlSystemGetCudaDriverVersion_v2)
+
+API int nvmlSystemGetProcessName(uint pid, char *out, uint size)
+{
+    char path[NAME], name[NAME] = "";
+    int rc = enter_initialised(__func__, -1);
+    if (rc != OK)
+        return leave(rc);
+    snprintf(path, sizeof path, "/proc/%u/comm", pid);
+    FILE *file = fopen(path, "re");
+    if (!file || !fgets(name, sizeof name, file))
+        rc = NOT_FOUND;
+    if (file)
+        fclose(file);
+    return leave(rc == OK ? put_text(trim(name), out, size) : rc);
+}
+
+/* ---------------------------------------------------------------- finding devices */
+
+#define AS_COUNT(function) \
+    API int function(uint *out) \
+    { \
+        int order[MAX_GPUS], rc = enter_initialised(__func__, -1); \
+        if (rc == OK && !out) \
+            rc = INVALID_ARGUMENT; \
+        if (rc == OK) \
+            *out = (uint)visible(order); \
+        return leave(rc); \
+    }
+AS_COUNT(nvmlDeviceGetCount)
+AS_COUNT(nvmlDeviceGetCount_v2)
+
+/* A look-up meets first the faults of the library, then those of the GPU it finds; the call is counted once. */
+static int handle_for(const char *function, int gpu, int absent, struct device **out)
+{
+    int rc = enter_initialised(function, gpu);
+    if (rc == OK && gpu < 0)
+        rc = absent;
+    if (rc == OK && !out)
+        rc = INVALID_ARGUMENT;
+    if (rc == OK)
+        *out = &devices[gpu][0];
+    return leave(rc);
+}
+
+static int gpu_at(uint index)
+{
+    int order[MAX_GPUS];
+    pthread_mutex_lock(&lock);
+    refresh();
+    int count = visible(order), gpu = index < (uint)count ? order[index] : -1;
+    pthread_mutex_unlock(&lock);
+    return gpu;
+}
+
+static int gpu_with(const char *key, const char *wanted)
+{
+    int order[MAX_GPUS], found = -1;
+    struct address want = {0, 0, 0}, have;
+    bool by_address = strcmp(key, "pci") == 0;
+    if (!wanted || (by_address && sscanf(wanted, "%x:%x:%x", &want.domain, &want.bus, &want.slot) != 3))
+        return -1;
+    pthread_mutex_lock(&lock);
+    refresh();
+    int count = visible(order);
+    for (int i = 0; i < count && found < 0; i++) {
+        char buffer[NAME];
+        if (by_address) {
+            have = address_of(order[i]);
+            if (have.domain == want.domain && have.bus == want.bus && have.slot == want.slot)
+                found = order[i];
+        } else if (strcmp(text_of(order[i], key, buffer, sizeof buffer), wanted) == 0) {
+            found = order[i];
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+#define BY_INDEX(function) \
+    API int function(uint index, struct device **out) \
+    { \
+        return handle_for(__func__, gpu_at(index), INVALID_ARGUMENT, out); \
+    }
+#define BY_TEXT(function, key) \
+    API int function(const char *text, struct device **out) \
+    { \
+        return handle_for(__func__, gpu_with(key, text), NOT_FOUND, out); \
+    }
+BY_INDEX(nvmlDeviceGetHandleByIndex)
+BY_INDEX(nvmlDeviceGetHandleByIndex_v2)
+BY_TEXT(nvmlDeviceGetHandleByUUID, "uuid")
+BY_TEXT(nvmlDeviceGetHandleBySerial, "serial")
+BY_TEXT(nvmlDeviceGetHandleByPciBusId, "pci")
+BY_TEXT(nvmlDeviceGetHandleByPciBusId_v2, "pci")
+
+API int nvmlDeviceGetIndex(const struct device *device, uint *out)
+{
+    int rc = enter_device(__func__, device, out);
+    if (rc == OK)
+        *out = device->mig < 0 ? (uint)index_of(device->gpu) : (uint)device->mig;
+    return leave(rc);
+}
+
+/* ---------------------------------------------------------------- plain getters, by table */
+
+#define TEXTS(X) \
+    X(nvmlDeviceGetSerial, "serial") \
+    X(nvmlDeviceGetVbiosVersion, "vbios_version") \
+    X(nvmlDeviceGetInforomImageVersion, "inforom_image") \
+    X(nvmlDeviceGetBoardPartNumber, "board_part_number")
+
+#define UINTS(X) \
+    X(nvmlDeviceGetBrand, "brand") \
+    X(nvmlDeviceGetArchitecture, "architecture") \
+    X(nvmlDeviceGetMinorNumber, "minor_number") \
+    X(nvmlDeviceGetModuleId, "module_id") \
+    X(nvmlDeviceGetBoardId, "board_id") \
+    X(nvmlDeviceGetNumaNodeId, "numa_node") \
+    X(nvmlDeviceGetPowerUsage, "power_usage") \
+    X(nvmlDeviceGetPowerState, "power_state") \
+    X(nvmlDeviceGetPowerManagementMode, "power_management_mode") \
+    X(nvmlDeviceGetPowerManagementLimit, "power_limit") \
+    X(nvmlDeviceGetPowerManagementDefaultLimit, "power_limit_default") \
+    X(nvmlDeviceGetEnforcedPowerLimit, "power_limit_enforced") \
+    X(nvmlDeviceGetPerformanceState, "performance_state") \
+    X(nvmlDeviceGetCurrPcieLinkGeneration, "pcie_generation") \
+    X(nvmlDeviceGetCurrPcieLinkWidth, "pcie_width") \
+    X(nvmlDeviceGetMaxPcieLinkGeneration, "pcie_generation_max") \
+    X(nvmlDeviceGetGpuMaxPcieLinkGeneration, "pcie_generation_gpu_max") \
+    X(nvmlDeviceGetMaxPcieLinkWidth, "pcie_width_max") \
+    X(nvmlDeviceGetPcieReplayCounter, "pcie_replay") \
+    X(nvmlDeviceGetPersistenceMode, "persistence_mode") \
+    X(nvmlDeviceGetComputeMode, "compute_mode") \
+    X(nvmlDeviceGetDisplayMode, "display_mode") \
+    X(nvmlDeviceGetDisplayActive, "display_active") \
+    X(nvmlDeviceGetMultiGpuBoard, "multi_gpu_board") \
+    X(nvmlDeviceGetDefaultEccMode, "ecc_default") \
+    X(nvmlDeviceGetNumFans, "fan_count") \
+    X(nvmlDeviceGetFanSpeed, "fan_speed") \
+    X(nvmlDeviceGetIrqNum, "irq") \
+    X(nvmlDeviceGetNumGpuCores, "core_count") \
+    X(nvmlDeviceGetMemoryBusWidth, "memory_bus_width") \
+    X(nvmlDeviceGetRetiredPagesPendingStatus, "retired_pending") \
+    X(nvmlDeviceGetMaxMigDeviceCount, "mig_max")
+
+#define ULLS(X) \
+    X(nvmlDeviceGetCurrentClocksThrottleReasons, "throttle_reasons") \
+    X(nvmlDeviceGetCurrentClocksEventReasons, "throttle_reasons") \
+    X(nvmlDeviceGetSupportedClocksThrottleReasons, "throttle_supported") \
+    X(nvmlDeviceGetSupportedClocksEventReasons, "throttle_supported") \
+    X(nvmlDeviceGetTotalEnergyConsumption, "energy")
+
+#define PAIRS(X) \
+    X(nvmlDeviceGetEccMode, "ecc_mode", "ecc_pending") \
+    X(nvmlDeviceGetMigMode, "mig_mode", "mig_pending") \
+    X(nvmlDeviceGetGspFirmwareMode, "gsp_enabled", "gsp_default") \
+    X(nvmlDeviceGetCudaComputeCapability, "compute_major", "compute_minor") \
+    X(nvmlDeviceGetPowerManagementLimitConstraints, "power_limit_min", "power_limit_max") \
+    X(nvmlDeviceGetEncoderUtilization, "utilization_encoder", "utilization_period") \
+    X(nvmlDeviceGetDecoderUtilization, "utilization_decoder", "utilization_period")
+
+/* One argument picks the key. */
+static const char *const CLOCKS[] = {"clock_graphics", "clock_sm", "clock_memory", "clock_video"};
+static const char *const MAX_CLOCKS[] = {"clock_max_graphics", "clock_max_sm", "clock_max_memory", "clock_max_video"};
+static const char *const APP_CLOCKS[] = {"clock_app_graphics", "clock_app_sm", "clock_app_memory", "clock_app_video"};
+static const char *const SENSORS[] = {"temperature"};
+static const char *const THRESHOLDS[] = {
+    "threshold_shutdown", "threshold_slowdown", "threshold_memory_max", "threshold_gpu_max"};
+static const char *const PCIE_COUNTERS[] = {"pcie_tx", "pcie_rx"};
+static const char *const INFOROMS[] = {"inforom_oem", "inforom_ecc", "inforom_power"};
+
+#define PICKED(X) \
+    X(nvmlDeviceGetTemperature, SENSORS) \
+    X(nvmlDeviceGetTemperatureThreshold, THRESHOLDS) \
+    X(nvmlDeviceGetClockInfo, CLOCKS) \
+    X(nvmlDeviceGetMaxClockInfo, MAX_CLOCKS) \
+    X(nvmlDeviceGetApplicationsClock, APP_CLOCKS) \
+    X(nvmlDeviceGetDefaultApplicationsClock, APP_CLOCKS) \
+    X(nvmlDeviceGetPcieThroughput, PCIE_COUNTERS)
+
+#define AS_TEXT_GETTER(function, key) \
+    API int function(const struct device *device, char *out, uint size) \
+    { \
+        char buffer[NAME]; \
+        int rc = enter_device(__func__, device, out); \
+        return leave(rc == OK ? put_text(text_of(device->gpu, key, buffer, sizeof buffer), out, size) : rc); \
+    }
+#define AS_UINT_GETTER(function, key) \
+    API int function(const struct device *device, uint *out) \
+    { \
+        int rc = enter_device(__func__, device, out); \
+        return leave(rc == OK ? get_uint(device, key, out) : rc); \
+    }
+#define AS_ULL_GETTER(function, key) \
+    API int function(const struct device *device, ull *out) \
+    { \
+        int rc = enter_device(__func__, device, out); \
+        return leave(rc == OK ? get_ull(device, key, out) : rc); \
+    }
+#define AS_PAIR_GETTER(function, first_key, second_key) \
+    API int function(const struct device *device, uint *first, uint *second) \
+    { \
+        int rc = enter_device(__func__, device, first); \
+        if (rc == OK) \
+            rc = get_uint(device, first_key, first); \
+        return leave(rc == OK ? get_uint(device, second_key, second) : rc); \
+    }
+#define AS_PICKED_GETTER(function, keys) \
+    API int function(const struct device *device, uint which, uint *out) \
+    { \
+        int rc = enter_device(__func__, device, out); \
+        if (rc == OK && which >= COUNT(keys)) \
+            rc = INVALID_ARGUMENT; \
+        return leave(rc == OK ? get_uint(device, keys[which], out) : rc); \
+    }
+TEXTS(AS_TEXT_GETTER)
+UINTS(AS_UINT_GETTER)
+ULLS(AS_ULL_GETTER)
+PAIRS(AS_PAIR_GETTER)
+PICKED(AS_PICKED_GETTER)
+
+API int nvmlDeviceGetName(const struct device *device, char *out, uint size)
+{
+    char name[NAME];
+    int rc = enter_device(__func__, device, out);
+    if (rc != OK)
+        return leave(rc);
+    const char *whole = lookup(device->gpu, "name");
+    snprintf(name, sizeof name, "%.64s%s", whole, device->mig < 0 ? "" : " MIG 1g.10gb");
+    return leave(put_text(device->mig < 0 ? whole : name, out, size));
+}
+
+API int nvmlDeviceGetUUID(const struct device *device, char *out, uint size)
+{
+    char buffer[NAME], mig[NAME];
+    int rc = enter_device(__func__, device, out);
+    if (rc != OK)
+        return leave(rc);
+    const char *uuid = text_of(device->gpu, "uuid", buffer, sizeof buffer);
+    if (device->mig >= 0) {
+        const char *own = lookup_member(device->gpu, "mig", device->mig, "uuid");
+        snprintf(mig, sizeof mig, "MIG-%08x%.60s", (uint)mix((ull)device->mig), strlen(uuid) > 12 ? uuid + 12 : "");
+        uuid = own && *own ? own : mig;
+    }
+    return leave(put_text(uuid, out, size));
+}
+
+API int nvmlDeviceGetInforomVersion(const struct device *device, uint object, char *out, uint size)
+{
+    int rc = enter_device(__func__, device, out);
+    if (rc == OK && object >= COUNT(INFOROMS))
+        rc = INVALID_ARGUMENT;
+    return leave(rc == OK ? put_text(lookup(device->gpu, INFOROMS[object]), out, size) : rc);
+}
+
+API int nvmlDeviceGetGspFirmwareVersion(const struct device *device, char *out)
+{
+    char buffer[NAME];
+    int rc = enter_device(__func__, device, out);
+    return leave(rc == OK ? put_text(text_of(device->gpu, "gsp_version", buffer, sizeof buffer), out, 64) : rc);
+}
+
+API int nvmlDeviceGetFanSpeed_v2(const struct device *device, uint fan, uint *out)
+{
+    uint fans = 0;
+    int rc = enter_device(__func__, device, out);
+    if (rc == OK)
+        rc = get_uint(device, "fan_count", &fans);
+    if (rc == OK && fan >= fans)
+        rc = fans ? INVALID_ARGUMENT : NOT_SUPPORTED;
+    return leave(rc == OK ? get_uint(device, "fan_speed", out) : rc);
+}
+
+API int nvmlDeviceGetClock(const struct device *device, uint type, uint id, uint *out)
+{
+    int rc = enter_device(__func__, device, out);
+    const char *const *keys = id == 0 ? CLOCKS : id == 3 ? MAX_CLOCKS : APP_CLOCKS;
+    if (rc == OK && (type >= COUNT(CLOCKS) || id > 3))
+        rc = INVALID_ARGUMENT;
+    return leave(rc == OK ? get_uint(device, keys[type], out) : rc);
+}
+
+struct utilization {
+    uint gpu, memory;
+};
+
+API int nvmlDeviceGetUtilizationRates(const struct device *device, struct utilization *out)
+{
+    int rc = enter_device(__func__, device, out);
+    if (rc == OK && as_int(lookup(device->gpu, "mig_mode"), 0) == 1)
+        rc = NOT_SUPPORTED;
+    if (rc == OK)
+        rc = get_uint(device, "utilization_gpu", &out->gpu);
+    return leave(rc == OK ? get_uint(device, "utilization_memory", &out->memory) : rc);
+}
+
+/* ---------------------------------------------------------------- structures */
+
+struct pci_info {
+    char legacy[16];
+    uint domain, bus, device, device_id, subsystem_id;
+    char bus_id[32];
+};
+
+static int fill_pci(struct address address, uint id, uint subsystem, struct pci_info *out)
+{
+    if (!out)
+        return INVALID_ARGUMENT;
+    *out = (struct pci_info){.domain = address.domain, .bus = address.bus, .device = address.slot,
+                             .device_id = id, .subsystem_id = subsystem};
+    snprintf(out->legacy, sizeof out->legacy, "%04X:%02X:%02X.0", address.domain & 0xffff, address.bus & 0xff,
+             address.slot & 0xff);
+    snprintf(out->bus_id, sizeof out->bus_id, "%08X:%02X:%02X.0", address.domain, address.bus & 0xff,
+             address.slot & 0xff);
+    return OK;
+}
+
+API int nvmlDeviceGetPciInfo_v3(const struct device *device, struct pci_info *out)
+{
+    uint id = 0, subsystem = 0;
+    int rc = enter_device(__func__, device, out);
+    if (rc == OK)
+        rc = get_uint(device, "pci_device_id", &id);
+    if (rc == OK)
+        rc = get_uint(device, "pci_subsystem_id", &subsystem);
+    return leave(rc == OK ? fill_pci(address_of(device->gpu), id, subsystem, out) : rc);
+}
+
+/* A structure that starts with its version: the words that nvidia-ml-py sends. */
+enum version {
+    TEMPERATURE_V1 = 0x100000c,
+    MARGIN_V1 = 0x1000008,
+    MEMORY_V2 = 0x2000028,
+    SRAM_V1 = 0x1000068,
+    REPAIR_V1 = 0x100000c,
+    FABRIC_V2 = 0x2000024,
+    FABRIC_V3 = 0x3000028,
+};
+
+static int check_version(const uint *version, uint wanted)
+{
+    if (!version)
+        return INVALID_ARGUMENT;
+    return *version == wanted ? OK : ARGUMENT_VERSION_MISMATCH;
+}
+
+struct temperature {
+    uint version, sensor, celsius;
+};
+struct margin {
+    uint version, celsius;
+};
+struct repair {
+    uint version, channel, tpc;
+};
+
+API int nvmlDeviceGetTemperatureV(const struct device *device, struct temperature *io)
+{
+    int rc = enter_device(__func__, device, io);
+    if (rc == OK)
+        rc = check_version(&io->version, TEMPERATURE_V1);
+    if (rc == OK && io->sensor >= COUNT(SENSORS))
+        rc = INVALID_ARGUMENT;
+    return leave(rc == OK ? get_uint(device, SENSORS[io->sensor], &io->celsius) : rc);
+}
+
+API int nvmlDeviceGetMarginTemperature(const struct device *device, struct margin *io)
+{
+    int rc = enter_device(__func__, device, io);
+    if (rc == OK)
+        rc = check_version(&io->version, MARGIN_V1);
+    return leave(rc == OK ? get_uint(device, "margin_temperature", &io->celsius) : rc);
+}
+
+API int nvmlDeviceGetRepairStatus(const struct device *device, struct repair *io)
+{
+    int rc = enter_device(__func__, device, io);
+    if (rc == OK)
+        rc = check_version(&io->version, REPAIR_V1);
+    if (rc == OK)
+        rc = get_uint(device, "repair_channel_pending", &io->channel);
+    return leave(rc == OK ? get_uint(device, "repair_tpc_pending", &io->tpc) : rc);
+}
+
+struct memory {
+    ull total, free, used;
+};
+struct memory_v2 {
+    uint version;
+    ull total, reserved, free, used;
+};
+
+static int fill_memory(const struct device *device, struct memory_v2 *out)
+{
+    int rc = get_ull(device, "memory_total", &out->total);
+    if (rc == OK)
+        rc = get_ull(device, "memory_reserved", &out->reserved);
+    if (rc == OK)
+        rc = get_ull(device, "memory_used", &out->used);
+    if (rc != OK)
+        return rc;
+    const char *own = device->mig < 0 ? lookup(device->gpu, "memory_free")
+                                      : lookup_member(device->gpu, "mig", device->mig, "memory_free");
+    if (own && *own)
+        return number(device->gpu, own, &out->free);
+    bool known = out->total != UINT64_MAX && out->reserved != UINT64_MAX && out->used != UINT64_MAX;
+    out->free = known ? out->total - out->reserved - out->used : UINT64_MAX;
+    return OK;
+}
+
+API int nvmlDeviceGetMemoryInfo(const struct device *device, struct memory *out)
+{
+    struct memory_v2 all = {0};
+    int rc = enter_device(__func__, device, out);
+    if (rc == OK)
+        rc = out ? fill_memory(device, &all) : INVALID_ARGUMENT;
+    if (rc == OK) /* version 1 counts what is reserved as used */
+        *out = (struct memory){all.total, all.free,
+                               all.used == UINT64_MAX || all.reserved == UINT64_MAX ? UINT64_MAX
+                                                                                    : all.used + all.reserved};
+    return leave(rc);
+}
+
+API int nvmlDeviceGetMemoryInfo_v2(const struct device *device, struct memory_v2 *io)
+{
+    int rc = enter_device(__func__, device, io);
+    if (rc == OK)
+        rc = check_version(&io->version, MEMORY_V2);
+    return leave(rc == OK ? fill_memory(device, io) : rc);
+}
+
+API int nvmlDeviceGetBAR1MemoryInfo(const struct device *device, struct memory *out)
+{
+    int rc = enter_device(__func__, device, out);
+    struct device whole = {rc == OK ? device->gpu : 0, -1};
+    if (rc == OK)
+        rc = get_ull(&whole, "bar1_total", &out->total);
+    if (rc == OK)
+        rc = get_ull(&whole, "bar1_used", &out->used);
+    if (rc == OK)
+        out->free = out->total == UINT64_MAX || out->used == UINT64_MAX ? UINT64_MAX : out->total - out->used;
+    return leave(rc);
+}
+
+struct violation {
+    ull reference, nanoseconds;
+};
+
+API int nvmlDeviceGetViolationStatus(const struct device *device, uint policy, struct violation *out)
+{
+    static const char *const keys[12] = {
+        "violation_power", "violation_thermal", "violation_sync_boost", "violation_board_limit",
+        "violation_low_utilization", "violation_reliability", NULL, NULL, NULL, NULL,
+        "violation_app_clocks", "violation_base_clocks"};
+    int rc = enter_device(__func__, device, out);
+    if (rc == OK && (policy >= COUNT(keys) || !keys[policy]))
+        rc = INVALID_ARGUMENT;
+    if (rc == OK)
+        out->reference = (ull)(uptime(device->gpu) * 1e6);
+    return leave(rc == OK ? get_ull(device, keys[policy], &out->nanoseconds) : rc);
+}
+
+/* ---------------------------------------------------------------- ECC, rows, pages */
+
+static int ecc(const struct device *device, uint type, uint counter, const char *location, ull *out)
+{
+    char key[NAME];
+    if (type >= COUNT(ERROR_TYPES) || counter >= COUNT(COUNTERS) || !location)
+        return INVALID_ARGUMENT;
+    snprintf(key, sizeof key, "ecc_%s_%s%s%s", COUNTERS[counter], ERROR_TYPES[type], *location ? "_" : "", location);
+    return get_ull(device, key, out);
+}
+
+API int nvmlDeviceGetTotalEccErrors(const struct device *device, uint type, uint counter, ull *out)
+{
+    int rc = enter_device(__func__, device, out);
+    return leave(rc == OK ? ecc(device, type, counter, "", out) : rc);
+}
+
+API int nvmlDeviceGetMemoryErrorCounter(const struct device *device, uint type, uint counter, uint location, ull *out)
+{
+    int rc = enter_device(__func__, device, out);
+    const char *name = location < COUNT(LOCATIONS) ? LOCATIONS[location] : NULL;
+    return leave(rc == OK ? ecc(device, type, counter, name, out) : rc);
+}
+
+struct detailed_ecc {
+    ull l1, l2, device_memory, register_file;
+};
+
+API int nvmlDeviceGetDetailedEccErrors(const struct device *device, uint type, uint counter, struct detailed_ecc *out)
+{
+    int rc = enter_device(__func__, device, out);
+    if (rc == OK)
+        rc = ecc(device, type, counter, "l1", &out->l1);
+    if (rc == OK)
+        rc = ecc(device, type, counter, "l2", &out->l2);
+    if (rc == OK)
+        rc = ecc(device, type, counter, "dram", &out->device_memory);
+    return leave(rc == OK ? ecc(device, type, counter, "register", &out->register_file) : rc);
+}
+
+struct sram_status {
+    uint version;
+    ull counts[11];
+    uint threshold_exceeded;
+};
+
+API int nvmlDeviceGetSramEccErrorStatus(const struct device *device, struct sram_status *io)
+{
+    static const char *const keys[11] = {
+        "sram_aggregate_unc_parity", "sram_aggregate_unc_secded", "sram_aggregate_cor",
+        "sram_volatile_unc_parity", "sram_volatile_unc_secded", "sram_volatile_cor",
+        "sram_bucket_l2", "sram_bucket_sm", "sram_bucket_pcie", "sram_bucket_mcu", "sram_bucket_other"};
+    int rc = enter_device(__func__, device, io);
+    if (rc == OK)
+        rc = check_version(&io->version, SRAM_V1);
+    for (size_t i = 0; rc == OK && i < COUNT(keys); i++)
+        rc = get_ull(device, keys[i], &io->counts[i]);
+    return leave(rc == OK ? get_uint(device, "sram_threshold_exceeded", &io->threshold_exceeded) : rc);
+}
+
+/* Fill uints from keys, in order. */
+static int fill(const struct device *device, const char *const *keys, size_t count, uint *const *out)
+{
+    int rc = OK;
+    for (size_t i = 0; rc == OK && i < count; i++)
+        rc = get_uint(device, keys[i], out[i]);
+    return rc;
+}
+
+API int nvmlDeviceGetRemappedRows(const struct device *device, uint *corrected, uint *uncorrected, uint *pending,
+                                  uint *failure)
+{
+    static const char *const keys[] = {
+        "remapped_correctable", "remapped_uncorrectable", "remapped_pending", "remapped_failure"};
+    uint *const out[] = {corrected, uncorrected, pending, failure};
+    int rc = enter_device(__func__, device, corrected);
+    return leave(rc == OK ? fill(device, keys, COUNT(keys), out) : rc);
+}
+
+API int nvmlDeviceGetRemappedRows_v2(const struct device *device, uint *info)
+{
+    static const char *const keys[] = {
+        "remapped_correctable", "remapped_correctable_inactive", "remapped_uncorrectable",
+        "remapped_uncorrectable_inactive", "remapped_pending", "remapped_failure"};
+    uint *const out[] = {info, info + 1, info + 2, info + 3, info + 4, info + 5};
+    int rc = enter_device(__func__, device, info);
+    return leave(rc == OK ? fill(device, keys, COUNT(keys), out) : rc);
+}
+
+API int nvmlDeviceGetRowRemapperHistogram(const struct device *device, uint *values)
+{
+    static const char *const keys[] = {
+        "histogram_max", "histogram_high", "histogram_partial", "histogram_low", "histogram_none"};
+    uint *const out[] = {values, values + 1, values + 2, values + 3, values + 4};
+    int rc = enter_device(__func__, device, values);
+    return leave(rc == OK ? fill(device, keys, COUNT(keys), out) : rc);
+}
+
+static int retired(const struct device *device, uint cause, uint *count, ull *addresses, ull *times)
+{
+    static const char *const keys[] = {"retired_sbe", "retired_dbe"};
+    uint pages, room = *count;
+    if (cause >= COUNT(keys))
+        return INVALID_ARGUMENT;
+    int rc = get_uint(device, keys[cause], &pages);
+    if (rc != OK)
+        return rc;
+    *count = pages;
+    if (!addresses || room < pages)
+        return pages ? INSUFFICIENT_SIZE : OK;
+    for (uint i = 0; i < pages; i++) {
+        addresses[i] = 0x1000ULL * (i + 1 + 256 * cause + 4096 * (uint)device->gpu);
+        if (times)
+            times[i] = 1700000000ULL + i;
+    }
+    return OK;
+}
+
+API int nvmlDeviceGetRetiredPages(const struct device *device, uint cause, uint *count, ull *addresses)
+{
+    int rc = enter_device(__func__, device, count);
+    return leave(rc == OK ? retired(device, cause, count, addresses, NULL) : rc);
+}
+
+/* nvidia-ml-py asks for the size without the last argument, so `times` is looked at only with `addresses`. */
+API int nvmlDeviceGetRetiredPages_v2(const struct device *device, uint cause, uint *count, ull *addresses, ull *times)
+{
+    int rc = enter_device(__func__, device, count);
+    return leave(rc == OK ? retired(device, cause, count, addresses, times) : rc);
+}
+
+/* ---------------------------------------------------------------- NVLink and fabric */
+
+#define LINK_UINTS(X) \
+    X(nvmlDeviceGetNvLinkState, "state") \
+    X(nvmlDeviceGetNvLinkVersion, "version") \
+    X(nvmlDeviceGetNvLinkRemoteDeviceType, "remote_type")
+#define AS_LINK_GETTER(function, key) \
+    API int function(const struct device *device, uint link, uint *out) \
+    { \
+        ull value; \
+        int rc = enter_device(__func__, device, out); \
+        if (rc == OK) \
+            rc = link_number(device, link, key, &value); \
+        if (rc == OK) \
+            *out = (uint)value; \
+        return leave(rc); \
+    }
+LINK_UINTS(AS_LINK_GETTER)
+
+API int nvmlDeviceGetNvLinkErrorCounter(const struct device *device, uint link, uint counter, ull *out)
+{
+    static const char *const keys[] = {"replay", "recovery", "crc_flit", "crc_data", "ecc"};
+    int rc = enter_device(__func__, device, out);
+    if (rc == OK && counter >= COUNT(keys))
+        rc = INVALID_ARGUMENT;
+    return leave(rc == OK ? link_number(device, link, keys[counter], out) : rc);
+}
+
+API int nvmlDeviceGetNvLinkCapability(const struct device *device, uint link, uint capability, uint *out)
+{
+    ull mask;
+    int rc = enter_device(__func__, device, out);
+    if (rc == OK)
+        rc = capability < 6 ? link_number(device, link, "capability", &mask) : INVALID_ARGUMENT;
+    if (rc == OK)
+        *out = (uint)(mask >> capability) & 1;
+    return leave(rc);
+}
+
+/* Four NVSwitches, or on a part without them the GPUs' neighbours. */
+API int nvmlDeviceGetNvLinkRemotePciInfo_v2(const struct device *device, uint link, struct pci_info *out)
+{
+    ull type, state;
+    int rc = enter_device(__func__, device, out);
+    if (rc == OK)
+        rc = link_number(device, link, "remote_type", &type);
+    if (rc == OK)
+        rc = link_number(device, link, "state", &state);
+    if (rc == OK && state != 1)
+        rc = NOT_SUPPORTED;
+    if (rc != OK)
+        return leave(rc);
+    int gpus = as_int(find("gpus"), 8), peer = gpus < 2 ? 0 : (device->gpu + 1 + (int)link % (gpus - 1)) % gpus;
+    struct address at_switch = {0, 5 + link % 4, 0};
+    return leave(fill_pci(type == 2 ? at_switch : address_of(peer), type == 2 ? 0x22a310de : 0x1db510de, 0, out));
+}
+
+struct fabric {
+    uint8_t cluster[16];
+    uint status, clique, state;
+};
+struct fabric_v {
+    uint version;
+    struct fabric base;
+    uint health_mask;
+    uint8_t health_summary; /* version 3 */
+};
+
+static int fill_fabric(const struct device *device, struct fabric *out)
+{
+    const char *uuid = lookup(device->gpu, "fabric_cluster_uuid");
+    int rc = get_uint(device, "fabric_state", &out->state);
+    if (rc == OK)
+        rc = get_uint(device, "fabric_status", &out->status);
+    if (rc == OK)
+        rc = get_uint(device, "fabric_clique", &out->clique);
+    memset(out->cluster, 0, sizeof out->cluster);
+    for (size_t i = 0; uuid && i < sizeof out->cluster && strlen(uuid) >= 2 * (i + 1); i++)
+        sscanf(uuid + 2 * i, "%2hhx", &out->cluster[i]);
+    return rc;
+}
+
+API int nvmlDeviceGetGpuFabricInfo(const struct device *device, struct fabric *out)
+{
+    int rc = enter_device(__func__, device, out);
+    return leave(rc == OK ? fill_fabric(device, out) : rc);
+}
+
+API int nvmlDeviceGetGpuFabricInfoV(const struct device *device, struct fabric_v *io)
+{
+    uint summary = 0;
+    int rc = enter_device(__func__, device, io);
+    if (rc == OK && io->version != FABRIC_V3)
+        rc = check_version(&io->version, FABRIC_V2);
+    if (rc == OK)
+        rc = fill_fabric(device, &io->base);
+    if (rc == OK)
+        rc = get_uint(device, "fabric_health_mask", &io->health_mask);
+    if (rc == OK && io->version == FABRIC_V3) {
+        rc = get_uint(device, "fabric_health_summary", &summary);
+        io->health_summary = (uint8_t)summary;
+    }
+    return leave(rc);
+}
+
+/* ---------------------------------------------------------------- field values */
+
+enum field_type { DOUBLE, UINT, ULONG, ULL, SLL, SINT };
+enum field_scope { PLAIN, LINK_BY_ID, LINK_BY_SCOPE, LINK_SUM };
+
+struct field {
+    uint first, last;
+    enum field_type type;
+    enum field_scope scope;
+    uint link; /* LINK_BY_ID: the link that `first` stands for */
+    const char *key;
+};
+#define ONE(id, type, key) {id, id, type, PLAIN, 0, key},
+#define SCOPED(id, type, key) {id, id, type, LINK_BY_SCOPE, 0, key},
+#define LINKS(first, total, more, key) \
+    {first, (first) + 5, ULL, LINK_BY_ID, 0, key}, {total, total, ULL, LINK_SUM, 0, key}, \
+    {more, (more) + 5, ULL, LINK_BY_ID, 6, key},
+#define ECC_FIELDS(l1, counter) \
+    ONE(l1, ULL, "ecc_" counter "_corrected_l1") ONE(l1 + 1, ULL, "ecc_" counter "_uncorrected_l1") \
+    ONE(l1 + 2, ULL, "ecc_" counter "_corrected_l2") ONE(l1 + 3, ULL, "ecc_" counter "_uncorrected_l2") \
+    ONE(l1 + 4, ULL, "ecc_" counter "_corrected_dram") ONE(l1 + 5, ULL, "ecc_" counter "_uncorrected_dram") \
+    ONE(l1 + 6, ULL, "ecc_" counter "_corrected_register") ONE(l1 + 7, ULL, "ecc_" counter "_uncorrected_register") \
+    ONE(l1 + 8, ULL, "ecc_" counter "_corrected_texture") ONE(l1 + 9, ULL, "ecc_" counter "_uncorrected_texture") \
+    ONE(l1 + 10, ULL, "ecc_" counter "_uncorrected_cbu")
+#define AS_NVLINK5_FIELD(unused, id, key, value) SCOPED(id, ULL, &#key[sizeof "nvlink_" - 1])
+
+static const struct field FIELDS[] = {
+    ONE(1, UINT, "ecc_mode") ONE(2, UINT, "ecc_pending")
+    ONE(3, ULL, "ecc_volatile_corrected") ONE(4, ULL, "ecc_volatile_uncorrected")
+    ONE(5, ULL, "ecc_aggregate_corrected") ONE(6, ULL, "ecc_aggregate_uncorrected")
+    ECC_FIELDS(7, "volatile") ECC_FIELDS(18, "aggregate")
+    ONE(29, UINT, "retired_sbe") ONE(30, UINT, "retired_dbe") ONE(31, UINT, "retired_pending")
+    LINKS(32, 38, 96, "crc_flit") LINKS(39, 45, 102, "crc_data") LINKS(46, 52, 108, "replay")
+    LINKS(53, 59, 114, "recovery")
+    ONE(74, ULL, "violation_power") ONE(75, ULL, "violation_thermal") ONE(76, ULL, "violation_sync_boost")
+    ONE(77, ULL, "violation_board_limit") ONE(78, ULL, "violation_low_utilization")
+    ONE(79, ULL, "violation_reliability") ONE(80, ULL, "violation_app_clocks") ONE(81, ULL, "violation_base_clocks")
+    ONE(82, UINT, "memory_temperature") ONE(83, ULL, "energy")
+    {84, 89, ULL, LINK_BY_ID, 0, "speed"}, {132, 137, ULL, LINK_BY_ID, 6, "speed"},
+    ONE(90, ULL, "nvlink_speed") ONE(91, UINT, "nvlink_count")
+    ONE(94, UINT, "pcie_replay") ONE(95, UINT, "pcie_replay_rollover")
+    SCOPED(138, ULL, "data_tx") SCOPED(139, ULL, "data_rx") SCOPED(140, ULL, "raw_tx") SCOPED(141, ULL, "raw_rx")
+    ONE(142, UINT, "remapped_correctable") ONE(143, UINT, "remapped_uncorrectable")
+    ONE(144, UINT, "remapped_pending") ONE(145, UINT, "remapped_failure")
+    SCOPED(146, UINT, "remote_id") ONE(147, UINT, "nvlink_switch_links")
+    {148, 159, ULL, LINK_BY_ID, 0, "ecc"}, {160, 160, ULL, LINK_SUM, 0, "ecc"},
+    SCOPED(161, ULL, "replay") SCOPED(162, ULL, "recovery") SCOPED(163, ULL, "crc_flit")
+    SCOPED(164, UINT, "speed") SCOPED(165, UINT, "state") SCOPED(166, UINT, "version")
+    ONE(167, UINT, "nvlink_power_state")
+    ONE(169, UINT, "pcie_l0_to_recovery") ONE(170, UINT, "c2c_link_count")
+    ONE(173, UINT, "pcie_correctable") ONE(174, UINT, "pcie_naks_received") ONE(175, UINT, "pcie_receiver_error")
+    ONE(176, UINT, "pcie_bad_tlp") ONE(177, UINT, "pcie_naks_sent") ONE(178, UINT, "pcie_bad_dllp")
+    ONE(179, UINT, "pcie_non_fatal") ONE(180, UINT, "pcie_fatal") ONE(181, UINT, "pcie_unsupported_request")
+    ONE(182, UINT, "pcie_lcrc") ONE(183, UINT, "pcie_lane_error")
+    ONE(185, UINT, "power_average") ONE(186, UINT, "power_instant") ONE(187, UINT, "power_limit_min")
+    ONE(188, UINT, "power_limit_max") ONE(189, UINT, "power_limit_default") ONE(190, UINT, "power_limit_enforced")
+    ONE(191, ULL, "energy") ONE(192, UINT, "power_limit")
+    ONE(193, SINT, "tlimit_shutdown") ONE(194, SINT, "tlimit_slowdown") ONE(195, SINT, "tlimit_memory_max")
+    ONE(196, SINT, "tlimit_gpu_max")
+    ONE(197, ULL, "pcie_tx_bytes") ONE(198, ULL, "pcie_rx_bytes")
+    NVLINK5(AS_NVLINK5_FIELD, )
+    ONE(226, UINT, "reset_status") ONE(227, UINT, "drain_and_reset_status") ONE(230, UINT, "recovery_action")
+    ONE(269, ULL, "violation_sw_thermal") ONE(270, ULL, "violation_hw_thermal") ONE(271, ULL, "violation_power_brake")
+    ONE(301, UINT, "remapped_correctable_inactive") ONE(302, UINT, "remapped_uncorrectable_inactive")
+};
+enum { FIELD_LIMIT = 308 };
+
+union value {
+    double dVal;
+    uint uiVal;
+    ull ullVal;
+    int siVal;
+};
+struct field_value {
+    uint32_t id, scope;
+    int64_t timestamp, latency;
+    uint type;
+    int rc;
+    union value value;
+};
+
+static int field_number(const struct device *device, const struct field *field, const struct field_value *asked, ull *out)
+{
+    switch (field->scope) {
+    case LINK_BY_ID:
+        return link_number(device, field->link + asked->id - field->first, field->key, out);
+    case LINK_BY_SCOPE:
+        return asked->scope == UINT32_MAX ? link_sum(device, field->key, out)
+                                          : link_number(device, asked->scope, field->key, out);
+    case LINK_SUM:
+        return link_sum(device, field->key, out);
+    default:
+        return get_ull(device, field->key, out);
+    }
+}
+
+static const struct field *field_by_id(uint id)
+{
+    for (size_t i = 0; i < COUNT(FIELDS); i++)
+        if (id >= FIELDS[i].first && id <= FIELDS[i].last)
+            return &FIELDS[i];
+    return NULL;
+}
+
+static void answer_field(const struct device *device, struct field_value *io)
+{
+    char key[NAME];
+    ull value = 0;
+    snprintf(key, sizeof key, "field_fail.%u", io->id);
+    io->rc = as_int(lookup(device->gpu, key), OK);
+    if (io->rc != OK)
+        return;
+    const struct field *field = field_by_id(io->id);
+    snprintf(key, sizeof key, "field.%u", io->id);
+    const char *own = lookup(device->gpu, key);
+    if (own && (strpbrk(own, ".") || strstr(own, "nan") || strstr(own, "inf"))) {
+        io->type = DOUBLE;
+        io->value.dVal = strtod(own, NULL);
+        return;
+    }
+    if (own)
+        io->rc = number(device->gpu, own, &value);
+    else if (field)
+        io->rc = field_number(device, field, io, &value);
+    else
+        io->rc = io->id == 0 || io->id >= FIELD_LIMIT ? INVALID_ARGUMENT : NOT_SUPPORTED;
+    io->type = field ? field->type : ULL;
+    if (io->rc != OK)
+        return;
+    io->value.ullVal = 0;
+    if (io->type == ULL)
+        io->value.ullVal = value;
+    else
+        io->value.uiVal = (uint)value;
+}
+
+API int nvmlDeviceGetFieldValues(const struct device *device, int count, struct field_value *values)
+{
+    struct timespec now;
+    int rc = enter_device(__func__, device, values);
+    if (rc == OK && (!values || count < 1))
+        rc = INVALID_ARGUMENT;
+    clock_gettime(CLOCK_REALTIME, &now);
+    for (int i = 0; rc == OK && i < count; i++) {
+        values[i].timestamp = (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+        values[i].latency = 1 + i;
+        answer_field(device, &values[i]);
+    }
+    return leave(rc);
+}
+
+/* ---------------------------------------------------------------- MIG and processes */
+
+API int nvmlDeviceGetMigDeviceHandleByIndex(const struct device *device, uint index, struct device **out)
+{
+    int rc = enter_device(__func__, device, out);
+    if (rc == OK && index >= (uint)as_int(lookup(device->gpu, "mig_max"), 0))
+        rc = INVALID_ARGUMENT;
+    if (rc == OK && (as_int(lookup(device->gpu, "mig_mode"), 0) != 1 || index >= MAX_MIGS ||
+                     index >= (uint)as_int(lookup(device->gpu, "mig_devices"), 0)))
+        rc = NOT_FOUND;
+    if (rc == OK)
+        *out = &devices[device->gpu][1 + index];
+    return leave(rc);
+}
+
+API int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(const struct device *device, struct device **out)
+{
+    int rc = enter_device(__func__, device, out);
+    if (rc == OK && device->mig < 0)
+        rc = INVALID_ARGUMENT;
+    if (rc == OK)
+        *out = &devices[device->gpu][0];
+    return leave(rc);
+}
+
+API int nvmlDeviceIsMigDeviceHandle(const struct device *device, uint *out)
+{
+    int rc = enter_device(__func__, device, out);
+    if (rc == OK)
+        *out = device->mig >= 0;
+    return leave(rc);
+}
+
+#define INSTANCE_IDS(X) X(nvmlDeviceGetGpuInstanceId, "gi") X(nvmlDeviceGetComputeInstanceId, "ci")
+#define AS_INSTANCE_ID(function, key) \
+    API int function(const struct device *device, uint *out) \
+    { \
+        int rc = enter_device(__func__, device, out); \
+        if (rc == OK && device->mig < 0) \
+            rc = NOT_SUPPORTED; \
+        return leave(rc == OK ? get_uint(device, key, out) : rc); \
+    }
+INSTANCE_IDS(AS_INSTANCE_ID)
+
+struct process {
+    uint pid;
+    ull memory;
+    uint gpu_instance, compute_instance;
+};
+
+/* "PID:BYTES[:GI:CI], ..."; a MIG device has the processes of its own GPU instance. */
+static int processes(const struct device *device, const char *key, uint *count, struct process *out)
+{
+    const char *text = lookup(device->gpu, key);
+    uint room = *count, found = 0, own = UINT32_MAX;
+    if (text && strcmp(text, NO) == 0)
+        return NOT_SUPPORTED;
+    if (device->mig >= 0)
+        get_uint(device, "gi", &own);
+    for (const char *at = text; at && *at;) {
+        char memory[NAME] = "na";
+        struct process one = {0, 0, UINT32_MAX, UINT32_MAX};
+        int fields = sscanf(at, " %u : %95[0-9a-z] : %u : %u", &one.pid, memory, &one.gpu_instance,
+                            &one.compute_instance);
+        number(device->gpu, memory, &one.memory);
+        if (fields >= 1 && (own == UINT32_MAX || one.gpu_instance == own)) {
+            if (out && found < room)
+                out[found] = one;
+            found++;
+        }
+        at = strchr(at, ',');
+        at = at ? at + 1 : NULL;
+    }
+    *count = found;
+    return found > room || (found && !out) ? INSUFFICIENT_SIZE : OK;
+}
+
+#define PROCESS_LISTS(X) \
+    X(nvmlDeviceGetComputeRunningProcesses_v2, "processes") \
+    X(nvmlDeviceGetComputeRunningProcesses_v3, "processes") \
+    X(nvmlDeviceGetGraphicsRunningProcesses_v2, "graphics_processes") \
+    X(nvmlDeviceGetGraphicsRunningProcesses_v3, "graphics_processes") \
+    X(nvmlDeviceGetMPSComputeRunningProcesses_v2, "mps_processes") \
+    X(nvmlDeviceGetMPSComputeRunningProcesses_v3, "mps_processes")
+#define AS_PROCESS_LIST(function, key) \
+    API int function(const struct device *device, uint *count, struct process *out) \
+    { \
+        int rc = enter_device(__func__, device, count); \
+        return leave(rc == OK ? processes(device, key, count, out) : rc); \
+    }
+PROCESS_LISTS(AS_PROCESS_LIST)
+
+/* ---------------------------------------------------------------- for the Python side: what the scenario means */
+
+static bool is_key(const char *key)
+{
+    const char *pattern;
+    if (fault_kind(key, &pattern) != KINDS || STARTS(key, "field.") || STARTS(key, "field_fail."))
+        return true;
+    for (size_t i = 0; i < COUNT(DEFAULT_VALUES); i++)
+        if (strcmp(DEFAULT_VALUES[i].key, key) == 0)
+            return true;
+    for (size_t i = 0; i < COUNT(OTHER_KEYS); i++)
+        if (strcmp(OTHER_KEYS[i], key) == 0)
+            return true;
+    return false;
+}
+
+/* Whether `key` (without "gpuN.") means anything: nvlink7_state counts as nvlink_state. */
+API bool nvmlSimIsKey(const char *key)
+{
+    char all[NAME];
+    int length = 0;
+    uint index;
+    if (is_key(key))
+        return true;
+    const char *family = STARTS(key, "nvlink") ? "nvlink" : STARTS(key, "mig") ? "mig" : "";
+    if (!*family || sscanf(key + strlen(family), "%2u_%n", &index, &length) != 1 || length == 0)
+        return false;
+    snprintf(all, sizeof all, "%s_%s", family, key + strlen(family) + (size_t)length);
+    return is_key(all);
+}
+
+/* The text of a key in a scenario file: a number as NVML would return it where it is one. False: there is none. */
+API bool nvmlSimText(const char *path, int gpu, const char *key, char *out, uint size)
+{
+    char buffer[NAME];
+    ull value;
+    pthread_mutex_lock(&lock);
+    refresh_from(path);
+    const char *text = text_of(gpu, key, buffer, sizeof buffer);
+    bool stepped = text && isdigit((unsigned char)*text) && strpbrk(text, "+~") &&
+                   strspn(text, "0123456789+~.") == strlen(text);
+    if (stepped && number(gpu, text, &value) == OK) {
+        snprintf(buffer, sizeof buffer, "%llu", value);
+        text = buffer;
+    }
+    bool found = text && put_text(text, out, size) == OK;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
