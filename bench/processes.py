@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import socket
 import statistics
@@ -10,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ class Server:
 
     name: str
     process: subprocess.Popen[bytes]
-    port: int
+    connection: http.client.HTTPConnection
 
     def tree(self) -> list[int]:
         """Return the pids of the server and its children."""
@@ -47,11 +47,14 @@ class Server:
         return {"server": first, "workers": sum(others)}
 
     def scrape(self) -> bytes:
-        """Return one answer of /metrics, asked for as Prometheus asks."""
+        """Return one answer of /metrics, asked for as Prometheus asks: over a connection that is kept."""
         accept = "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/metrics", headers={"Accept": accept})
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return bytes(answer.read())
+        try:
+            self.connection.request("GET", "/metrics", headers={"Accept": accept})
+            return self.connection.getresponse().read()
+        except (OSError, http.client.HTTPException):
+            self.connection.close()
+            raise
 
 
 def _pss(pid: int) -> float:
@@ -69,7 +72,7 @@ def free_port() -> int:
 def serving(name: str, command: Sequence[str], port: int) -> Iterator[Server]:
     """Start a server, wait until it answers, and end it."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL) as process:
-        server = Server(name, process, port)
+        server = Server(name, process, http.client.HTTPConnection("127.0.0.1", port, timeout=10))
         try:
             for _ in range(100):
                 with contextlib.suppress(OSError):
@@ -78,6 +81,7 @@ def serving(name: str, command: Sequence[str], port: int) -> Iterator[Server]:
                 time.sleep(0.1)
             yield server
         finally:
+            server.connection.close()
             process.terminate()
 
 

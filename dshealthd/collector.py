@@ -85,7 +85,7 @@ class Fault(NamedTuple):
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # compared by identity: it is the key that every sample is grouped by
 class Metric:
     """A metric family as data. Names are complete and in base units; `help` says what the name does not."""
 

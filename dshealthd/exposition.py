@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 MAX_LABEL_LENGTH = 128
 EXPONENT_FROM = 6
 """Numbers with more digits before the point are written with an exponent."""
+PLAIN_BELOW = 10.0**EXPONENT_FROM
+MAX_KNOWN = 1 << 16
+"""So many series of one metric are remembered."""
 _CONTROLS = dict.fromkeys((*range(32), 127))
 
 
@@ -52,12 +55,20 @@ def render(samples: Iterable[Sample], format: Format) -> str:
     """
     families: dict[Metric, dict[tuple[str, ...], float]] = {}
     for metric, labels, value in samples:
-        families.setdefault(metric, {}).setdefault(labels, value)
+        family = families.get(metric)
+        if family is None:
+            family = families[metric] = {}
+        if labels not in family:
+            family[labels] = value
     lines = []
-    for metric, series in families.items():
+    for metric, family in families.items():
         lines.append(_head(metric, format))
-        for labels, value in series.items():
-            lines.append(f"{_series(metric.name, metric.labels, labels)} {number(value)}\n")
+        known = _known(metric)
+        for labels, value in family.items():
+            series = known.get(labels)
+            if series is None:
+                series = known[labels] = _series(metric, labels)
+            lines.append(f"{series} {repr(float(value)) if 0 <= value < PLAIN_BELOW else number(value)}\n")
     return "".join(lines)
 
 
@@ -92,12 +103,22 @@ def _head(metric: Metric, format: Format) -> str:
     return f"# HELP {family} {text}\n# TYPE {family} {metric.kind}\n"
 
 
-@functools.lru_cache(maxsize=1 << 16)
-def _series(name: str, names: tuple[str, ...], labels: tuple[str, ...]) -> str:
-    if not names:
-        return name
-    pairs = sorted(zip(names, labels, strict=True))
-    return name + "{" + ",".join(f'{key}="{_escape(clean(value))}"' for key, value in pairs) + "}"
+_series_of: dict[Metric, dict[tuple[str, ...], str]] = {}
+
+
+def _known(metric: Metric) -> dict[tuple[str, ...], str]:
+    """Return what stands before the value of each series of a metric that was written before."""
+    known = _series_of.setdefault(metric, {})
+    if len(known) > MAX_KNOWN:
+        known.clear()
+    return known
+
+
+def _series(metric: Metric, labels: tuple[str, ...]) -> str:
+    if not labels:
+        return metric.name
+    pairs = sorted(zip(metric.labels, labels, strict=True))
+    return metric.name + "{" + ",".join(f'{key}="{_escape(clean(value))}"' for key, value in pairs) + "}"
 
 
 def _escape(text: str) -> str:
