@@ -83,7 +83,7 @@ class RunningAgent:
             return [int(pid) for pid in children.read().split()]
 
 
-def _first_line(process: subprocess.Popen[str], seconds: float) -> str:
+def first_line(process: subprocess.Popen[str], seconds: float) -> str:
     """Return what the process prints first; an empty string when it ends or stays silent."""
     lines: queue.Queue[str] = queue.Queue()
     assert process.stdout is not None
@@ -107,7 +107,7 @@ def running(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **(environment or {})}
         )
     try:
-        line = _first_line(process, 20)
+        line = first_line(process, 20)
         match = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
         assert match, f"the agent did not announce itself: {line!r}\n{log.read_text(encoding='utf-8')}"
         yield RunningAgent(process, int(match[1]), log)
