@@ -1,0 +1,100 @@
+"""Clock synchronisation, as the kernel keeps it for NTP: adjtimex(2), which only reads here.
+
+Where ntpd or systemd-timesyncd disciplines the clock through the kernel, the offset is what is still to be corrected. chrony steers the
+frequency by itself: with it the offset stays near 0, and the maximum error is what says how good the clock is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dshealthd.collector import Collector, gauge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dshealthd.collector import Context, Fault, Sample
+
+SYNCHRONIZED = gauge("dshealthd_clock_synchronized", "1 if a time daemon keeps the clock synchronised, 0 if none does (STA_UNSYNC).")
+OFFSET = gauge("dshealthd_clock_offset_seconds", "Offset that the kernel still corrects; absent while not synchronised.")
+MAXIMUM_ERROR = gauge(
+    "dshealthd_clock_maximum_error_seconds", "Bound of the clock's error; grows between updates; absent while not synchronised."
+)
+ESTIMATED_ERROR = gauge("dshealthd_clock_estimated_error_seconds", "Estimate of the clock's error; absent while not synchronised.")
+FREQUENCY = gauge(
+    "dshealthd_clock_frequency_adjustment_ratio", "By how much the clock is made to run faster than its oscillator: 1 is not at all."
+)
+
+_STA_UNSYNC = 0x0040
+_STA_NANO = 0x2000
+_TIME_ERROR = 5
+_PPM = 1e-6 / 65536
+"""`freq` counts parts per million in 16.16 fixed point."""
+
+
+class Timex(NamedTuple):
+    """What adjtimex(2) says; times in the units that it uses."""
+
+    state: int
+    status: int
+    offset: int
+    """Microseconds, or nanoseconds if the status has STA_NANO."""
+    frequency: int
+    maximum_error: int
+    """Microseconds, as the next one."""
+    estimated_error: int
+
+
+class _Structure(ctypes.Structure):
+    """`struct timex` of <sys/timex.h>."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_char * 256),  # more than follows; the kernel writes what it has
+    )
+
+
+@functools.cache
+def _adjtimex() -> Callable[..., int]:
+    function = ctypes.CDLL(None, use_errno=True).adjtimex
+    function.argtypes = (ctypes.POINTER(_Structure),)
+    function.restype = ctypes.c_int
+    return function
+
+
+def adjtimex() -> Timex:
+    """Ask the kernel; with no mode set it changes nothing and needs no privilege. OSError where a filter of system calls refuses it."""
+    structure = _Structure(modes=0)
+    state = _adjtimex()(ctypes.byref(structure))
+    if state < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"adjtimex: {os.strerror(number)}")
+    return Timex(state, structure.status, structure.offset, structure.freq, structure.maxerror, structure.esterror)
+
+
+class Clock(Collector):
+    """Makes one system call; cannot hang."""
+
+    def __init__(self, options: Any, context: Context, source: Callable[[], Timex] = adjtimex) -> None:
+        """Keep how the kernel is asked; nothing is asked yet."""
+        super().__init__(options, context)
+        self._source = source
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Yield the state; offset and errors only where they mean something."""
+        timex = self._source()
+        synchronized = timex.state != _TIME_ERROR and not timex.status & _STA_UNSYNC
+        yield SYNCHRONIZED(float(synchronized))
+        yield FREQUENCY(1 + timex.frequency * _PPM)
+        if synchronized:
+            yield OFFSET(timex.offset / (1e9 if timex.status & _STA_NANO else 1e6))
+            yield MAXIMUM_ERROR(timex.maximum_error / 1e6)
+            yield ESTIMATED_ERROR(timex.estimated_error / 1e6)

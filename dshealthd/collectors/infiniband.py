@@ -1,0 +1,318 @@
+"""InfiniBand and RoCE ports, from `/sys/class/infiniband`: state, rate, traffic, errors, congestion, flaps, temperatures.
+
+Most of these files ask the adapter's firmware, and a read of one hangs when the firmware does; hence a worker. No file is kept open, as
+that would keep the driver from being unloaded.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dshealthd.collector import Collector, CollectorOptions, Fault, Metric, NotAvailable, Reason, Sample, SourceError, counter, gauge
+from dshealthd.devices.adapter import Adapter, History, identity, parse_rate, parse_state, read_attribute
+from dshealthd.options import option
+from dshealthd.result import os_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dshealthd.collector import Context
+    from dshealthd.host import Host
+
+_PORT = ("device", "port")
+UP = gauge(
+    "dshealthd_infiniband_port_up",
+    "1 if the port is ACTIVE with its link up; 0 if not, and for ports that were seen and whose device is gone.",
+    *_PORT,
+)
+STATE = gauge(
+    "dshealthd_infiniband_port_state",
+    "1 for the logical state that the port is in: down, init, armed, active, active_defer, nop, unknown, or gone with its device.",
+    *_PORT,
+    "state",
+)
+PHYSICAL_STATE = gauge(
+    "dshealthd_infiniband_port_physical_state",
+    "1 for the physical state that the port is in: sleep, polling, disabled, training, link_up, link_error_recovery, phy_test, unknown.",
+    *_PORT,
+    "state",
+)
+RATE = gauge("dshealthd_infiniband_port_rate_bytes_per_second", "Rate that an active port runs at: 5e+10 is 400 Gb/s.", *_PORT)
+FLAPS = counter(
+    "dshealthd_infiniband_port_flaps_total",
+    "Times the port left ACTIVE since the collector started: seen between two samples, or counted by link_downed in the meantime.",
+    *_PORT,
+)
+TRANSMIT_BYTES = counter("dshealthd_infiniband_port_transmit_bytes_total", "Data sent; port_xmit_data, which counts 4-byte words.", *_PORT)
+RECEIVE_BYTES = counter("dshealthd_infiniband_port_receive_bytes_total", "Data received; port_rcv_data, which counts 4-byte words.", *_PORT)
+TRANSMIT_PACKETS = counter("dshealthd_infiniband_port_transmit_packets_total", "Packets sent; port_xmit_packets.", *_PORT)
+RECEIVE_PACKETS = counter("dshealthd_infiniband_port_receive_packets_total", "Packets received; port_rcv_packets.", *_PORT)
+TRANSMIT_WAIT = counter(
+    "dshealthd_infiniband_port_transmit_wait_total",
+    "Ticks during which data waited for credits or arbitration; port_xmit_wait. A tick is the adapter's own: compare, do not convert.",
+    *_PORT,
+)
+ERRORS = counter(
+    "dshealthd_infiniband_port_errors_total",
+    "Errors by kind, named as the driver's file. Kinds of counters/ may be narrow and stop at their limit (link_downed at 255);"
+    " the *_flush_error kinds also grow when a job ends.",
+    *_PORT,
+    "type",
+)
+CONGESTION = counter(
+    "dshealthd_infiniband_port_congestion_total",
+    "Congestion notifications by kind, named as the driver's file in hw_counters/; no error by themselves.",
+    *_PORT,
+    "type",
+)
+INFO = gauge(
+    "dshealthd_infiniband_device_info",
+    "1; what the adapter is: board (PSID), driver, firmware version, node GUID, model, PCI address.",
+    "device",
+    "board",
+    "driver",
+    "firmware",
+    "guid",
+    "model",
+    "pci",
+)
+PORT_INFO = gauge(
+    "dshealthd_infiniband_port_info",
+    "1; link layer (InfiniBand or Ethernet, which is RoCE) and network interface of the port.",
+    *_PORT,
+    "interface",
+    "link_layer",
+)
+TEMPERATURE = gauge(
+    "dshealthd_infiniband_temperature_celsius", "Temperature of the adapter (asic) and its modules, from its hwmon.", "device", "sensor"
+)
+TEMPERATURE_LIMIT = gauge(
+    "dshealthd_infiniband_temperature_limit_celsius", "Critical temperature that the adapter states for a sensor.", "device", "sensor"
+)
+
+_CLASS = "class/infiniband"
+_ACTIVE, _LINK_UP = 4, 5
+_STATES = {0: "nop", 1: "down", 2: "init", 3: "armed", _ACTIVE: "active", 5: "active_defer"}
+_PHYSICAL_STATES = {
+    1: "sleep", 2: "polling", 3: "disabled", 4: "training", _LINK_UP: "link_up", 6: "link_error_recovery", 7: "phy_test",
+}  # fmt: skip
+_TRAFFIC = {
+    # file: metric, and how many of the file's units make one of the metric's
+    "port_xmit_data": (TRANSMIT_BYTES, 0.25),
+    "port_rcv_data": (RECEIVE_BYTES, 0.25),
+    "port_xmit_packets": (TRANSMIT_PACKETS, 1),
+    "port_rcv_packets": (RECEIVE_PACKETS, 1),
+    "port_xmit_wait": (TRANSMIT_WAIT, 1),
+    # AWS EFA has these instead, in hw_counters/
+    "tx_bytes": (TRANSMIT_BYTES, 1),
+    "rx_bytes": (RECEIVE_BYTES, 1),
+    "tx_pkts": (TRANSMIT_PACKETS, 1),
+    "rx_pkts": (RECEIVE_PACKETS, 1),
+}
+_LINK_ERRORS = """
+    symbol_error link_error_recovery link_downed port_rcv_errors port_rcv_remote_physical_errors port_rcv_switch_relay_errors
+    port_xmit_discards port_xmit_constraint_errors port_rcv_constraint_errors local_link_integrity_errors
+    excessive_buffer_overrun_errors VL15_dropped
+"""
+_MLX5_ERRORS = """
+    duplicate_request implied_nak_seq_err local_ack_timeout_err out_of_buffer out_of_sequence packet_seq_err
+    req_cqe_error req_cqe_flush_error req_remote_access_errors req_remote_invalid_request req_rnr_retries_exceeded
+    req_transport_retries_exceeded resp_cqe_error resp_cqe_flush_error resp_local_length_error resp_remote_access_errors
+    rnr_nak_retry_err roce_adp_retrans roce_adp_retrans_to roce_slow_restart roce_slow_restart_trans rx_icrc_encapsulated
+"""
+_EFA_ERRORS = """
+    rx_drops rdma_read_wr_err rdma_write_wr_err retrans_timeout_events unresponsive_remote_events impaired_remote_conn_events
+"""
+_ERRORS = frozenset((_LINK_ERRORS + _MLX5_ERRORS + _EFA_ERRORS).split())
+_CONGESTION = frozenset({"np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled", "rp_cnp_ignored", "roce_slow_restart_cnps"})
+_INFO_FILES = {"board": "board_id", "firmware": "fw_ver", "guid": "node_guid", "model": "hca_type"}
+_REFRESH = 300.0
+"""Seconds until a device is described again: its network interface and its sensors may come after it, and be renamed."""
+
+
+class Reading(NamedTuple):
+    """A file with one number, and the series that it becomes; `per_unit` of the file's units make one of the metric's."""
+
+    place: str
+    metric: Metric
+    labels: tuple[str, ...]
+    per_unit: float
+
+
+@dataclass(slots=True)
+class _Device:
+    """An adapter and what is made of its files."""
+
+    adapter: Adapter
+    constants: list[Sample] = field(default_factory=list)
+    sensors: list[Reading] = field(default_factory=list)
+    counters: dict[str, list[Reading]] = field(default_factory=dict)
+    """By port."""
+    described: float | None = None
+    """When, by the monotonic clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(CollectorOptions):
+    """Options of this collector."""
+
+    exclude: tuple[str, ...] = option([], 'Devices to leave out, as shell patterns: "mlx5_bond_*".')
+
+
+class Infiniband(Collector):
+    """Reads some fifty small files a port; a device, a port or a file that fails leaves the others alone."""
+
+    Options = Options
+    worker = "fabric"
+
+    def __init__(self, options: Any, context: Context, read: Callable[[str], bytes] = read_attribute) -> None:
+        """Keep how a file is read; nothing is read yet."""
+        super().__init__(options, context)
+        self._reader = read
+        self._devices: dict[str, _Device] = {}
+        self._ports: dict[tuple[str, ...], History] = {}
+
+    @classmethod
+    def absent(cls, options: Any, host: Host) -> str | None:  # noqa: ARG003 - the contract's signature
+        """Say so where no InfiniBand driver is loaded."""
+        return None if os.path.isdir(host.sys(_CLASS)) else f"{host.sys(_CLASS)} does not exist"
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Yield what each device tells, and `port_up` 0 for the ports that are gone."""
+        names = self._list()
+        if not names and not self._ports:
+            message = f"{self.host.sys(_CLASS)} has no device"
+            raise NotAvailable(message)
+        working, fault = False, None
+        for name in names:
+            for item in self._device(name):
+                if isinstance(item, Fault):
+                    fault = item
+                elif item.metric is UP:
+                    working = True
+                yield item
+        yield from self._gone(names)
+        if fault is not None and not working:
+            raise SourceError(fault.reason, f"no port can be read: {fault.detail}")
+
+    def _list(self) -> list[str]:
+        try:
+            names = os.listdir(self.host.sys(_CLASS))
+        except FileNotFoundError:  # the driver was unloaded a moment ago
+            return []
+        return sorted(name for name in names if not any(fnmatchcase(name, pattern) for pattern in self.options.exclude))
+
+    def _device(self, name: str) -> Iterator[Sample | Fault]:
+        part = f"infiniband {name}"
+        try:
+            device = self._known(name)
+            if (quarantine := self.context.approach(part)) is not None:
+                yield quarantine
+                return
+            now = self.context.monotonic()
+            if device.described is None or now - device.described >= _REFRESH:
+                _describe(device)
+                device.described = now
+        except OSError as error:
+            yield Fault(part, os_reason(error), str(error))
+            return
+        yield from device.constants
+        yield from _read(device.adapter, device.sensors, part)
+        for port in device.adapter.ports:
+            yield from self._port(device, port)
+
+    def _port(self, device: _Device, port: str) -> Iterator[Sample | Fault]:
+        adapter, labels = device.adapter, (device.adapter.name, port)
+        part, place = f"infiniband {adapter.name} port {port}", f"{adapter.place}/ports/{port}"
+        downed = None
+        for item in _read(adapter, device.counters[port], part):
+            if isinstance(item, Sample) and item.labels[-1] == "link_downed":
+                downed = int(item.value)
+            yield item
+        try:
+            state = parse_state(self._reader(f"{place}/state"))
+            physical = parse_state(self._reader(f"{place}/phys_state"))
+            history = self._ports[labels]
+            history.observe(active=state == _ACTIVE, downed=downed)
+            yield Sample(UP, labels, float(state == _ACTIVE and physical == _LINK_UP))
+            yield Sample(STATE, (*labels, _STATES.get(state, "unknown")), 1)
+            yield Sample(PHYSICAL_STATE, (*labels, _PHYSICAL_STATES.get(physical, "unknown")), 1)
+            yield Sample(FLAPS, labels, history.flaps)
+            if state == _ACTIVE:  # otherwise the file has the lowest rate that the port can fall back to
+                yield Sample(RATE, labels, parse_rate(self._reader(f"{place}/rate")))
+        except OSError as error:
+            yield Fault(part, os_reason(error), str(error))
+        except ValueError as error:
+            yield Fault(part, Reason.MALFORMED, f"{place}: {error}")
+
+    def _gone(self, names: list[str]) -> Iterator[Sample]:
+        """Yield what is to be said of ports that were here before; their device forgets what it did not support."""
+        for name in self._devices.keys() - names:
+            del self._devices[name]
+        for labels, history in self._ports.items():
+            name, port = labels
+            if name in names and (name not in self._devices or port in self._devices[name].adapter.ports):
+                continue
+            history.observe(active=False, downed=None)
+            yield Sample(UP, labels, 0.0)
+            yield Sample(STATE, (*labels, "gone"), 1)
+            yield Sample(FLAPS, labels, history.flaps)
+
+    def _known(self, name: str) -> _Device:
+        """Return the device, anew if it was registered anew."""
+        link = self.host.sys(f"{_CLASS}/{name}")
+        device = self._devices.get(name)
+        if device is None or device.adapter.identity != identity(link):
+            device = self._devices[name] = _Device(Adapter.at(link, self._reader))
+            for port in device.adapter.ports:
+                self._ports.setdefault((name, port), History())
+        return device
+
+
+def _describe(device: _Device) -> None:
+    """Fill in what hardly changes while the device is registered, and which files it has."""
+    adapter = device.adapter
+    info = {label: adapter.text(file) for label, file in _INFO_FILES.items()}
+    info |= {"device": adapter.name, "driver": adapter.target("device/driver"), "pci": adapter.target("device")}
+    constants, sensors = [INFO(1, *(info[label] for label in INFO.labels))], []
+    for name, place, limit in adapter.sensors():
+        sensors.append(Reading(place, TEMPERATURE, (adapter.name, name), 1000))
+        if limit.isdecimal():
+            constants.append(TEMPERATURE_LIMIT(int(limit) / 1000, adapter.name, name))
+    for port in adapter.ports:
+        constants.append(PORT_INFO(1, adapter.name, port, adapter.interface(port), adapter.text(f"ports/{port}/link_layer")))
+        device.counters[port] = list(_readings(adapter, port))
+    device.constants, device.sensors = constants, sensors
+
+
+def _readings(adapter: Adapter, port: str) -> Iterator[Reading]:
+    """Yield the counters that a port has and this version knows; of two for the same series the first."""
+    seen = set()
+    for name, place in adapter.counters(port):
+        metric, per_unit = _TRAFFIC.get(name, (None, 1))
+        labels: tuple[str, ...] = (adapter.name, port)
+        if name in _ERRORS or name in _CONGESTION:
+            metric, labels = ERRORS if name in _ERRORS else CONGESTION, (*labels, name)
+        if metric is not None and (metric, labels) not in seen:
+            seen.add((metric, labels))
+            yield Reading(place, metric, labels, per_unit)
+
+
+def _read(adapter: Adapter, readings: list[Reading], part: str) -> Iterator[Sample | Fault]:
+    """Yield a sample for each reading that can be had, and one fault for all that fail."""
+    faults = []
+    for place, metric, labels, per_unit in readings:
+        try:
+            value = adapter.number(place)
+        except OSError as error:
+            faults.append(Fault(part, os_reason(error), str(error)))
+        except ValueError as error:
+            faults.append(Fault(part, Reason.MALFORMED, str(error)))
+        else:
+            if value is not None:
+                yield Sample(metric, labels, value / per_unit)
+    if faults:
+        yield faults[0] if len(faults) == 1 else faults[0]._replace(detail=f"{faults[0].detail}, and {len(faults) - 1} more files")

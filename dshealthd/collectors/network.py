@@ -1,0 +1,237 @@
+"""Network interfaces of the host: state, speed, MTU, traffic, errors; from `/proc/net/dev` and `/sys/class/net`.
+
+An interface counts when it has hardware below it (a `device` link; virtual functions seen from their host do not count) or is a bond.
+Loopback, bridges, veth pairs, tunnels and VLANs are left out, and with them what containers bring and take away.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.collector import Collector, CollectorOptions, Fault, NotAvailable, Reason, Sample, SourceError, counter, gauge
+from dshealthd.host import read
+from dshealthd.options import Duration, option
+from dshealthd.result import os_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dshealthd.collector import Context
+    from dshealthd.host import Host
+
+UP = gauge(
+    "dshealthd_network_up",
+    "1 if the interface is operational (operstate up), 0 if not; absent where its driver does not say.",
+    "device",
+)
+STATE = gauge(
+    "dshealthd_network_state",
+    "1 for the state that the interface is in, by RFC 2863: up, down, dormant, testing, lowerlayerdown, notpresent, unknown.",
+    "device",
+    "state",
+)
+SPEED = gauge("dshealthd_network_speed_bytes_per_second", "Negotiated speed of an interface that is up: 1.25e+09 is 10 Gb/s.", "device")
+MTU = gauge("dshealthd_network_mtu_bytes", "Largest packet that the interface sends, without link-layer header.", "device")
+CARRIER_CHANGES = counter("dshealthd_network_carrier_changes_total", "Times the carrier came or went; a flap is two.", "device")
+RECEIVE_BYTES = counter("dshealthd_network_receive_bytes_total", "Bytes received; not those that RDMA moves past the kernel.", "device")
+RECEIVE_PACKETS = counter("dshealthd_network_receive_packets_total", "Packets received; not those of RDMA.", "device")
+RECEIVE_ERRORS = counter("dshealthd_network_receive_errors_total", "Bad packets received: length, CRC, framing, overrun.", "device")
+RECEIVE_DROPS = counter("dshealthd_network_receive_drops_total", "Packets dropped or missed for lack of buffers.", "device")
+TRANSMIT_BYTES = counter("dshealthd_network_transmit_bytes_total", "Bytes sent; not those that RDMA moves past the kernel.", "device")
+TRANSMIT_PACKETS = counter("dshealthd_network_transmit_packets_total", "Packets sent; not those of RDMA.", "device")
+TRANSMIT_ERRORS = counter("dshealthd_network_transmit_errors_total", "Packets that could not be sent: aborted, carrier lost.", "device")
+TRANSMIT_DROPS = counter("dshealthd_network_transmit_drops_total", "Packets dropped before they were sent.", "device")
+INFO = gauge(
+    "dshealthd_network_info", '1; driver ("bonding" for a bond) and PCI or bus address of the interface.', "device", "bus", "driver"
+)
+
+_CLASS = "class/net"
+_COLUMNS = {
+    RECEIVE_BYTES: 0,
+    RECEIVE_PACKETS: 1,
+    RECEIVE_ERRORS: 2,
+    RECEIVE_DROPS: 3,
+    TRANSMIT_BYTES: 8,
+    TRANSMIT_PACKETS: 9,
+    TRANSMIT_ERRORS: 10,
+    TRANSMIT_DROPS: 11,
+}
+"""Where each is in a line of `/proc/net/dev`."""
+_ALL_COLUMNS = 16
+_STATES = frozenset({"up", "down", "dormant", "testing", "lowerlayerdown", "notpresent", "unknown"})
+_NO_SPEED = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
+"""The answers of an interface that just lost its carrier, and of a driver that knows no speed."""
+_MAX_SPEED = (1 << 31) - 1
+"""Mb/s; above it is -1 as an unsigned number, which some kernels write for "unknown"."""
+
+
+def parse_net_dev(text: str) -> dict[str, str]:
+    """Return the lines of `/proc/net/dev` by interface, their columns not yet taken apart: most may be of no interest."""
+    lines = (line.partition(":") for line in text.splitlines()[2:])
+    return {name.strip(): columns for name, _, columns in lines}
+
+
+def parse_columns(text: str) -> list[int]:
+    """Return the columns of one line of `/proc/net/dev`; ValueError if malformed."""
+    columns = [int(column) for column in text.split()]
+    if len(columns) < _ALL_COLUMNS:
+        message = f"{len(columns)} columns instead of {_ALL_COLUMNS}: {text[:200]!r}"
+        raise ValueError(message)
+    return columns
+
+
+def speed_of(megabits: int) -> float | None:
+    """Return bytes per second from what the file `speed` holds; None for the numbers that mean unknown."""
+    return megabits * 1e6 / 8 if 0 < megabits <= _MAX_SPEED else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(CollectorOptions):
+    """Options of this collector."""
+
+    include: tuple[str, ...] = option([], 'Interfaces to take besides those with hardware, as shell patterns: "br-*".')
+    exclude: tuple[str, ...] = option([], 'Interfaces to leave out, as shell patterns: "usb*".')
+    speed_interval: Duration = option("1m", "How often to ask a driver for the speed of a link that did not change.", minimum="1s")
+
+    def wants(self, name: str, place: str) -> bool:
+        """Say whether an interface, whose directory is `place`, is to be reported."""
+        if any(fnmatchcase(name, pattern) for pattern in self.exclude):
+            return False
+        if any(fnmatchcase(name, pattern) for pattern in self.include):
+            return True
+        if os.path.lexists(f"{place}/device"):
+            return not os.path.lexists(f"{place}/device/physfn")
+        return os.path.lexists(f"{place}/bonding")
+
+
+@dataclass(slots=True)
+class _Interface:
+    """What is remembered of an interface."""
+
+    info: Sample
+    changes: int = -1
+    """Carrier changes when its speed was asked for."""
+    asked: float = 0.0
+    """When that was, by the monotonic clock."""
+    speed: float | None = None
+
+
+class Network(Collector):
+    """Reads one file, and four small ones an interface.
+
+    All but `speed` is known to the kernel, and read without a lock that a driver could hold. `speed` waits for the lock of network
+    configuration and asks the driver, which asks its firmware; either can hang. So it is approached, in a worker; and as it changes only
+    with the carrier (a bond's with its members), it is read after a change of the carrier and otherwise once a minute.
+    """
+
+    Options = Options
+    worker = "storage"  # it runs on every machine, while `fabric` is for those with InfiniBand; parts keep the two from each other
+
+    def __init__(self, options: Any, context: Context, reader: Callable[[str], str] = read) -> None:
+        """Keep how a file is read; nothing is read yet."""
+        super().__init__(options, context)
+        self._reader = reader
+        self._interfaces: dict[str, _Interface | None] = {}
+        """By name; None for those that are left out, so that this is decided once."""
+
+    @classmethod
+    def absent(cls, options: Any, host: Host) -> str | None:
+        """Say so where there is no interface to report, as in a container that has only one end of a veth pair."""
+        root = host.sys(_CLASS)
+        names = os.listdir(root) if os.path.isdir(root) else []
+        if any(options.wants(name, f"{root}/{name}") for name in names):
+            return None
+        return f"{root} has no interface with hardware"
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Yield what is known of each interface; one that fails leaves the others alone."""
+        place = self.host.proc("net/dev")
+        lines = parse_net_dev(self._reader(place))
+        for name in self._interfaces.keys() - lines.keys():
+            del self._interfaces[name]
+        working, fault = False, None
+        for name, line in lines.items():
+            if (interface := self._known(name)) is None:
+                continue
+            try:
+                columns = parse_columns(line)
+                for metric, column in _COLUMNS.items():
+                    yield metric(columns[column], name)
+                yield from self._interface(name, interface)
+                working = True
+            except OSError as error:
+                fault = Fault(f"network {name}", os_reason(error), str(error))
+            except ValueError as error:
+                fault = Fault(f"network {name}", Reason.MALFORMED, str(error))
+            else:
+                continue
+            yield fault
+        if fault is not None and not working:
+            raise SourceError(fault.reason, f"no interface can be read: {fault.detail}")
+        if not working:
+            message = f"{place} has no interface with hardware"
+            raise NotAvailable(message)
+
+    def _known(self, name: str) -> _Interface | None:
+        """Return what is remembered of an interface; None if it is to be left out."""
+        if name not in self._interfaces:
+            place = self.host.sys(f"{_CLASS}/{name}")
+            self._interfaces[name] = _Interface(_info(name, place)) if self.options.wants(name, place) else None
+        return self._interfaces[name]
+
+    def _interface(self, name: str, interface: _Interface) -> Iterator[Sample | Fault]:
+        place = self.host.sys(f"{_CLASS}/{name}")
+        yield interface.info
+        state = self._reader(f"{place}/operstate").strip()
+        if state not in _STATES:
+            message = f"{place}/operstate: {state[:40]!r} is no state"
+            raise ValueError(message)
+        if state != "unknown":
+            yield UP(float(state == "up"), name)
+        yield STATE(1, name, state)
+        yield MTU(self._number(f"{place}/mtu"), name)
+        changes = self._number(f"{place}/carrier_changes")
+        yield CARRIER_CHANGES(changes, name)
+        if state == "up":  # no carrier, no speed: the file answers EINVAL
+            yield from self._speed(name, interface, changes)
+
+    def _speed(self, name: str, interface: _Interface, changes: int) -> Iterator[Sample | Fault]:
+        now = self.context.monotonic()
+        if interface.changes != changes or now - interface.asked >= self.options.speed_interval:
+            interface.speed = None
+            if (quarantine := self.context.approach(f"network {name}")) is not None:
+                yield quarantine
+                return
+            try:
+                interface.speed = speed_of(self._number(self.host.sys(f"{_CLASS}/{name}/speed")))
+            except OSError as error:
+                if error.errno not in _NO_SPEED:
+                    raise
+            interface.changes, interface.asked = changes, now
+        if interface.speed is not None:
+            yield SPEED(interface.speed, name)
+
+    def _number(self, place: str) -> int:
+        text = self._reader(place)
+        try:
+            return int(text)
+        except ValueError as error:
+            message = f"{place}: {text[:40]!r} is no number"
+            raise ValueError(message) from error
+
+
+def _info(name: str, place: str) -> Sample:
+    """Return the description of an interface, from where its links lead."""
+    device = f"{place}/device"
+    if not os.path.lexists(device):
+        return INFO(1, name, "", "bonding" if os.path.lexists(f"{place}/bonding") else "")
+    driver = f"{device}/driver"
+    return INFO(1, name, _name(device), _name(driver) if os.path.lexists(driver) else "")
+
+
+def _name(link: str) -> str:
+    return os.path.basename(os.path.realpath(link))

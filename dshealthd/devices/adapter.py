@@ -1,0 +1,171 @@
+"""An InfiniBand or RoCE adapter as sysfs shows it, and what is remembered of its ports.
+
+What each file means: the kernel's `Documentation/ABI/stable/sysfs-class-infiniband`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_PAGE = 4096
+_UNKNOWN = (1 << 64) - 1
+"""All bits set: what a counter reads like that the hardware does not have."""
+_ENOTSUPP = 524
+"""The kernel's own "not supported", which drivers let through although no header for programs has it."""
+_UNSUPPORTED = frozenset({errno.EINVAL, errno.EOPNOTSUPP, _ENOTSUPP})
+
+
+def read_attribute(place: str) -> bytes:
+    """Return the content of a sysfs attribute, in three system calls: it is at most a page, and one read(2) gives all of it."""
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        return os.read(descriptor, _PAGE)
+    finally:
+        os.close(descriptor)
+
+
+def parse_state(text: bytes) -> int:
+    """Return the number in `4: ACTIVE`; ValueError if there is none."""
+    return int(text.partition(b":")[0])
+
+
+def parse_rate(text: bytes) -> float:
+    """Return bytes per second from `400 Gb/sec (4X NDR)`; ValueError if malformed."""
+    value, unit, *_ = text.split(maxsplit=2) or (b"", b"")
+    if unit != b"Gb/sec":
+        message = f"{text[:40]!r} is no rate in Gb/sec"
+        raise ValueError(message)
+    return float(value) * 1e9 / 8
+
+
+@dataclass(slots=True)
+class Adapter:
+    """One incarnation of an adapter: from when its driver registers it until it is taken away. Holds no file open."""
+
+    name: str
+    place: str
+    """Its directory, with no symbolic link in the path: resolving them costs as much as a read."""
+    identity: tuple[int, int]
+    """Tells one incarnation from the next."""
+    ports: tuple[str, ...]
+    read: Callable[[str], bytes]
+    unsupported: set[str] = field(default_factory=set)
+    """Files that the driver refuses. They are asked for once: a restricted function writes each refusal into the kernel's log."""
+
+    @classmethod
+    def at(cls, link: str, read: Callable[[str], bytes]) -> Adapter:
+        """Return the adapter that `/sys/class/infiniband/NAME` leads to. Looks at directories only, for which the kernel asks no driver."""
+        place = os.path.realpath(link)
+        return cls(os.path.basename(link), place, identity(place), tuple(sorted(_entries(f"{place}/ports"))), read)
+
+    def number(self, place: str) -> int | None:
+        """Return the number that a file holds; None if there is none for this adapter. OSError or ValueError if it cannot be had."""
+        if place in self.unsupported:
+            return None
+        try:
+            text = self.read(place)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            self.unsupported.add(place)
+            return None
+        try:
+            value = int(text)
+        except ValueError as error:
+            if text.startswith(b"N/A"):  # the kernel's words for a driver without this counter
+                self.unsupported.add(place)
+                return None
+            message = f"{place}: {text[:40]!r} is no number"
+            raise ValueError(message) from error
+        return None if value == _UNKNOWN else value
+
+    def text(self, path: str) -> str:
+        """Return the line in a file of the adapter; "" where there is no such file, or it does not apply."""
+        place = f"{self.place}/{path}"
+        if place in self.unsupported:
+            return ""
+        try:
+            return self.read(place).decode(errors="replace").strip()
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            self.unsupported.add(place)
+            return ""
+
+    def target(self, path: str) -> str:
+        """Return the last part of what a symbolic link of the adapter points to; "" where there is no link."""
+        link = f"{self.place}/{path}"
+        return os.path.basename(os.path.realpath(link)) if os.path.lexists(link) else ""
+
+    def interface(self, port: str) -> str:
+        """Return the network interface of a port; "" where it is not clear."""
+        if name := self.text(f"ports/{port}/gid_attrs/ndevs/0"):  # RoCE; an InfiniBand port has none among its GIDs
+            return name
+        names = _entries(f"{self.place}/device/net")
+        ours = [name for name in names if self.text(f"device/net/{name}/dev_port") == str(int(port) - 1)]
+        return ours[0] if len(ours) == 1 else ""
+
+    def counters(self, port: str) -> Iterator[tuple[str, str]]:
+        """Yield name and place of each counter that a port has."""
+        for directory in (f"{self.place}/ports/{port}/counters", f"{self.place}/ports/{port}/hw_counters"):
+            for name in sorted(_entries(directory)):
+                yield name, f"{directory}/{name}"
+
+    def sensors(self) -> Iterator[tuple[str, str, str]]:
+        """Yield name, place and limit ("" if unknown) of each temperature sensor; in thousandths of a degree Celsius."""
+        for hwmon in _entries(f"{self.place}/device/hwmon"):
+            directory = f"device/hwmon/{hwmon}"
+            for file in sorted(_entries(f"{self.place}/{directory}")):
+                if file.startswith("temp") and file.endswith("_input"):
+                    sensor = file.removesuffix("_input")
+                    name = self.text(f"{directory}/{sensor}_label").lower() or sensor
+                    yield name, f"{self.place}/{directory}/{file}", self.text(f"{directory}/{sensor}_crit")
+
+
+@dataclass(slots=True)
+class History:
+    """What is remembered of a port from sample to sample, and after its adapter is gone."""
+
+    flaps: int = 0
+    active: bool = False
+    downed: int | None = None
+    """`link_downed` as last read."""
+    unconfirmed: int = 0
+    """Flaps seen in the state that `link_downed` may still count."""
+
+    def observe(self, *, active: bool, downed: int | None) -> None:
+        """Take a sample, whose `link_downed` was read before its state: a flap that both show is one flap."""
+        if self.active and not active:
+            self.flaps += 1
+            self.unconfirmed += 1
+        if self.downed is not None and downed is not None:
+            grown = downed - self.downed if downed >= self.downed else downed
+            confirmed = min(grown, self.unconfirmed)
+            self.flaps += grown - confirmed
+            self.unconfirmed -= confirmed
+        if active:
+            self.unconfirmed = 0  # an orderly shutdown is never confirmed
+        self.active, self.downed = active, downed
+
+
+def identity(place: str) -> tuple[int, int]:
+    """Return what tells a directory from a later one with the same name."""
+    status = os.stat(place)
+    return status.st_dev, status.st_ino
+
+
+def _entries(directory: str) -> Iterable[str]:
+    """Return the names in a directory; none where there is no such directory."""
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return ()

@@ -1,0 +1,131 @@
+"""Clock synchronisation as adjtimex(2) tells it."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import shutil
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collector import Context, Reason
+from dshealthd.collectors.clock import Clock, Timex, adjtimex
+from dshealthd.exposition import Format, render
+from dshealthd.host import Host
+from dshealthd.result import Outcome, Result, attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STA_PLL, STA_UNSYNC, STA_NANO = 0x0001, 0x0040, 0x2000
+TIME_OK, TIME_ERROR = 0, 5
+SYNCHRONIZED = Timex(TIME_OK, STA_PLL | STA_NANO, offset=-1_250_000, frequency=-851968, maximum_error=53500, estimated_error=120)
+KERNEL_DEFAULT = Timex(TIME_ERROR, STA_UNSYNC, offset=0, frequency=0, maximum_error=16_000_000, estimated_error=16_000_000)
+
+
+def collect(source: Callable[[], Timex]) -> Result:
+    """Collect once from a source."""
+    return attempt(Clock(Clock.Options(), Context(host=Host(), monotonic=time.monotonic, wall=time.time), source), time.monotonic)
+
+
+def values(timex: Timex) -> dict[str, float]:
+    """Return the values by the middle of their names."""
+    result = collect(lambda: timex)
+    assert result.outcome is Outcome.OK
+    return {sample.metric.name.removeprefix("dshealthd_clock_"): sample.value for sample in result.samples}
+
+
+def test_synchronized() -> None:
+    """Times are in seconds, and the frequency is a ratio: 13 parts per million slower here."""
+    assert values(SYNCHRONIZED) == {
+        "synchronized": 1,
+        "offset_seconds": -0.00125,
+        "maximum_error_seconds": 0.0535,
+        "estimated_error_seconds": 0.00012,
+        "frequency_adjustment_ratio": pytest.approx(1 - 13e-6, abs=1e-15),
+    }
+
+
+def test_offset_in_microseconds() -> None:
+    """Without STA_NANO the offset is in microseconds."""
+    assert values(SYNCHRONIZED._replace(status=STA_PLL, offset=1250))["offset_seconds"] == 0.00125
+
+
+@pytest.mark.parametrize("timex", [KERNEL_DEFAULT, SYNCHRONIZED._replace(state=TIME_ERROR), SYNCHRONIZED._replace(status=STA_UNSYNC)])
+def test_not_synchronized(timex: Timex) -> None:
+    """Without synchronisation, offset and errors mean nothing and are left out: an offset of 0 would look perfect."""
+    assert values(timex).keys() == {"synchronized", "frequency_adjustment_ratio"}
+    assert values(timex)["synchronized"] == 0
+
+
+@pytest.mark.parametrize("state", [1, 2, 3, 4])
+def test_leap_seconds(state: int) -> None:
+    """A leap second that is announced, runs or is over does not make a clock unsynchronised."""
+    assert values(SYNCHRONIZED._replace(state=state))["synchronized"] == 1
+
+
+def test_refused() -> None:
+    """A filter of system calls that refuses adjtimex is an error with its reason, not an unsynchronised clock."""
+
+    def refuse() -> Timex:
+        raise PermissionError(errno.EPERM, "adjtimex: Operation not permitted")
+
+    result = collect(refuse)
+    assert (result.outcome, result.reason, result.samples) == (Outcome.ERROR, Reason.PERMISSION_DENIED, ())
+
+
+def test_lint() -> None:
+    """Promtool has nothing to say about names, types and help."""
+    text = render(collect(lambda: SYNCHRONIZED).samples, Format.PROMETHEUS)
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+ADJTIMEX = {"x86_64": 159, "aarch64": 171}
+PERL = """
+    my $timex = pack("x256");
+    my $state = syscall($ARGV[0], $timex);
+    my ($modes, $offset, $frequency, $maximum, $estimated, $status) = unpack("L x4 q4 l", $timex);
+    print "$state $status $frequency $maximum";
+"""
+"""Asks the kernel by way of syscall(), which shares no code with ours; the layout is that of 64-bit Linux."""
+
+
+def test_against_another_caller() -> None:
+    """This machine's state, status and frequency are what another program gets from the kernel."""
+    number, perl = ADJTIMEX.get(os.uname().machine), shutil.which("perl")
+    if number is None or perl is None:
+        pytest.skip("no perl, or the number of the system call is not known here")
+    shown = subprocess.run([perl, "-e", PERL, str(number)], capture_output=True, text=True, check=True).stdout
+    state, status, frequency, maximum_error = map(int, shown.split())
+    ours = adjtimex()
+    assert (ours.state, ours.status) == (state, status)
+    assert ours.frequency == pytest.approx(frequency, abs=65536)
+    assert ours.maximum_error == pytest.approx(maximum_error, abs=1_000_000)
+
+
+def test_a_faked_clock_changes_nothing() -> None:
+    """With libfaketime ten years ahead, the kernel's view of its clock is reported as it is."""
+    found = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
+    if not found:
+        pytest.skip("libfaketime is not installed")
+    script = "import time; from dshealthd.collectors.clock import adjtimex; print(time.time(), *adjtimex()[:2])"
+    environment = {**os.environ, "LD_PRELOAD": found[0], "FAKETIME": "+10y"}
+    shown = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True).stdout.split()
+    assert float(shown[0]) > time.time() + 9 * 365 * 86400
+    assert tuple(map(int, shown[1:])) == adjtimex()[:2]
+
+
+def test_nothing_is_set() -> None:
+    """Asking takes no privilege: an unprivileged process gets an answer too."""
+    if os.geteuid() != 0:
+        assert adjtimex().state >= 0
+        return
+    script = "import os; from dshealthd.collectors.clock import adjtimex; os.setuid(65534); print(adjtimex().state)"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert int(shown) >= 0

@@ -1,0 +1,479 @@
+"""InfiniBand and RoCE ports from a tree like /sys: two ConnectX-7, a RoCE port, a port that is down, an adapter without counters."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshealthd import registry
+from dshealthd.collector import Context, Fault, Metric, Reason
+from dshealthd.collectors.infiniband import (
+    ERRORS,
+    FLAPS,
+    PORT_INFO,
+    RATE,
+    RECEIVE_BYTES,
+    STATE,
+    TEMPERATURE,
+    TRANSMIT_BYTES,
+    TRANSMIT_PACKETS,
+    UP,
+    Infiniband,
+    Options,
+)
+from dshealthd.devices.adapter import History, parse_rate, parse_state, read_attribute
+from dshealthd.exposition import Format, render
+from dshealthd.host import Host
+from dshealthd.options import encode
+from dshealthd.result import Outcome, Result, attempt
+from dshealthd.supervisor import Backoff, Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FIXTURES = Path(__file__).parent / "fixtures" / "infiniband"
+DEVICES = {"irdma0", "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"}
+PORT_1 = "class/infiniband/mlx5_1/ports/1"
+
+
+class Reads:
+    """Reads files, notes which, and refuses those that it is told to."""
+
+    def __init__(self) -> None:
+        """Refuse nothing yet."""
+        self.refused: dict[str, int] = {}
+        self.answers: dict[str, bytes] = {}
+        self.seen: Counter[str] = Counter()
+
+    def __call__(self, place: str) -> bytes:
+        """Return the content of a file; OSError with the number that stands for the end of its path."""
+        self.seen[place] += 1
+        for end, number in self.refused.items():
+            if place.endswith(end):
+                raise OSError(number, os.strerror(number), place)
+        return next((text for end, text in self.answers.items() if place.endswith(end)), None) or read_attribute(place)
+
+    def count(self, end: str) -> int:
+        """Return how often files with this end were read."""
+        return sum(count for place, count in self.seen.items() if place.endswith(end))
+
+
+class Bench:
+    """A collector on a copy of the fixture that a test can change."""
+
+    def __init__(self, sysfs: Path, **options: object) -> None:
+        """Make the collector; `options` are its own."""
+        self.sysfs = sysfs
+        self.now = 0.0
+        self.reads = Reads()
+        self.approached: list[str] = []
+        self.blocked: dict[str, Fault] = {}
+        context = Context(host=Host(sysfs=sysfs), monotonic=lambda: self.now, wall=time.time, approach=self._approach)
+        self.collector = Infiniband(Options(**options), context, self.reads)  # type: ignore[arg-type] # checked where the config is decoded
+
+    def _approach(self, part: str) -> Fault | None:
+        self.approached.append(part)
+        return self.blocked.get(part)
+
+    def collect(self) -> Result:
+        """Collect once."""
+        return attempt(self.collector, time.monotonic)
+
+    def write(self, path: str, text: str) -> None:
+        """Change a file."""
+        (self.sysfs / path).write_text(text + "\n")
+
+    def remove(self, device: str) -> Path:
+        """Take a device away; returns where its link led."""
+        link = self.sysfs / "class/infiniband" / device
+        place = link.resolve()
+        link.unlink()
+        return place
+
+    def register(self, device: str, place: Path) -> None:
+        """Bring a device back as the kernel does: as new directories."""
+        fresh = place.with_name("fresh")
+        shutil.copytree(place, fresh, symlinks=True)
+        shutil.rmtree(place)
+        fresh.rename(place)
+        (self.sysfs / "class/infiniband" / device).symlink_to(place)
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> Path:
+    """Return a copy of the fixture's /sys."""
+    return Path(shutil.copytree(FIXTURES / "sys", tmp_path / "sys", symlinks=True))
+
+
+@pytest.fixture
+def bench(sysfs: Path) -> Bench:
+    """Return a collector on a copy of the fixture."""
+    return Bench(sysfs)
+
+
+def values(result: Result, metric: Metric) -> Mapping[tuple[str, ...], float]:
+    """Return the values of a metric by its labels."""
+    return {sample.labels: sample.value for sample in result.samples if sample.metric is metric}
+
+
+def up(result: Result) -> Mapping[str, float]:
+    """Return `port_up` by device; every adapter of the fixture has one port."""
+    return {device: value for (device, _port), value in values(result, UP).items()}
+
+
+def test_golden(bench: Bench) -> None:
+    """The whole fixture gives exactly this exposition, without a fault."""
+    result = bench.collect()
+    assert result.outcome is Outcome.OK
+    assert not result.faults
+    assert render(result.samples, Format.PROMETHEUS) == (FIXTURES / "expected.prom").read_text()
+
+
+def test_lint(bench: Bench) -> None:
+    """Promtool has nothing to say about names, types and help."""
+    text = render(bench.collect().samples, Format.PROMETHEUS)
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+def test_series_are_bounded(bench: Bench) -> None:
+    """No adapter, with its port and its sensors, has more than 60 series."""
+    assert max(Counter(sample.labels[0] for sample in bench.collect().samples).values()) <= 60
+
+
+def test_as_node_exporter_reads_it(bench: Bench) -> None:
+    """What node_exporter reports of the same tree is what this collector reports, where both have a value."""
+    program = shutil.which("prometheus-node-exporter")
+    if program is None:
+        pytest.skip("node_exporter is not installed")
+    ours = {
+        "port_data_transmitted_bytes_total": (TRANSMIT_BYTES, ()),
+        "port_data_received_bytes_total": (RECEIVE_BYTES, ()),
+        "port_packets_transmitted_total": (TRANSMIT_PACKETS, ()),
+        "rate_bytes_per_second": (RATE, ()),
+        "symbol_error_total": (ERRORS, ("symbol_error",)),
+        "link_downed_total": (ERRORS, ("link_downed",)),
+        "port_errors_received_total": (ERRORS, ("port_rcv_errors",)),
+        "local_link_integrity_errors_total": (ERRORS, ("local_link_integrity_errors",)),
+    }
+    theirs = _node_exporter(program, bench.sysfs)
+    result = bench.collect()
+    compared = 0
+    for name, (metric, more) in ours.items():
+        for labels, value in values(result, metric).items():
+            if labels[2:] == more and labels[0] != "irdma0":  # where it makes zeros of "N/A"
+                assert theirs[f'node_infiniband_{name}{{device="{labels[0]}",port="{labels[1]}"}}'] == value
+                compared += 1
+    assert compared == 4 * len(ours) - 1  # the rate of the port that is down has no value here
+
+
+def _node_exporter(program: str, sysfs: Path) -> Mapping[str, float]:
+    command = [
+        program,
+        f"--path.sysfs={sysfs}",
+        "--collector.disable-defaults",
+        "--collector.infiniband",
+        "--web.listen-address=127.0.0.1:0",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            address = next(line.split("address=")[1].split()[0] for line in process.stderr if "address=" in line)
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+                lines = answer.read().decode().splitlines()
+        finally:
+            process.kill()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, 524])
+def test_refused_files_are_asked_for_once(bench: Bench, number: int) -> None:
+    """A counter or sensor that the driver refuses is no fault, has no series, and is not read again."""
+    bench.reads.refused = {"/out_of_buffer": number, "/temp2_input": number}
+    for _ in range(3):
+        result = bench.collect()
+        assert not result.faults
+        assert ("mlx5_0", "1", "out_of_buffer") not in values(result, ERRORS)
+        assert ("mlx5_0", "module0") not in values(result, TEMPERATURE)
+        assert ("mlx5_0", "asic") in values(result, TEMPERATURE)
+    assert bench.reads.count("/out_of_buffer") == 4  # the devices that have it
+    assert bench.reads.count("/temp2_input") == 1
+    bench.now = 3600
+    bench.collect()
+    assert bench.reads.count("/out_of_buffer") == 4
+
+
+def test_refused_files_are_asked_for_again_after_a_return(bench: Bench) -> None:
+    """A device that is registered anew may support what it refused before; the others are not asked."""
+    bench.reads.refused = {"/out_of_buffer": errno.EINVAL}
+    bench.collect()
+    bench.reads.refused = {}
+    bench.register("mlx5_1", bench.remove("mlx5_1"))
+    result = bench.collect()
+    assert values(result, ERRORS)["mlx5_1", "1", "out_of_buffer"] == 0
+    assert ("mlx5_0", "1", "out_of_buffer") not in values(result, ERRORS)
+
+
+def test_not_available_text_is_no_number(bench: Bench) -> None:
+    """Counters that read "N/A (no PMA)" give neither zeros nor faults, are read once, and the port is reported all the same."""
+    for _ in range(2):
+        result = bench.collect()
+        assert not result.faults
+        assert up(result)["irdma0"] == 1
+        assert not any(labels[0] == "irdma0" for metric in (ERRORS, TRANSMIT_BYTES) for labels in values(result, metric))
+    assert bench.reads.count("irdma0/ports/1/counters/symbol_error") == 1
+
+
+def test_all_bits_set_is_no_count(bench: Bench) -> None:
+    """A counter of 2^64 - 1 is one that the hardware does not have."""
+    assert ("mlx5_1", "1", "port_rcv_remote_physical_errors") not in values(bench.collect(), ERRORS)
+
+
+def test_odd_device_leaves_the_others_alone(bench: Bench) -> None:
+    """A device whose files fail is one fault for its counters and one for its state; the others are complete."""
+    bench.reads.refused = {f"mlx5_1/ports/1/{file}": errno.EIO for file in ("state", "counters/symbol_error", "counters/link_downed")}
+    result = bench.collect()
+    assert result.outcome is Outcome.OK
+    assert up(result) == {"irdma0": 1, "mlx5_0": 1, "mlx5_2": 1, "mlx5_3": 0}
+    assert [(fault.part, fault.reason) for fault in result.faults] == [("infiniband mlx5_1 port 1", Reason.IO_ERROR)] * 2
+    assert result.faults[0].detail.endswith("and 1 more files")
+    assert values(result, ERRORS)["mlx5_1", "1", "packet_seq_err"] == 29
+    bench.reads.refused = {}
+    assert not bench.collect().faults
+
+
+def test_malformed_files(bench: Bench) -> None:
+    """A number, a state or a rate that cannot be read is a fault that names the file, and no value."""
+    bench.reads.answers = {
+        "mlx5_0/ports/1/counters/symbol_error": b"many\n",
+        "mlx5_1/ports/1/state": b"ACTIVE\n",
+        "mlx5_2/ports/1/rate": b"100 furlongs/fortnight\n",
+    }
+    result = bench.collect()
+    assert {fault.part: fault.reason for fault in result.faults} == {
+        f"infiniband mlx5_{number} port 1": Reason.MALFORMED for number in range(3)
+    }
+    assert "symbol_error" in result.faults[0].detail
+    assert ("mlx5_0", "1", "symbol_error") not in values(result, ERRORS)
+    assert "mlx5_1" not in up(result)
+    assert up(result)["mlx5_2"] == 1
+    assert ("mlx5_2", "1") not in values(result, RATE)
+
+
+def test_nothing_can_be_read(bench: Bench) -> None:
+    """When no port of any device can be read, the attempt fails."""
+    bench.reads.refused = {"/state": errno.ENODEV}
+    result = bench.collect()
+    assert result.outcome is Outcome.ERROR
+    assert result.reason is Reason.NOT_FOUND
+    assert not up(result)
+
+
+def test_unknown_states(bench: Bench) -> None:
+    """A state that a later kernel may know is shown as unknown, and the port does not count as up."""
+    bench.write(f"{PORT_1}/phys_state", "0: <unknown>")
+    bench.write("class/infiniband/mlx5_0/ports/1/state", "9: RESTING")
+    result = bench.collect()
+    assert up(result)["mlx5_0"] == up(result)["mlx5_1"] == 0
+    assert values(result, STATE)["mlx5_0", "1", "unknown"] == 1
+
+
+@pytest.mark.parametrize(
+    ("samples", "flaps"),
+    [
+        pytest.param([(True, 3), (True, 3)], 0, id="steady"),
+        pytest.param([(False, 3), (True, 3)], 0, id="comes up"),
+        pytest.param([(True, 3), (True, 4)], 1, id="down and up again between two samples"),
+        pytest.param([(True, 3), (True, 6)], 3, id="three times between two samples"),
+        pytest.param([(True, 3), (False, 4), (True, 4)], 1, id="seen and counted in the same sample"),
+        pytest.param([(True, 3), (False, 3), (False, 4), (True, 4)], 1, id="seen before it is counted"),
+        pytest.param([(True, 3), (False, 5), (True, 5)], 2, id="seen once, counted twice"),
+        pytest.param([(True, 255), (False, 255), (True, 255)], 1, id="counter at its limit"),
+        pytest.param([(True, None), (False, None), (True, None)], 1, id="no counter"),
+        pytest.param([(True, 3), (False, 3), (True, 3), (True, 4)], 2, id="orderly shutdown, then a flap"),
+        pytest.param([(True, 9), (True, 0), (True, 1)], 1, id="counter cleared"),
+        pytest.param([(True, 9), (True, 2)], 2, id="counter cleared and grown"),
+    ],
+)
+def test_flaps(samples: list[tuple[bool, int | None]], flaps: int) -> None:
+    """Each time a port leaves ACTIVE counts once, whether the state shows it, `link_downed`, or both."""
+    history = History()
+    for active, downed in samples:
+        history.observe(active=active, downed=downed)
+    assert history.flaps == flaps
+
+
+def test_flaps_are_counted_from_the_files(bench: Bench) -> None:
+    """The state and `link_downed` of a port are what its flaps are counted from; other ports have none."""
+    assert values(bench.collect(), FLAPS)["mlx5_1", "1"] == 0
+    bench.write(f"{PORT_1}/state", "1: DOWN")
+    bench.write(f"{PORT_1}/counters/link_downed", "4")
+    result = bench.collect()
+    assert up(result)["mlx5_1"] == 0
+    assert ("mlx5_1", "1") not in values(result, RATE)
+    bench.write(f"{PORT_1}/state", "4: ACTIVE")
+    bench.write(f"{PORT_1}/counters/link_downed", "6")
+    assert values(bench.collect(), FLAPS) == {(device, "1"): 3 * (device == "mlx5_1") for device in DEVICES}
+
+
+def test_device_vanishes_and_returns(bench: Bench) -> None:
+    """A device that is gone has port_up 0, state gone and one flap more, and nothing else; after its return it is as before."""
+    before = bench.collect()
+    place = bench.remove("mlx5_1")
+    for _ in range(3):
+        gone = bench.collect()
+        assert gone.outcome is Outcome.OK
+        assert not gone.faults
+        assert up(gone) == {**up(before), "mlx5_1": 0}
+        ours = {(sample.metric, sample.labels[2:]): sample.value for sample in gone.samples if sample.labels[0] == "mlx5_1"}
+        assert ours == {(UP, ()): 0, (STATE, ("gone",)): 1, (FLAPS, ()): 1}
+    (place / "ports/1/counters/link_downed").write_text("0\n")
+    bench.register("mlx5_1", place)
+    after = bench.collect()
+    assert up(after) == up(before)
+    assert values(after, FLAPS)["mlx5_1", "1"] == 1
+    assert {sample[:2] for sample in after.samples} == {sample[:2] for sample in before.samples}
+
+
+def test_port_vanishes(bench: Bench) -> None:
+    """A device that comes back with fewer ports has the missing one down."""
+    shutil.copytree(bench.sysfs / PORT_1, bench.sysfs / PORT_1.replace("ports/1", "ports/2"))
+    assert values(bench.collect(), UP)["mlx5_1", "2"] == 1
+    place = bench.remove("mlx5_1")
+    shutil.rmtree(place / "ports/2")
+    bench.register("mlx5_1", place)
+    result = bench.collect()
+    assert values(result, UP)["mlx5_1", "1"] == 1
+    assert values(result, UP)["mlx5_1", "2"] == 0
+
+
+def test_driver_unloaded(bench: Bench) -> None:
+    """With all devices gone, and the directory too, every port that was seen is down."""
+    bench.collect()
+    shutil.rmtree(bench.sysfs / "class/infiniband")
+    result = bench.collect()
+    assert result.outcome is Outcome.OK
+    assert up(result) == dict.fromkeys(DEVICES, 0)
+
+
+def test_machine_without_infiniband(tmp_path: Path) -> None:
+    """No directory: absent. An empty one in which no device was ever seen: not available. Both are ordinary."""
+    host = Host(sysfs=tmp_path)
+    assert Infiniband.absent(Options(), host) == f"{tmp_path}/class/infiniband does not exist"
+    (tmp_path / "class/infiniband").mkdir(parents=True)
+    assert Infiniband.absent(Options(), host) is None
+    assert Bench(tmp_path).collect().outcome is Outcome.NOT_AVAILABLE
+
+
+def test_excluded_devices(sysfs: Path) -> None:
+    """A device that the options exclude is not even approached."""
+    bench = Bench(sysfs, exclude=("irdma*", "mlx5_3"))
+    assert set(up(bench.collect())) == {"mlx5_0", "mlx5_1", "mlx5_2"}
+    assert bench.approached == [f"infiniband mlx5_{number}" for number in range(3)]
+    assert not bench.reads.count("irdma0/fw_ver")
+
+
+def test_quarantined_device_is_not_touched(bench: Bench) -> None:
+    """A device under quarantine gives its fault, no file of it is read, and if it vanishes it is known to be gone."""
+    fault = Fault("infiniband mlx5_1", Reason.STUCK, "hangs")
+    bench.blocked = {fault.part: fault}
+    result = bench.collect()
+    assert result.outcome is Outcome.OK
+    assert result.faults == (fault,)
+    assert set(up(result)) == DEVICES - {"mlx5_1"}
+    assert not any("mlx5_1/" in place for place in bench.reads.seen)
+    bench.remove("mlx5_1")
+    assert up(bench.collect())["mlx5_1"] == 0
+
+
+def test_description_is_refreshed(bench: Bench) -> None:
+    """A network interface that was renamed is shown by its new name after five minutes, without being asked for each time."""
+    bench.collect()
+    net = (bench.sysfs / "class/infiniband/mlx5_0/device/net").resolve()
+    (net / "ibp24s0").rename(net / "fabric0")
+    reads = bench.reads.count("/fw_ver")
+    bench.collect()
+    assert bench.reads.count("/fw_ver") == reads
+    bench.now = 301
+    assert ("mlx5_0", "1", "fabric0", "InfiniBand") in values(bench.collect(), PORT_INFO)
+
+
+def test_efa(tmp_path: Path) -> None:
+    """An AWS adapter has its traffic, in bytes, and its errors in hw_counters alone."""
+    port = tmp_path / "class/infiniband/rdmap0s6/ports/1"
+    (port / "hw_counters").mkdir(parents=True)
+    files = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "100 Gb/sec (4X EDR)", "link_layer": "Unspecified"}
+    counts = {"tx_bytes": "4000", "rx_bytes": "5000", "tx_pkts": "4", "rx_drops": "7", "rdma_read_bytes": "1"}
+    for name, text in {**files, **{f"hw_counters/{name}": text for name, text in counts.items()}}.items():
+        (port / name).write_text(text + "\n")
+    result = Bench(tmp_path).collect()
+    assert not result.faults
+    assert values(result, TRANSMIT_BYTES) == {("rdmap0s6", "1"): 4000}
+    assert values(result, RECEIVE_BYTES) == {("rdmap0s6", "1"): 5000}
+    assert values(result, ERRORS) == {("rdmap0s6", "1", "rx_drops"): 7}
+
+
+def test_holds_no_file_open(bench: Bench) -> None:
+    """Between two sweeps nothing of the driver is held, so that it can be unloaded."""
+    before = set(os.listdir("/proc/self/fd"))
+    bench.collect()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_device_that_hangs(sysfs: Path) -> None:
+    """In a real worker, a device whose file never answers costs its deadline once; the others are reported, and later it is back."""
+
+    async def main() -> None:
+        state = sysfs / PORT_1 / "state"
+        state.unlink()
+        os.mkfifo(state)  # an open of it waits for a writer, which never comes
+        hello = {"worker": "fabric", "host": encode(Host(sysfs=sysfs)), "collectors": {"infiniband": encode(Options())}, "log_level": 50}
+        metrics = {"infiniband": registry.metrics(Infiniband)}
+        supervisor = Supervisor("fabric", hello, {"infiniband": 0.5}, metrics, time.monotonic, Backoff(0.3, 0.3))
+        results: list[Result] = []
+        try:
+            await supervisor.collect(["infiniband"], lambda _name, result: results.append(result))
+            state.unlink()
+            state.write_text("4: ACTIVE\n")
+            await asyncio.sleep(0.4)
+            await supervisor.collect(["infiniband"], lambda _name, result: results.append(result))
+        finally:
+            await supervisor.close()
+        hung, well = results
+        assert [(fault.part, fault.reason) for fault in hung.faults] == [("infiniband mlx5_1", Reason.TIMEOUT)]
+        assert set(up(hung)) == DEVICES - {"mlx5_1"}
+        assert set(up(well)) == DEVICES
+        assert not well.faults
+
+    asyncio.run(main())
+
+
+@given(st.binary(max_size=80))
+def test_parsers_reject_with_value_error(text: bytes) -> None:
+    """Whatever a file holds, its parser returns a number or raises ValueError."""
+    for parse in (parse_state, parse_rate):
+        try:
+            assert isinstance(parse(text), int | float)
+        except ValueError:
+            continue
+
+
+@pytest.mark.parametrize(
+    ("text", "gigabits"),
+    [(b"400 Gb/sec (4X NDR)\n", 400), (b"2.5 Gb/sec (1X SDR)\n", 2.5), (b"800 Gb/sec (4X XDR)", 800), (b"25 Gb/sec", 25)],
+)
+def test_rate(text: bytes, gigabits: float) -> None:
+    """A rate is in bytes per second, whatever the width and the generation in brackets."""
+    assert parse_rate(text) == gigabits * 1.25e8
