@@ -36,7 +36,7 @@ class Agent:
         self._file = file
         self._flags = flags
         self._snapshot = Snapshot(time.monotonic, time.time)
-        self._scheduler = Scheduler(self._snapshot, time.monotonic, time.time)
+        self._scheduler = Scheduler(self._snapshot, time.monotonic, time.time, config.path.state)
         self._telemetry = Telemetry(time.time())
         self._server = Server(config.web, self._snapshot, self._own_samples, self._telemetry)
 
@@ -52,6 +52,7 @@ class Agent:
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGHUP, reload.set)
         await self._server.start()
+        self._make_state_directory()
         announce(self._server.url(socket.gethostname()))
         tasks = [
             asyncio.create_task(self._keep_collecting(), name="collecting"),
@@ -69,6 +70,13 @@ class Agent:
             await self._server.close()
             await self._scheduler.close()
         log.info("stopped")
+
+    def _make_state_directory(self) -> None:
+        """Make the directory for what outlives a restart; without it the agent runs, and the collectors that miss it say so."""
+        try:
+            self._config.path.state.mkdir(mode=0o750, parents=True, exist_ok=True)
+        except OSError as error:
+            log.warning("path.state: nothing will be kept over a restart: %s", error)
 
     async def _keep_collecting(self) -> None:
         await self._scheduler.apply(self._config)

@@ -24,12 +24,12 @@ def main(arguments: list[str] | None = None) -> int:
     flags = _flags(options)
     try:
         loaded = config.load(options.config_file, flags)
+        logs.configure(loaded.log)
+        command: typing.Callable[..., int] = options.command
+        return command(loaded, options.config_file, flags)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE
-    logs.configure(loaded.log)
-    command: typing.Callable[..., int] = options.command
-    return command(loaded, options.config_file, flags)
 
 
 def run(loaded: Config, file: Path | None, flags: dict[str, dict[str, Any]]) -> int:
@@ -41,14 +41,18 @@ def run(loaded: Config, file: Path | None, flags: dict[str, dict[str, Any]]) -> 
 
     try:
         asyncio.run(Agent(loaded, file, flags).run(announce))
-    except (OSError, ConfigError) as error:
+    except OSError as error:
         print(f"dshealthd: cannot serve on {loaded.web.listen_address}: {error}", file=sys.stderr)
         return EXIT_FAILURE
     return 0
 
 
 def check_config(loaded: Config, file: Path | None, _flags: dict[str, dict[str, Any]]) -> int:
-    """Say that the configuration is good; a bad one does not come this far."""
+    """Check the web config file too, and say that the configuration is good; a bad one does not come this far."""
+    if loaded.web.config_file is not None:
+        from dshealthd.web import config_file
+
+        config_file.load(loaded.web.config_file)
     enabled = [name for name, options in loaded.collectors.items() if options.enabled]
     print(f"{file or 'defaults'}: ok, {len(enabled)} of {len(loaded.collectors)} collectors enabled")
     return 0

@@ -16,6 +16,7 @@ from dshealthd.supervisor import Backoff, Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from dshealthd.collector import Sample
     from dshealthd.config import Config
@@ -121,9 +122,18 @@ class Scheduler:
     """Owns the groups of collectors that a config asks for."""
 
     def __init__(
-        self, snapshot: Snapshot, monotonic: Callable[[], float], wall: Callable[[], float], backoff: Backoff | None = None
+        self,
+        snapshot: Snapshot,
+        monotonic: Callable[[], float],
+        wall: Callable[[], float],
+        state: Path | None = None,
+        backoff: Backoff | None = None,
     ) -> None:
-        """Prepare; `apply` starts."""
+        """Prepare; `apply` starts.
+
+        `state` is the directory for what collectors keep over restarts; None for a collection that is to leave no trace.
+        """
+        self._state = state
         self._snapshot = snapshot
         self._monotonic = monotonic
         self._wall = wall
@@ -189,7 +199,7 @@ class Scheduler:
         kinds = registry.all_collectors()
         now = self._monotonic()
         members = {name: _Member(kinds[name], table, now) for name, table in options.items()}
-        context = Context(host=config.path.host, monotonic=self._monotonic, wall=self._wall, state=config.path.state)
+        context = Context(host=config.path.host, monotonic=self._monotonic, wall=self._wall, state=self._state)
         if worker is None:
             return _Inside(members, self._snapshot, context)
         hello = {

@@ -1,0 +1,144 @@
+r"""The kernel log as `/dev/kmsg` gives it: one numbered record a read, with the facility that wrote it.
+
+A record is `priority,sequence,microseconds,flags[,…];message\n KEY=value\n…`, its unprintable bytes escaped by the kernel; see
+Documentation/ABI/testing/dev-kmsg of the kernel. Who writes to `/dev/kmsg` can choose every facility but 0, the kernel's own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.collector import SourceError
+from dshealthd.result import os_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+KERNEL = 0
+"""The facility of the kernel itself."""
+BUFFER = 1 << 14
+"""More than the kernel's largest record (8 KiB); a read with less room than the record fails."""
+CLOCK_EVERY = 64
+"""Records between two looks at the clock."""
+RETRY_FIRST = 1.0
+RETRY_LIMIT = 60.0
+"""Seconds before a log that closed is opened again, doubled from first to limit."""
+_FIELDS = 4
+
+
+class Record(NamedTuple):
+    """One record of the log."""
+
+    facility: int
+    sequence: int
+    timestamp: float
+    """Seconds since boot."""
+    whole: bool
+    """False for a fragment of a continued line: what it begins with is not where the line began."""
+    message: str
+
+
+def parse(raw: bytes) -> Record:
+    """Return the record that one read gave; ValueError if it is none. The dictionary after the message is left out."""
+    head, semicolon, body = raw.partition(b";")
+    fields = head.split(b",")
+    if not semicolon or len(fields) < _FIELDS:
+        message = f"no kernel log record: {raw[:60]!r}"
+        raise ValueError(message)
+    sequence = int(fields[1])
+    if sequence < 0:
+        message = f"negative sequence number: {raw[:60]!r}"
+        raise ValueError(message)
+    text = body.partition(b"\n")[0].decode("ascii", "replace")
+    return Record(int(fields[0]) >> 3, sequence, int(fields[2]) / 1e6, fields[3] == b"-", text)
+
+
+class Reader:
+    """Reads a kernel log on and on, every record once, and counts those that were overwritten before it came to them."""
+
+    def __init__(self, place: str, monotonic: Callable[[], float], position: int = 0, read: Callable[[int, int], bytes] = os.read) -> None:
+        """Prepare to read from the record number `position` on, with a `read(2)`; nothing is opened yet."""
+        self.place = place
+        self.position = position
+        """The number that the next record should have."""
+        self.lost = 0
+        """Records that were never seen: gaps in the numbers."""
+        self.malformed = 0
+        """Records that made no sense; their numbers are gaps."""
+        self.drained = False
+        """Whether the end of the log has been reached since it was opened."""
+        self._monotonic = monotonic
+        self._read = read
+        self._descriptor = -1
+        self._newest = -1
+        self._failures = 0
+        self._retry = 0.0
+        self._trouble: OSError | None = None
+
+    def read(self, most: int, seconds: float) -> Iterator[Record]:
+        """Yield what is new, at most so many records for so long; the rest comes next time.
+
+        OSError if the log cannot be opened or read. It is then opened again after a back-off; until then, `SourceError`.
+        """
+        if self._descriptor < 0:
+            self._open()
+        until = self._monotonic() + seconds
+        for count in range(1, most + 1):
+            try:
+                raw = self._read(self._descriptor, BUFFER)
+            except BlockingIOError:
+                self._failures = 0
+                self.drained = True
+                return
+            except BrokenPipeError:
+                continue  # overwritten before it was read: the next number tells how many
+            except OSError as error:
+                self._fail(error)
+                raise
+            if not raw:
+                ended = OSError(errno.EIO, "closed by its other end", self.place)
+                self._fail(ended)
+                raise ended
+            try:
+                record = parse(raw)
+            except ValueError:
+                self.malformed += 1
+                continue
+            self._newest = max(self._newest, record.sequence)
+            if record.sequence >= self.position:
+                self.lost += record.sequence - self.position
+                self.position = record.sequence + 1
+                yield record
+            if not count % CLOCK_EVERY and self._monotonic() >= until:
+                return
+
+    def behind(self) -> bool:
+        """Tell whether the whole log was read and ends before the position: then the position is not of this log."""
+        return self.drained and 0 <= self._newest < self.position - 1
+
+    def close(self) -> None:
+        """Release the log."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _open(self) -> None:
+        now = self._monotonic()
+        if self._trouble is not None and now < self._retry:
+            detail = f"{self._trouble}; tried again in {self._retry - now:.0f} s"
+            raise SourceError(os_reason(self._trouble), detail) from self._trouble
+        try:
+            self._descriptor = os.open(self.place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            self._fail(error)
+            raise
+        self._newest = -1
+        self.drained = False
+
+    def _fail(self, error: OSError) -> None:
+        self.close()
+        self._failures += 1
+        self._trouble = error
+        self._retry = self._monotonic() + min(RETRY_LIMIT, RETRY_FIRST * 2.0 ** min(self._failures - 1, 16))

@@ -1,0 +1,132 @@
+"""What a collector counts and remembers over a restart of the agent within one boot: a small JSON file, replaced as a whole.
+
+It is not synced to the disk. It holds only for the boot that wrote it, and within a boot a renamed file is seen whole by whoever opens it
+next, whatever happened to its writer; after a power failure the boot is another one, and what the file holds is not looked at. So there
+is no fsync, which could block the agent for as long as the disk is busy. The directory has to be a local one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.host import read
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+    from pathlib import Path
+
+    from dshealthd.collector import Metric
+
+_MODE = 0o644  # nothing in it is secret, and the agent may later run as another user
+OTHER = "other"
+
+
+class Tally:
+    """Values by metric and labels, bounded in number: what comes beyond the limit is counted as the series "other"."""
+
+    def __init__(self, widths: Mapping[Metric, int], limit: int, fixed: Collection[Metric] = ()) -> None:
+        """`widths` is the number of labels that each metric is counted by, `limit` the most series of all of them.
+
+        The limit is not for the metrics of `fixed`, whose label values the caller takes from a list of its own.
+        """
+        self._widths = widths
+        self._names = {metric.name: metric for metric in widths}
+        self._limit = limit
+        self._fixed = fixed
+        self._values: dict[tuple[Metric, tuple[str, ...]], float] = {}
+        self.changed = False
+        """Whether there is something that `rows` has not given."""
+
+    def __iter__(self) -> Iterator[tuple[Metric, tuple[str, ...], float]]:
+        """Iterate over metric, labels and value."""
+        return ((metric, labels, value) for (metric, labels), value in self._values.items())
+
+    def count(self, metric: Metric, *labels: str) -> None:
+        """Add one."""
+        key = self._key(metric, labels)
+        self._values[key] = self._values.get(key, 0.0) + 1.0
+        self.changed = True
+
+    def put(self, value: float, metric: Metric, *labels: str) -> None:
+        """Set a value."""
+        self._values[self._key(metric, labels)] = value
+        self.changed = True
+
+    def clear(self) -> None:
+        """Start afresh."""
+        self._values.clear()
+        self.changed = True
+
+    def rows(self) -> list[list[Any]]:
+        """Return all of it for JSON."""
+        self.changed = False
+        return [[metric.name, list(labels), value] for metric, labels, value in self]
+
+    def restore(self, rows: Any) -> None:
+        """Take over what `rows` gave once; ValueError, and nothing is taken over, if it makes no sense."""
+        values = {}
+        try:
+            for name, labels, value in rows:
+                metric = self._names[name]
+                if len(labels) != self._widths[metric] or not all(isinstance(label, str) for label in labels):
+                    message = f"{name} with the labels {labels}"
+                    raise ValueError(message)
+                if type(value) not in {int, float} or not 0 <= value < math.inf:
+                    message = f"{name} is {value}"
+                    raise ValueError(message)
+                values[metric, tuple(labels)] = float(value)
+        except (KeyError, TypeError, OverflowError) as error:
+            message = f"{type(error).__name__}: {error}"
+            raise ValueError(message) from error
+        self._values = values
+
+    def _key(self, metric: Metric, labels: tuple[str, ...]) -> tuple[Metric, tuple[str, ...]]:
+        key = metric, labels
+        if key in self._values or len(self._values) < self._limit or metric in self._fixed:
+            return key
+        return metric, ("",) * (len(labels) - 1) + (OTHER,)
+
+
+class Ledger:
+    """The file of one collector."""
+
+    def __init__(self, directory: Path, name: str, boot_id: str) -> None:
+        """Name the file after `name`; `boot_id` says for which boot its content holds."""
+        self.place = f"{directory}/{name}.json"
+        self._boot_id = boot_id
+
+    def load(self) -> dict[str, Any] | None:
+        """Return what this boot saved; None if it has not saved yet. OSError or ValueError if the file cannot be understood."""
+        try:
+            document = json.loads(read(self.place))
+        except FileNotFoundError:
+            return None
+        except RecursionError as error:
+            message = f"{self.place} is nested too deep"
+            raise ValueError(message) from error
+        match document:
+            case {"boot_id": str(boot_id)}:
+                return document if boot_id == self._boot_id else None
+        message = f"{self.place} names no boot"
+        raise ValueError(message)
+
+    def save(self, document: Mapping[str, Any]) -> None:
+        """Replace the file. On OSError the old one is as it was."""
+        temporary = f"{self.place}.new"
+        content = json.dumps({"boot_id": self._boot_id, **document}, separators=(",", ":")).encode()
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
+            try:
+                while content:
+                    content = content[os.write(descriptor, content) :]
+            finally:
+                os.close(descriptor)
+            os.replace(temporary, self.place)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise

@@ -1,0 +1,47 @@
+"""Mount points as `/proc/<pid>/mountinfo` lists them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+class Mount(NamedTuple):
+    """One mounted file system."""
+
+    point: str
+    """Where it is mounted, an absolute path."""
+    kind: str
+    """Type of the file system: ext4, nfs4, lustre, …"""
+    read_only: bool
+    """Mounted read-only, or the file system went read-only after an error."""
+
+
+def parse_mountinfo(text: str) -> list[Mount]:
+    """Return the mounts in their order, a later one over an earlier one. ValueError if malformed; see proc_pid_mountinfo(5)."""
+    mounts = []
+    for line in text.splitlines():
+        place, separator, rest = line.partition(" - ")
+        before, after = place.split(" "), rest.split(" ")
+        if not separator or len(before) < 6 or len(after) < 3:  # noqa: PLR2004 - the fields of the format
+            message = f"no mount: {line[:80]!r}"
+            raise ValueError(message)
+        point = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), before[4])
+        read_only = "ro" in before[5].split(",") or "ro" in after[2].split(",")
+        mounts.append(Mount(point, after[0], read_only))
+    return mounts
+
+
+def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
+    """Return the mount that an absolute path without symbolic links lies on."""
+    best: Mount | None = None
+    for mount in mounts:
+        inside = mount.point in ("/", path) or path.startswith(f"{mount.point}/")
+        if inside and (best is None or len(mount.point) >= len(best.point)):
+            best = mount
+    return best

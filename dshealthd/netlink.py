@@ -1,0 +1,276 @@
+"""TCP sockets as the kernel tells them over NETLINK_SOCK_DIAG: requests, replies, and the dump between them.
+
+The request is the legacy `TCPDIAG_GETSOCK` of `linux/inet_diag.h`: unlike `SOCK_DIAG_BY_FAMILY` it walks the socket table once for both
+families. What the kernel can leave out (states, ports) it is told to leave out, as filling in a reply costs it several times a skip.
+Replies are kept as the kernel wrote them, one record of fixed size per socket, and read by column: a loop over sockets in Python would
+cost more than the walk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import itertools
+import os
+import socket
+import struct
+import sys
+from array import array
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+
+class State(enum.IntEnum):
+    """States of a TCP socket by the kernel's numbers; a closed socket is in no table and is never seen."""
+
+    ESTABLISHED = 1
+    SYN_SENT = 2
+    SYN_RECV = 3
+    FIN_WAIT1 = 4
+    FIN_WAIT2 = 5
+    TIME_WAIT = 6
+    CLOSE_WAIT = 8
+    LAST_ACK = 9
+    LISTEN = 10
+    CLOSING = 11
+
+    @property
+    def label(self) -> str:
+        """The state as a label value."""
+        return self.name.lower()
+
+    @property
+    def mask(self) -> int:
+        """The state's bit in a request."""
+        return 1 << self
+
+
+EVERY_STATE = sum(state.mask for state in State)
+TIME_WAIT_TIMER = 3
+"""Timer of the small sockets that stand in for a closed one: all that are in TIME_WAIT, and most that are in FIN_WAIT2."""
+
+_SOCK_DIAG = 4
+_TCPDIAG_GETSOCK = 18
+_REQUEST_DUMP = 0x1 | 0x300
+_DUMP_INTERRUPTED = 0x10
+_NOOP, _ERROR, _DONE, _OVERRUN = 1, 2, 3, 4
+_BYTECODE = 1
+_SOURCE_PORT_AT_LEAST, _SOURCE_PORT_AT_MOST = 2, 3
+
+_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port id
+_REQUEST = struct.Struct("=4B48xII")  # family, lengths, extensions; socket id; states; generation
+_ATTRIBUTE = struct.Struct("=HH")
+_OPERATION = struct.Struct("=BBH")
+_SOCKET = struct.Struct("=BBBB HH 48x II II")  # family, state, timer, retransmits; ports; ids; queues; uid, inode
+_INT = struct.Struct("=i")
+RECORD = _HEADER.size + 72
+"""Bytes of a socket: its netlink header and `struct inet_diag_msg`, without the attributes that may follow."""
+_AT_STATE, _AT_TIMER, _AT_SOURCE, _AT_DESTINATION, _AT_INODE = (_HEADER.size + offset for offset in (1, 2, 4, 6, 68))
+
+_BUFFER = 1 << 16
+"""Larger than any message that the kernel makes for a dump (32 KiB)."""
+_ATTEMPTS = 3
+
+
+class MalformedReply(ValueError):
+    """The kernel answered with something that is no reply to a dump of TCP sockets."""
+
+
+class Interrupted(Exception):
+    """The table changed under the dump, or replies were lost: what was read is not whole."""
+
+
+class Table:
+    """Sockets as columns; each property is one value per socket, in the same order."""
+
+    __slots__ = ("_chunks", "_number")
+
+    def __init__(self, chunks: Iterable[tuple[bytes, int]]) -> None:
+        """Take records as `parse` returns them: each chunk with the bytes from one record to the next."""
+        self._chunks = [(chunk, stride) for chunk, stride in chunks if chunk]
+        self._number = sum(len(chunk) // stride for chunk, stride in self._chunks)
+
+    def __len__(self) -> int:
+        return self._number
+
+    @property
+    def states(self) -> bytes:
+        """States, as numbers of `State`."""
+        return self._column(_AT_STATE)
+
+    @property
+    def timers(self) -> bytes:
+        """Timers; `TIME_WAIT_TIMER` is the one of interest."""
+        return self._column(_AT_TIMER)
+
+    @property
+    def source_ports(self) -> array[int]:
+        """Local ports."""
+        return self._integers("H", (_AT_SOURCE + 1, _AT_SOURCE))
+
+    @property
+    def destination_ports(self) -> array[int]:
+        """Ports of the other end; 0 for a listener."""
+        return self._integers("H", (_AT_DESTINATION + 1, _AT_DESTINATION))
+
+    @property
+    def inodes(self) -> array[int]:
+        """Inodes, as in `socket:[…]` of `/proc/<pid>/fd`; 0 for a socket that no process has."""
+        at = range(_AT_INODE, _AT_INODE + 4)
+        return self._integers("I", at if sys.byteorder == "little" else at[::-1])
+
+    def _column(self, at: int) -> bytes:
+        return b"".join([chunk[at::stride] for chunk, stride in self._chunks])
+
+    def _integers(self, code: str, least_significant_first: Sequence[int]) -> array[int]:
+        """Put bytes that lie apart together as integers, without a loop over the sockets."""
+        size = len(least_significant_first)
+        native = bytearray(size * self._number)
+        for place, at in enumerate(least_significant_first):
+            native[place if sys.byteorder == "little" else size - 1 - place :: size] = self._column(at)
+        return array(code, bytes(native))
+
+
+def record(state: int, timer: int, source: int, destination: int, inode: int) -> bytes:
+    """Return one socket as the kernel would write it, for a `Table` made from another source."""
+    ports = socket.htons(source), socket.htons(destination)
+    return _HEADER.pack(RECORD, _TCPDIAG_GETSOCK, 0, 0, 0) + _SOCKET.pack(0, state, timer, 0, *ports, 0, 0, 0, inode)
+
+
+def request(states: int, ports: tuple[int, int] | None, sequence: int) -> bytes:
+    """Return the request for all sockets in `states` (a sum of `State.mask`), if told only those with a source port from first to last."""
+    body = _REQUEST.pack(0, 0, 0, 0, states, 0)
+    if ports is not None:
+        # Two comparisons; each is followed by its port, and goes on to the next one (8 bytes) or beyond the end, which refuses the socket.
+        first, last = ports
+        code = b"".join(
+            (
+                *(_OPERATION.pack(_SOURCE_PORT_AT_LEAST, 8, 20), _OPERATION.pack(0, 0, first)),
+                *(_OPERATION.pack(_SOURCE_PORT_AT_MOST, 8, 12), _OPERATION.pack(0, 0, last)),
+            )
+        )
+        body += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(code), _BYTECODE) + code
+    return _HEADER.pack(_HEADER.size + len(body), _TCPDIAG_GETSOCK, _REQUEST_DUMP, sequence, 0) + body
+
+
+def parse(buffer: bytes, sequence: int) -> tuple[bytes, int, bool]:
+    """Return the records of one datagram of the reply to `sequence`, the bytes from one to the next, and whether the reply ends with it.
+
+    Raises OSError for a refusal, Interrupted, MalformedReply.
+    """
+    records: list[bytes] = []
+    position, end = 0, len(buffer)
+    while position < end:
+        if end - position < _HEADER.size:
+            message = f"{end - position} bytes after the last message"
+            raise MalformedReply(message)
+        length, kind, flags, answered, _ = header = _HEADER.unpack_from(buffer, position)
+        if length < _HEADER.size or length > end - position:
+            message = f"a message of {length} bytes, where {end - position} are left"
+            raise MalformedReply(message)
+        if answered != sequence:
+            message = f"an answer to request {answered} instead of {sequence}"
+            raise MalformedReply(message)
+        if flags & _DUMP_INTERRUPTED:
+            message = "the socket table changed during the dump"
+            raise Interrupted(message)
+        if kind == _TCPDIAG_GETSOCK:
+            if length < RECORD:
+                message = f"a socket of {length} bytes"
+                raise MalformedReply(message)
+            if position == 0 and _uniform(buffer, length, _HEADER.pack(*header)):
+                return buffer, length, False
+            records.append(buffer[position : position + RECORD])
+        elif kind == _DONE:
+            _refusal(buffer, position, length)
+            return b"".join(records), RECORD, True
+        elif kind == _ERROR:
+            _refusal(buffer, position, length)
+            message = "an acknowledgement that was not asked for"
+            raise MalformedReply(message)
+        elif kind == _OVERRUN:
+            message = "replies were lost"
+            raise Interrupted(message)
+        elif kind != _NOOP:
+            message = f"a message of type {kind}"
+            raise MalformedReply(message)
+        position += (length + 3) & ~3
+    return b"".join(records), RECORD, False
+
+
+def _uniform(buffer: bytes, length: int, header: bytes) -> bool:
+    """Tell whether the datagram is nothing but sockets with this header, so that it can be taken whole: in great numbers they come so."""
+    number, rest = divmod(len(buffer), length)
+    return not rest and not length & 3 and all(buffer[at::length] == header[at : at + 1] * number for at in range(_HEADER.size))
+
+
+def _refusal(buffer: bytes, position: int, length: int) -> None:
+    """Raise the OSError that an error or the end of a dump carries; return if it carries none."""
+    if length < _HEADER.size + _INT.size:
+        message = f"a result of {length} bytes"
+        raise MalformedReply(message)
+    (code,) = _INT.unpack_from(buffer, position + _HEADER.size)
+    if code < 0:
+        number = -code
+        raise OSError(number, f"netlink: {os.strerror(number)}")
+
+
+_sequences = itertools.count(1)
+
+
+def dump(states: int, ports: tuple[int, int] | None, deadline: float, monotonic: Callable[[], float]) -> Table:
+    """Ask the kernel for the sockets of this network namespace; arguments as for `request`, `deadline` by the clock given.
+
+    Raises OSError, among them TimeoutError; Interrupted if the dump was not whole in three attempts; MalformedReply.
+    """
+    return whole(lambda: _dump(states, ports, deadline, monotonic))
+
+
+def whole(attempt: Callable[[], Table]) -> Table:
+    """Return what the attempt does; one that is interrupted is made again, three times in all."""
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(Interrupted):
+            return attempt()
+    return attempt()
+
+
+def _dump(states: int, ports: tuple[int, int] | None, deadline: float, monotonic: Callable[[], float]) -> Table:
+    sequence = next(_sequences) & 0xFFFFFFFF
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as diag:
+        # The kernel answers inside each receive, so a wait means that no answer comes at all.
+        diag.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, 50_000))
+        diag.sendto(request(states, ports, sequence), (0, 0))
+        return Table(receive(lambda: _datagram(diag), sequence, deadline, monotonic))
+
+
+def receive(datagram: Callable[[], bytes], sequence: int, deadline: float, monotonic: Callable[[], float]) -> Iterator[tuple[bytes, int]]:
+    """Yield the records of all datagrams of a reply. Raises as `parse`, and TimeoutError past the deadline."""
+    done = False
+    while not done:
+        if monotonic() > deadline:
+            message = "the dump of TCP sockets takes too long"
+            raise TimeoutError(errno.ETIMEDOUT, message)
+        records, stride, done = parse(datagram(), sequence)
+        yield records, stride
+
+
+def _datagram(diag: socket.socket) -> bytes:
+    while True:
+        try:
+            data, _, flags, (sender, _) = diag.recvmsg(_BUFFER)
+        except BlockingIOError as error:
+            message = "no answer to the dump of TCP sockets"
+            raise TimeoutError(errno.ETIMEDOUT, message) from error
+        except OSError as error:
+            if error.errno == errno.ENOBUFS:
+                message = "replies were lost"
+                raise Interrupted(message) from error
+            raise
+        if flags & socket.MSG_TRUNC or not data:
+            message = "a datagram that is cut off or empty"
+            raise MalformedReply(message)
+        if sender == 0:  # another process's message is no answer of the kernel
+            return data

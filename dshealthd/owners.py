@@ -1,0 +1,162 @@
+"""Which process has a socket: found by its inode in `/proc/<pid>/fd`, a few milliseconds at a time.
+
+To find an owner all descriptors of all processes may have to be looked at. The agent does not stop for that: each round of collection
+looks at some, and the next one goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.host import read, read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from dshealthd.host import Host
+
+BUDGET = 0.004
+"""Seconds a round: some 3,000 descriptors."""
+PATIENCE = 60.0
+"""Seconds after which a search that was in vain begins again; doubled each time, up to sixteen-fold."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+_SYSTEMD = ("systemd", "init")
+
+
+class Process(NamedTuple):
+    """A process at one moment."""
+
+    parent: int
+    """Its parent's pid: 1, or a subreaper's, once the parent is gone."""
+    started: float
+    """Seconds from boot to its start."""
+
+
+def parse_stat(text: str) -> Process:
+    """Return what `/proc/<pid>/stat` tells. ValueError if malformed."""
+    fields = text.rpartition(")")[2].split()
+    try:
+        return Process(int(fields[1]), int(fields[19]) / _TICKS)
+    except IndexError as error:
+        message = f"no process: {text[:60]!r}"
+        raise ValueError(message) from error
+
+
+def parse_inode(link: str) -> int | None:
+    """Return the inode of a descriptor that is a socket: its link reads `socket:[123]`."""
+    return int(link[8:-1]) if link.startswith("socket:[") else None
+
+
+class Owner:
+    """The process that has a socket, watched for the loss of its parent."""
+
+    def __init__(self, host: Host, pid: int, descriptor: str, inode: int) -> None:
+        """Begin to watch. Raises OSError or ValueError if the process is gone."""
+        self._host = host
+        self._pid = pid
+        self._descriptor = host.proc(f"{pid}/fd/{descriptor}")
+        self._inode = inode
+        self._first = self.process = self._read()
+        self._parent_started_it = self._started_by(self._first.parent)
+
+    def refresh(self) -> bool:
+        """Look again; False if the process is gone or has the socket no longer."""
+        try:
+            self.process = self._read()
+            return self.process.started == self._first.started and parse_inode(os.readlink(self._descriptor)) == self._inode
+        except (OSError, ValueError):
+            return False
+
+    @property
+    def orphaned(self) -> bool | None:
+        """Whether the process that started this one is gone; None where that cannot be told."""
+        if self.process.parent != self._first.parent:
+            return True
+        return None if self._parent_started_it is None else not self._parent_started_it
+
+    def _read(self) -> Process:
+        return parse_stat(read(self._host.proc(f"{self._pid}/stat")))
+
+    def _started_by(self, parent: int) -> bool | None:
+        """Tell whether the parent that the process is first seen with is the one that started it.
+
+        Any parent is, but one that takes in orphans. That is systemd, the system's or a user's; those that it started itself it told so,
+        by `SYSTEMD_EXEC_PID` (systemd 248). Another process 1, as containers have, may have started the process or taken it in.
+        """
+        if parent == 0:  # the first process of a container, or started from outside of it
+            return True
+        try:
+            if read(self._host.proc(f"{parent}/comm")).strip() in _SYSTEMD:
+                environment = read_bytes(self._host.proc(f"{self._pid}/environ"))
+                return f"SYSTEMD_EXEC_PID={self._pid}".encode() in environment.split(b"\0")
+        except OSError:
+            return None
+        return None if parent == 1 else True
+
+
+class Search:
+    """Looks for the owners of sockets. What was found is kept for as long as it is true."""
+
+    def __init__(self, host: Host, monotonic: Callable[[], float]) -> None:
+        self._host = host
+        self._monotonic = monotonic
+        self._owners: dict[int, Owner] = {}
+        self._pass: Generator[tuple[int, int, str] | None] | None = None
+        self._sought: set[int] = set()
+        self._vain: set[int] = set()
+        self._patience = PATIENCE
+        self._again = 0.0
+
+    def owners(self, inodes: set[int]) -> dict[int, Owner]:
+        """Return the owners that are known of these sockets, after some search for the others. All other sockets are forgotten."""
+        self._owners = {inode: owner for inode, owner in self._owners.items() if inode in inodes and owner.refresh()}
+        missing = inodes - self._owners.keys()
+        self._vain &= missing
+        if not missing:
+            self.close()
+        else:
+            self._look(missing, self._monotonic())
+        return self._owners
+
+    def close(self) -> None:
+        """Let go of the directory that the search stands in."""
+        if self._pass is not None:
+            self._pass.close()
+            self._pass = None
+
+    def _look(self, missing: set[int], now: float) -> None:
+        if self._pass is None:
+            if missing == self._vain and now < self._again:
+                return
+            self._pass, self._sought = self._descriptors(), set(missing)
+        for found in self._pass:
+            if found is not None and found[0] in missing:
+                self._take(*found)
+                missing -= self._owners.keys()
+            if not missing:
+                break
+            if self._monotonic() - now > BUDGET:
+                return
+        vain = missing & self._sought  # others were not there when the pass began
+        self._patience = min(2 * self._patience, 16 * PATIENCE) if vain == self._vain else PATIENCE
+        self._vain, self._again = vain, now + self._patience
+        self.close()
+
+    def _take(self, inode: int, pid: int, descriptor: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # it ended meanwhile
+            self._owners[inode] = Owner(self._host, pid, descriptor, inode)
+
+    def _descriptors(self) -> Generator[tuple[int, int, str] | None]:
+        """Yield inode, pid and descriptor of every socket, and None for whatever else takes its time to look at."""
+        for pid in os.listdir(self._host.procfs):
+            if not pid.isdecimal():
+                continue
+            try:
+                with os.scandir(self._host.proc(f"{pid}/fd")) as entries:
+                    for entry in entries:
+                        inode = parse_inode(os.readlink(entry.path))
+                        yield None if inode is None else (inode, int(pid), entry.name)
+            except OSError:  # it ended, or is not ours to look into
+                yield None

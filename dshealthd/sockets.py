@@ -1,0 +1,196 @@
+"""TCP sockets of the agent's network namespace, read once a round for all collectors that ask.
+
+The source is netlink where `/proc` is the agent's own, and the files `/proc/net/tcp` and `tcp6` where netlink is refused (seccomp, gVisor,
+a kernel without `tcp_diag`) or `/proc` is another machine's. The files cost some twenty times as much and are read up to a bound.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import struct
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from dshealthd import netlink
+from dshealthd.collector import Reason, SourceError
+from dshealthd.host import read
+from dshealthd.netlink import EVERY_STATE, RECORD, State, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from dshealthd.collector import Context
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FEW = 1000
+"""Up to so many sockets in TIME_WAIT, one walk that brings them all costs less than two that leave most of them out."""
+DEADLINE = 0.1
+"""Seconds that one dump may take; the agent does nothing else meanwhile."""
+MAX_FROM_FILES = 20_000
+"""Sockets in the files beyond which they are not read: some 40 ms."""
+RETRY = 600.0
+"""Seconds after which a netlink that was refused is asked again: each time the kernel may look for a module."""
+_LINE = 256
+"""Bytes that a line of `/proc/net/tcp6` may have; they are about 170."""
+
+_REFUSALS = frozenset(
+    {
+        *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS, errno.EINVAL, errno.ECONNREFUSED),
+        *(errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.ESOCKTNOSUPPORT),
+    }
+)
+
+
+class Summary(NamedTuple):
+    """What `/proc/net/sockstat` and `sockstat6` count, for this network namespace."""
+
+    time_wait: int
+    """Stand-ins of closed sockets, of both families: TIME_WAIT, and FIN_WAIT2 after the process has closed."""
+    in_use: int
+    """All others, of both families."""
+
+
+def parse_sockstat(sockstat: str, sockstat6: str = "") -> Summary:
+    """Return the counts of `/proc/net/sockstat` and `sockstat6`. ValueError if they are malformed."""
+    fields = {}
+    for line in (sockstat + sockstat6).splitlines():
+        protocol, _, rest = line.partition(":")
+        words = rest.split()
+        fields.update({f"{protocol} {name}": int(value) for name, value in zip(words[::2], words[1::2], strict=True)})
+    if "TCP tw" not in fields or "TCP inuse" not in fields:
+        message = "no TCP line with inuse and tw"
+        raise ValueError(message)
+    return Summary(fields["TCP tw"], fields["TCP inuse"] + fields.get("TCP6 inuse", 0))
+
+
+def parse_tcp(text: str) -> Iterator[bytes]:
+    """Yield the sockets of `/proc/net/tcp` or `tcp6` as records of a `Table`. ValueError names a malformed line."""
+    for line in text.splitlines()[1:]:
+        try:
+            _, source, destination, state, _, timer, _, _, _, inode, *_ = line.split()
+            ports = int(source.rpartition(":")[2], 16), int(destination.rpartition(":")[2], 16)
+            yield netlink.record(int(state, 16), int(timer.partition(":")[0], 16), *ports, int(inode))
+        except (ValueError, struct.error, OverflowError) as error:
+            message = f"no socket: {line[:60]!r}"
+            raise ValueError(message) from error
+
+
+class Sockets:
+    """Reads sockets; what was read in this round of collection is not read again. Shared by `context.shared(Sockets)`.
+
+    Its methods raise OSError and SourceError.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._host = context.host
+        self._refused_until = 0.0 if _own(context.host.proc("self/ns/net")) else math.inf
+        self._sweep: int | None = None
+        self._known: dict[object, object] = {}
+
+    def summary(self) -> Summary | None:
+        """Return the kernel's own counts; None where it has none."""
+        return self._once("summary", self._read_summary)
+
+    def active(self) -> Table:
+        """Return the sockets in every state but TIME_WAIT; these too if `complete`."""
+        return self._once("active", self._read_active)[0]
+
+    def complete(self) -> bool:
+        """Tell whether `active` has those in TIME_WAIT too, as it has when they are few."""
+        return self._once("active", self._read_active)[1]
+
+    def time_wait_ports(self, first: int, last: int) -> Sequence[int]:
+        """Return the source ports from first to last of the sockets in TIME_WAIT, one for each socket."""
+        return self._once((first, last), lambda: self._read_time_wait_ports(first, last))
+
+    def _once(self, key: object, read: Callable[[], T]) -> T:
+        if self._sweep != self._context.sweep:
+            self._sweep = self._context.sweep
+            self._known.clear()
+        if key not in self._known:
+            self._known[key] = read()
+        return self._known[key]  # type: ignore[return-value] # made by the same key's reader
+
+    def _read_summary(self) -> Summary | None:
+        try:
+            sockstat = read(self._host.proc("net/sockstat"))
+        except FileNotFoundError:
+            return None
+        try:
+            return parse_sockstat(sockstat, self._read_if_there("net/sockstat6"))
+        except ValueError as error:
+            raise SourceError(Reason.MALFORMED, f"{self._host.proc('net/sockstat')} or sockstat6: {error}") from error
+
+    def _read_if_there(self, path: str, limit: int = 1 << 20) -> str:
+        """Read a file that a kernel without IPv6 does not have."""
+        try:
+            return read(self._host.proc(path), limit)
+        except FileNotFoundError:
+            return ""
+
+    def _read_active(self) -> tuple[Table, bool]:
+        summary = self.summary()
+        complete = summary is None or summary.time_wait <= FEW
+        table = self._walk(EVERY_STATE if complete else EVERY_STATE & ~State.TIME_WAIT.mask, None)
+        return (table, complete) if table is not None else (self._files(), True)
+
+    def _read_time_wait_ports(self, first: int, last: int) -> Sequence[int]:
+        if not self.complete():
+            table = self._walk(State.TIME_WAIT.mask, (first, last))
+            if table is not None:
+                return table.source_ports
+        table = self.active() if self.complete() else self._files()
+        return [
+            port for state, port in zip(table.states, table.source_ports, strict=True) if state == State.TIME_WAIT and first <= port <= last
+        ]
+
+    def _walk(self, states: int, ports: tuple[int, int] | None) -> Table | None:
+        """Return what netlink tells, None if it is refused."""
+        now = self._context.monotonic()
+        if now < self._refused_until:
+            return None
+        try:
+            return netlink.dump(states, ports, now + DEADLINE, self._context.monotonic)
+        except TimeoutError as error:
+            raise SourceError(Reason.TIMEOUT, str(error)) from error
+        except netlink.Interrupted as error:
+            raise SourceError(Reason.IO_ERROR, f"netlink: {error}") from error
+        except netlink.MalformedReply as error:
+            raise SourceError(Reason.MALFORMED, f"netlink: {error}") from error
+        except OSError as error:
+            if error.errno not in _REFUSALS:
+                raise
+            log.warning("TCP sockets are read from %s, which costs more: %s", self._host.proc("net/tcp"), error)
+            self._refused_until = now + RETRY
+            return None
+
+    def _files(self) -> Table:
+        return self._once("files", self._read_files)
+
+    def _read_files(self) -> Table:
+        summary = self.summary()
+        if summary is not None and sum(summary) > MAX_FROM_FILES:
+            raise SourceError(Reason.TIMEOUT, f"{sum(summary)} sockets are too many to be read from {self._host.proc('net/tcp')}")
+        limit = MAX_FROM_FILES * _LINE
+        texts = read(self._host.proc("net/tcp"), limit), self._read_if_there("net/tcp6", limit)
+        if any(len(text) == limit for text in texts):
+            raise SourceError(Reason.TIMEOUT, f"more than {MAX_FROM_FILES} sockets in {self._host.proc('net/tcp')} or tcp6")
+        try:
+            records = [record for text in texts for record in parse_tcp(text)]
+        except ValueError as error:
+            raise SourceError(Reason.MALFORMED, f"{self._host.proc('net/tcp')} or tcp6: {error}") from error
+        return Table([(b"".join(records), RECORD)])
+
+
+def _own(namespace: str) -> bool:
+    """Tell whether a `/proc` shows this process's network namespace; a fixture does not, nor another machine's."""
+    try:
+        return os.readlink(namespace) == os.readlink("/proc/self/ns/net")
+    except OSError:
+        return False

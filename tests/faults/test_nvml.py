@@ -1,0 +1,336 @@
+"""Faults of NVML and the driver, under a real agent with the genuine pynvml: numbers 1 to 15 and 46 of the fault catalogue.
+
+Always: /metrics answers within a second (every scrape of these tests checks it), the other collectors stay fresh, the failing one shows
+down with its reason, its samples are gone and not zero, and when the fault ends the samples return without a restart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd import registry
+from tests import frozen
+from tests.agents import RunningAgent, Scrape, running
+from tests.nvml.simulator import Simulator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TEMPERATURE = "dshealthd_gpu_temperature_celsius"
+DEADLINE = 0.7
+GPU_COLLECTORS = [name for name, kind in registry.all_collectors().items() if kind.worker == "device"]
+KEPT = {"memory", "gpu_bus", *GPU_COLLECTORS}
+CONFIG = "\n".join(
+    f"[collectors.{name}]\nenabled = {str(name in KEPT).lower()}\ninterval = '200ms'"
+    + ("" if name == "memory" else f"\ndeadline = '{round(1000 * DEADLINE)}ms'\n" if name in GPU_COLLECTORS else "\n")
+    for name in registry.all_collectors()
+)
+
+
+class Node:
+    """An agent on a machine with eight simulated GPUs."""
+
+    def __init__(self, agent: RunningAgent, gpus: Simulator) -> None:
+        """Both are running."""
+        self.agent = agent
+        self.gpus = gpus
+
+    def until_gpus(self, *expected: int, seconds: float = 25.0) -> Scrape:
+        """Wait until exactly these GPUs have a core temperature, and return the scrape."""
+        wanted = {str(gpu) for gpu in expected}
+        return self.agent.wait(lambda scrape: shown(scrape) == wanted, seconds)
+
+    def until_down(self, reason: str) -> Scrape:
+        """Wait until the collector is down for this reason and nothing of any GPU is shown."""
+        return self.agent.wait(
+            lambda s: (
+                s.value("dshealthd_collector_up", collector="gpu") == 0
+                and s.value("dshealthd_collector_failing", collector="gpu", reason=reason) == 1
+                and not s.all(TEMPERATURE)
+            )
+        )
+
+    def stays_fresh(self) -> None:
+        """Check that host memory goes on being sampled."""
+        before = last_success(self.agent.scrape(), "memory")
+        self.agent.wait(lambda s: last_success(s, "memory") > before, 2.0)
+
+
+def shown(scrape: Scrape) -> set[str]:
+    """Return the indices of the GPUs that have a core temperature."""
+    return {dict(labels)["gpu"] for labels in scrape.series.get(TEMPERATURE, {}) if ("sensor", "core") in labels}
+
+
+def last_success(scrape: Scrape, collector: str) -> float:
+    """Return the Unix time of a collector's last success."""
+    value = scrape.value("dshealthd_collector_last_success_timestamp_seconds", collector=collector)
+    assert value is not None
+    return value
+
+
+@contextlib.contextmanager
+def node(directory: Path, *, library: bool = True, port: int = 0) -> Iterator[Node]:
+    """Run an agent with eight simulated GPUs; `library` tells whether the driver's library is there at first."""
+    gpus = Simulator(directory)
+    gpus.pci_sysfs(directory / "sys")
+    if not library:
+        gpus.hide_library()
+    flags = ("--path.sysfs", str(directory / "sys"))
+    with running(directory, CONFIG, environment=gpus.environment(), flags=flags, port=port) as agent:
+        yield Node(agent, gpus)
+
+
+@pytest.fixture
+def healthy(tmp_path: Path) -> Iterator[Node]:
+    """Give a node that shows all its GPUs."""
+    with node(tmp_path) as made:
+        made.until_gpus(*range(8))
+        yield made
+
+
+def test_01_call_that_never_returns(healthy: Node) -> None:
+    """NVML hangs: GPU samples are gone, `up` is 0, the age of the last success stands still; afterwards the samples return."""
+    healthy.gpus.fault("hang")
+    scrape = healthy.until_down("timeout")
+    assert scrape.value("dshealthd_collector_up", collector="gpu") == 0
+    healthy.stays_fresh()
+    assert last_success(healthy.agent.scrape(), "gpu") == last_success(scrape, "gpu")
+    assert len(healthy.agent.workers()) <= 1
+    healthy.gpus.clear_faults()
+    healthy.until_gpus(*range(8))
+
+
+def test_01_one_gpu_hangs(healthy: Node) -> None:
+    """One GPU of eight hangs: seven are reported, the eighth is down with its index, and it comes back."""
+    healthy.gpus.fault("hang", gpu=3)
+    healthy.until_gpus(0, 1, 2, 4, 5, 6, 7)
+    scrape = healthy.agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="3") == 0)
+    assert scrape.value("dshealthd_collector_up", collector="gpu") == 1
+    assert scrape.value("dshealthd_collector_failing", collector="gpu", reason="timeout") == 1
+    healthy.gpus.clear_faults()
+    healthy.until_gpus(*range(8))
+    healthy.agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="3") == 1)
+
+
+def test_02_unkillable_call(healthy: Node, tmp_path: Path) -> None:
+    """A call sleeps in the kernel where no signal reaches it: one stuck worker is counted, seven GPUs are reported, thawing recovers."""
+    with frozen.mounted(tmp_path) as mount:
+        mount.freeze()
+        healthy.gpus.fault("dstate", f"{mount.directory}/x", gpu=3)
+        healthy.until_gpus(0, 1, 2, 4, 5, 6, 7)
+        scrape = healthy.agent.wait(lambda s: s.value("dshealthd_worker_stuck", worker="device") == 1)
+        starts = scrape.value("dshealthd_worker_starts_total", worker="device")
+        time.sleep(3)  # longer than the first back-off
+        scrape = healthy.until_gpus(0, 1, 2, 4, 5, 6, 7)
+        assert scrape.value("dshealthd_worker_stuck", worker="device") == 1
+        assert scrape.value("dshealthd_worker_starts_total", worker="device") == starts
+        healthy.gpus.clear_faults()
+        mount.thaw()
+        healthy.until_gpus(*range(8))
+        healthy.agent.wait(lambda s: s.value("dshealthd_worker_stuck", worker="device") == 0)
+
+
+def test_03_all_gpus_unkillable(healthy: Node, tmp_path: Path) -> None:
+    """All GPUs are so: at most one stuck worker for each, and however long it lasts no more are started."""
+    with frozen.mounted(tmp_path) as mount:
+        mount.freeze()
+        for gpu in range(8):
+            healthy.gpus.fault("dstate", f"{mount.directory}/x", gpu=gpu)
+        scrape = healthy.agent.wait(lambda s: s.value("dshealthd_worker_stuck", worker="device") == 8, 40)
+        starts = scrape.value("dshealthd_worker_starts_total", worker="device")
+        assert starts is not None
+        healthy.until_down("stuck")
+        time.sleep(4)  # twenty sweeps and more than the first two back-offs
+        scrape = healthy.agent.scrape()
+        assert scrape.value("dshealthd_worker_stuck", worker="device") == 8
+        assert scrape.value("dshealthd_worker_starts_total", worker="device") == starts
+        healthy.stays_fresh()
+        healthy.gpus.clear_faults()
+        mount.thaw()
+        healthy.until_gpus(*range(8))
+
+
+def test_04_sigkill_with_an_unkillable_worker(tmp_path: Path) -> None:
+    """The agent is killed while its worker cannot be: the port binds again at once."""
+    with contextlib.ExitStack() as stack:
+        mount = stack.enter_context(frozen.mounted(tmp_path))
+        with node(tmp_path) as first:
+            first.until_gpus(*range(8))
+            mount.freeze()
+            first.gpus.fault("dstate", f"{mount.directory}/x", gpu=0)
+            first.agent.wait(lambda s: s.value("dshealthd_worker_stuck", worker="device") == 1)
+            port = first.agent.port
+            first.agent.process.kill()
+            first.agent.process.wait(5)
+            with node(tmp_path, port=port) as second:
+                assert second.agent.port == port
+                second.stays_fresh()
+                mount.thaw()
+
+
+def test_05_slow_calls(healthy: Node) -> None:
+    """Calls that take 45 s are treated as hung: the deadline rules, not the driver."""
+    healthy.gpus.fault("delay", 45)
+    healthy.until_down("timeout")
+    healthy.stays_fresh()
+    healthy.gpus.clear_faults()
+    healthy.until_gpus(*range(8))
+
+
+@pytest.mark.parametrize(("code", "reason"), [(15, "gpu_lost"), (999, "unknown_error"), (16, "reset_required")])
+def test_06_07_one_gpu_fails(healthy: Node, code: int, reason: str) -> None:
+    """One of eight GPUs is lost, fails with Unknown Error, or asks for a reset: seven are reported, the eighth is down with that reason."""
+    healthy.gpus.fault("fail", code, gpu=5)
+    scrape = healthy.until_gpus(0, 1, 2, 3, 4, 6, 7)
+    scrape = healthy.agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="5") == 0)
+    assert scrape.value("dshealthd_collector_failing", collector="gpu", reason=reason) == 1
+    assert (scrape.value("dshealthd_collector_errors_total", collector="gpu", reason=reason) or 0) >= 1
+    assert scrape.value("dshealthd_gpus_expected") == 8
+    healthy.gpus.clear_faults()
+    healthy.until_gpus(*range(8))
+
+
+def test_07_every_gpu_fails_with_unknown_error(healthy: Node) -> None:
+    """Unknown Error from every GPU takes the collector down, with no GPU shown as healthy."""
+    healthy.gpus.fault("fail", 999)
+    scrape = healthy.until_down("unknown_error")
+    assert 1 not in scrape.all("dshealthd_gpu_up")
+    healthy.gpus.clear_faults()
+    healthy.until_gpus(*range(8))
+
+
+def test_08_driver_library_mismatch(healthy: Node) -> None:
+    """After an update of the driver the old library answers with a mismatch: the worker is executed anew with the new one."""
+    starts = healthy.agent.scrape().value("dshealthd_worker_starts_total", worker="device")
+    assert starts is not None
+    healthy.gpus.fault("fail", 18)
+    healthy.until_down("version_mismatch")
+    healthy.gpus.clear_faults()
+    healthy.gpus.set(None, "driver_version", "590.10")
+    healthy.until_gpus(*range(8))
+    scrape = healthy.agent.wait(lambda s: s.all("dshealthd_gpu_driver_info", driver="590.10"))
+    assert (scrape.value("dshealthd_worker_starts_total", worker="device") or 0) > starts
+
+
+def test_09_no_permission(healthy: Node) -> None:
+    """No permission is said as such and is not health."""
+    healthy.gpus.fault("fail", 4)
+    scrape = healthy.until_down("permission_denied")
+    assert 1 not in scrape.all("dshealthd_gpu_up")
+    healthy.gpus.clear_faults()
+    healthy.until_gpus(*range(8))
+
+
+def test_10_library_appears(tmp_path: Path) -> None:
+    """GPUs on the PCI bus without a driver library are an error, not an ordinary machine; once the library is there, all is shown."""
+    with node(tmp_path, library=False) as made:
+        scrape = made.agent.wait(lambda s: s.value("dshealthd_collector_up", collector="gpu") == 0)
+        assert not scrape.all(TEMPERATURE)
+        assert scrape.value("dshealthd_gpus_expected") == 8
+        made.gpus.show_library()
+        made.until_gpus(*range(8))
+
+
+def test_11_segmentation_fault(healthy: Node) -> None:
+    """The library crashes at one GPU: the agent lives, the others are reported, the reason says crashed."""
+    healthy.gpus.fault("crash", "segv", gpu=2)
+    healthy.until_gpus(0, 1, 3, 4, 5, 6, 7)
+    scrape = healthy.agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="2") == 0)
+    assert scrape.value("dshealthd_collector_failing", collector="gpu", reason="crashed") == 1
+    healthy.gpus.clear_faults()
+    healthy.until_gpus(*range(8))
+
+
+def test_12_count_changes_and_order(healthy: Node) -> None:
+    """Seven of eight GPUs remain, in another order: each value follows its UUID, and the missing one is down."""
+    before = by_uuid(healthy.agent.scrape())
+    healthy.gpus.order(7, 6, 5, 4, 2, 1, 0)
+    scrape = healthy.agent.wait(lambda s: s.value("dshealthd_gpus_visible") == 7 and len(by_uuid(s)) == 7)
+    after = by_uuid(scrape)
+    assert all(before[uuid] == value for uuid, value in after.items())
+    (missing,) = before.keys() - after.keys()
+    assert scrape.value("dshealthd_gpu_up", uuid=missing) == 0
+    assert scrape.value("dshealthd_gpus_expected") == 8
+
+
+def by_uuid(scrape: Scrape) -> dict[str, float]:
+    """Return the core temperatures by UUID."""
+    return {dict(labels)["uuid"]: value for labels, value in scrape.series.get(TEMPERATURE, {}).items() if ("sensor", "core") in labels}
+
+
+def test_13_driver_unloads(healthy: Node, tmp_path: Path) -> None:
+    """The driver goes away: every handle is released, and after it is back the samples return."""
+    healthy.gpus.watch()
+    device_file = tmp_path / "nvidia0"
+    device_file.touch()
+    healthy.gpus.set(None, "no_driver", 1)
+    healthy.agent.wait(lambda s: s.value("dshealthd_collector_up", collector="gpu") != 1 and not s.all(TEMPERATURE))
+    assert [event for event, _, _ in healthy.gpus.trace()][-1:] == ["shutdown"]
+    healthy.gpus.set(None, "no_driver", 0)
+    healthy.until_gpus(*range(8))
+
+
+def test_13_operator_releases_the_gpus(tmp_path: Path) -> None:
+    """While the release file exists the worker is gone, so that the driver can be unloaded; without it the samples return."""
+    release = tmp_path / "release-gpus"
+    global_config = "".join(f"release_file = '{release}'\n" if line.startswith("deadline") else line + "\n" for line in CONFIG.splitlines())
+    gpus = Simulator(tmp_path)
+    gpus.pci_sysfs(tmp_path / "sys")
+    with running(tmp_path, global_config, environment=gpus.environment(), flags=("--path.sysfs", str(tmp_path / "sys"))) as agent:
+        made = Node(agent, gpus)
+        made.until_gpus(*range(8))
+        release.touch()
+        agent.wait(lambda s: s.value("dshealthd_worker_up", worker="device") == 0)
+        assert agent.workers() == []
+        scrape = agent.wait(lambda s: s.value("dshealthd_collector_available", collector="gpu") == 0)
+        assert not scrape.all("dshealthd_collector_up", collector="gpu")
+        release.unlink()
+        made.until_gpus(*range(8))
+
+
+def test_14_sentinels(healthy: Node) -> None:
+    """What the driver marks as not available is absent; no sentinel is ever exported as a number."""
+    for key in ("memory_used", "temperature", "power_usage", "temperature_memory"):
+        with contextlib.suppress(KeyError):
+            healthy.gpus.set(1, key, "na")
+    scrape = healthy.agent.wait(lambda s: not s.all("dshealthd_gpu_power_watts", gpu="1"))
+    assert not scrape.all("dshealthd_gpu_memory_used_bytes", gpu="1")
+    assert scrape.all("dshealthd_gpu_power_watts", gpu="0")
+    gpu_values = [value for name, series in scrape.series.items() if "gpu" in name for value in series.values()]
+    assert all(value == value and abs(value) < 2**62 and value not in {2**32 - 1, 2**32} for value in gpu_values)  # noqa: PLR0124 - NaN
+
+
+def test_15_frozen_counters(tmp_path: Path) -> None:
+    """A GPU whose counters stand still although it draws power is reported as frozen, not as healthy."""
+    config = CONFIG.replace("[collectors.gpu]\n", "[collectors.gpu]\nfrozen_after = '2s'\n")
+    gpus = Simulator(tmp_path)
+    gpus.pci_sysfs(tmp_path / "sys")
+    with running(tmp_path, config, environment=gpus.environment(), flags=("--path.sysfs", str(tmp_path / "sys"))) as agent:
+        made = Node(agent, gpus)
+        made.until_gpus(*range(8))
+        gpus.set(4, "frozen", 1)
+        made.until_gpus(0, 1, 2, 3, 5, 6, 7)
+        scrape = agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="4") == 0)
+        assert scrape.value("dshealthd_collector_failing", collector="gpu", reason="frozen") == 1
+        gpus.set(4, "frozen", 0)
+        made.until_gpus(*range(8))
+
+
+def test_46_sigterm_with_a_blocked_worker(healthy: Node, tmp_path: Path) -> None:
+    """SIGTERM ends the agent within 20 s, also while one worker hangs in a call and another cannot be killed."""
+    with frozen.mounted(tmp_path) as mount:
+        mount.freeze()
+        healthy.gpus.fault("dstate", f"{mount.directory}/x", gpu=3)
+        healthy.agent.wait(lambda s: s.value("dshealthd_worker_stuck", worker="device") == 1)
+        healthy.gpus.fault("hang", gpu=4)
+        time.sleep(0.3)
+        started = time.monotonic()
+        healthy.agent.process.terminate()
+        assert healthy.agent.process.wait(20) == 0
+        assert time.monotonic() - started < 20
+        mount.thaw()
