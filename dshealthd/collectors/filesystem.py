@@ -1,0 +1,201 @@
+"""Space and inodes of configured paths, and whether a small file can be written there, timed; from `statvfs(2)` and by writing.
+
+A path on a file system that hangs costs its worker; the other paths are read by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.collector import Collector, CollectorOptions, Fault, Reason, SourceError, gauge
+from dshealthd.host import read
+from dshealthd.mounts import Mount, mount_of, parse_mountinfo
+from dshealthd.options import Duration, option
+from dshealthd.result import os_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.collector import Context, Sample
+
+SIZE = gauge("dshealthd_filesystem_size_bytes", "Size of the file system that the path is on; statvfs f_blocks.", "path")
+FREE = gauge("dshealthd_filesystem_free_bytes", "Space that users other than root can still fill; statvfs f_bavail.", "path")
+FILES = gauge(
+    "dshealthd_filesystem_files", "Inodes of the file system, used and free; absent where it makes them as needed; f_files.", "path"
+)
+FILES_FREE = gauge("dshealthd_filesystem_files_free", "Inodes that users other than root can still use; statvfs f_favail.", "path")
+READ_ONLY = gauge(
+    "dshealthd_filesystem_read_only", "1 if it is mounted read-only or went read-only after an error, 0 if not; mountinfo.", "path"
+)
+INFO = gauge(
+    "dshealthd_filesystem_info",
+    "1; mountpoint is where the file system that the path is on is mounted: / for a path whose own mount is missing.",
+    "path",
+    "mountpoint",
+    "fstype",
+)
+WRITABLE = gauge(
+    "dshealthd_path_writable",
+    "1 if the last write test of this path passed, 0 if it failed or hangs. Only for paths with a write test.",
+    "path",
+)
+WRITE_SECONDS = gauge(
+    "dshealthd_path_write_seconds", "How long the last write test took that passed: create, write 4 KiB, sync, remove.", "path"
+)
+FAILING = gauge("dshealthd_path_failing", "1 while the path cannot be looked at or written to, for this reason.", "path", "reason")
+
+WRITE_PART = "write "
+"""What the worker approaches before a write test, with the path behind it: a hung write does not hide the space."""
+_BLOCK = b"dshealthd write test\n".ljust(4096, b".")
+_REASONS = {
+    errno.ENOSPC: "no_space",
+    errno.EDQUOT: "quota_exceeded",
+    errno.EROFS: "read_only",
+    errno.EACCES: "permission_denied",
+    errno.EPERM: "permission_denied",
+    errno.ENOENT: "not_found",
+    errno.ENOTDIR: "not_found",
+    errno.ESTALE: "stale_handle",
+    errno.ETIMEDOUT: "timeout",
+}
+"""The label `reason` by error number; anything else is `io_error`. A part that hangs adds `timeout`, `stuck` and `crashed`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(CollectorOptions):
+    """Which paths are looked at."""
+
+    interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
+    deadline: Duration = option("5s", "How long one path, or one write test, may take before it is given up.", minimum="10ms")
+    paths: tuple[str, ...] = option(["/", "/dev/shm"], "Paths whose file system is looked at, below path.rootfs; checkpoint directories.")  # noqa: S108 - shared memory
+    write_test: tuple[str, ...] = option([], "Directories in which a small hidden file is written, synced and removed again, to time it.")
+    write_interval: Duration = option("1m", "Time from one write test of a directory to the next.", minimum="100ms")
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Yield what is wrong with the options."""
+        for name, paths in (("paths", self.paths), ("write_test", self.write_test)):
+            if any(not path.startswith("/") for path in paths):
+                yield name, "must be absolute paths"
+            if len(set(paths)) < len(paths):
+                yield name, "must not name a path twice"
+
+
+class Filesystem(Collector):
+    """Runs in a worker, as every look at a path can hang with its file system."""
+
+    Options = Options
+    worker = "storage"
+
+    def __init__(self, options: Any, context: Context) -> None:
+        super().__init__(options, context)
+        self._mountinfo = ""
+        self._mounts: list[Mount] = []
+        self._tested: dict[str, float] = {}
+        self._written: dict[str, float | str] = {}
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Yield what each path tells, then the results of the write tests; a path that fails is left out."""
+        mounts_fault = self._read_mounts()
+        if mounts_fault is not None:
+            yield mounts_fault
+        faults = []
+        for path in self.options.paths:
+            fault = self.context.approach(path)
+            if fault is None:
+                try:
+                    yield from self._space(path)
+                    continue
+                except OSError as error:
+                    yield FAILING(1, path, _reason(error))
+                    fault = Fault(path, os_reason(error), str(error))
+            else:
+                yield FAILING(1, path, fault.reason)
+            faults.append(fault)
+            yield fault
+        for path in self.options.write_test:
+            yield from self._write_test(path)
+        if self.options.paths and len(faults) == len(self.options.paths):
+            raise SourceError(faults[0].reason, faults[0].detail)
+
+    def _space(self, path: str) -> Iterator[Sample]:
+        """Yield space and inodes of one path. OSError if it cannot be looked at."""
+        place = self.host.root(path)
+        status = os.statvfs(place)
+        yield SIZE(status.f_blocks * status.f_frsize, path)
+        yield FREE(status.f_bavail * status.f_frsize, path)
+        if status.f_files:
+            yield FILES(status.f_files, path)
+            yield FILES_FREE(status.f_favail, path)
+        root = str(self.host.rootfs).rstrip("/")
+        real = os.path.realpath(place).removeprefix(os.path.realpath(root) if root else "") or "/"
+        mount = mount_of(real, self._mounts)
+        if mount is not None:
+            yield READ_ONLY(mount.read_only, path)
+            yield INFO(1, path, mount.point, mount.kind)
+
+    def _read_mounts(self) -> Fault | None:
+        """Take up the host's mounts: those of process 1, which no sandbox of the agent's own changes; else the worker's."""
+        place = self.host.proc("1/mountinfo")
+        try:
+            try:
+                text = read(place, 1 << 24)
+            except OSError:
+                place = self.host.proc("self/mountinfo")
+                text = read(place, 1 << 24)
+            if text != self._mountinfo:
+                self._mounts = parse_mountinfo(text)
+                self._mountinfo = text
+        except OSError as error:
+            return Fault("mounts", os_reason(error), str(error))
+        except ValueError as error:
+            return Fault("mounts", Reason.MALFORMED, f"{place}: {error}")
+        return None
+
+    def _write_test(self, path: str) -> Iterator[Sample | Fault]:
+        """Yield how the write test of one directory went, this one or, until it is due again, the last one."""
+        now = self.context.monotonic()
+        if path not in self._tested or now - self._tested[path] >= self.options.write_interval:
+            fault = self.context.approach(WRITE_PART + path)
+            if fault is not None:
+                yield WRITABLE(0, path)
+                yield FAILING(1, path, fault.reason)
+                yield fault
+                return
+            self._tested[path] = now
+            try:
+                self._written[path] = self._write(self.host.root(path))
+            except OSError as error:
+                self._written[path] = _reason(error)
+        outcome = self._written[path]
+        yield WRITABLE(not isinstance(outcome, str), path)
+        if isinstance(outcome, str):
+            yield FAILING(1, path, outcome)
+        else:
+            yield WRITE_SECONDS(outcome, path)
+
+    def _write(self, directory: str) -> float:
+        """Create, write, sync and remove a file; return the seconds it took. OSError if it cannot be done."""
+        # One name a node, as several share the directory: what a killed worker leaves behind is removed by the next.
+        place = f"{directory}/.dshealthd-write-test-{os.uname().nodename}"
+        started = self.context.monotonic()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(place)
+        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            try:
+                if os.write(descriptor, _BLOCK) < len(_BLOCK):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        finally:
+            os.unlink(place)
+        return self.context.monotonic() - started
+
+
+def _reason(error: OSError) -> str:
+    return _REASONS.get(error.errno or 0, "io_error")

@@ -1,0 +1,215 @@
+"""The kernel's state and settings: uptime, load, threads against their limit, and the settings that training depends on.
+
+From `/proc/uptime`, `/proc/loadavg`, `/proc/stat`, `/proc/sys`, `/proc/cmdline` and `/sys`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from dshealthd.collector import Collector, Reason, SourceError, gauge
+from dshealthd.host import read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dshealthd.collector import Context, Fault, Sample
+    from dshealthd.host import Host
+
+T = TypeVar("T")
+
+UPTIME = gauge("dshealthd_uptime_seconds", "Time since boot, suspension included; /proc/uptime.")
+BOOTED = gauge("dshealthd_boot_timestamp_seconds", "Unix time of the boot; btime of /proc/stat, which moves when the clock is set.")
+BOOT = gauge("dshealthd_boot_info", "1; boot_id is the kernel's random id of this boot.", "boot_id")
+LOAD = gauge(
+    "dshealthd_load_average",
+    "Tasks that run, want to run or sleep uninterruptibly, averaged over 1, 5 and 15 minutes; /proc/loadavg.",
+    "minutes",
+)
+CPUS = gauge("dshealthd_cpus_online", "Logical CPUs that are online; /sys/devices/system/cpu/online.")
+THREADS = gauge("dshealthd_threads", "Threads of all processes; each takes one process id. /proc/loadavg.")
+THREADS_LIMIT = gauge(
+    "dshealthd_threads_limit", "Threads that the whole system may have: the lesser of kernel.pid_max and kernel.threads-max."
+)
+AIO = gauge("dshealthd_aio_requests", "Asynchronous I/O requests that processes reserved, as NVMe offload does; fs.aio-nr.")
+AIO_LIMIT = gauge("dshealthd_aio_requests_limit", "Asynchronous I/O requests that may be reserved; fs.aio-max-nr.")
+SYSCTL = gauge(
+    "dshealthd_sysctl_value", "Kernel settings that training or its diagnosis depends on, as sysctl(8) names and shows them.", "sysctl"
+)
+PARAMETER = gauge(
+    "dshealthd_kernel_parameter_info",
+    '1; value of a kernel command line parameter that training depends on, "" for one without a value.',
+    "parameter",
+    "value",
+)
+HUGE = gauge("dshealthd_transparent_huge_pages_info", "1; mode is what applies now: always, madvise or never.", "mode")
+
+SYSCTLS = (
+    "kernel.numa_balancing",  # moves pages of pinned workloads about
+    "kernel.pid_max",
+    "kernel.threads-max",
+    "kernel.hung_task_timeout_secs",  # 0: hung tasks are never logged
+    "kernel.dmesg_restrict",
+    "kernel.yama.ptrace_scope",  # above 1: no stack of a hung rank can be taken
+    "kernel.tainted",
+    "vm.overcommit_memory",
+    "vm.zone_reclaim_mode",
+    "vm.max_map_count",
+    "vm.swappiness",
+    "vm.min_free_kbytes",
+)
+"""Settings of one number."""
+_THREAD_LIMITS = frozenset({"kernel.pid_max", "kernel.threads-max"})
+
+PARAMETERS = frozenset(
+    {
+        "amd_iommu",
+        "default_hugepagesz",
+        "hugepages",
+        "hugepagesz",
+        "idle",
+        "init_on_alloc",
+        "intel_idle.max_cstate",
+        "intel_iommu",
+        "iommu",
+        "iommu.passthrough",
+        "iommu.strict",
+        "mitigations",
+        "nosmt",
+        "numa_balancing",
+        "nvidia-drm.modeset",
+        "pci",
+        "pcie_acs_override",
+        "pcie_aspm",
+        "pcie_port_pm",
+        "processor.max_cstate",
+        "psi",
+        "transparent_hugepage",
+    }
+)
+"""Parameters that change how GPUs, their peers and memory are reached, or how fast a CPU answers."""
+_VALUE = re.compile(r"[A-Za-z0-9_.,:=@*+-]{0,64}")
+_SETTINGS_REFRESH = 60.0
+
+
+class Load(NamedTuple):
+    """What `/proc/loadavg` holds."""
+
+    averages: tuple[float, float, float]
+    threads: int
+
+
+def parse_loadavg(text: str) -> Load:
+    """Return the load averages and the number of threads. ValueError if malformed."""
+    one, five, fifteen, threads, *_ = text.split()
+    return Load((float(one), float(five), float(fifteen)), int(threads.partition("/")[2]))
+
+
+def parse_cpus(text: str) -> int:
+    """Return how many CPUs a list such as `0-3,8` names. ValueError if malformed."""
+    count = 0
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        count += int(last or first) - int(first) + 1
+    return count
+
+
+def parse_boot_time(text: str) -> int | None:
+    """Return `btime` of `/proc/stat`: Unix time in seconds."""
+    start = text.find("\nbtime ")
+    return int(text[start + 7 :].split(None, 1)[0]) if start >= 0 else None
+
+
+def parse_command_line(text: str) -> dict[str, str]:
+    """Return those parameters that are in `PARAMETERS`; values of one given several times are joined by a comma.
+
+    A value with unusual characters, or a long one, is "other". What follows `--` belongs to init.
+    """
+    found: dict[str, str] = {}
+    for word in text.split():
+        if word == "--":
+            break
+        name, _, value = word.partition("=")
+        if name in PARAMETERS:
+            found[name] = f"{found[name]},{value}" if name in found else value
+    return {name: value if _VALUE.fullmatch(value) else "other" for name, value in found.items()}
+
+
+def parse_choice(text: str) -> str | None:
+    """Return the choice in brackets: `madvise` of `always [madvise] never`."""
+    _, bracket, rest = text.partition("[")
+    return rest.partition("]")[0] if bracket else None
+
+
+class Kernel(Collector):
+    """Reads a few files; cannot hang. Settings are read once a minute."""
+
+    def __init__(self, options: object, context: Context) -> None:
+        super().__init__(options, context)
+        self._settings: list[Sample] = []
+        self._settings_read = float("-inf")
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Yield what the kernel tells; what it does not have is left out."""
+        load = self._parsed("loadavg", parse_loadavg)
+        yield UPTIME(self._parsed("uptime", lambda text: float(text.split()[0])))
+        for minutes, average in zip(("1", "5", "15"), load.averages, strict=True):
+            yield LOAD(average, minutes)
+        yield THREADS(load.threads)
+        if (aio := _number(self.host, "fs.aio-nr")) is not None:
+            yield AIO(aio)
+        now = self.context.monotonic()
+        if now - self._settings_read >= _SETTINGS_REFRESH:
+            self._settings = list(self._read_settings())
+            self._settings_read = now
+        yield from self._settings
+
+    def _parsed(self, path: str, parse: Callable[[str], T]) -> T:
+        place = self.host.proc(path)
+        try:
+            return parse(read(place))
+        except (ValueError, IndexError) as error:
+            raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error
+
+    def _read_settings(self) -> Iterator[Sample]:
+        """Yield what hardly ever changes; a file that this kernel does not have is passed over."""
+        if (booted := self._parsed("stat", parse_boot_time)) is not None:
+            yield BOOTED(booted)
+        if (boot_id := _text(self.host.proc("sys/kernel/random/boot_id"))) is not None:
+            yield BOOT(1, boot_id.strip())
+        if (online := _text(self.host.sys("devices/system/cpu/online"))) is not None:
+            yield CPUS(parse_cpus(online))
+        for parameter, value in self._parsed("cmdline", parse_command_line).items():
+            yield PARAMETER(1, parameter, value)
+        choices = _text(self.host.sys("kernel/mm/transparent_hugepage/enabled"))
+        if choices is not None and (mode := parse_choice(choices)) is not None:
+            yield HUGE(1, mode)
+        limits = []
+        for name in SYSCTLS:
+            if (number := _number(self.host, name)) is not None:
+                yield SYSCTL(number, name)
+                if name in _THREAD_LIMITS:
+                    limits.append(number)
+        if limits:
+            yield THREADS_LIMIT(min(limits))
+        if (limit := _number(self.host, "fs.aio-max-nr")) is not None:
+            yield AIO_LIMIT(limit)
+
+
+def _text(place: str) -> str | None:
+    """Return what a file holds; None if this kernel does not have it."""
+    try:
+        return read(place)
+    except FileNotFoundError:
+        return None
+
+
+def _number(host: Host, sysctl: str) -> int | None:
+    """Return a setting of one number; None if this kernel does not have it."""
+    place = host.proc(f"sys/{sysctl.replace('.', '/')}")
+    text = _text(place)
+    try:
+        return None if text is None else int(text)
+    except ValueError as error:
+        raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error

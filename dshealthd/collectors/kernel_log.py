@@ -1,0 +1,273 @@
+"""Faults that the kernel log reports: Xids, NVSwitch and NVLink errors, out of memory, hung tasks, I/O, links, buses; from `/dev/kmsg`.
+
+Only records of the kernel's own facility are believed. Every record is read once, or counted as lost; the position and the counts go into
+a state file, by which a new agent counts on within a boot. Reading takes CAP_SYSLOG where kernel.dmesg_restrict is 1.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dshealthd import kernel_lines as lines
+from dshealthd.collector import Collector, CollectorOptions, Fault, NotAvailable, Reason, SourceError, counter, gauge
+from dshealthd.devices.pci import bus
+from dshealthd.host import read
+from dshealthd.kmsg import KERNEL, Reader
+from dshealthd.ledger import OTHER, Ledger, Tally
+from dshealthd.options import Duration, option
+from dshealthd.result import os_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.collector import Context, Sample
+    from dshealthd.host import Host
+    from dshealthd.kmsg import Record
+
+log = logging.getLogger(__name__)
+
+XIDS = counter(
+    "dshealthd_xid_errors_total",
+    "Xid lines of the GPU driver since boot, as far as the log reached back. One fault may print several. gpu is the place of the PCI "
+    "device among NVIDIA's, which is NVML's index; \"\" if the device is gone.",
+    "gpu",
+    "pci",
+    "xid",
+)
+LAST_XID = gauge(
+    "dshealthd_xid_last_timestamp_seconds",
+    "Unix time of the last such Xid line, by the kernel's clock, which drifts from the system's over weeks.",
+    "gpu",
+    "pci",
+    "xid",
+)
+RECOVERY = counter(
+    "dshealthd_xid_recovery_actions_total",
+    "Recovery actions that the GPU driver asked for (Xid 154), by what it asked for.",
+    "gpu",
+    "pci",
+    "action",
+)
+NVLINK = counter(
+    "dshealthd_xid_nvlink_errors_total",
+    'NVLink errors that Xid lines report (74; 144 to 150 on NVLink 5), by link; link is "" where the line names none.',
+    "gpu",
+    "pci",
+    "link",
+    "severity",
+)
+SXIDS = counter(
+    "dshealthd_sxid_errors_total",
+    "Errors that the NVSwitch driver reports (SXid) since boot, as far as the log reached back.",
+    "nvswitch",
+    "pci",
+    "sxid",
+    "severity",
+)
+EVENTS = counter(
+    "dshealthd_kernel_events_total",
+    "Faults that the kernel log reports since boot, as far as it reached back. The kernel limits the rate of some of these lines.",
+    "event",
+)
+LOST = counter(
+    "dshealthd_kernel_log_records_lost_total",
+    "Records of this boot that were overwritten before they were read; what they reported is not counted.",
+)
+MALFORMED = counter("dshealthd_kernel_log_records_malformed_total", "Records that could not be understood; they count as lost too.")
+
+_OF_GPU = frozenset({XIDS, LAST_XID, RECOVERY, NVLINK})
+"""Metrics whose label `gpu` is looked up when they are shown; it is not among what they are counted by."""
+_WIDTHS = {metric: len(metric.labels) - (metric in _OF_GPU) for metric in (XIDS, LAST_XID, RECOVERY, NVLINK, SXIDS, EVENTS)}
+_FORGETFUL_SAVE = 12
+"""A position that moved past nothing of interest is saved this many times less often than a count."""
+_GPU_REFRESH = 60.0
+_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(CollectorOptions):
+    """How much of the log is read at once, and how often the position is saved."""
+
+    interval: Duration = option("1s", "Time from one sample to the next.", minimum="100ms")
+    read_time: Duration = option("20ms", "How long one collection may read; what is left is read by the next.", minimum="1ms", maximum=0.5)
+    read_records: int = option(10_000, "How many records one collection may read.", minimum=1, maximum=1_000_000)
+    save_interval: Duration = option("5s", "Least time between two writes of the state file.", minimum="100ms")
+    series_limit: int = option(500, "Most series of Xids, SXids and NVLinks; what comes beyond is counted as other.", minimum=10)
+
+
+class KernelLog(Collector):
+    """Reads a device that never blocks; cannot hang."""
+
+    Options = Options
+
+    def __init__(self, options: Any, context: Context) -> None:
+        super().__init__(options, context)
+        self._reader = Reader(self.host.device("kmsg"), context.monotonic)
+        self._tally = Tally(_WIDTHS, options.series_limit, fixed=(EVENTS,))
+        self._lost_before = 0
+        self._ledger: Ledger | None = None
+        self._fault: Fault | None = None
+        self._begun = False
+        self._known = False
+        self._saved_position = 0
+        self._saved = float("-inf")
+        self._gpus: dict[str, str] = {}
+        self._gpus_read = float("-inf")
+        self._shown: list[Sample] | None = None
+
+    @classmethod
+    def absent(cls, options: Any, host: Host) -> str | None:  # noqa: ARG003 - of the contract
+        """Say that there is no kernel log, as in most containers."""
+        place = host.device("kmsg")
+        return None if os.path.exists(place) else f"there is no {place}"
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Read what is new and yield all counts; with an error, what was counted before it is yielded too."""
+        if not self._begun:
+            self._resume()
+        failure: OSError | SourceError | None = None
+        try:
+            self._read()
+        except FileNotFoundError as error:
+            if not self._known:
+                raise NotAvailable(str(error)) from error
+            failure = error
+        except (OSError, SourceError) as error:
+            failure = error
+        if self._known:
+            self._save()
+            yield from self._samples()
+        if self._fault is not None:
+            yield self._fault
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """Save the position and close the log."""
+        if self._known:
+            self._save(now=True)
+        self._reader.close()
+
+    def _read(self) -> None:
+        """Take in what is new."""
+        reader = self._reader
+        before = reader.position, reader.drained, reader.malformed
+        try:
+            for record in reader.read(self.options.read_records, self.options.read_time):
+                if record.facility == KERNEL and record.whole:
+                    self._note(record)
+        finally:
+            if before != (reader.position, reader.drained, reader.malformed):
+                self._known, self._shown = True, None
+        if reader.behind():
+            self._troubled(Reason.MALFORMED, "the position that was saved is beyond the end of the log; counting starts afresh", None)
+            reader.close()
+            self._reader = Reader(reader.place, self.context.monotonic)
+            self._lost_before = 0
+            self._tally.clear()
+            self._read()
+
+    def _note(self, record: Record) -> None:
+        """Count what a line of the kernel reports."""
+        message = record.message
+        if message.startswith("NVRM: Xid "):
+            if (xid := lines.xid(message)) is not None:
+                code = str(xid.code) if xid.code in lines.XIDS else OTHER
+                booted = self.context.wall() - self.context.monotonic()
+                self._tally.count(XIDS, xid.pci_bus_id, code)
+                self._tally.put(round(booted + record.timestamp, 3), LAST_XID, xid.pci_bus_id, code)
+                if (action := lines.recovery_action(xid)) is not None:
+                    self._tally.count(RECOVERY, xid.pci_bus_id, action)
+                elif (link := lines.link_error(xid)) is not None:
+                    self._tally.count(NVLINK, xid.pci_bus_id, link.link, link.severity)
+        elif message.startswith("nvidia-nvswitch"):
+            if (sxid := lines.sxid(message)) is not None:
+                code = str(sxid.code) if sxid.code in lines.SXIDS else OTHER
+                self._tally.count(SXIDS, sxid.switch, sxid.pci_bus_id, code, sxid.severity)
+        elif (event := lines.event(message)) is not None:
+            self._tally.count(EVENTS, event)
+
+    def _samples(self) -> list[Sample]:
+        """Return all counts as samples; the same list as before when nothing is new."""
+        if self._shown is None:
+            # An event that was not seen is known to be 0 only when all of the log has been read.
+            events = dict.fromkeys(lines.EVENTS, 0.0) if self._reader.drained else {}
+            shown = []
+            for metric, labels, value in self._tally:
+                if metric is EVENTS:
+                    events[labels[0]] = value
+                elif metric in _OF_GPU:
+                    shown.append(metric(value, self._gpu(labels[0]), *labels))
+                else:
+                    shown.append(metric(value, *labels))
+            shown += [EVENTS(value, name) for name, value in events.items()]
+            self._shown = [*shown, LOST(self._lost_before + self._reader.lost), MALFORMED(self._reader.malformed)]
+        return self._shown
+
+    def _gpu(self, pci_bus_id: str) -> str:
+        """Return a GPU's index; one that is not known makes us look again, once in a while."""
+        now = self.context.monotonic()
+        if pci_bus_id and pci_bus_id not in self._gpus and now - self._gpus_read > _GPU_REFRESH:
+            self._gpus_read = now
+            try:
+                # One that fell off the bus keeps the index it had.
+                self._gpus = {address: str(index) for index, address in enumerate(bus(self.host).gpus())} | self._gpus
+            except OSError as error:
+                log.info("no GPU indices for Xids: %s", error)
+        return self._gpus.get(pci_bus_id, "")
+
+    def _resume(self) -> None:
+        """Take up position and counts of this boot, if they were saved."""
+        self._begun = True
+        if self.context.state is None:
+            return
+        try:
+            boot_id = read(self.host.proc("sys/kernel/random/boot_id")).strip()
+        except OSError as error:
+            self._troubled(os_reason(error), "the position in the log is not kept: the boot has no id", error)
+            return
+        self._ledger = Ledger(self.context.state, self.name, boot_id)
+        try:
+            document = self._ledger.load()
+            if document is None:
+                return
+            position, lost = document.get("position"), document.get("lost")
+            if document.get("version") != _VERSION or type(position) is not int or type(lost) is not int or min(position, lost) < 0:
+                self._troubled(Reason.MALFORMED, "saved position makes no sense, counting starts afresh", None)
+                return
+            self._tally.restore(document.get("counts"))
+        except OSError as error:
+            self._troubled(os_reason(error), "saved position cannot be read, counting starts afresh", error)
+        except ValueError as error:
+            self._troubled(Reason.MALFORMED, "saved position makes no sense, counting starts afresh", error)
+        else:
+            self._reader.position = self._saved_position = position
+            self._lost_before = lost
+
+    def _save(self, *, now: bool = False) -> None:
+        """Write the state file if there is something new and it is time to."""
+        position = self._reader.position
+        if self._ledger is None or not (self._tally.changed or position != self._saved_position):
+            return
+        age = self.context.monotonic() - self._saved
+        if not now and age < self.options.save_interval * (1 if self._tally.changed else _FORGETFUL_SAVE):
+            return
+        self._saved = self.context.monotonic()
+        lost = self._lost_before + self._reader.lost
+        try:
+            self._ledger.save({"version": _VERSION, "position": position, "lost": lost, "counts": self._tally.rows()})
+        except OSError as error:
+            self._tally.changed = True
+            self._troubled(os_reason(error), "position in the log cannot be saved", error)
+        else:
+            self._saved_position, self._fault = position, None
+
+    def _troubled(self, reason: Reason, what: str, error: Exception | None) -> None:
+        """Report trouble with the state until a state is saved; the log has it once."""
+        detail = f"{what}: {error}" if error is not None else what
+        if self._fault is None or self._fault.detail != detail:
+            log.warning("kernel_log: %s", detail)
+        self._fault = Fault("state", reason, detail)

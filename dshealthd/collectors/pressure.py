@@ -1,0 +1,72 @@
+"""Pressure stall information: how much of the time tasks wait for CPU, memory and I/O; from `/proc/pressure`.
+
+Needs a kernel with PSI (CONFIG_PSI; `psi=1` on the command line where it is off by default).
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from dshealthd.collector import Collector, NotAvailable, Reason, SourceError, counter, gauge
+from dshealthd.host import read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dshealthd.collector import Fault, Sample
+
+STALLED = counter(
+    "dshealthd_pressure_stalled_seconds_total",
+    "Time in which some, or all (full), tasks that were not idle waited for the resource; total of /proc/pressure.",
+    "resource",
+    "tasks",
+)
+STALLED_RATIO = gauge(
+    "dshealthd_pressure_stalled_ratio",
+    "Share of the last 10 s in which some, or all (full), tasks that were not idle waited for the resource; avg10 of /proc/pressure.",
+    "resource",
+    "tasks",
+)
+
+_SHOWN = {"cpu": ("some",), "memory": ("some", "full"), "io": ("some", "full")}
+"""For the CPU, `full` has no meaning outside a cgroup."""
+_SWITCHED_OFF = "pressure stall information is switched off; psi=1 on the kernel command line enables it"
+
+
+def parse_pressure(text: str) -> Mapping[str, tuple[float, float]]:
+    """Return (seconds in total, ratio of the last 10 s) by `some` and `full`. ValueError if malformed."""
+    shares = {}
+    for line in text.splitlines():
+        kind, *pairs = line.split()
+        fields = dict(pair.split("=", 1) for pair in pairs)
+        try:
+            shares[kind] = int(fields["total"]) / 1e6, float(fields["avg10"]) / 100
+        except KeyError as error:
+            message = f"no {error} in {line!r}"
+            raise ValueError(message) from error
+    return shares
+
+
+class Pressure(Collector):
+    """Reads three files; cannot hang."""
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Yield the pressure of each resource."""
+        for resource, kinds in _SHOWN.items():
+            place = self.host.proc(f"pressure/{resource}")
+            try:
+                shares = parse_pressure(read(place))
+            except FileNotFoundError as error:
+                raise NotAvailable(str(error)) from error
+            except OSError as error:
+                if error.errno == errno.EOPNOTSUPP:  # compiled in, switched off
+                    raise NotAvailable(_SWITCHED_OFF) from error
+                raise
+            except ValueError as error:
+                raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error
+            for kind in kinds:
+                if kind in shares:
+                    total, ratio = shares[kind]
+                    yield STALLED(total, resource, kind)
+                    yield STALLED_RATIO(ratio, resource, kind)

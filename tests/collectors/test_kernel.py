@@ -1,0 +1,108 @@
+"""The kernel's state and settings, on a fixture and on this machine."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshealthd.collector import Context, Metric, Reason
+from dshealthd.collectors import kernel
+from dshealthd.exposition import Format, render
+from dshealthd.host import Host
+from dshealthd.result import Outcome, Result, attempt
+
+FIXTURE = Path(__file__).parent / "fixtures" / "kernel"
+
+
+def collector(base: Path) -> kernel.Kernel:
+    """Return a collector that reads `proc` and `sys` of a directory."""
+    context = Context(host=Host(procfs=base / "proc", sysfs=base / "sys"), monotonic=time.monotonic, wall=time.time)
+    return kernel.Kernel(kernel.Kernel.Options(), context)
+
+
+def collect(base: Path) -> Result:
+    """Collect once."""
+    return attempt(collector(base), time.monotonic)
+
+
+def value(result: Result, metric: Metric, *labels: str) -> float:
+    """Return the one value of a series."""
+    (found,) = (sample.value for sample in result.samples if sample.metric is metric and sample.labels == labels)
+    return found
+
+
+def test_golden() -> None:
+    """A GPU node's files give exactly the expected exposition."""
+    result = collect(FIXTURE)
+    assert result.outcome is Outcome.OK
+    assert render(result.samples, Format.PROMETHEUS) == (FIXTURE / "expected.prom").read_text()
+
+
+def test_missing_settings(tmp_path: Path) -> None:
+    """What a kernel does not have is left out, and the rest is there."""
+    shutil.copytree(FIXTURE, tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "proc" / "sys")
+    shutil.rmtree(tmp_path / "sys")
+    result = collect(tmp_path)
+    assert result.outcome is Outcome.OK
+    names = {sample.metric for sample in result.samples}
+    assert names == {kernel.UPTIME, kernel.LOAD, kernel.THREADS, kernel.BOOTED, kernel.PARAMETER}
+
+
+@pytest.mark.parametrize("path", ["loadavg", "uptime", "sys/vm/swappiness"])
+@pytest.mark.parametrize("text", ["", "x", "1 2 x y z"])
+def test_malformed(tmp_path: Path, path: str, text: str) -> None:
+    """A file that cannot be understood is an error."""
+    shutil.copytree(FIXTURE, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "proc" / path).write_text(text)
+    if path == "uptime" and text.startswith("1"):
+        return
+    result = collect(tmp_path)
+    assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.MALFORMED)
+
+
+def test_settings_are_read_once_a_minute(tmp_path: Path) -> None:
+    """Settings are kept between reads; what moves is read each time."""
+    shutil.copytree(FIXTURE, tmp_path, dirs_exist_ok=True)
+    clock = [0.0]
+    context = Context(host=Host(procfs=tmp_path / "proc", sysfs=tmp_path / "sys"), monotonic=lambda: clock[0], wall=time.time)
+    subject = kernel.Kernel(kernel.Kernel.Options(), context)
+    attempt(subject, time.monotonic)
+    (tmp_path / "proc/sys/vm/swappiness").write_text("1\n")
+    (tmp_path / "proc/loadavg").write_text("1.00 1.00 1.00 1/7 1\n")
+    result = attempt(subject, time.monotonic)
+    assert value(result, kernel.SYSCTL, "vm.swappiness") == 60
+    assert value(result, kernel.THREADS) == 7
+    clock[0] += 60.0
+    assert value(attempt(subject, time.monotonic), kernel.SYSCTL, "vm.swappiness") == 1
+
+
+@given(st.text(max_size=200))
+def test_any_command_line(text: str) -> None:
+    """Whatever the command line holds, the labels are bounded: known names, short plain values."""
+    for name, content in kernel.parse_command_line(text).items():
+        assert name in kernel.PARAMETERS
+        assert len(content) <= 64
+
+
+@pytest.mark.parametrize(("text", "count"), [("0\n", 1), ("0-1\n", 2), ("0-3,8,10-11\n", 7)])
+def test_cpus(text: str, count: int) -> None:
+    """A list of CPUs is counted."""
+    assert kernel.parse_cpus(text) == count
+
+
+def test_this_machine() -> None:
+    """Boot time, CPUs, threads and settings agree with what others read in the same moment."""
+    result = collect(Path("/"))
+    assert result.outcome is Outcome.OK
+    assert value(result, kernel.BOOTED) == psutil.boot_time()
+    assert abs(value(result, kernel.UPTIME) - time.clock_gettime(time.CLOCK_BOOTTIME)) < 5
+    assert value(result, kernel.CPUS) == psutil.cpu_count()
+    assert value(result, kernel.SYSCTL, "vm.swappiness") == int(Path("/proc/sys/vm/swappiness").read_text())
+    assert 0 < value(result, kernel.THREADS) < value(result, kernel.THREADS_LIMIT)

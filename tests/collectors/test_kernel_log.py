@@ -1,0 +1,509 @@
+"""The kernel log collector: what it counts, what it refuses, and how it goes on after a restart and a reboot."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collector import Context, Metric, Reason
+from dshealthd.collectors import kernel_log
+from dshealthd.exposition import Format, render
+from dshealthd.host import Host
+from dshealthd.kmsg import Reader
+from dshealthd.ledger import Ledger
+from dshealthd.options import Duration
+from dshealthd.result import Outcome, Result, attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+FIXTURE = Path(__file__).parent / "fixtures" / "kernel_log"
+GPUS = ("0000:1b:00.0", "0000:4b:00.0", "0000:66:00.0", "0000:cb:00.0")
+CODES = (13, 31, 32, 38, 43, 44, 45, 46, 48, 56, 57, 58, 61, 62, 63, 64, 68, 69, 74, 79, 92, 94, 95, 109, 110, 119, 120, 121, 154)
+
+
+class Machine:
+    """A machine with four GPUs and a FIFO for a kernel log; its clocks are moved by hand."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.kmsg = base / "dev" / "kmsg"
+        self.state = base / "state"
+        self.boot_id = base / "proc" / "sys" / "kernel" / "random" / "boot_id"
+        for directory in (self.kmsg.parent, self.state, self.boot_id.parent):
+            directory.mkdir(parents=True)
+        self.boot_id.write_text("3e57bd9a-f89b-4fe2-a24f-69bc0c2fd69f\n")
+        os.mkfifo(self.kmsg)
+        self.end = os.open(self.kmsg, os.O_RDWR | os.O_NONBLOCK)
+        fcntl.fcntl(self.end, fcntl.F_SETFL, os.O_DIRECT | os.O_NONBLOCK)  # one write is one read, as with the device
+        fcntl.fcntl(self.end, fcntl.F_SETPIPE_SZ, 1 << 20)  # room for 256 records
+        devices = base / "sys" / "bus" / "pci" / "devices"
+        for address, vendor, kind in [
+            *((gpu, "0x10de", "0x030200") for gpu in GPUS),
+            ("0000:c1:00.0", "0x10de", "0x068000"),  # NVSwitch
+            ("0000:01:00.0", "0x1a03", "0x030000"),  # the board's own display
+        ]:
+            (devices / address).mkdir(parents=True)
+            (devices / address / "vendor").write_text(vendor + "\n")
+            (devices / address / "class").write_text(kind + "\n")
+        self.monotonic = 1000.0
+        self.options = kernel_log.Options()
+
+    def collector(self, *, state: bool = True) -> kernel_log.KernelLog:
+        """Return a new collector, as a new agent makes it."""
+        host = Host(procfs=self.base / "proc", sysfs=self.base / "sys", dev=self.base / "dev")
+        context = Context(
+            host=host,
+            monotonic=lambda: self.monotonic,
+            wall=lambda: 1_700_000_000.0 + self.monotonic,
+            state=self.state if state else None,
+        )
+        return kernel_log.KernelLog(self.options, context)
+
+    def log(self, records: Iterable[bytes]) -> None:
+        """Put records into the log; at most 256 before they are read."""
+        for record in records:
+            os.write(self.end, record)
+
+    def collect(self, collector: kernel_log.KernelLog, seconds: float = 1.0) -> Result:
+        """Let time pass and collect."""
+        self.monotonic += seconds
+        return attempt(collector, lambda: self.monotonic)
+
+    def saved(self) -> dict[str, object]:
+        """Return what the state file holds."""
+        document: dict[str, object] = json.loads((self.state / "kernel_log.json").read_text())
+        return document
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """Return a machine with an empty log."""
+    machine = Machine(tmp_path)
+    yield machine
+    os.close(machine.end)
+
+
+def xid(sequence: int, code: int = 79, gpu: str = "0000:66:00", facility: int = 0) -> bytes:
+    """Return a record with an Xid."""
+    return f"{facility << 3 | 4},{sequence},{sequence * 1000},-;NVRM: Xid (PCI:{gpu}): {code}, pid=1, name=x, y\n".encode()
+
+
+def noise(sequence: int) -> bytes:
+    """Return a record that means nothing."""
+    return f"6,{sequence},{sequence * 1000},-;usb 1-1: new high-speed USB device number 2 using xhci_hcd\n".encode()
+
+
+def values(result: Result, metric: Metric) -> dict[tuple[str, ...], float]:
+    """Return the values of one metric by labels."""
+    return {sample.labels: sample.value for sample in result.samples if sample.metric is metric}
+
+
+def total(result: Result, metric: Metric = kernel_log.XIDS) -> float:
+    """Return the sum over all labels."""
+    return sum(values(result, metric).values())
+
+
+def lost(result: Result) -> float:
+    """Return how many records were lost."""
+    return values(result, kernel_log.LOST)[()]
+
+
+def test_golden(machine: Machine) -> None:
+    """A realistic log gives exactly the expected exposition: GPUs by index and address, nothing from spoofed lines, gaps as losses."""
+    records = (FIXTURE / "kmsg.txt").read_text().replace("\n ", "\0 ").splitlines()
+    machine.log(record.replace("\0", "\n").encode() + b"\n" for record in records)
+    with contextlib.closing(machine.collector()) as collector:
+        result = machine.collect(collector)
+    assert result.outcome is Outcome.OK
+    assert not result.faults
+    assert render(result.samples, Format.PROMETHEUS) == (FIXTURE / "expected.prom").read_text()
+
+
+def test_nothing_new_is_cheap(machine: Machine) -> None:
+    """Without a new record the very same samples are given again."""
+    collector = machine.collector()
+    machine.log([xid(0)])
+    first = machine.collect(collector)
+    second = machine.collect(collector)
+    assert second.samples == first.samples
+    assert all(one is other for one, other in zip(first.samples, second.samples, strict=True))
+
+
+@pytest.mark.parametrize("facility", [1, 3, 4, 16, 23])
+def test_other_facility(machine: Machine, facility: int) -> None:
+    """FAULT 20: an Xid that some program wrote into the kernel log is refused, and none of the log is lost by it."""
+    collector = machine.collector()
+    machine.log([xid(0, facility=facility), xid(1)])
+    result = machine.collect(collector)
+    assert total(result) == 1
+    assert lost(result) == 0
+
+
+@pytest.mark.skipif(not os.access("/dev/kmsg", os.W_OK), reason="writing to /dev/kmsg is not permitted")
+def test_spoof_on_real_device(machine: Machine) -> None:
+    """FAULT 20 on this machine's own kernel: what is written to /dev/kmsg arrives with another facility and is refused."""
+    line = f"NVRM: Xid (PCI:0000:66:00): 79, written by a test of dshealthd, {os.getpid()} {time.time_ns()}"
+    machine.kmsg.unlink()
+    machine.kmsg.symlink_to("/dev/kmsg")
+    with contextlib.closing(machine.collector()) as collector:
+        before = machine.collect(collector)
+        Path("/dev/kmsg").write_text(f"<0>{line}\n")
+        after = machine.collect(collector)
+    assert values(after, kernel_log.XIDS) == values(before, kernel_log.XIDS)
+    log = Reader("/dev/kmsg", time.monotonic)
+    (record,) = (record for record in log.read(1_000_000, 5.0) if record.message == line)
+    log.close()
+    assert record.facility != 0
+
+
+class Flood:
+    """A `read(2)` of 800,000 Xid lines of 29 kinds on four GPUs, of which the kernel overwrites some before they are read."""
+
+    count = 800_000
+
+    def __init__(self) -> None:
+        lines = (f"NVRM: Xid (PCI:{gpu[:-2]}): {code}, pid=1, name=x, y\n" for gpu, code in itertools.product(GPUS, CODES))
+        self._lines = [line.encode() for line in lines]
+        self._sequence = 0
+        self.given = 0
+
+    def __call__(self, _descriptor: int, _size: int) -> bytes:
+        """Give the next record."""
+        if self._sequence >= self.count:
+            raise BlockingIOError(errno.EAGAIN, "nothing new")
+        sequence = self._sequence
+        if sequence % 10_000 == 5_000:
+            self._sequence += 123
+            raise BrokenPipeError(errno.EPIPE, "overwritten")
+        self._sequence += 1
+        self.given += 1
+        return b"4,%d,%d,-;%s" % (sequence, sequence, self._lines[sequence % len(self._lines)])
+
+
+def test_flood(machine: Machine) -> None:
+    """FAULT 16: of 800,000 Xid lines of 29 kinds each is counted or counted as lost; series, state and work per collection stay bounded."""
+    machine.options = kernel_log.Options(read_records=20_000, read_time=Duration(0.5))
+    collector = machine.collector()
+    flood = Flood()
+    collector._reader = Reader("/dev/null", lambda: machine.monotonic, read=flood)
+    rounds = Flood.count // machine.options.read_records + 1
+    for _ in range(rounds):
+        before = flood.given
+        result = machine.collect(collector)
+        assert flood.given - before <= machine.options.read_records
+    assert total(result) == flood.given
+    assert total(result) + lost(result) == Flood.count
+    assert len(values(result, kernel_log.XIDS)) == len(GPUS) * len(CODES)
+    assert {labels[0] for labels in values(result, kernel_log.XIDS)} == {"0", "1", "2", "3"}
+    assert (machine.state / "kernel_log.json").stat().st_size < 64 << 10
+    collector.close()
+
+
+def test_flood_through_a_fifo(machine: Machine) -> None:
+    """FAULT 16 through a descriptor: what one collection may not read any more is read by the next, and nothing is lost."""
+    machine.options = kernel_log.Options(read_records=70)
+    collector = machine.collector()
+    for start in range(0, 2000, 100):
+        machine.log(xid(number, CODES[number % len(CODES)]) for number in range(start, start + 100))
+        machine.collect(collector)
+        result = machine.collect(collector)
+    assert total(result) == 2000
+    assert lost(result) == 0
+    collector.close()
+
+
+def test_series_limit(machine: Machine) -> None:
+    """Addresses and numbers without end make no series without end: what is too much is counted as other."""
+    machine.options = kernel_log.Options(series_limit=20)
+    collector = machine.collector()
+    machine.log(xid(number, number + 1, f"0000:{number:02x}:00") for number in range(100))
+    machine.log([xid(100, 4711), noise(101), b"3,102,1,-;TCP: time wait bucket table overflow\n"])
+    result = machine.collect(collector)
+    assert total(result) == 101
+    assert len(values(result, kernel_log.XIDS)) <= 21
+    assert values(result, kernel_log.XIDS)["", "", "other"] > 80
+    assert values(result, kernel_log.EVENTS)[("time_wait_overflow",)] == 1
+    collector.close()
+
+
+def test_gap(machine: Machine) -> None:
+    """FAULT 17: records that were overwritten before they were read are counted as lost."""
+    collector = machine.collector()
+    machine.log([xid(0), xid(5)])
+    result = machine.collect(collector)
+    assert (total(result), lost(result)) == (2, 4)
+    collector.close()
+
+
+def test_restart(machine: Machine) -> None:
+    """FAULT 19: a new agent counts on: what the first one counted is not counted again, what came while there was none is not missed."""
+    first = machine.collector()
+    machine.log([noise(0), xid(1), xid(2), noise(3)])
+    machine.collect(first)
+    first.close()
+    second = machine.collector()
+    machine.log([noise(0), xid(1), xid(2), noise(3), xid(4), noise(5), xid(6)])  # the device gives its whole ring to whoever opens it
+    result = machine.collect(second)
+    assert values(result, kernel_log.XIDS) == {("2", "0000:66:00.0", "79"): 4}
+    assert lost(result) == 0
+    second.close()
+
+
+def test_killed(machine: Machine) -> None:
+    """An agent that is killed between two saves leaves a state from which each record is counted exactly once."""
+    first = machine.collector()
+    machine.log([xid(0)])
+    machine.collect(first)
+    machine.log([xid(1), xid(2)])
+    assert total(machine.collect(first)) == 3
+    assert machine.saved()["position"] == 1, "the next save is not due yet"
+    second = machine.collector()
+    first._reader.close()
+    machine.log([xid(0), xid(1), xid(2), xid(3)])
+    assert total(machine.collect(second)) == 4
+    second.close()
+
+
+def test_overwritten_between_agents(machine: Machine) -> None:
+    """What was overwritten while no agent ran is counted as lost, on top of what was lost before."""
+    first = machine.collector()
+    machine.log([xid(0), xid(2)])
+    assert lost(machine.collect(first)) == 1
+    first.close()
+    second = machine.collector()
+    machine.log([xid(13)])
+    result = machine.collect(second)
+    assert (total(result), lost(result)) == (3, 11)
+    second.close()
+
+
+def test_reboot(machine: Machine) -> None:
+    """FAULT 19: after a reboot counting starts afresh, with what the log has from before the agent started."""
+    first = machine.collector()
+    machine.log([xid(0), xid(1, 48)])
+    machine.collect(first)
+    first.close()
+    machine.boot_id.write_text("00000000-0000-4000-8000-000000000000\n")
+    second = machine.collector()
+    machine.log([noise(0), xid(1, 63)])
+    result = machine.collect(second)
+    assert values(result, kernel_log.XIDS) == {("2", "0000:66:00.0", "63"): 1}
+    assert not result.faults
+    second.close()
+
+
+def test_state_is_written_rarely(machine: Machine) -> None:
+    """The state file is written when something was counted, at most every few seconds, and not at all when nothing happens."""
+    collector = machine.collector()
+    machine.log([xid(0)])
+    machine.collect(collector)
+    place = machine.state / "kernel_log.json"
+    written = place.stat().st_ino
+    for number in range(1, 4):
+        machine.log([xid(number)])
+        machine.collect(collector)
+    assert place.stat().st_ino == written
+    machine.collect(collector, 5.0)
+    assert machine.saved()["position"] == 4
+    written = place.stat().st_ino
+    machine.log([noise(4)])
+    machine.collect(collector, 30.0)
+    assert place.stat().st_ino == written, "a line of no interest is not worth a write"
+    machine.collect(collector, 3600.0)
+    assert machine.saved()["position"] == 5
+    written = place.stat().st_ino
+    machine.collect(collector, 3600.0)
+    collector.close()
+    assert place.stat().st_ino == written
+    assert sorted(os.listdir(machine.state)) == ["kernel_log.json"]
+
+
+BOOT = '"boot_id":"3e57bd9a-f89b-4fe2-a24f-69bc0c2fd69f","version":1'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"version":1}',
+        f"{{{BOOT}}}",
+        f'{{{BOOT},"position":-1,"lost":0,"counts":[]}}',
+        f'{{{BOOT},"position":"5","lost":0,"counts":[]}}',
+        f'{{{BOOT},"position":5,"lost":0,"counts":[["dshealthd_unknown_total",[],1]]}}',
+        f'{{{BOOT},"position":5,"lost":0,"counts":[["dshealthd_xid_errors_total",["a"],1]]}}',
+        f'{{{BOOT},"position":5,"lost":0,"counts":[["dshealthd_xid_errors_total",["a","b"],"x"]]}}',
+        f'{{{BOOT},"position":5,"lost":0,"counts":7}}',
+        f'{{{BOOT.replace(":1", ":2")},"position":5,"lost":0,"counts":[]}}',
+        "\0" * 4096,
+    ],
+)
+def test_broken_state(machine: Machine, content: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A state file that makes no sense is reported, once in the log, replaced, and stops nothing."""
+    (machine.state / "kernel_log.json").write_text(content)
+    collector = machine.collector()
+    machine.log([xid(0)])
+    machine.state.chmod(0o500)
+    result = machine.collect(collector)
+    machine.state.chmod(0o700)
+    assert total(result) == 1
+    assert len(caplog.records) >= 1
+    machine.log([xid(1)])
+    result = machine.collect(collector, 6.0)
+    assert total(result) == 2
+    assert not result.faults
+    assert machine.saved()["position"] == 2
+    collector.close()
+
+
+def test_position_of_another_log(machine: Machine) -> None:
+    """A saved position that the log never reached is given up, not waited for: the log is read from its beginning."""
+    Ledger(machine.state, "kernel_log", machine.boot_id.read_text().strip()).save({"version": 1, "position": 900, "lost": 3, "counts": []})
+    collector = machine.collector()
+    machine.log([xid(0)])
+    result = machine.collect(collector)
+    assert lost(result) == 0
+    machine.log([xid(0), xid(1)])  # the device, opened anew, gives all again
+    result = machine.collect(collector)
+    assert total(result) == 2
+    collector.close()
+
+
+def test_state_directory_is_missing(machine: Machine) -> None:
+    """Without a place for the state everything is counted all the same, and the fault stays reported until there is one."""
+    machine.state.rmdir()
+    collector = machine.collector()
+    machine.log([xid(0)])
+    result = machine.collect(collector)
+    assert total(result) == 1
+    assert [(fault.part, fault.reason) for fault in result.faults] == [("state", Reason.NOT_FOUND)]
+    assert result.outcome is Outcome.OK
+    machine.state.mkdir()
+    assert not machine.collect(collector, 6.0).faults
+    assert machine.saved()["position"] == 1
+    collector.close()
+
+
+def test_no_boot_id(machine: Machine) -> None:
+    """Without a boot id nothing is saved, as nobody could tell what it is worth."""
+    machine.boot_id.unlink()
+    collector = machine.collector()
+    machine.log([xid(0)])
+    result = machine.collect(collector)
+    assert total(result) == 1
+    assert [fault.reason for fault in result.faults] == [Reason.NOT_FOUND]
+    collector.close()
+    assert not os.listdir(machine.state)
+
+
+def test_full_disk(machine: Machine) -> None:
+    """A full tmpfs of 64 KiB leaves the old state as it was; counting goes on, and what was saved is taken up when there is room again."""
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", machine.state], check=False, capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"mounting is not permitted here: {mounted.stderr.decode().strip()}")
+    try:
+        collector = machine.collector()
+        machine.log([xid(0)])
+        machine.collect(collector)
+        before = machine.saved()
+        with contextlib.suppress(OSError), (machine.state / "ballast").open("wb", buffering=0) as ballast:
+            while ballast.write(b"x" * 4096):
+                pass
+        machine.log([xid(1)])
+        result = machine.collect(collector, 6.0)
+        assert total(result) == 2
+        assert [fault.reason for fault in result.faults] == [Reason.IO_ERROR]
+        assert machine.saved() == before
+        assert sorted(os.listdir(machine.state)) == ["ballast", "kernel_log.json"]
+        (machine.state / "ballast").unlink()
+        assert not machine.collect(collector, 6.0).faults
+        assert machine.saved()["position"] == 2
+        collector.close()
+    finally:
+        subprocess.run(["umount", "--lazy", machine.state], check=True)
+
+
+def test_absent(machine: Machine) -> None:
+    """A machine without a kernel log is an ordinary one."""
+    machine.kmsg.unlink()
+    collector = machine.collector()
+    assert "kmsg" in (kernel_log.KernelLog.absent(machine.options, collector.host) or "")
+    assert machine.collect(collector).outcome is Outcome.NOT_AVAILABLE
+    collector.close()
+
+
+@contextlib.contextmanager
+def unprivileged() -> Iterator[None]:
+    """Act as a user without privileges."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def public() -> Iterator[Machine]:
+    """Return a machine whose files every user can find."""
+    with tempfile.TemporaryDirectory() as base:
+        os.chmod(base, 0o755)
+        machine = Machine(Path(base))
+        yield machine
+        os.close(machine.end)
+
+
+def test_no_permission(public: Machine) -> None:
+    """A log that may not be read is an error that says so, not a machine without faults."""
+    machine = public
+    machine.kmsg.chmod(0)
+    collector = machine.collector(state=False)
+    with unprivileged():
+        result = machine.collect(collector)
+        again = machine.collect(collector, 0.5)
+    for outcome in (result, again):
+        assert outcome.outcome is Outcome.ERROR
+        assert outcome.reason is Reason.PERMISSION_DENIED
+        assert not outcome.samples
+    machine.kmsg.chmod(0o600)
+    assert machine.collect(collector, 60.0).outcome is Outcome.OK
+    collector.close()
+
+
+def test_closing_again_and_again(machine: Machine) -> None:
+    """FAULT 18: a log that closes shows as an error, with all that was counted, and is taken up again after a back-off."""
+    collector = machine.collector()
+    machine.log([xid(0)])
+    machine.collect(collector)
+    steps: list[Callable[[], bytes]] = []
+
+    def read(_descriptor: int, _size: int) -> bytes:
+        calls.append(machine.monotonic)
+        return steps.pop(0)() if steps else b""
+
+    calls: list[float] = []
+    collector._reader = Reader("/dev/null", lambda: machine.monotonic, 1, read)
+    for _ in range(120):
+        result = machine.collect(collector)
+        assert result.outcome is Outcome.ERROR
+        assert result.reason is Reason.IO_ERROR
+        assert total(result) == 1
+    assert len(calls) <= 8
+    steps = [lambda: xid(1), lambda: b""]
+    assert total(machine.collect(collector, 60.0)) == 2
+    collector.close()

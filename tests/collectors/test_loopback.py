@@ -1,0 +1,122 @@
+"""The agent's connection to itself: how it ends in namespaces where it cannot work, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from dshealthd.collector import Context
+from dshealthd.collectors.loopback import Loopback
+from dshealthd.host import Host
+from dshealthd.result import Outcome, Result, attempt
+from tests.netns import network_namespace, ss
+
+RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def collector() -> Loopback:
+    """Return the collector as it is configured by default."""
+    return Loopback(Loopback.Options(), Context(host=Host(), monotonic=time.monotonic, wall=time.time))
+
+
+def outcomes(result: Result) -> dict[str, float]:
+    """Return the counts of attempts that are not 0, by outcome."""
+    return {labels[0]: value for metric, labels, value in result.samples if metric.name.endswith("_total") and value}
+
+
+def gauges(result: Result) -> dict[str, float]:
+    """Return the other values by name."""
+    return {metric.name: value for metric, _, value in result.samples if not metric.name.endswith("_total")}
+
+
+def reject(rule: str) -> None:
+    """Filter the requests for a connection that come in over the loopback of this namespace."""
+    if shutil.which("nft") is None:
+        pytest.skip("nft is not installed")
+    text = f"table inet t {{ chain c {{ type filter hook input priority 0; tcp flags & (syn | ack) == syn {rule}; }}; }}"
+    subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True, timeout=20)
+
+
+def test_a_working_loopback_is_up() -> None:
+    """The connection is made in less than its deadline; every outcome is shown from the beginning, so that rates start at zero."""
+    with network_namespace():
+        result = attempt(collector(), time.monotonic)
+    assert result.outcome is Outcome.OK
+    assert outcomes(result) == {"ok": 1}
+    assert gauges(result)["dshealthd_loopback_up"] == 1
+    assert 0 < gauges(result)["dshealthd_loopback_connect_seconds"] < 0.1
+    assert {labels[0] for _, labels, _ in result.samples if labels} == {
+        *("ok", "refused", "aborted", "reset", "timed_out", "unreachable", "no_port", "denied", "no_memory", "other")
+    }
+
+
+def test_nothing_is_left_behind() -> None:
+    """After a hundred connections there is no socket in any state, TIME_WAIT least of all, and no descriptor more than before."""
+    with network_namespace():
+        agent = collector()
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(100):
+            result = attempt(agent, time.monotonic)
+        assert outcomes(result) == {"ok": 100}
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert not ss()
+
+
+def test_refused() -> None:
+    """A reset in answer to the connection is told as refused; no time is shown for it, and nothing is left behind."""
+    with network_namespace():
+        reject("reject with tcp reset")
+        result = attempt(collector(), time.monotonic)
+        assert not ss()
+    assert result.outcome is Outcome.OK
+    assert outcomes(result) == {"refused": 1}
+    assert gauges(result) == {"dshealthd_loopback_up": 0}
+
+
+def test_timed_out() -> None:
+    """Packets that vanish are told as timed out, within the deadline: the agent is not held up longer."""
+    with network_namespace():
+        reject("drop")
+        before = time.monotonic()
+        result = attempt(collector(), time.monotonic)
+        took = time.monotonic() - before
+        assert not ss()
+    assert outcomes(result) == {"timed_out": 1}
+    assert 0.09 < took < 0.5
+
+
+def test_unreachable() -> None:
+    """A loopback interface that is down is told as unreachable."""
+    with network_namespace(loopback=False):
+        assert outcomes(attempt(collector(), time.monotonic)) == {"unreachable": 1}
+
+
+def test_no_port() -> None:
+    """A range of ephemeral ports that is used up is told as no_port."""
+    with network_namespace():
+        RANGE.write_text("40000 40000")
+        assert outcomes(attempt(collector(), time.monotonic)) == {"no_port": 1}
+
+
+def test_the_agent_s_own_limit_is_no_finding() -> None:
+    """Without descriptors nothing is known of the loopback: an error of the collector, and no attempt is counted."""
+    agent = collector()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    spare = [os.open("/dev/null", os.O_RDONLY) for _ in range(highest)]  # no number below the limit stays free
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(spare), limits[1]))
+        result = attempt(agent, time.monotonic)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in spare:
+            os.close(descriptor)
+    assert result.outcome is Outcome.ERROR
+    assert "Too many open files" in result.detail
+    assert outcomes(attempt(agent, time.monotonic)) == {"ok": 1}

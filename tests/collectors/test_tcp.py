@@ -1,0 +1,102 @@
+"""Sockets by state: on a fixture, and against `ss` in a namespace of the test's own."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collector import Context
+from dshealthd.collectors.tcp import Tcp
+from dshealthd.exposition import Format, render
+from dshealthd.host import Host
+from dshealthd.netlink import State
+from dshealthd.result import Outcome, attempt
+from dshealthd.sockets import FEW
+from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FIXTURE = Path(__file__).parent / "fixtures/tcp"
+
+
+def collector(procfs: Path = Path("/proc")) -> Tcp:
+    """Return the collector for a `/proc`."""
+    return Tcp(Tcp.Options(), Context(host=Host(procfs=procfs), monotonic=time.monotonic, wall=time.time))
+
+
+@pytest.fixture
+def every_state() -> Iterator[None]:
+    """Give sockets of both families in every state that lasts, in a namespace of their own."""
+    with network_namespace():
+        ends: list[socket.socket] = []
+        for address in (V4, V6):
+            port = listener(address)
+            ends += [port, *connection(port), *connection(port)]
+            leave_time_wait(port, 3, server=True)
+            leave_time_wait(port, 2, server=False)
+            client, accepted = connection(port)
+            client.close()  # stays in FIN_WAIT2 while the other end, in CLOSE_WAIT, does not close
+            full = listener(address, backlog=0)
+            waiting = [socket.socket(full.family) for _ in range(3)]
+            for connecting in waiting:
+                connecting.setblocking(False)  # noqa: FBT003 - its only argument
+                connecting.connect_ex(full.getsockname())
+            ends += [accepted, full, *waiting]
+        end = time.monotonic() + 5
+        while ss()["fin_wait2"] < 2 and time.monotonic() < end:
+            time.sleep(0.01)  # a delayed acknowledgement
+        yield
+        for made in ends:
+            made.close()
+
+
+def test_fixture() -> None:
+    """From node_exporter-style files: both families added up, and every state there, those without sockets too."""
+    result = attempt(collector(FIXTURE / "proc"), time.monotonic)
+    assert result.outcome is Outcome.OK
+    assert render(result.samples, Format.PROMETHEUS) == (FIXTURE / "expected.prom").read_text()
+
+
+@pytest.mark.usefixtures("every_state")
+def test_every_state_agrees_with_ss() -> None:
+    """With few sockets in TIME_WAIT, every state of both families is what `ss` says in the same moment."""
+    ours = {labels[0]: value for _, labels, value in attempt(collector(), time.monotonic).samples}
+    truth = ss()
+    assert ours == {state.label: truth[state.label] for state in State}
+    assert (truth["listen"], truth["time_wait"], truth["established"]) == (4, 10, 10)
+    assert truth["syn_sent"] == 4
+    assert truth["close_wait"] == truth["fin_wait2"] == 2
+
+
+@pytest.mark.usefixtures("every_state")
+def test_many_in_time_wait_agree_with_ss() -> None:
+    """Where TIME_WAIT comes from sockstat, which counts closed sockets in FIN_WAIT2 with it, all states still are what `ss` says."""
+    for address in (V4, V6):
+        port = listener(address)
+        leave_time_wait(port, FEW // 2 + 50, server=True)
+        port.close()
+    ours = {labels[0]: value for _, labels, value in attempt(collector(), time.monotonic).samples}
+    truth = ss()
+    assert ours == {state.label: truth[state.label] for state in State}
+    assert truth["time_wait"] > FEW
+    assert truth["fin_wait2"] == 2
+
+
+def test_an_empty_namespace_has_no_sockets() -> None:
+    """Where the kernel says that there are none, every state is 0."""
+    with network_namespace():
+        result = attempt(collector(), time.monotonic)
+    assert {value for _, _, value in result.samples} == {0}
+    assert len(result.samples) == len(State)
+
+
+def test_no_source_is_an_error(tmp_path: Path) -> None:
+    """Without any source nothing is exported: unknown is not 0."""
+    result = attempt(collector(tmp_path), time.monotonic)
+    assert result.outcome is Outcome.ERROR
+    assert result.samples == ()

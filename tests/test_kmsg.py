@@ -1,0 +1,221 @@
+"""The kernel log's records and their reader, on FIFOs in packet mode, on a scripted `read(2)`, and on the real device."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshealthd.collector import Reason, SourceError
+from dshealthd.kmsg import KERNEL, Reader, Record, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Script:
+    """A `read(2)` that gives records and raises errors as listed, then EAGAIN for ever."""
+
+    def __init__(self, *steps: bytes | int) -> None:
+        self.steps = list(steps)
+        self.calls = 0
+
+    def __call__(self, _descriptor: int, _size: int) -> bytes:
+        """Do the next step."""
+        self.calls += 1
+        if not self.steps:
+            raise BlockingIOError(errno.EAGAIN, "nothing new")
+        step = self.steps.pop(0)
+        if isinstance(step, int):
+            raise OSError(step, os.strerror(step))
+        return step
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        """Return the time in seconds."""
+        return self.now
+
+
+def line(sequence: int, message: str = "usb 1-1: new device", facility: int = KERNEL) -> bytes:
+    """Return a record as the kernel writes it."""
+    return f"{facility << 3 | 6},{sequence},{sequence * 1000},-;{message}\n SUBSYSTEM=usb\n".encode()
+
+
+def reader(*steps: bytes | int, position: int = 0, clock: Clock | None = None) -> Reader:
+    """Return a reader of scripted steps."""
+    return Reader("/dev/null", clock or Clock(), position, Script(*steps))
+
+
+def numbers(records: Iterable[Record]) -> list[int]:
+    """Return the sequence numbers."""
+    return [record.sequence for record in records]
+
+
+@pytest.mark.parametrize(
+    ("raw", "record"),
+    [
+        (b"6,339,5140900,-;NET: Registered\n", (0, 339, 5.1409, True, "NET: Registered")),
+        (b"4,340,5690716,-,caller=T17;udevd[80]: x\n SUBSYSTEM=acpi\n DEVICE=+acpi:P:00\n", (0, 340, 5.690716, True, "udevd[80]: x")),
+        (b"12,341,6000000,-;written by a user\n", (1, 341, 6.0, True, "written by a user")),
+        (b"30,342,6000001,-;systemd[1]: a;b,c\n", (3, 342, 6.000001, True, "systemd[1]: a;b,c")),
+        (b"6,343,6000002,c;, a fragment\n", (0, 343, 6.000002, False, ", a fragment")),
+        (b"6,344,6000003,+;and one of older kernels\n", (0, 344, 6.000003, False, "and one of older kernels")),
+        (b"6,345,6000004,-;\n", (0, 345, 6.000004, True, "")),
+    ],
+)
+def test_record(raw: bytes, record: tuple[object, ...]) -> None:
+    """Facility, number, time, wholeness and message are told; the dictionary and the caller are left out."""
+    assert parse(raw) == record
+
+
+@pytest.mark.parametrize("raw", [b"", b"no record", b"6,1,2;three fields\n", b"6,x,2,-;no number\n", b"6,-1,2,-;negative\n", b"6,1,2,-"])
+def test_malformed_record(raw: bytes) -> None:
+    """What is no record is refused with a ValueError."""
+    with pytest.raises(ValueError, match=r"."):
+        parse(raw)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes(raw: bytes) -> None:
+    """Whatever comes, it is a record or a ValueError."""
+    try:
+        record = parse(raw)
+    except ValueError:
+        return
+    assert record.sequence >= 0
+
+
+def test_reads_until_empty() -> None:
+    """All records come in order, the end is known as such, and the next read goes on where this one stopped."""
+    log = reader(line(0), line(1))
+    assert numbers(log.read(100, 1.0)) == [0, 1]
+    assert log.drained
+    assert (log.position, log.lost) == (2, 0)
+    assert numbers(log.read(100, 1.0)) == []
+
+
+def test_gap_is_lost() -> None:
+    """FAULT 17: a gap in the numbers is counted as that many lost records, whether EPIPE announced it or not."""
+    log = reader(line(0), errno.EPIPE, line(7), line(8), line(11))
+    assert numbers(log.read(100, 1.0)) == [0, 7, 8, 11]
+    assert log.lost == 6 + 2
+
+
+def test_overwritten_before_the_first_read() -> None:
+    """What was overwritten before anybody read it is lost as well."""
+    log = reader(line(5000))
+    assert numbers(log.read(100, 1.0)) == [5000]
+    assert log.lost == 5000
+
+
+def test_resumes_at_position() -> None:
+    """A log that begins again from its oldest record gives only what lies behind the position."""
+    log = reader(*(line(number) for number in range(10)), position=8)
+    assert numbers(log.read(100, 1.0)) == [8, 9]
+    assert log.lost == 0
+    assert not log.behind()
+
+
+def test_position_of_another_log() -> None:
+    """A position beyond the end of the whole log is told, as waiting for it would be for ever."""
+    log = reader(line(0), line(1), position=900)
+    assert numbers(log.read(100, 1.0)) == []
+    assert log.behind()
+
+
+def test_malformed_is_counted() -> None:
+    """A record that makes no sense is counted and passed over; its number is a lost one."""
+    log = reader(line(0), b"nonsense", line(2))
+    assert numbers(log.read(100, 1.0)) == [0, 2]
+    assert (log.malformed, log.lost) == (1, 1)
+
+
+def test_bounded_in_records_and_time() -> None:
+    """One read takes no more records than asked for, and ends when its time is up; nothing is lost by that."""
+    log = reader(*(line(number) for number in range(1000)))
+    assert numbers(log.read(10, 1.0)) == list(range(10))
+    assert len(numbers(log.read(1000, 0.0))) < 100
+    assert not log.drained
+    assert numbers(log.read(1000, 1.0))[-1] == 999
+    assert log.lost == 0
+
+
+@pytest.mark.parametrize("end", [b"", errno.ENODEV, errno.EIO])
+def test_closing_again_and_again(end: bytes | int) -> None:
+    """FAULT 18: a log that closes at every read is opened ever less often, and read again when it stays open."""
+    clock = Clock()
+    script = Script()
+    log = Reader("/dev/null", clock, read=script)
+    reasons = []
+    for _ in range(600):
+        script.steps = [end]
+        try:
+            list(log.read(100, 1.0))
+        except SourceError as error:
+            reasons.append(error.reason)
+        except OSError:
+            pass
+        clock.now += 1.0
+    assert set(reasons) == {Reason.NOT_FOUND if end == errno.ENODEV else Reason.IO_ERROR}
+    assert script.calls == 600 - len(reasons)
+    assert script.calls <= 16
+    script.steps = [line(0)]
+    clock.now += 60.0
+    assert numbers(log.read(100, 1.0)) == [0]
+    script.steps = [end]
+    with pytest.raises(OSError, match=r"."):
+        list(log.read(100, 1.0))
+    clock.now += 1.0
+    script.steps = [line(1)]
+    assert numbers(log.read(100, 1.0)) == [1], "the back-off starts afresh"
+
+
+def test_fifo_in_packet_mode(tmp_path: Path) -> None:
+    """A FIFO in packet mode, one record a write, stands for the device; its writer's end is an error, not silence."""
+    place = tmp_path / "kmsg"
+    os.mkfifo(place)
+    log = Reader(str(place), time.monotonic)
+    keep = os.open(place, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        writer = os.open(place, os.O_WRONLY)
+        fcntl.fcntl(writer, fcntl.F_SETFL, os.O_DIRECT)
+        for number in range(3):
+            os.write(writer, line(number))
+        assert numbers(log.read(100, 1.0)) == [0, 1, 2]
+    finally:
+        os.close(keep)
+    os.close(writer)
+    with pytest.raises(OSError, match="closed"):
+        list(log.read(100, 1.0))
+    log.close()
+
+
+@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="no /dev/kmsg here")
+def test_real_device() -> None:
+    """Every record of this machine's log is understood, their numbers go up, and the boot's first line names the running kernel."""
+    log = Reader("/dev/kmsg", time.monotonic)
+    try:
+        records = list(log.read(1_000_000, 5.0))
+    except PermissionError:
+        pytest.skip("reading the kernel log is not permitted")
+    finally:
+        log.close()
+    assert log.drained
+    assert log.malformed == 0
+    assert numbers(records) == sorted(set(numbers(records)))
+    if records[0].sequence == 0:
+        assert records[0].message.startswith("Linux version ")
+        assert Path("/proc/version").read_text().startswith(records[0].message[:40])
