@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SLACK = 0.01
+"""Seconds by which a collection may be early: a timer fires a little before its time, and what is nearly due goes with what is."""
 STALE_INTERVALS = 3
 """After so many intervals without a result, samples are no longer shown."""
 
@@ -55,13 +57,13 @@ class _Group:
     async def once(self) -> None:
         """Collect what is due now."""
         now = self._context.monotonic()
-        due = [name for name, member in self.members.items() if member.due <= now]
+        due = [name for name, member in self.members.items() if member.due <= now + SLACK]
         present = []
         for name in due:
             member = self.members[name]
             # Keep the grid, and after a pause (a stopped process, a suspended machine) do not catch up.
             interval = member.options.interval
-            member.due += interval * (1 + (now - member.due) // interval)
+            member.due += interval * (1 + max(0.0, now - member.due) // interval)
             if (absence := member.kind.absent(member.options, self._context.host)) is not None:
                 self._snapshot.put(name, not_available(absence))
             else:
@@ -139,6 +141,7 @@ class Scheduler:
         self._wall = wall
         self._backoff = backoff
         self._groups: dict[str | None, tuple[_Group, asyncio.Task[None], object]] = {}
+        self._ended = asyncio.Event()
 
     async def apply(self, config: Config) -> None:
         """Start what a config asks for; groups that it does not change run on with all that they have counted."""
@@ -156,6 +159,7 @@ class Scheduler:
             if worker not in self._groups:
                 group = self._group(worker, wanted[worker], config)
                 task = asyncio.create_task(group.run(), name=f"collectors of {worker or 'agent'}")
+                task.add_done_callback(lambda _task: self._ended.set())
                 self._groups[worker] = (group, task, specification)
 
     async def once(self, config: Config) -> None:
@@ -175,8 +179,9 @@ class Scheduler:
     async def watch(self) -> None:
         """Wait for as long as all groups run; raises what ended one."""
         while True:
+            await self._ended.wait()
+            self._ended.clear()
             self._raise_failures()
-            await asyncio.sleep(1.0)
 
     async def close(self) -> None:
         """Stop all groups side by side."""

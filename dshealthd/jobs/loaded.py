@@ -1,0 +1,90 @@
+"""Which torch and NCCL a running process has loaded, and which Python environment it runs in."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd.host import read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.jobs.installation import Installations, Versions
+    from dshealthd.jobs.processes import TrainingProcess
+
+MAPS_LIMIT = 16 << 20
+"""Bytes; a process that has loaded torch and CUDA has one or two MiB."""
+_TORCH = b"/torch/lib/libtorch"
+_NCCL = b"/libnccl.so"
+_DELETED = b" (deleted)"
+
+
+@dataclass(frozen=True, slots=True)
+class Libraries:
+    """Paths as the process sees them."""
+
+    site: str | None
+    """The directory of packages that torch was loaded from; None if it is not loaded."""
+    nccl: str | None
+    """The library that has NCCL: its own, or the part of torch that uses CUDA; None if neither is loaded."""
+    replaced: str | None
+    """One of them that is no longer on disk: it was upgraded or removed while the process runs."""
+
+
+def parse_maps(data: bytes) -> Libraries:
+    """Return the libraries of `/proc/<pid>/maps` that matter."""
+    found = {line[line.find(b"/") :] for line in data.split(b"\n") if _TORCH in line or _NCCL in line}
+    replaced = sorted(path for path in found if path.endswith(_DELETED))
+    torch = sorted(path for path in found if _TORCH in path)
+    nccl = sorted(path for path in found if _NCCL in path) or [path for path in torch if path.endswith(b"/libtorch_cuda.so")]
+    return Libraries(
+        site=os.fsdecode(torch[0].rpartition(_TORCH)[0]) if torch else None,
+        nccl=os.fsdecode(nccl[0]) if nccl else None,
+        replaced=os.fsdecode(replaced[0].removesuffix(_DELETED)) if replaced else None,
+    )
+
+
+def libraries(place: str) -> Libraries:
+    """Return what the process of the directory `place` in `/proc` has loaded. Raises OSError; other users' take CAP_SYS_PTRACE."""
+    return parse_maps(read_bytes(f"{place}/maps", MAPS_LIMIT))
+
+
+def versions(place: str, process: TrainingProcess, loaded: Libraries, installations: Installations) -> Versions:
+    """Return what a process runs with: what it has loaded, and of the rest what its environment has installed. Raises OSError."""
+    root = f"{place}/root"
+    found: Versions = frozenset()
+    decided: set[str] = set()
+    if loaded.site is not None:
+        decided = {"torch", "cuda", "nccl"}
+        site = installations.site(root + loaded.site)
+        found = frozenset(pair for pair in site if pair[0] != "nccl")
+        if loaded.nccl is not None:
+            packaged = loaded.nccl.startswith(f"{loaded.site}/nvidia/nccl/")
+            nccl = (packaged and frozenset(pair for pair in site if pair[0] == "nccl")) or installations.library(root + loaded.nccl)
+            found |= nccl
+    decided |= {component for component, _ in found}
+    for prefix in _prefixes(place, process, loaded):
+        try:
+            installed = installations.environment(root, prefix)
+        except FileNotFoundError:
+            continue
+        return found | {pair for pair in installed if pair[0] not in decided}
+    return found
+
+
+def _prefixes(place: str, process: TrainingProcess, loaded: Libraries) -> Iterator[str]:
+    """Yield where the environment of a process may be, the surest first."""
+    program = os.fsdecode(read_bytes(f"{place}/cmdline", 4096).partition(b"\0")[0])
+    yield from _prefix(program)  # a virtual environment's interpreter is a link, which only this name shows
+    yield from (value for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if (value := process.environment.get(name, "")).startswith("/"))
+    if loaded.site is not None and "/lib/python3" in loaded.site:
+        yield loaded.site.partition("/lib/python3")[0]
+    yield from _prefix(os.readlink(f"{place}/exe").removesuffix(" (deleted)"))
+
+
+def _prefix(program: str) -> Iterator[str]:
+    directory, _, name = program.rpartition("/")
+    if directory.startswith("/") and directory.endswith("/bin") and name.startswith("python"):
+        yield directory.removesuffix("/bin")

@@ -1,0 +1,202 @@
+"""The collectors of GPUs together: their exposition on four generations of parts, their number of series, their cost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collectors.gpu import THROTTLE_REASONS
+from dshealthd.exposition import Format, render
+from tests.devices.node import GPU_COLLECTORS, Node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FIXTURES = Path(__file__).parent / "fixtures"
+SERIES = {"h100": 1154, "a100": 922, "v100": 794, "b200": 1162}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """Give two H100."""
+    with Node(tmp_path, gpus=2) as made:
+        yield made
+
+
+@pytest.mark.parametrize("profile", SERIES)
+def test_exposition(tmp_path: Path, profile: str) -> None:
+    """What two GPUs of each generation export is what the fixture says, series by series; time stands at one second of uptime."""
+    with Node(tmp_path, profile=profile, gpus=2) as node:
+        node.simulator.set(None, "frozen", 1)
+        node.simulator.set(None, "throttle_reasons", "0x48")
+        node.simulator.set(1, "processes", "4711:1048576, 4712:2097152")
+        seen = node.collect()
+    for name in ("gpu", "ecc", "nvlink", "pcie", "gpu_processes"):
+        result = seen.results[name]
+        text = render(result.samples, Format.PROMETHEUS)
+        assert text == (FIXTURES / name / f"{profile}.prom").read_text(encoding="utf-8")
+
+
+SCENARIO = {
+    ("gpu_temperature_celsius", "core"): ("temperature", 1),
+    ("gpu_temperature_celsius", "memory"): ("memory_temperature", 1),
+    ("gpu_temperature_limit_celsius", "slowdown"): ("threshold_slowdown", 1),
+    ("gpu_temperature_limit_celsius", "shutdown"): ("threshold_shutdown", 1),
+    ("gpu_temperature_limit_celsius", "memory_max"): ("threshold_memory_max", 1),
+    ("gpu_temperature_limit_celsius", "max_operating"): ("threshold_gpu_max", 1),
+    ("gpu_memory_used_bytes",): ("memory_used", 1),
+    ("gpu_memory_total_bytes",): ("memory_total", 1),
+    ("gpu_utilization_ratio",): ("utilization_gpu", 0.01),
+    ("gpu_memory_activity_ratio",): ("utilization_memory", 0.01),
+    ("gpu_power_watts",): ("power_usage", 0.001),
+    ("gpu_power_limit_watts", "enforced"): ("power_limit_enforced", 0.001),
+    ("gpu_power_limit_watts", "default"): ("power_limit_default", 0.001),
+    ("gpu_power_limit_watts", "min"): ("power_limit_min", 0.001),
+    ("gpu_power_limit_watts", "max"): ("power_limit_max", 0.001),
+    ("gpu_clock_hertz", "sm"): ("clock_sm", 1e6),
+    ("gpu_clock_hertz", "memory"): ("clock_memory", 1e6),
+    ("gpu_clock_max_hertz", "sm"): ("clock_max_sm", 1e6),
+    ("gpu_performance_state",): ("performance_state", 1),
+    ("pcie_link_width",): ("pcie_width", 1),
+    ("pcie_link_generation",): ("pcie_generation", 1),
+    ("pcie_replays_total",): ("pcie_replay", 1),
+}
+
+
+@pytest.mark.parametrize("profile", SERIES)
+def test_values_are_those_of_the_scenario(tmp_path: Path, profile: str) -> None:
+    """Every plain value of every GPU is the scenario's, in the metric's unit, under the GPU's own index and UUID."""
+    with Node(tmp_path, profile=profile) as node:
+        seen = node.collect()
+        for (metric, *labels), (key, scale) in SCENARIO.items():
+            values = seen.values(metric)
+            for gpu in range(8):
+                assert values[str(gpu), node.uuid(gpu), *labels] == pytest.approx(float(node.simulator.value(gpu, key)) * scale), (
+                    metric,
+                    gpu,
+                )
+        for gpu in range(8):
+            address, serial = node.simulator.value(gpu, "pci")[4:].lower(), node.simulator.value(gpu, "serial")
+            assert len(seen.values("gpu_info", uuid=node.uuid(gpu), pci=address, serial=serial, gpu=str(gpu))) == 1
+
+
+@pytest.mark.parametrize(("profile", "series"), SERIES.items())
+def test_number_of_series(tmp_path: Path, profile: str, series: int) -> None:
+    """Eight GPUs with all their links cost a known number of series, which leaves room for the rest of the agent below 1,500."""
+    with Node(tmp_path, profile=profile) as node:
+        seen = node.collect()
+    assert sum(len(result.samples) for result in seen.results.values()) == series
+    assert series < 1200
+
+
+def test_promtool(tmp_path: Path) -> None:
+    """Prometheus' own linter has no complaint about what GPUs export, faults included."""
+    with Node(tmp_path) as node:
+        node.simulator.set(0, "mig_mode", 1)
+        node.simulator.set(0, "mig_devices", 2)
+        node.collect()
+        node.simulator.order(0, 1, 2)
+        node.simulator.fault("fail", 15, gpu=1)
+        seen = node.collect()
+    text = "".join(render(result.samples, Format.PROMETHEUS) for result in seen.results.values())
+    linted = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False, timeout=30)
+    assert (linted.returncode, linted.stdout, linted.stderr) == (0, "", "")
+
+
+def test_throttle_reasons(node: Node) -> None:
+    """Each bit of the mask is its own series, and only those that the part knows are shown."""
+    node.simulator.set(0, "throttle_reasons", 0x8 | 0x40)
+    node.simulator.set(1, "throttle_supported", 0x1 | 0x20)
+    node.simulator.set(1, "throttle_reasons", 0x20)
+    seen = node.collect("gpu")
+    active = {
+        reason for reason, value in ((labels[1], value) for labels, value in seen.values("gpu_throttle_active", gpu="0").items()) if value
+    }
+    assert active == {"hw_slowdown", "hw_thermal_slowdown"}
+    assert len(seen.values("gpu_throttle_active", gpu="0")) == len(THROTTLE_REASONS)
+    assert {labels[1]: value for labels, value in seen.values("gpu_throttle_active", gpu="1").items()} == {
+        "gpu_idle": 0,
+        "sw_thermal_slowdown": 1,
+    }
+
+
+def test_throttle_bits_are_those_of_pynvml() -> None:
+    """The bits that the declaration writes out are pynvml's, each under its own name."""
+    import pynvml
+
+    for name, bit in THROTTLE_REASONS.items():
+        assert getattr(pynvml, "nvmlClocksEventReason" + name.title().replace("_", "")) == bit
+
+
+def test_modes(node: Node) -> None:
+    """Persistence, compute, ECC and MIG mode are told in words, the pending ones too; a mode that the part lacks is empty."""
+    node.simulator.set(0, "persistence_mode", 0)
+    node.simulator.set(0, "compute_mode", 3)
+    node.simulator.set(0, "ecc_pending", 0)
+    node.simulator.set(1, "mig_mode", "unsupported")
+    seen = node.collect("gpu")
+    assert set(seen.values("gpu_mode_info", gpu="0", uuid=node.uuid(0))) == {("off", "exclusive_process", "on", "off", "off", "off")}
+    assert set(seen.values("gpu_mode_info", gpu="1", uuid=node.uuid(1))) == {("on", "default", "on", "on", "", "")}
+
+
+def test_unknown_performance_state(node: Node) -> None:
+    """NVML's "unknown" performance state is no state."""
+    node.simulator.set(0, "performance_state", 32)
+    assert {labels[0] for labels in node.collect("gpu").values("gpu_performance_state")} == {"1"}
+
+
+def test_memory_of_older_drivers(node: Node) -> None:
+    """Where the driver has only the first version of the memory call, that one is used."""
+    node.simulator.fault("fail", 13, function="nvmlDeviceGetMemoryInfo_v2")
+    node.simulator.fault("fail", 0, function="nvmlDeviceGetMemoryInfo")
+    seen = node.collect("gpu")
+    assert seen.value("gpu_memory_total_bytes", gpu="0") == 85520809984
+
+
+RAW = """
+import sys, time, pynvml
+pynvml.nvmlInit()
+handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(8)]
+fields = [82, 230, 74, 269, 270, 271, 194], list(range(3, 29)) + [29, 30, 31, 142, 143, 144, 145], [94, 197, 198]
+links = [(field, link) for field in (165, 161, 162, 163) for link in range(18)]
+def sweep():
+    for handle in handles:
+        for batch in (*fields, links):
+            for value in pynvml.nvmlDeviceGetFieldValues(handle, batch):
+                value.nvmlReturn or (value.valueType, value.value.ullVal)
+        for name in ("TotalEnergyConsumption", "ComputeMode", "PersistenceMode", "EccMode", "MigMode", "MarginTemperature", "PowerUsage",
+                     "EnforcedPowerLimit", "CurrentClocksEventReasons", "PerformanceState", "MemoryInfo", "UtilizationRates",
+                     "CurrPcieLinkWidth", "CurrPcieLinkGeneration", "ComputeRunningProcesses"):
+            getattr(pynvml, "nvmlDeviceGet" + name)(handle)
+        pynvml.nvmlDeviceGetTemperature(handle, 0)
+        pynvml.nvmlDeviceGetClockInfo(handle, 1)
+        pynvml.nvmlDeviceGetClockInfo(handle, 2)
+sweep()
+costs = []
+for _ in range(20):
+    started = time.process_time()
+    sweep()
+    costs.append(time.process_time() - started)
+print(min(costs))
+"""
+
+
+def test_cost_of_a_sweep(tmp_path: Path) -> None:
+    """A sweep of eight GPUs, samples included, costs less than twice the same calls in plain pynvml."""
+    with Node(tmp_path) as node:
+        node.collect()
+        ours = min(node.collect().cpu for _ in range(20))
+        environment = os.environ | node.simulator.environment()
+    raw = subprocess.run([sys.executable, "-c", RAW], env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert ours < 2 * float(raw.stdout)
+
+
+def test_only_what_is_due(node: Node) -> None:
+    """A collector alone opens the session as well as all of them together."""
+    for name in reversed(GPU_COLLECTORS):
+        assert not node.collect(name).reasons(name)

@@ -1,0 +1,116 @@
+"""NVLinks: state, errors of both generations, traffic, the fabric."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collectors.nvlink import bit_error_ratio
+from tests.devices.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """Give two H100."""
+    with Node(tmp_path, gpus=2) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("code", "ratio"), [(0x10F, 1e-15), (0x50C, 5e-12), (0x000, 0.0), (0xF02, 0.15)])
+def test_bit_error_ratio(code: int, ratio: float) -> None:
+    """NVML writes a ratio as mantissa and negative exponent."""
+    assert bit_error_ratio(code) == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize(("state", "up"), [(0, 0), (1, 1), (2, 1), (3, 0)])
+def test_state(node: Node, state: int, up: int) -> None:
+    """A link that sleeps to save power is up, one whose traffic is disabled is not; the others are not touched by it."""
+    node.simulator.set(1, "nvlink7_state", state)
+    seen = node.collect("nvlink")
+    assert seen.value("nvlink_up", gpu="1", uuid=node.uuid(1), link="7") == up
+    assert sum(seen.values("nvlink_up").values()) == 35 + up
+
+
+def test_errors_of_a_link(node: Node) -> None:
+    """Errors are counted by link and type, up to NVLink 4."""
+    for key, value in {"replay": 3, "recovery": 1, "crc_flit": 250}.items():
+        node.simulator.set(0, f"nvlink4_{key}", value)
+    seen = node.collect("nvlink")
+    assert seen.values("nvlink_errors_total", gpu="0", uuid=node.uuid(0), link="4") == {("replay",): 3, ("recovery",): 1, ("crc",): 250}
+    assert sum(seen.values("nvlink_errors_total").values()) == 254
+
+
+def test_drivers_without_fields(node: Node) -> None:
+    """Where a driver lacks the fields, the functions that were there before them tell the same."""
+    node.simulator.set(0, "nvlink5_state", 0)
+    node.simulator.set(0, "nvlink5_replay", 9)
+    for field in (161, 162, 163, 165):
+        node.simulator.set(None, f"field_fail.{field}", 3)
+    seen = node.collect("nvlink")
+    assert seen.value("nvlink_up", gpu="0", link="5") == 0
+    assert seen.value("nvlink_up", gpu="0", link="6") == 1
+    assert seen.value("nvlink_errors_total", gpu="0", link="5", type="replay") == 9
+
+
+def test_nvlink_5(tmp_path: Path) -> None:
+    """NVLink 5 has errors of its own, and a bit error ratio, of which the worst link's is shown."""
+    with Node(tmp_path, profile="b200", gpus=1) as node:
+        for key, value in {"rcv_errors": 2, "recovery_events": 1, "plr_xmit_retry_blocks": 70, "effective_ber": 0x30B}.items():
+            node.simulator.set(0, f"nvlink17_{key}", value)
+        seen = node.collect("nvlink")
+        wanted = seen.values("nvlink_errors_total", gpu="0", uuid=node.uuid(0), link="17")
+    assert wanted == {("receive",): 2, ("recovery",): 1, ("retransmit",): 70}
+    assert seen.value("nvlink_effective_bit_error_ratio") == pytest.approx(3e-11)
+    assert {labels[2]: value for labels, value in seen.values("nvlinks").items()} == {"5.0": 18}
+
+
+def test_traffic_and_speed(node: Node) -> None:
+    """Traffic is the sum over all links, in bytes; the speed is that of one link."""
+    node.simulator.set(0, "nvlink_data_tx", 1000)
+    seen = node.collect("nvlink")
+    assert seen.value("nvlink_transmit_bytes_total", gpu="0") == 18 * 1000 * 1024
+    assert seen.value("nvlink_speed_bytes_per_second", gpu="0") == 26562e6
+
+
+def test_remote_ends(node: Node) -> None:
+    """Links are counted by their version and by what is at the other end."""
+    node.simulator.set(0, "nvlink3_remote_type", 0)
+    node.simulator.set(0, "nvlink4_remote_type", 255)
+    seen = node.collect("nvlink")
+    assert seen.values("nvlinks", gpu="0", uuid=node.uuid(0)) == {("4.0", "switch"): 16, ("4.0", "gpu"): 1, ("4.0", "unknown"): 1}
+
+
+def test_gpu_without_links(node: Node) -> None:
+    """A GPU without NVLink has no such series and is no fault."""
+    node.simulator.set(None, "nvlink_count", "unsupported")
+    node.simulator.set(None, "fabric_state", "unsupported")
+    seen = node.collect("nvlink")
+    assert seen.results["nvlink"].samples == ()
+    assert not seen.reasons("nvlink")
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "summary", "mask", "healthy"),
+    [
+        (3, 0, 1, 0x0, 1),
+        (3, 0, 2, 0x0, 0),
+        (3, 0, 3, 0x0, 0),
+        (3, 999, 1, 0x0, 0),
+        (3, 0, 0, 0x1, 0),
+        (3, 0, 0, 0xAA, 1),
+        (3, 0, 0, 0x300, 0),
+        (2, 0, 1, 0x0, None),
+    ],
+)
+def test_fabric(node: Node, state: int, status: int, summary: int, mask: int, healthy: int | None) -> None:
+    """The fabric is healthy by its own summary, or by its mask where there is none; before the registration ends nothing is said."""
+    for key, value in {"state": state, "status": status, "health_summary": summary, "health_mask": mask}.items():
+        node.simulator.set(0, f"fabric_{key}", value)
+    seen = node.collect("nvlink")
+    assert seen.value("gpu_fabric_state", gpu="0") == state
+    assert seen.values("gpu_fabric_healthy", gpu="0", uuid=node.uuid(0)) == ({} if healthy is None else {(): healthy})

@@ -1,0 +1,311 @@
+"""The rendezvous ports and who listens there: on a fixture, against `ss`, and with a real orphan."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collector import Context
+from dshealthd.collectors.rendezvous import Rendezvous, parse_ports
+from dshealthd.exposition import Format, render
+from dshealthd.host import Host
+from dshealthd.netlink import State
+from dshealthd.options import Errors, decode
+from dshealthd.result import Outcome, attempt
+from dshealthd.sockets import FEW
+from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+FIXTURES = Path(__file__).parent / "fixtures"
+LISTENER = "import socket, sys, time; s = socket.create_server(('127.0.0.1', {port})); print(flush=True); time.sleep(60)"
+LAUNCHER = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', sys.argv[1]]); print(p.pid, flush=True); p.wait()"
+
+
+class Agent:
+    """The collector, round by round."""
+
+    def __init__(self, procfs: Path = Path("/proc"), monotonic: Callable[[], float] = time.monotonic, ports: str = "29500-29600") -> None:
+        self.context = Context(host=Host(procfs=procfs), monotonic=monotonic, wall=time.time)
+        self.collector = Rendezvous(Rendezvous.Options(ports=ports), self.context)
+
+    def collect(self) -> dict[tuple[str, ...], float]:
+        """Return the values of a round, by the last part of their name and their labels."""
+        self.context.sweep += 1
+        result = attempt(self.collector, time.monotonic)
+        assert result.outcome is Outcome.OK, result.detail
+        return {(metric.name.removeprefix("dshealthd_rendezvous_"), *labels): value for metric, labels, value in result.samples}
+
+    def until(self, key: tuple[str, ...]) -> dict[tuple[str, ...], float]:
+        """Collect until this value is not 0, for at most ten seconds."""
+        end = time.monotonic() + 10
+        while not (values := self.collect()).get(key) and time.monotonic() < end:
+            time.sleep(0.01)
+        return values
+
+
+def process(proc: Path, pid: int, parent: int, comm: str, sockets: tuple[int, ...] = (), started: int = 0, environ: str = "") -> None:
+    """Put a process into a `/proc`; `started` in ticks since boot."""
+    place = proc / str(pid)
+    shutil.rmtree(place, ignore_errors=True)
+    (place / "fd").mkdir(parents=True)
+    (place / "fd/0").symlink_to("/dev/null")
+    for number, inode in enumerate(sockets, 3):
+        (place / f"fd/{number}").symlink_to(f"socket:[{inode}]")
+    (place / "comm").write_text(comm + "\n")
+    (place / "environ").write_text(environ.replace(" ", "\0") + "\0")
+    (place / "stat").write_text(f"{pid} ({comm}) S {parent} {pid} {pid} 0 -1 {' '.join('0' * 13)} {started} 0 0\n")
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """Give a `/proc` whose listeners have the inodes 595058, 595073 and 595087, with a systemd and no owners yet."""
+    shutil.copytree(FIXTURES / "tcp/proc", tmp_path, dirs_exist_ok=True)
+    process(tmp_path, 1, 0, "systemd")
+    return tmp_path
+
+
+def test_fixture(proc: Path) -> None:
+    """An orphan of systemd, a child of its launcher and a listener of nobody to be found, each with its age; clients are told apart."""
+    process(proc, 4000, 1, "python3", (111, 595058), started=1000_00, environ="RANK=0 PATH=/bin")
+    process(proc, 5000, 1, "torchrun")
+    process(proc, 5001, 5000, "pt_main (x) y", (595073,), started=86000_00)
+    agent = Agent(proc)
+    result = attempt(agent.collector, time.monotonic)
+    assert result.outcome is Outcome.OK
+    text = "".join(
+        line for line in render(result.samples, Format.PROMETHEUS).splitlines(keepends=True) if 'age_seconds{orphaned="unk' not in line
+    )
+    assert text == (FIXTURES / "rendezvous/expected.prom").read_text()
+    assert agent.collect()["listener_age_seconds", "unknown"] < 5
+
+
+def orphaned(proc: Path) -> str:
+    """Return how the only listener that has an owner is called by an agent that has just started."""
+    values = Agent(proc).collect()
+    labels = [label for label in ("true", "false", "unknown") if values["listeners", label] == 1]
+    return labels[0] if labels else "unknown"
+
+
+@pytest.mark.parametrize(
+    ("parent", "environ", "verdict"),
+    [
+        (("systemd", 1), "A=1", "true"),
+        (("systemd", 1), "A=1 SYSTEMD_EXEC_PID=4000", "false"),
+        (("systemd", 1), "A=1 SYSTEMD_EXEC_PID=40", "true"),
+        (("systemd", 900), "A=1", "true"),
+        (("systemd", 900), "SYSTEMD_EXEC_PID=4000", "false"),
+        (("bash", 900), "A=1", "false"),
+        (("bash", 1), "A=1", "unknown"),
+        (("tini", 1), "A=1", "unknown"),
+        (("", 0), "A=1", "false"),
+    ],
+    ids=["orphan", "service", "child of service", "user's orphan", "user's service", "shell", "container's shell", "tini", "first process"],
+)
+def test_who_takes_in_orphans(proc: Path, parent: tuple[str, int], environ: str, verdict: str) -> None:
+    """Systemd knows its services from its orphans; of another process 1 it cannot be said; any other parent is one."""
+    comm, pid = parent
+    process(proc, 4000, pid, "python3", (595058,), environ=environ)
+    if pid:
+        process(proc, pid, 0, comm)
+    (proc / "net/tcp6").unlink()
+    lines = (proc / "net/tcp").read_text().splitlines(keepends=True)
+    (proc / "net/tcp").write_text("".join(line for line in lines if "595087" not in line))
+    assert orphaned(proc) == verdict
+
+
+def test_a_parent_lost_under_our_eyes_makes_an_orphan(proc: Path) -> None:
+    """Whatever takes the process in, a parent that changes is a parent that is gone."""
+    process(proc, 900, 1, "launcher")
+    process(proc, 901, 1, "subreaper")
+    process(proc, 4000, 900, "python3", (595058,))
+    agent = Agent(proc)
+    assert agent.collect()["listeners", "false"] == 1
+    process(proc, 4000, 901, "python3", (595058,))
+    assert agent.collect()["listeners", "true"] == 1
+
+
+def test_a_socket_that_changes_hands_is_followed(proc: Path) -> None:
+    """When the owner ends and a child has kept the socket, as data loaders do, the child is found, and what it is."""
+    process(proc, 900, 1, "launcher")
+    process(proc, 4000, 900, "python3", (595058,))
+    agent = Agent(proc)
+    assert agent.collect()["listeners", "false"] == 1
+    shutil.rmtree(proc / "4000")
+    process(proc, 4001, 1, "python3", (595058,))
+    assert agent.collect()["listeners", "true"] == 1
+    process(proc, 4001, 1, "python3", (7,))
+    values = agent.collect()
+    assert (values["listeners", "true"], values["listeners", "unknown"]) == (0, 3)
+
+
+def test_an_owner_that_cannot_be_seen_is_unknown(proc: Path) -> None:
+    """Without the right to look into a process, its listener is neither an orphan nor healthy, and nothing fails."""
+    process(proc, 4000, 900, "python3")
+    shutil.rmtree(proc / "4000/fd")
+    (proc / "4000/fd").write_text("no directory: it cannot be listed")
+    values = Agent(proc).collect()
+    assert [values["listeners", label] for label in ("true", "false", "unknown")] == [0, 0, 3]
+    assert values["listener_age_seconds", "unknown"] < 5
+    assert ("listener_age_seconds", "false") not in values
+
+
+def test_the_age_of_a_new_listener_begins_when_it_appears(proc: Path) -> None:
+    """A listener that appears later is as old as it has been seen, however old its process."""
+    tcp = (proc / "net/tcp").read_text()
+    (proc / "net/tcp").write_text(tcp.splitlines(keepends=True)[0])
+    (proc / "net/tcp6").unlink()
+    process(proc, 900, 1, "jupyter")
+    process(proc, 4000, 900, "python3", (595058,), started=0)
+    clock = [0.0]
+    agent = Agent(proc, lambda: clock[0])
+    assert ("listener_age_seconds", "false") not in agent.collect()
+    (proc / "net/tcp").write_text(tcp)
+    clock[0] = 10.0
+    assert agent.collect()["listener_age_seconds", "false"] == 0
+    clock[0] = 25.0
+    assert agent.collect()["listener_age_seconds", "false"] == 15
+
+
+def test_a_search_goes_on_from_round_to_round(proc: Path) -> None:
+    """However many descriptors there are, a round looks at a few, and the owner is found in the end."""
+    process(proc, 900, 1, "launcher")
+    for pid in range(2000, 2040):
+        process(proc, pid, 900, "other", (pid,))
+    process(proc, 4000, 900, "python3", (595058,))
+    ticks = itertools.count()
+    agent = Agent(proc, lambda: next(ticks) / 1000)
+    rounds = 0
+    while not agent.collect()["listeners", "false"]:
+        rounds += 1
+        assert rounds < 100
+    agent.collector.close()
+
+
+def test_a_search_in_vain_rests(proc: Path) -> None:
+    """A listener whose owner was not found is searched for again after a minute, not in each round; a new one at once."""
+    clock = [0.0]
+    agent = Agent(proc, lambda: clock[0])
+    assert agent.collect()["listeners", "unknown"] == 3
+    process(proc, 900, 1, "launcher")
+    process(proc, 4000, 900, "python3", (595058,))
+    clock[0] = 59.0
+    assert agent.collect()["listeners", "unknown"] == 3
+    clock[0] = 61.0
+    assert agent.collect()["listeners", "false"] == 1
+    process(proc, 4001, 900, "python3", (600000,))
+    lines = (proc / "net/tcp").read_text()
+    (proc / "net/tcp").write_text(lines + lines.splitlines(keepends=True)[1].replace("595058", "600000").replace("733C", "733E"))
+    clock[0] = 62.0
+    assert agent.collect()["listeners", "false"] == 2
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
+def test_states_agree_with_ss(*, many: bool) -> None:
+    """By state, the sockets in the range are what `ss` lists with that filter, of both families; those outside do not count."""
+    with network_namespace():
+        ends: list[socket.socket] = []
+        for address in (V4, V6):
+            for port in (29499, 29500, 29600, 29601):
+                at = listener(address, port)
+                ends += [at, *connection(at)]
+                leave_time_wait(at, 4, server=True)
+                leave_time_wait(at, 2, server=False)
+            if many:
+                leave_time_wait(ends[0], FEW // 2, server=False)
+        ours = Agent().collect()
+        truth = ss("( sport >= 29500 and sport <= 29600 )")
+        clients = ss("( dport >= 29500 and dport <= 29600 )")
+        for end in ends:
+            end.close()
+    assert {state.label: ours["sockets", state.label] for state in State} == {state.label: truth[state.label] for state in State}
+    assert (truth["listen"], truth["established"], truth["time_wait"]) == (4, 4, 16)
+    assert ours["client_sockets", "established"] == clients["established"] == 4
+    assert (ours["ports",], ours["ports_used",]) == (101, 2)
+
+
+def test_an_orphan_is_found() -> None:
+    """A real listener is its launcher's; when the launcher is killed it is an orphan, as old as it has been seen."""
+    with network_namespace():
+        command = [sys.executable, "-c", LAUNCHER, LISTENER.format(port=29517)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+            assert launcher.stdout is not None
+            pid = int(launcher.stdout.readline())
+            try:
+                launcher.stdout.readline()  # it listens
+                agent = Agent()
+                values = agent.until(("listeners", "false"))
+                assert values["listeners", "false"] == 1
+                assert 0 <= values["listener_age_seconds", "false"] < 60
+                launcher.kill()
+                launcher.wait()
+                values = agent.collect()
+            finally:
+                os.kill(pid, 9)
+        assert Counter({label: values["listeners", label] for label in ("true", "false", "unknown")}) == {
+            "true": 1,
+            "false": 0,
+            "unknown": 0,
+        }
+        assert 0 <= values["listener_age_seconds", "true"] < 60
+
+
+ORPHANED_BEFORE = """
+import os, subprocess, sys, time
+from pathlib import Path
+sys.path[:0] = sys.argv[3:]
+Path("/proc/self/comm").write_text("systemd")  # this is process 1
+with open("/dev/null") as nothing:
+    launcher = subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]], stdout=subprocess.PIPE, text=True)
+    pid = int(launcher.stdout.readline())
+    launcher.stdout.readline()
+    launcher.kill()
+    launcher.wait()
+from tests.collectors.test_rendezvous import Agent
+values = Agent().until(("listeners", "true"))
+print(values["listeners", "true"], values["listener_age_seconds", "true"])
+os.kill(pid, 9)
+os.waitpid(pid, 0)
+"""
+
+
+def test_an_orphan_of_before_is_found() -> None:
+    """An agent that starts after the launcher was killed finds the orphan that systemd has taken in, in a namespace with one of its own."""
+    with network_namespace():
+        command = [
+            "unshare",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            sys.executable,
+            "-c",
+            ORPHANED_BEFORE,
+            LAUNCHER,
+            LISTENER.format(port=29555),
+        ]
+        done = subprocess.run([*command, *sys.path], check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    number, age = map(float, done.stdout.split())
+    assert number == 1
+    assert 0 <= age < 60
+
+
+def test_ports_are_checked() -> None:
+    """A range of ports is written first-last, or as one port; what is none is refused with its key."""
+    assert parse_ports("29500-29600") == (29500, 29600)
+    assert parse_ports("29500") == (29500, 29500)
+    for malformed in ("", "0-5", "5-4", "1-65536", "a-b", "1-2-3", "-5"):
+        errors = Errors()
+        decode(Rendezvous.Options, {"ports": malformed}, "collectors.rendezvous", errors)
+        assert errors == [f'collectors.rendezvous.ports: "{malformed}" is not a range of ports such as "29500-29600"']

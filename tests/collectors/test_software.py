@@ -1,0 +1,252 @@
+"""Versions and fingerprints: of a small machine with a job in a container, and of this one."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshealthd.collector import Context, Fault, Reason
+from dshealthd.collectors.software import (
+    Software,
+    fingerprint,
+    parse_command_line,
+    parse_configuration,
+    parse_dpkg_version,
+    parse_os_release,
+)
+from dshealthd.exposition import Format, render
+from dshealthd.host import Host
+from dshealthd.options import Errors, decode
+from dshealthd.result import Outcome, Result, attempt
+from tests.jobs.machines import TORCH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FIXTURES = Path(__file__).parent / "fixtures" / "software"
+
+
+class Node:
+    """A collector on a tree of files, asked sweep by sweep."""
+
+    def __init__(self, base: Path, *environments: str, approach: Callable[[str], Fault | None] = lambda _part: None) -> None:
+        host = Host(procfs=base / "proc", sysfs=base / "sys", rootfs=base / "root")
+        self.context = Context(host=host, monotonic=time.monotonic, wall=time.time, approach=approach)
+        self.collector = Software(Software.Options(environments=tuple(map(Path, environments))), self.context)
+
+    def sweep(self) -> Result:
+        """Collect in a new sweep."""
+        self.context.sweep += 1
+        return attempt(self.collector, self.context.monotonic)
+
+
+def versions(result: Result) -> dict[tuple[str, str, str], str]:
+    """Return versions by component, environment and job."""
+    samples = [sample for sample in result.samples if sample.metric.name == "dshealthd_software_info"]
+    return {(component, environment, job): version for _, (component, version, environment, job), _ in samples}
+
+
+def fingerprints(result: Result) -> dict[tuple[str, ...], float]:
+    """Return fingerprints by component, environment and job."""
+    return {sample.labels: sample.value for sample in result.samples if sample.metric.name == "dshealthd_software_fingerprint"}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A copy of the fixture, to change."""
+    return shutil.copytree(FIXTURES, tmp_path / "machine", symlinks=True)
+
+
+def test_fixture() -> None:
+    """An Ubuntu node with OFED, a configured environment and a job in a container with another one: the whole output."""
+    result = Node(FIXTURES, "/opt/venv").sweep()
+    assert (result.outcome, result.faults) == (Outcome.OK, ())
+    assert render(result.samples, Format.PROMETHEUS) == (FIXTURES / "expected.prom").read_text()
+
+
+def test_this_node() -> None:
+    """Kernel, system and this interpreter's environment are those of this machine."""
+    context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+    result = attempt(Software(Software.Options(environments=(Path(sys.prefix),)), context), time.monotonic)
+    found = versions(result)
+    assert result.outcome is Outcome.OK
+    assert found["kernel", "", ""] == os.uname().release
+    assert found["os", "", ""].startswith(platform.freedesktop_os_release()["ID"])
+    assert found["python", sys.prefix, ""] == platform.python_version()
+
+
+def test_real_job() -> None:
+    """A real process with a launcher's environment is asked what it runs with, through its own root."""
+    context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+    variables = {**os.environ, **TORCH, "SLURM_JOB_ID": str(os.getpid())}
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=variables) as child:
+        result = attempt(Software(Software.Options(), context), time.monotonic)
+        child.communicate(b"\n", timeout=20)
+    assert versions(result)["python", "", f"slurm-{os.getpid()}"] == platform.python_version()
+
+
+def test_same_software_has_the_same_fingerprint(base: Path) -> None:
+    """Two nodes that differ in their own disks, boot and comments only have equal fingerprints."""
+    (base / "proc/cmdline").write_text("root=/dev/nvme0n1p2 BOOT_IMAGE=x hugepages=1024 quiet iommu=pt ro\n")
+    (base / "root/etc/nccl.conf").write_text("NCCL_SOCKET_IFNAME=bond0\n\nNCCL_IB_HCA=mlx5\n")
+    assert fingerprints(Node(base, "/opt/venv").sweep()) == fingerprints(Node(FIXTURES, "/opt/venv").sweep())
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "component"),
+    [
+        ("proc/sys/kernel/osrelease", "6.8.0-31-generic\n", "kernel"),
+        ("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19\n", "driver"),
+        ("proc/driver/nvidia/params", "EnableMSI: 0\n", "driver_parameters"),
+        ("proc/cmdline", "iommu=off\n", "kernel_command_line"),
+        ("proc/sys/kernel/numa_balancing", "1\n", "sysctl"),
+        ("root/etc/nccl.conf", "NCCL_IB_DISABLE=1\n", "nccl_configuration"),
+    ],
+)
+def test_drift(base: Path, file: str, text: str, component: str) -> None:
+    """What differs between nodes changes the fingerprint of its component, and no other."""
+    (base / file).write_text(text)
+    before, after = fingerprints(Node(FIXTURES).sweep()), fingerprints(Node(base).sweep())
+    assert {key[0] for key, value in after.items() if before[key] != value} == {component}
+
+
+def test_upgrade_is_noticed(base: Path) -> None:
+    """Packages and environments that change while the agent runs show their new versions."""
+    node = Node(base, "/opt/venv")
+    node.sweep()
+    site = base / "root/opt/venv/lib/python3.10/site-packages"
+    (site / "deepspeed-0.14.4.dist-info").rename(site / "deepspeed-0.15.0.dist-info")
+    status = base / "root/var/lib/dpkg/status"
+    status.write_text(status.read_text().replace("58mlnx43-1.58307", "59mlnx44-1.59000"))
+    os.utime(status, ns=(0, 1))
+    found = versions(node.sweep())
+    assert found["deepspeed", "/opt/venv", ""] == "0.15.0"
+    assert found["rdma_core", "", ""] == "59mlnx44-1.59000"
+
+
+def test_without_driver_and_fabric(base: Path) -> None:
+    """On a machine without GPU and InfiniBand their components are left out, without an error; that NCCL has no settings is known."""
+    for path in ("proc/driver", "sys", "root/usr", "root/var", "root/etc"):
+        shutil.rmtree(base / path)
+    result = Node(base).sweep()
+    assert (result.outcome, result.faults) == (Outcome.OK, ())
+    assert {component for component, _, job in versions(result) if not job} == {"kernel"}
+    assert fingerprints(result)["nccl_configuration", "", ""] == fingerprint("")
+
+
+def test_other_sources(base: Path) -> None:
+    """Without their first sources, the driver's version comes from its module and libibverbs' from the name of its file."""
+    shutil.rmtree(base / "proc/driver")
+    shutil.rmtree(base / "root/var")
+    (base / "root/usr/lib64").mkdir()
+    (base / "root/usr/lib64/libibverbs.so.1").symlink_to("libibverbs.so.1.14.48.0")
+    found = versions(Node(base).sweep())
+    assert (found["driver", "", ""], found["rdma_core", "", ""]) == ("550.54.15", "48.0")
+
+
+def test_configured_environment_that_is_not_there() -> None:
+    """A configured environment without a Python is a fault; the others are told."""
+    result = Node(FIXTURES, "/missing", "/opt/venv").sweep()
+    assert [(fault.part, fault.reason) for fault in result.faults] == [("environment /missing", Reason.NOT_FOUND)]
+    assert ("torch", "/opt/venv", "") in versions(result)
+
+
+def test_hung_environment() -> None:
+    """An environment on a file system that hung is left out, with its fault; every part is announced before it is touched."""
+    announced = []
+
+    def approach(part: str) -> Fault | None:
+        announced.append(part)
+        return Fault(part, Reason.TIMEOUT, "hung") if part == "environment /opt/venv" else None
+
+    result = Node(FIXTURES, "/opt/venv", approach=approach).sweep()
+    assert [(fault.part, fault.reason) for fault in result.faults] == [("environment /opt/venv", Reason.TIMEOUT)]
+    assert {environment for _, environment, _ in versions(result)} == {""}
+    assert {"environment /opt/venv", "job slurm-123", "driver", "rdma_core", "process 5100"} <= set(announced)
+
+
+def test_damaged_driver_file(base: Path) -> None:
+    """A driver whose file says no version is a fault: there is one, and it is unknown."""
+    (base / "proc/driver/nvidia/version").write_text("NVRM version: \n")
+    result = Node(base).sweep()
+    assert [(fault.part, fault.reason) for fault in result.faults] == [("driver", Reason.MALFORMED)]
+    assert "driver" not in {component for component, _, _ in versions(result)}
+
+
+def test_library_replaced_under_a_job(base: Path) -> None:
+    """A job whose NCCL was upgraded on disk is a fault: the version on disk is not the one that it runs."""
+    maps = base / "proc/5100/maps"
+    maps.write_text(maps.read_text().replace("libnccl.so.2", "libnccl.so.2 (deleted)"))
+    result = Node(base).sweep()
+    assert [(fault.part, fault.reason) for fault in result.faults] == [("job slurm-123", Reason.NOT_FOUND)]
+    assert not [job for _, _, job in versions(result) if job]
+
+
+def test_loaded_libraries_are_asked_for_once(base: Path) -> None:
+    """Mappings are read until torch is there, and then no more in the life of the process."""
+    node = Node(base)
+    first = versions(node.sweep())
+    (base / "proc/5100/maps").write_text("")
+    assert versions(node.sweep()) == first
+
+
+def test_ended_job(base: Path) -> None:
+    """A job whose process vanishes while it is looked at has no versions, and is no fault."""
+    (base / "proc/5100/maps").unlink()
+    result = Node(base).sweep()
+    assert result.faults == ()
+    assert not [job for _, _, job in versions(result) if job]
+
+
+def test_nothing_can_be_read(tmp_path: Path) -> None:
+    """If all that there is cannot be read, the collector as a whole is down."""
+    (tmp_path / "proc/sys/kernel").mkdir(parents=True)
+    for path in ("proc/sys/kernel/osrelease", "proc/cmdline", "proc/sys/vm", "proc/driver"):
+        (tmp_path / path).symlink_to(Path(path).name)  # ELOOP
+    (tmp_path / "root").symlink_to("root")
+    (tmp_path / "sys").symlink_to("sys")
+    result = Node(tmp_path).sweep()
+    assert (result.outcome, result.samples) == (Outcome.ERROR, ())
+
+
+def test_relative_environment_is_refused() -> None:
+    """The config says which environment is no absolute path."""
+    errors = Errors()
+    decode(Software.Options, {"environments": ["venv", "/opt/venv"]}, "collectors.software", errors)
+    assert errors == ["collectors.software.environments: venv must be an absolute path"]
+
+
+def test_dpkg_status() -> None:
+    """Versions are those of installed packages: not of removed ones, of namesakes or of descriptions."""
+    status = (FIXTURES / "root/var/lib/dpkg/status").read_bytes()
+    assert parse_dpkg_version(status, "libibverbs1") == "58mlnx43-1.58307"
+    assert parse_dpkg_version(status, "libnl-3-200") is None
+    assert parse_dpkg_version(status, "libibverbs") is None
+
+
+def test_real_dpkg_status() -> None:
+    """The real package database gives what dpkg says."""
+    if shutil.which("dpkg-query") is None:
+        pytest.skip("no Debian")
+    answer = subprocess.run(["dpkg-query", "-W", "-f", "${Version}", "libc6"], check=True, capture_output=True, text=True)
+    assert parse_dpkg_version(Path("/var/lib/dpkg/status").read_bytes(), "libc6") == answer.stdout
+
+
+@given(st.text())
+def test_any_text(text: str) -> None:
+    """No file of a host makes a parser fail, and every fingerprint is a number that a float holds exactly."""
+    parse_os_release(text)
+    parse_dpkg_version(b"Package: x\n" + text.encode(errors="replace"), "x")
+    for settings in (parse_command_line(text), parse_configuration(text)):
+        number = fingerprint(settings)
+        assert int(float(number)) == number < 1 << 48

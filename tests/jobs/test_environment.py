@@ -1,0 +1,127 @@
+"""What is kept of an environment, and what a job is called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshealthd.jobs.environment import ALLOWED, MAX_VALUE, Launcher, job, launch, parse_environ
+
+if TYPE_CHECKING:
+    from random import Random
+
+TORCH = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "MASTER_ADDR": "node1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}
+
+
+@given(st.binary())
+def test_any_bytes_are_an_environment(data: bytes) -> None:
+    """The parser accepts whatever a process may have written over its environment, and keeps allowed names only."""
+    assert parse_environ(b"RANK=1\0" + data).keys() <= ALLOWED
+
+
+VALUES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=50)
+OTHERS = st.from_regex(r"[A-Z_]{1,20}", fullmatch=True).filter(lambda name: name not in ALLOWED)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(ALLOWED)), VALUES), st.dictionaries(OTHERS, VALUES), st.randoms())
+def test_allowed_variables_survive_among_others(allowed: dict[str, str], others: dict[str, str], shuffler: Random) -> None:
+    """Whatever else is set, and in whatever order, exactly the allowed variables come out, unchanged."""
+    allowed = {**allowed, "RANK": "0"}
+    entries = list({**allowed, **others}.items())
+    shuffler.shuffle(entries)
+    assert parse_environ(b"".join(f"{name}={value}\0".encode() for name, value in entries)) == allowed
+
+
+def test_secrets_are_not_kept() -> None:
+    """Nothing but the allow-list is kept of a training process's environment."""
+    kept = parse_environ(b"WANDB_API_KEY=secret\0RANK=0\0WORLD_SIZE=1\0AWS_SECRET_ACCESS_KEY=secret\0MASTER_ADDR=a\0")
+    assert kept == {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a"}
+
+
+def test_first_of_two_counts() -> None:
+    """A name that occurs twice has the value that getenv(3) gives."""
+    assert parse_environ(b"RANK=1\0RANK=2\0") == {"RANK": "1"}
+
+
+def test_long_value_is_left_out() -> None:
+    """A value of megabytes under an allowed name is not kept in memory."""
+    assert parse_environ(b"RANK=1\0VIRTUAL_ENV=" + b"/" * (MAX_VALUE + 1) + b"\0") == {"RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "launcher", "rank", "size"),
+    [
+        (TORCH, Launcher.TORCH, 3, 16),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, Launcher.OPENMPI, 2, 4),
+        ({"PMI_RANK": "5", "PMI_SIZE": "8"}, Launcher.PMI, 5, 8),
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, Launcher.SLURM, 0, None),
+        ({**TORCH, "SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, Launcher.TORCH, 3, 16),
+    ],
+)
+def test_launchers(environment: dict[str, str], launcher: Launcher, rank: int, size: int | None) -> None:
+    """Each launcher's variables give rank and size; torch's own go before the scheduler's."""
+    place = launch(environment)
+    assert place is not None
+    assert (place.launcher, place.rank, place.world_size) == (launcher, rank, size)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"RANK": "1"},
+        {"WORLD_SIZE": "8"},
+        {"RANK": "-1", "WORLD_SIZE": "8"},
+        {"RANK": "x", "WORLD_SIZE": "8"},
+        {"RANK": "٣", "WORLD_SIZE": "8"},
+        {"RANK": "1" * 5000, "WORLD_SIZE": "8"},
+        {"SLURM_JOB_ID": "7"},
+        {"SLURM_PROCID": "0"},
+    ],
+)
+def test_no_training_process(environment: dict[str, str]) -> None:
+    """Half of what a launcher sets, or no plain number, makes no training process."""
+    assert launch(environment) is None
+
+
+def test_scheduler_names_the_job() -> None:
+    """With a scheduler, its number is the job, whatever the rendezvous."""
+    assert job({**TORCH, "SLURM_JOB_ID": "123"}, "a") == "slurm-123"
+    assert job({"PBS_JOBID": "77[3].head"}, "a") == "pbs-77"
+
+
+def test_job_is_equal_on_all_nodes() -> None:
+    """What differs between the ranks and nodes of a job does not change its name."""
+    other = {**TORCH, "RANK": "11", "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "3", "VIRTUAL_ENV": "/x", "MASTER_ADDR": " NODE1"}
+    assert job(TORCH, "machine one") == job(other, "machine two")
+
+
+@pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"])
+def test_rendezvous_tells_jobs_apart(name: str) -> None:
+    """Another address, port, size or run id is another job."""
+    assert job(TORCH, "") != job({**TORCH, name: "8"}, "")
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "127.1.2.3", "::1", ""])
+def test_loopback_job_is_this_machines_own(address: str) -> None:
+    """Equal single-node jobs of two machines, on the default address and port, are not one job."""
+    environment = {**TORCH, "MASTER_ADDR": address}
+    assert job(environment, "machine one") != job(environment, "machine two")
+
+
+def test_mpi_names_the_job() -> None:
+    """Without an address to meet at, mpirun's own name for the job is the same on all nodes."""
+    environment = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "prterun-node1-4711@1"}
+    assert job(environment, "machine one") == job({**environment, "OMPI_COMM_WORLD_RANK": "0"}, "machine two")
+
+
+@given(st.dictionaries(st.sampled_from(sorted(ALLOWED)), st.text()), st.text())
+def test_job_is_safe_as_a_label(environment: dict[str, str], machine: str) -> None:
+    """Whatever a user writes into an environment, the name is short and plain."""
+    name = job(environment, machine)
+    assert len(name) <= 20
+    assert name.replace("-", "").isalnum()
+    assert name.isascii()

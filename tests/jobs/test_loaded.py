@@ -1,0 +1,122 @@
+"""What a process has loaded goes before what is installed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshealthd.jobs.environment import launch
+from dshealthd.jobs.installation import Installations
+from dshealthd.jobs.loaded import Libraries, libraries, parse_maps, versions
+from dshealthd.jobs.processes import TrainingProcess
+from tests.jobs.machines import TORCH
+from tests.jobs.test_installation import environment, library
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SITE = "/opt/venv/lib/python3.11/site-packages"
+MAPS = (
+    "55d0c8a00000-55d0c8a01000 r--p 00000000 fe:00 1835 /usr/bin/python3.11\n"
+    "7f1e40000000-7f1e40021000 rw-p 00000000 00:00 0 \n"
+    f"7f1e80000000-7f1e90000000 r--p 00000000 fe:00 77 {SITE}/torch/lib/libtorch_cuda.so\n"
+    f"7f1e90000000-7f1e90001000 r--p 00000000 fe:00 78 {SITE}/torch/lib/libtorch_python.so\n"
+    "{nccl}"
+    "7ffc0a000000-7ffc0a021000 rw-p 00000000 00:00 0 [stack]\n"
+)
+PACKAGED = f"7f1ea0000000-7f1ea0001000 r--p 00000000 fe:00 79 {SITE}/nvidia/nccl/lib/libnccl.so.2\n"
+
+
+def process(**more: str) -> TrainingProcess:
+    """Return a training process with a launcher's environment."""
+    variables = {**TORCH, **more}
+    place = launch(variables)
+    assert place is not None
+    return TrainingProcess(50, 100, 1, "run-1", place, variables)
+
+
+def directory(tmp_path: Path, maps: str, command: bytes = b"/opt/venv/bin/python\0train.py\0") -> Path:
+    """Make the `/proc/<pid>` of a process in a container."""
+    place = tmp_path / "50"
+    (place / "root").mkdir(parents=True)
+    (place / "maps").write_text(maps)
+    (place / "cmdline").write_bytes(command)
+    (place / "exe").symlink_to("/usr/bin/python3.11")
+    environment(place / "root/opt/venv", "torch-2.3.0.dist-info", "nvidia_nccl_cu12-2.20.5.dist-info", "deepspeed-0.14.4.dist-info")
+    return place
+
+
+def read(place: Path, **more: str) -> dict[str, str]:
+    """Return what the process runs with."""
+    return dict(versions(str(place), process(**more), libraries(str(place)), Installations()))
+
+
+def test_maps() -> None:
+    """Torch's directory and NCCL's library are found among the mappings."""
+    assert parse_maps(MAPS.format(nccl=PACKAGED).encode()) == Libraries(SITE, f"{SITE}/nvidia/nccl/lib/libnccl.so.2", None)
+
+
+def test_nothing_loaded() -> None:
+    """A process that has loaded neither has neither."""
+    assert parse_maps(b"55d0-55d1 r--p 0 fe:00 1 /bin/sleep\n") == Libraries(None, None, None)
+
+
+def test_replaced_on_disk() -> None:
+    """A library that was upgraded under a running job is told: what is on disk is not what runs."""
+    data = MAPS.format(nccl=PACKAGED.replace("libnccl.so.2", "libnccl.so.2 (deleted)"))
+    assert parse_maps(data.encode()).replaced == f"{SITE}/nvidia/nccl/lib/libnccl.so.2"
+
+
+@given(st.lists(st.sampled_from([b"/torch/lib/libtorch", b"/libnccl.so", b" (deleted)", b"\n", b"\xff", b"/", b"/libtorch_cuda.so"])))
+def test_any_maps(pieces: list[bytes]) -> None:
+    """Paths are others' to choose: whatever the mappings hold, parsing does not fail."""
+    parse_maps(b"".join(pieces))
+
+
+def test_packaged_nccl(tmp_path: Path) -> None:
+    """NCCL loaded from the package has the package's version; Python and DeepSpeed come from the environment in the container."""
+    place = directory(tmp_path, MAPS.format(nccl=PACKAGED))
+    assert read(place) == {"torch": "2.3.0+cu121", "cuda": "12.1", "nccl": "2.20.5", "deepspeed": "0.14.4", "python": "3.11.2"}
+
+
+def test_other_nccl_is_loaded(tmp_path: Path) -> None:
+    """NCCL that was put before the package's by LD_LIBRARY_PATH or LD_PRELOAD is the one in use."""
+    place = directory(tmp_path, MAPS.format(nccl=PACKAGED.replace(f"{SITE}/nvidia/nccl/lib/libnccl.so.2", "/opt/nccl/libnccl.so.2")))
+    library(place / "root/opt/nccl/libnccl.so.2", b"NCCL version 2.21.5+cuda12.4\0")
+    assert read(place)["nccl"] == "2.21.5"
+
+
+def test_nccl_inside_torch(tmp_path: Path) -> None:
+    """A torch that NCCL is linked into has the version that its library says."""
+    place = directory(tmp_path, MAPS.format(nccl=""))
+    library(place / f"root{SITE}/torch/lib/libtorch_cuda.so", b"NCCL version 2.17.1+cuda12.1\0")
+    assert read(place)["nccl"] == "2.17.1"
+
+
+def test_before_torch_is_loaded(tmp_path: Path) -> None:
+    """Until torch is loaded, what is installed is told."""
+    assert read(directory(tmp_path, ""))["nccl"] == "2.20.5"
+
+
+def test_activated_environment(tmp_path: Path) -> None:
+    """Started as plain `python`, the environment is the activated one; the interpreter behind the link would be another."""
+    assert read(directory(tmp_path, "", b"python\0train.py\0"), VIRTUAL_ENV="/opt/venv")["deepspeed"] == "0.14.4"
+
+
+def test_no_environment_at_all(tmp_path: Path) -> None:
+    """A process that is no Python has no versions."""
+    place = directory(tmp_path, "", b"bash\0")
+    (place / "exe").unlink()
+    (place / "exe").symlink_to("/bin/bash")
+    assert read(place) == {}
+
+
+def test_this_process() -> None:
+    """On the real `/proc`, this interpreter's own version is found; it has not loaded torch."""
+    place = f"/proc/{os.getpid()}"
+    found = dict(versions(place, process(), libraries(place), Installations()))
+    assert found["python"].startswith("3.")
+    assert "torch" not in found

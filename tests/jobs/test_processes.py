@@ -1,0 +1,333 @@
+"""How training processes are found, at what cost, and what happens to those that cannot be seen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshealthd.collector import Context, Fault, Reason
+from dshealthd.host import Host, read_bytes
+from dshealthd.jobs.processes import ENVIRON_LIMIT, SWEEP_LIMIT, ProcessTable, Unseen, parse_stat
+from tests.jobs.machines import TORCH, Machine, environ, stat_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A machine with nothing but its first process."""
+    return Machine(tmp_path / "proc")
+
+
+class Table(ProcessTable):
+    """A process table whose sweeps are counted by the test, and whose looks at environments are noted."""
+
+    def __init__(self, machine: Machine, blocked: str = "") -> None:
+        self.looks: list[str] = []
+        self.context = machine.context(self._approached)
+        self.blocked = blocked
+        super().__init__(self.context)
+
+    def _approached(self, part: str) -> Fault | None:
+        self.looks.append(part.removeprefix("process "))
+        return Fault(part, Reason.TIMEOUT, "hung") if part == self.blocked else None
+
+    def sweep(self) -> list[int]:
+        """Return the training processes of a new sweep."""
+        self.looks.clear()
+        self.context.sweep += 1
+        return [process.pid for process in self.refresh()]
+
+
+@given(st.binary(max_size=64))
+def test_stat_is_found_behind_any_name(comm: bytes) -> None:
+    """A process may call itself anything: brackets, newlines and bytes that are no text do not move the fields."""
+    assert parse_stat(stat_line(7, comm=comm, state="R", parent=5, flags=64, start=12345, image=99)) == ("R", 5, 64, 12345, 99)
+
+
+@given(st.binary())
+def test_stat_is_parsed_or_refused(data: bytes) -> None:
+    """Any bytes either parse or raise ValueError."""
+    with contextlib.suppress(ValueError):
+        assert parse_stat(data).start is not None
+
+
+def test_stat_of_this_process() -> None:
+    """The fields are those of the real kernel."""
+    stat = parse_stat(read_bytes("/proc/self/stat"))
+    assert (stat.state, stat.parent) == ("R", os.getppid())
+    assert stat.environment > 0
+
+
+@pytest.mark.parametrize("comm", [b") R", b"a\nb", b"\xff\xfe", b"(((", b""])
+def test_odd_names(machine: Machine, comm: bytes) -> None:
+    """A training process is found whatever it calls itself (fault 21)."""
+    machine.process(50, TORCH, comm=comm)
+    assert Table(machine).sweep() == [50]
+
+
+def test_training_process(machine: Machine) -> None:
+    """A process is told with its job, its place, its start and its parent."""
+    machine.process(50, {**TORCH, "SLURM_JOB_ID": "9", "SECRET": "x"}, parent=40, start=77)
+    table = Table(machine)
+    table.sweep()
+    (process,) = table.refresh()
+    assert (process.pid, process.parent, process.start, process.job, process.launch.rank) == (50, 40, 77, "slurm-9", 3)
+    assert process.environment == {**TORCH, "SLURM_JOB_ID": "9"}
+
+
+def test_once_a_sweep(machine: Machine) -> None:
+    """Collectors that share the table in one sweep share one look at `/proc`."""
+    table = Table(machine)
+    table.sweep()
+    machine.process(50, TORCH)
+    assert table.refresh() == []
+    assert table.sweep() == [50]
+
+
+def test_ten_thousand_processes(machine: Machine) -> None:
+    """Each environment is read once; the second sweep over 10,000 processes reads none, and checks a bounded share (fault 21)."""
+    for pid in range(1000, 10_999):
+        machine.process_quickly(pid)
+    machine.process(50, TORCH)
+    table = Table(machine)
+    assert table.sweep() == [50]
+    assert len(table.looks) == 10_001
+    # From now on, environments that are read would be found out: there are none.
+    (machine.root / "50" / "environ").unlink()
+    for pid in range(1000, 10_999):
+        (machine.root / str(pid) / "environ").unlink()
+    assert table.sweep() == [50]
+    assert table.looks == []
+    assert table.unseen == dict.fromkeys(Unseen, 0)
+
+
+def test_new_process_alone_is_read(machine: Machine) -> None:
+    """A sweep reads the environments of new processes only."""
+    machine.process(50, TORCH)
+    table = Table(machine)
+    table.sweep()
+    machine.process(60, TORCH)
+    assert table.sweep() == [50, 60]
+    assert table.looks == ["60"]
+
+
+def test_ended_process_is_gone(machine: Machine) -> None:
+    """A process that ended is no longer told."""
+    machine.process(50, TORCH)
+    table = Table(machine)
+    assert table.sweep() == [50]
+    machine.end(50)
+    assert table.sweep() == []
+
+
+def test_reused_pid(machine: Machine) -> None:
+    """A pid that another process has taken is told by its start time, in either direction (fault 22)."""
+    machine.process(50, TORCH, start=100)
+    machine.process(60, {}, start=100)
+    table = Table(machine)
+    assert table.sweep() == [50]
+    machine.process(50, {}, start=200)
+    machine.process(60, TORCH, start=200)
+    assert table.sweep() == [60]
+
+
+def test_late_exec(machine: Machine) -> None:
+    """A long-running process that starts training by exec is found, though its pid and start stay."""
+    machine.process(50, {}, start=100, image=1)
+    table = Table(machine)
+    assert table.sweep() == []
+    machine.process(50, TORCH, start=100, image=2)
+    assert table.sweep() == [50]
+
+
+def test_young_process_is_looked_at_again(machine: Machine) -> None:
+    """A process seen between fork and exec is read again in the next sweep, even if its addresses did not change; and then no more."""
+    machine.process(50, {}, start=999_950)
+    table = Table(machine)
+    assert table.sweep() == []
+    machine.process(50, TORCH, start=999_950)
+    assert table.sweep() == [50]
+    table.sweep()
+    assert table.looks == []
+
+
+def test_every_process_has_its_turn(machine: Machine) -> None:
+    """Within as many sweeps as the rotation has, every reuse among many processes is found out."""
+    for pid in range(1000, 1400):
+        machine.process_quickly(pid)
+    table = Table(machine)
+    table.sweep()
+    for pid in range(1000, 1400):
+        machine.process(pid, TORCH, start=999)
+    found = [len(table.sweep()) for _ in range(20)]
+    assert found[0] < 60
+    assert found[-1] == 400
+
+
+def test_huge_environment(machine: Machine) -> None:
+    """Of an environment of any size a bounded part is read; what a launcher set is found in it (fault 22)."""
+    machine.process(50, environ(TORCH) + b"X=" + b"x" * (4 << 20))
+    assert Table(machine).sweep() == [50]
+
+
+def test_environment_too_long_to_read(machine: Machine) -> None:
+    """A process whose environment was read in part only, without a launcher in it, is unseen and not "no training"."""
+    machine.process(50, b"X=" + b"x" * ENVIRON_LIMIT + b"\0" + environ(TORCH))
+    table = Table(machine)
+    assert table.sweep() == []
+    assert table.unseen[Unseen.UNREADABLE] == 1
+    table.sweep()
+    assert table.looks == []
+
+
+def test_reading_is_bounded_in_a_sweep(machine: Machine) -> None:
+    """Huge environments cannot hold up a sweep: what is too much waits, is told as unseen, and gets its turn."""
+    crowd = SWEEP_LIMIT // ENVIRON_LIMIT + 4
+    for pid in range(100, 100 + crowd):
+        machine.process(pid, environ(TORCH) + b"X=" + b"x" * ENVIRON_LIMIT)
+    table = Table(machine)
+    first = table.sweep()
+    assert 0 < len(first) < crowd
+    assert crowd <= len(first) + table.unseen[Unseen.DEFERRED] <= crowd + 1  # the first process may wait, too
+    assert len(table.sweep()) == crowd
+    assert table.unseen[Unseen.DEFERRED] == 0
+
+
+def test_vanishing_process(machine: Machine) -> None:
+    """A process that ends between the listing and any of the reads is gone, and no error (fault 22)."""
+    machine.process(50, TORCH)
+    (machine.root / "60").mkdir()  # listed, and nothing in it
+    machine.process(70, TORCH)
+    (machine.root / "70" / "environ").unlink()
+    table = Table(machine)
+    assert table.sweep() == [50]
+    assert table.unseen == dict.fromkeys(Unseen, 0)
+
+
+def test_replaced_while_it_is_read(machine: Machine) -> None:
+    """If another process took the pid between the reads, nothing is told of either until the next sweep."""
+    machine.process(50, TORCH, start=100)
+
+    class Replaced(Table):
+        def _approached(self, part: str) -> Fault | None:
+            if part == "process 50" and not self.looks.count("50"):
+                machine.process(50, TORCH, start=300)
+            return super()._approached(part)
+
+    table = Replaced(machine)
+    assert table.sweep() == []
+    assert table.sweep() == [50]
+
+
+def test_kernel_threads_and_the_dead_are_not_read(machine: Machine) -> None:
+    """Neither a kernel thread nor a zombie has an environment to look at."""
+    machine.process(50, TORCH, flags=0x00208040)
+    machine.process(60, TORCH, state="Z")
+    table = Table(machine)
+    assert table.sweep() == []
+    assert table.looks == ["1"]
+
+
+def test_uninterruptible_process_is_not_touched(machine: Machine) -> None:
+    """Reading the environment of a process that hangs in a driver may hang as well: it is unseen until it runs again."""
+    machine.process(50, TORCH, state="D")
+    table = Table(machine)
+    assert table.sweep() == []
+    assert table.unseen[Unseen.BLOCKED] == 1
+    assert "50" not in table.looks
+    machine.process(50, TORCH, state="S")
+    assert table.sweep() == [50]
+    assert table.unseen[Unseen.BLOCKED] == 0
+
+
+def test_known_process_stays_known_while_it_hangs(machine: Machine) -> None:
+    """A training process that comes to hang is still told: nothing of it needs to be read."""
+    machine.process(50, TORCH)
+    table = Table(machine)
+    table.sweep()
+    machine.process(50, TORCH, state="D")
+    assert table.sweep() == [50]
+
+
+def test_quarantined_process(machine: Machine) -> None:
+    """In a worker, a process at which it hung is left out and unseen; the others are told."""
+    machine.process(50, TORCH)
+    machine.process(60, TORCH)
+    table = Table(machine, blocked="process 50")
+    assert table.sweep() == [60]
+    assert table.unseen[Unseen.BLOCKED] == 1
+
+
+def test_malformed_stat(machine: Machine) -> None:
+    """A status that is not understood makes a process unseen, not absent."""
+    directory = machine.process(50, TORCH)
+    (directory / "stat").write_bytes(b"50 (python) S 1\n")
+    table = Table(machine)
+    assert table.sweep() == []
+    assert table.unseen[Unseen.UNREADABLE] == 1
+
+
+def test_hidepid(machine: Machine) -> None:
+    """A `/proc` that does not even show the first process hides others."""
+    table = Table(machine)
+    table.sweep()
+    assert not table.hidden
+    shutil.rmtree(machine.root / "1")
+    table.sweep()
+    assert table.hidden
+
+
+def test_no_permission() -> None:
+    """Without privileges, other users' processes are counted as unseen; they are never "no job". On the real `/proc`."""
+    program = (
+        "import os, time\n"
+        "from dshealthd.collector import Context\n"
+        "from dshealthd.host import Host\n"
+        "from dshealthd.jobs.processes import ProcessTable, Unseen\n"
+        "table = ProcessTable(Context(host=Host(), monotonic=time.monotonic, wall=time.time))\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "table.refresh()\n"
+        "print(table.unseen[Unseen.PERMISSION_DENIED])"
+    )
+    if os.getuid() != 0:
+        pytest.skip("takes root, to become nobody")
+    answer = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=30)
+    assert int(answer.stdout) >= 1
+
+
+def test_real_training_process() -> None:
+    """A real child with a launcher's environment is found, under one name for both its ranks, and gone when it has ended."""
+    context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+    table = ProcessTable(context)
+    table.refresh()
+    mark = {"MASTER_ADDR": "192.0.2.7", "MASTER_PORT": str(os.getpid()), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={**os.environ, **mark, "RANK": rank})
+        for rank in ("0", "1")
+    ]
+    try:
+        context.sweep += 1
+        pids = {rank.pid for rank in ranks}
+        found = [process for process in table.refresh() if process.pid in pids]
+        if len(found) < 2:  # seen before they called exec; they are young, and looked at again
+            context.sweep += 1
+            found = [process for process in table.refresh() if process.pid in pids]
+        assert {process.launch.rank for process in found} == {0, 1}
+        assert len({process.job for process in found}) == 1
+        assert {process.parent for process in found} == {os.getpid()}
+    finally:
+        for rank in ranks:
+            rank.communicate(b"\n", timeout=20)
+    context.sweep += 1
+    assert not pids & {process.pid for process in table.refresh()}
