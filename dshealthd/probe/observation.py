@@ -1,0 +1,117 @@
+"""What one round told about the parts that took part in it: the record that rounds make and verdicts are made from."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Kind(enum.StrEnum):
+    """Kinds of rounds; the label `kind`."""
+
+    LOCAL = "local"
+    """The GPUs of one node among themselves; no other node takes part."""
+    PAIR = "pair"
+    """Two nodes, all their GPUs or one rank each."""
+    GROUP = "group"
+    """More than two nodes."""
+    RAIL = "rail"
+    """GPU k with GPU k of another node, each through the adapter nearest to it."""
+    LIGHT = "light"
+    """An echo between the agents of two nodes; no GPU is touched."""
+
+
+class Stage(enum.StrEnum):
+    """How far a round came, in this order; where it stopped says what is broken."""
+
+    INVITE = "invite"
+    IMPORT = "import"
+    STORE = "store"
+    INIT = "init"
+    WARM_UP = "warm_up"
+    SIZES = "sizes"
+    VERIFY = "verify"
+    DONE = "done"
+
+
+class Outcome(enum.StrEnum):
+    """How a round ended; the label `outcome`."""
+
+    OK = "ok"
+    DECLINED = "declined"
+    """A member took no part, with a reason (busy GPU, draining, another list of members, already testing, closed window)."""
+    UNREACHABLE = "unreachable"
+    """No answer: packets are dropped, or the node is off."""
+    REFUSED = "refused"
+    """The connection was refused or reset: the node is there, its agent or its port is not."""
+    UNAUTHORIZED = "unauthorized"
+    """The key, the certificate or the clock of one side is not accepted by the other."""
+    HUNG = "hung"
+    """A stage passed its deadline."""
+    FAILED = "failed"
+    """A stage ended with an error."""
+    CORRUPTED = "corrupted"
+    """The collective completed with a wrong result."""
+    INCONCLUSIVE = "inconclusive"
+    """Something outside the round disturbed it, such as a stranger on a worker's port."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One operation at one size."""
+
+    op: str
+    """Such as `all_reduce`, `matrix_product`, `device_copy`, `host_to_device`, `echo`."""
+    size: int
+    """Bytes of the payload of each rank."""
+    seconds: float
+    """Median over the repetitions."""
+    bus_bandwidth: float
+    """Bytes per second in nccl-tests' terms: for an all-reduce of n ranks, size / seconds · 2(n−1)/n."""
+    part: str = ""
+    """The GPU index or adapter that was timed, where it is not the whole member."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One round as one member saw it."""
+
+    epoch: int
+    """Number of the scheduled round; -1 for one on demand."""
+    kind: Kind
+    backend: str
+    """`nccl`, `gloo`, or `agent` for a light round."""
+    members: tuple[str, ...]
+    """Names of the nodes that were meant to take part, root first."""
+    outcome: Outcome
+    stage: Stage
+    timings: tuple[Timing, ...] = ()
+    late: tuple[str, ...] = ()
+    """Members that had not come as far as the others when the round ended: where the outcome points, if it points anywhere."""
+    reason: str = ""
+    """Bounded slug of a decline or error; free text does not belong here."""
+    scores: tuple[tuple[str, float], ...] = ()
+    """Each member's own score as it told it in this round: the median ratio to its baselines over its recent peers; 1 is usual."""
+    at: float = 0.0
+    """Unix time in seconds of the round's end."""
+
+
+class Part(enum.StrEnum):
+    """What can be accused; the label `kind` of `dshealthd_suspect`."""
+
+    NODE = "node"
+    GPU = "gpu"
+    NIC = "nic"
+    LINK = "link"
+    LEAF = "leaf"
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """An accusation."""
+
+    part: Part
+    component: str
+    """`node-17`, `node-17/gpu3`, `node-17/mlx5_2`, `node-17--node-21` (sorted), `leaf-4`."""
+    reason: str
+    """`slow`, or an `Outcome` other than ok and declined, or `ambiguous`."""
