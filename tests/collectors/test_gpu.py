@@ -144,6 +144,12 @@ def test_modes(node: Node) -> None:
     assert set(seen.values("gpu_mode_info", gpu="1", uuid=node.uuid(1))) == {("on", "default", "on", "on", "", "")}
 
 
+def test_memory_without_a_sensor(node: Node) -> None:
+    """A memory temperature of 0 is no temperature."""
+    node.simulator.set(0, "memory_temperature", 0)
+    assert {labels[0] for labels in node.collect("gpu").values("gpu_temperature_celsius", sensor="memory")} == {"1"}
+
+
 def test_unknown_performance_state(node: Node) -> None:
     """NVML's "unknown" performance state is no state."""
     node.simulator.set(0, "performance_state", 32)

@@ -261,6 +261,28 @@ def test_an_orphan_is_found() -> None:
         assert 0 <= values["listener_age_seconds", "true"] < 60
 
 
+def test_without_privileges_the_owner_is_unknown() -> None:
+    """An agent without capabilities counts the sockets all the same, and says that it does not know whose the listener is."""
+    program = (
+        "from tests.collectors.test_rendezvous import Agent; a = Agent(); a.collect(); v = a.collect();"
+        "print(v['sockets', 'listen'], v['listeners', 'unknown'], v['listeners', 'false'])"
+    )
+    with network_namespace():
+        port = listener(V4, 29540)
+        command = [
+            "setpriv",
+            "--bounding-set=-all",
+            "--inh-caps=-all",
+            sys.executable,
+            "-c",
+            f"import sys; sys.path[:0] = {sys.path}; {program}",
+        ]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+        port.close()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1", "1", "0"]
+
+
 ORPHANED_BEFORE = """
 import os, subprocess, sys, time
 from pathlib import Path

@@ -1,0 +1,146 @@
+"""NVLinks of every GPU, from NVML: whether each is up, its errors, the GPU's traffic over all of them, and the fabric they make."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.collector import counter, gauge
+from dshealthd.devices.collector import GpuCollector
+from dshealthd.devices.values import ALL_LINKS, Fields, number, told
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dshealthd.collector import Sample
+    from dshealthd.devices.device import Device, Gpu
+
+_ID = ("gpu", "uuid")
+UP = gauge(
+    "dshealthd_nvlink_up", "1 if the link is active or asleep to save power, 0 if not; a link that is not wired is 0 as well.", *_ID, "link"
+)
+ERRORS = counter(
+    "dshealthd_nvlink_errors_total",
+    "Errors of a link, cured by the link itself or not. Up to NVLink 4: replay, recovery, crc. NVLink 5: receive, recovery, retransmit.",
+    *_ID,
+    *("link", "type"),
+)
+BER = gauge("dshealthd_nvlink_effective_bit_error_ratio", "Bit errors per bit after correction, of the GPU's worst link; NVLink 5.", *_ID)
+SPEED = gauge("dshealthd_nvlink_speed_bytes_per_second", "Speed of one link in one direction, common to the GPU's active links.", *_ID)
+TRANSMITTED = counter(
+    "dshealthd_nvlink_transmit_bytes_total", "Data that the GPU sent over all its links, without protocol overhead.", *_ID
+)
+RECEIVED = counter(
+    "dshealthd_nvlink_receive_bytes_total", "Data that the GPU received over all its links, without protocol overhead.", *_ID
+)
+LINKS = gauge("dshealthd_nvlinks", "Links of the GPU, by version and by what is at the other end.", *_ID, "version", "remote")
+
+FABRIC_STATE = gauge("dshealthd_gpu_fabric_state", "Registration with the NVLink fabric: 1 not started, 2 in progress, 3 completed.", *_ID)
+FABRIC_HEALTHY = gauge(
+    "dshealthd_gpu_fabric_healthy", "1 if the registration with the NVLink fabric succeeded and the fabric calls itself healthy.", *_ID
+)
+
+_WHOLE: Mapping[str, str | tuple[str, int]] = {
+    "count": "NVML_FI_DEV_NVLINK_LINK_COUNT",
+    "speed": "NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON",
+    "sent": ("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", ALL_LINKS),
+    "received": ("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", ALL_LINKS),
+}
+_GPU = Fields(*_WHOLE.values())
+_STATE = "NVML_FI_DEV_NVLINK_GET_STATE"
+_ERRORS = {
+    "replay": ("NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY", "NVML_NVLINK_ERROR_DL_REPLAY"),
+    "recovery": ("NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY", "NVML_NVLINK_ERROR_DL_RECOVERY"),
+    "crc": ("NVML_FI_DEV_NVLINK_ERROR_DL_CRC", "NVML_NVLINK_ERROR_DL_CRC_FLIT"),
+}
+"""Up to NVLink 4: the field, and the counter of the function that drivers had before the field."""
+_ERRORS_5 = {
+    "receive": "NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS",
+    "recovery": "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
+    "retransmit": "NVML_FI_DEV_NVLINK_PLR_XMIT_RETRY_BLOCKS",
+}
+_BER = "NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER"
+_EACH = (_STATE, *(field for field, _ in _ERRORS.values()), *_ERRORS_5.values(), _BER)
+_UP = (1, 2)
+"""Active, asleep; not 0 inactive, nor 3 active with traffic disabled."""
+_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
+_REMOTES = {0: "gpu", 1: "npu", 2: "switch"}
+_KIB = 1024
+_REGISTERED = 3
+
+
+@functools.cache
+def _link_fields(links: int) -> Fields:
+    """Field by field, each for all links."""
+    return Fields(*((name, link) for name in _EACH for link in range(links)))
+
+
+def bit_error_ratio(code: float) -> float:
+    """Return the ratio that NVML writes as mantissa (bits 8-11) and negative decimal exponent (bits 0-7)."""
+    return (int(code) >> 8 & 0xF) * 10.0 ** -(int(code) & 0xFF)
+
+
+class Nvlink(GpuCollector):
+    """Reads all links of a GPU in one or two calls."""
+
+    def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
+        """Yield what a GPU's links tell; nothing where it has none."""
+        yield from _fabric(gpu, device)
+        whole = dict(zip(_WHOLE, device.fields(_GPU), strict=True))
+        count = int(whole["count"] or 0)
+        if not count:
+            return
+        yield from told(SPEED, whole["speed"], *gpu.labels, scale=1e6)
+        yield from told(TRANSMITTED, whole["sent"], *gpu.labels, scale=_KIB)
+        yield from told(RECEIVED, whole["received"], *gpu.labels, scale=_KIB)
+        kinds = device.keep(("links",), lambda: _kinds(device, count))
+        for (version, remote), links in kinds.items():
+            yield LINKS(links, *gpu.labels, version, remote)
+        labels = device.keep(("link labels",), lambda: [(*gpu.labels, str(link)) for link in range(count)])
+        values = device.fields(_link_fields(count))
+        field = {name: values[place * count : (place + 1) * count] for place, name in enumerate(_EACH)}
+        for link, state in enumerate(field[_STATE]):
+            now = device.ask("nvmlDeviceGetNvLinkState", link) if state is None else state
+            if now is not None:
+                yield UP(float(now in _UP), *labels[link])
+        for kind, (name, older) in _ERRORS.items():
+            for link, errors in enumerate(field[name]):
+                yield from told(
+                    ERRORS, device.ask("nvmlDeviceGetNvLinkErrorCounter", link, older) if errors is None else errors, *labels[link], kind
+                )
+        for kind, name in _ERRORS_5.items():
+            for link, errors in enumerate(field[name]):
+                yield from told(ERRORS, errors, *labels[link], kind)
+        rates = [bit_error_ratio(code) for code in field[_BER] if code is not None]
+        yield from told(BER, max(rates, default=None), *gpu.labels)
+
+
+def _kinds(device: Device, count: int) -> Counter[tuple[str, str]]:
+    """Count a GPU's links by version and remote end."""
+    return Counter(
+        (
+            _VERSIONS.get(device.ask("nvmlDeviceGetNvLinkVersion", link), ""),
+            _REMOTES.get(device.ask("nvmlDeviceGetNvLinkRemoteDeviceType", link), "unknown"),
+        )
+        for link in range(count)
+    )
+
+
+def _fabric(gpu: Gpu, device: Device) -> Iterator[Sample]:
+    fabric = device.fill("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t")
+    fabric = fabric or device.fill("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t")
+    if fabric is None or number(fabric.state) in (None, 0):
+        return
+    yield FABRIC_STATE(fabric.state, *gpu.labels)
+    if fabric.state == _REGISTERED:
+        yield FABRIC_HEALTHY(float(fabric.status == 0 and _healthy(fabric)), *gpu.labels)
+
+
+def _healthy(fabric: Any) -> bool:
+    """Judge by NVML's own summary; where it has none, by the bits that name a trouble."""
+    summary = getattr(fabric, "healthSummary", 0)
+    if summary:
+        return bool(summary == 1)
+    configuration = fabric.healthMask >> 8 & 0xF
+    return configuration in (0, 1) and not any(fabric.healthMask >> shift & 0x3 == 1 for shift in (0, 2, 4, 6))

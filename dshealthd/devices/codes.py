@@ -1,0 +1,61 @@
+"""What NVML's return codes mean for what could not be read."""
+
+from __future__ import annotations
+
+import pynvml
+
+from dshealthd.collector import Reason
+
+UNSUPPORTED = frozenset(
+    {
+        pynvml.NVML_ERROR_INVALID_ARGUMENT,  # older drivers answer so to what they do not know
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_VGPU_ECC_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+        pynvml.NVML_ERROR_DEPRECATED,
+    }
+)
+"""This device or driver has no such thing: not asked again before the next enumeration."""
+
+NOTHING_NOW = frozenset({pynvml.NVML_ERROR_NO_DATA, pynvml.NVML_ERROR_NOT_READY, pynvml.NVML_ERROR_NOT_FOUND})
+"""There is nothing to tell at present: no sample, and no fault."""
+
+OF_SESSION = frozenset({pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH})
+"""NVML as a whole is gone, whichever device was asked."""
+
+OF_DEVICE = frozenset(
+    {pynvml.NVML_ERROR_TIMEOUT, pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_GPU_NOT_FOUND}
+)
+"""The device as a whole is gone, whatever it was asked. After a time-out the next call would wait as long."""
+
+_REASONS = {
+    pynvml.NVML_ERROR_UNINITIALIZED: Reason.NOT_LOADED,
+    pynvml.NVML_ERROR_NO_PERMISSION: Reason.PERMISSION_DENIED,
+    pynvml.NVML_ERROR_NOT_FOUND: Reason.NOT_FOUND,
+    pynvml.NVML_ERROR_INSUFFICIENT_SIZE: Reason.MALFORMED,
+    pynvml.NVML_ERROR_INSUFFICIENT_POWER: Reason.IO_ERROR,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: Reason.NOT_LOADED,
+    pynvml.NVML_ERROR_TIMEOUT: Reason.TIMEOUT,
+    pynvml.NVML_ERROR_IRQ_ISSUE: Reason.IO_ERROR,
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: Reason.NOT_FOUND,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: Reason.MALFORMED,
+    pynvml.NVML_ERROR_CORRUPTED_INFOROM: Reason.IO_ERROR,
+    pynvml.NVML_ERROR_GPU_IS_LOST: Reason.GPU_LOST,
+    pynvml.NVML_ERROR_RESET_REQUIRED: Reason.RESET_REQUIRED,
+    pynvml.NVML_ERROR_OPERATING_SYSTEM: Reason.PERMISSION_DENIED,  # "the operating system or a cgroup has blocked the request"
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: Reason.VERSION_MISMATCH,
+    pynvml.NVML_ERROR_GPU_NOT_FOUND: Reason.NOT_FOUND,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: Reason.NOT_FOUND,  # of a look-up: no GPU has this index
+    pynvml.NVML_ERROR_UNKNOWN: Reason.UNKNOWN_ERROR,
+}
+
+
+def reason(code: int) -> Reason:
+    """Return the reason that a return code stands for; an unforeseen one is an unknown error."""
+    return _REASONS.get(code, Reason.UNKNOWN_ERROR)
+
+
+def describe(error: pynvml.NVMLError) -> str:
+    """Return NVML's own words for an error, with its code."""
+    return f"NVML says {str(error).rstrip('.')!r} ({error.value})"

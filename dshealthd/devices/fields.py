@@ -1,0 +1,86 @@
+"""Field values: many readings of a device in one call of NVML.
+
+`pynvml.nvmlDeviceGetFieldValues` fills its array anew at every call and gives it back as objects; both cost more than the call. Here the
+array is kept, handed to the same function of the library that pynvml has loaded, and taken apart as bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pynvml
+
+from dshealthd.devices import codes
+from dshealthd.devices.values import SENTINELS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_LAYOUT = struct.Struct("=IIqqIIQ")
+"""nvmlFieldValue_t: field, scope, timestamp, latency, type, return code, value."""
+if _LAYOUT.size != ctypes.sizeof(pynvml.c_nvmlFieldValue_t):
+    message = "pynvml's nvmlFieldValue_t has another size than NVML's"
+    raise ImportError(message)
+_AT_ONCE = 128
+"""Fields in one call; drivers bound it by the number of fields that they know."""
+_UNTOUCHED = pynvml.NVML_ERROR_NOT_SUPPORTED
+_UINT = 0xFFFFFFFF
+
+
+def decoded(kind: int, raw: int) -> float | None:
+    """Return the number in the union `nvmlValue_t`, or None for a sentinel, a NaN or an unknown type."""
+    if kind == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT:
+        return None if raw & _UINT == _UINT else raw & _UINT
+    if kind in (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG):
+        return None if raw in SENTINELS else raw
+    if kind == pynvml.NVML_VALUE_TYPE_SIGNED_INT:
+        return int(ctypes.c_int32(raw & _UINT).value)  # -1 is a temperature margin like any other
+    if kind == pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG:
+        return int(ctypes.c_int64(raw).value)
+    if kind == pynvml.NVML_VALUE_TYPE_DOUBLE:
+        value: float = struct.unpack("=d", struct.pack("=Q", raw))[0]
+        return value if math.isfinite(value) else None
+    return None
+
+
+class Batch:
+    """Fields of one device that are read together; what the device does not support is left out from the second reading on."""
+
+    def __init__(self, fields: Sequence[tuple[int, int]]) -> None:
+        """Prepare for pairs of field and scope; a scope is a link's number where a field has one, else 0."""
+        self._fields = fields
+        self._function: Any = getattr(pynvml.nvmlLib, "nvmlDeviceGetFieldValues", None)
+        self._prepare(range(len(fields)) if self._function else ())
+
+    def _prepare(self, wanted: Sequence[int]) -> None:
+        self._chunks: list[tuple[Sequence[int], Any]] = []
+        for start in range(0, len(wanted), _AT_ONCE):
+            positions = wanted[start : start + _AT_ONCE]
+            packed = b"".join(_LAYOUT.pack(*self._fields[position], 0, 0, 0, _UNTOUCHED, 0) for position in positions)
+            self._chunks.append((positions, (pynvml.c_nvmlFieldValue_t * len(positions)).from_buffer_copy(packed)))
+
+    def read(self, handle: Any) -> tuple[list[float | None], int]:
+        """Return a value or None for each field, and the first return code that is a failure (0 if there is none)."""
+        values: list[float | None] = [None] * len(self._fields)
+        failure = 0
+        unsupported: set[int] = set()
+        for positions, array in self._chunks:
+            code = self._function(handle, len(positions), array)
+            if code in codes.UNSUPPORTED:
+                unsupported.update(positions)
+            elif code:
+                return values, int(code)
+            else:
+                for position, (_, _, _, _, kind, own, raw) in zip(positions, _LAYOUT.iter_unpack(array), strict=True):
+                    if own == 0:
+                        values[position] = decoded(kind, raw)
+                    elif own in codes.UNSUPPORTED:
+                        unsupported.add(position)
+                    elif own not in codes.NOTHING_NOW and (not failure or own in codes.OF_SESSION | codes.OF_DEVICE):
+                        failure = own
+        if unsupported:
+            self._prepare([position for positions, _ in self._chunks for position in positions if position not in unsupported])
+        return values, failure

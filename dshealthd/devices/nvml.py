@@ -1,0 +1,241 @@
+"""The one NVML session of a worker: opened once, its GPUs listed once, each looked at once a sweep before anybody reads it.
+
+GPUs are known by UUID. What is remembered of a UUID (that it was there, how its energy moved) outlives its handle and its index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pynvml
+
+from dshealthd.collector import Context, Fault, NotAvailable, Reason, Sample, SourceError
+from dshealthd.devices import codes, pci
+from dshealthd.devices.device import Device, DeviceError, Gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+REFRESH = 60.0
+"""Seconds until GPUs are listed anew, and until NVML is opened anew if something is wrong: only that shows a GPU that came back."""
+
+
+@dataclass
+class _Meter:
+    """An energy counter that stands, since when, and how often it was seen to."""
+
+    value: float
+    since: float
+    sweeps: int = 0
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Versions of what NVML stands on; empty where NVML does not tell."""
+
+    driver: str
+    cuda: str
+    nvml: str
+
+
+class Session:
+    """NVML and its GPUs, shared by the collectors of a process through `Context.shared`."""
+
+    def __init__(self, context: Context) -> None:
+        """Touch nothing yet."""
+        self.frozen_after = 10.0
+        """Seconds for which an energy counter may stand still; it is also looked at `frozen_sweeps` times."""
+        self.frozen_sweeps = 3
+        self.versions = Versions("", "", "")
+        self._context = context
+        self._gpus: list[Gpu] = []
+        self._known: dict[str, int] = {}
+        self._meters: dict[str, _Meter] = {}
+        self._open = False
+        self._opened_at = self._listed_at = 0.0
+        self._sweep = -1
+        self._error: SourceError | NotAvailable | None = None
+
+    def gpus(self) -> list[Gpu]:
+        """Return the GPUs in NVML's order, those among them that cannot be read with their fault.
+
+        SourceError if NVML cannot be used, NotAvailable if this machine has no GPU. The first call of a sweep does the work.
+        """
+        if self._sweep != self._context.sweep:
+            self._sweep, self._error = self._context.sweep, None
+            try:
+                self._refresh()
+            except (SourceError, NotAvailable) as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        return self._gpus
+
+    def gone(self) -> Iterator[tuple[str, str]]:
+        """Yield index and UUID of GPUs that were here once and that NVML no longer lists."""
+        here = {gpu.uuid for gpu in self._gpus}
+        return ((str(index), uuid) for uuid, index in self._known.items() if uuid not in here)
+
+    def visit(self, gpu: Gpu, read: Callable[[Gpu, Device], Iterable[Sample]]) -> tuple[list[Sample], list[Fault]]:
+        """Return what `read` finds on a GPU, and what failed. A GPU that fails as a whole gives nothing, for the rest of the sweep."""
+        device = gpu.device
+        if gpu.fault is None:
+            self._approach(gpu)
+        if gpu.fault is not None or device is None:
+            return [], [gpu.fault] if gpu.fault else []
+        try:
+            if not gpu.looked_at:
+                self._look_at(gpu, device)
+            samples = list(read(gpu, device))
+        except DeviceError as error:
+            device.notes.clear()
+            gpu.fault = Fault(gpu.part, error.reason, error.detail)
+            return [], [gpu.fault]
+        return samples, device.take_notes()
+
+    def close(self) -> None:
+        """Give NVML and all handles back, so that the driver can be unloaded."""
+        self._shut()
+
+    def _shut(self) -> bool:
+        """Close NVML; False if it did not let go."""
+        self._gpus = []
+        if self._open:
+            self._open = False
+            try:
+                pynvml.nvmlShutdown()
+            except pynvml.NVMLError as error:
+                return bool(error.value == pynvml.NVML_ERROR_UNINITIALIZED)
+        return True
+
+    def _refresh(self) -> None:
+        """Bring the list of GPUs up to date."""
+        if fault := self._context.approach("nvml"):
+            raise SourceError(fault.reason, fault.detail)
+        now = self._context.monotonic()
+        if self._open and now - self._opened_at >= REFRESH and self._amiss():
+            self._shut()
+        try:
+            if not self._open:
+                self._start(now)
+            count = pynvml.nvmlDeviceGetCount()
+        except pynvml.NVMLError as error:
+            raise self._ended(error) from error
+        if count == 0:
+            if self._expected() == 0:
+                message = "NVML shows no GPU"
+                raise NotAvailable(message)
+            raise SourceError(Reason.NOT_FOUND, f"NVML shows none of the {self._expected()} GPUs on the PCI bus")
+        if count != len(self._gpus) or now - self._listed_at >= REFRESH:
+            self._listed_at = now
+            self._gpus = [self._take(index) for index in range(count)]
+        else:
+            self._gpus = [self._again(gpu) for gpu in self._gpus]
+        self._recognise()
+
+    def _start(self, now: float) -> None:
+        pynvml.nvmlInit()
+        self._open, self._opened_at, self._listed_at = True, now, now - REFRESH
+        cuda = _said(pynvml.nvmlSystemGetCudaDriverVersion)
+        self.versions = Versions(
+            driver=str(_said(pynvml.nvmlSystemGetDriverVersion) or ""),
+            cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if isinstance(cuda, int) else "",
+            nvml=str(_said(pynvml.nvmlSystemGetNVMLVersion) or ""),
+        )
+
+    def _amiss(self) -> bool:
+        """Tell whether opening NVML anew may show more than it does now. Not while a GPU is left out because it hung."""
+        if any(gpu.quarantined for gpu in self._gpus):
+            return False
+        return any(gpu.fault for gpu in self._gpus) or (self._expected() or 0) > len(self._gpus)
+
+    def _approach(self, gpu: Gpu) -> None:
+        gpu.fault = self._context.approach(gpu.part)
+        gpu.quarantined = gpu.fault is not None
+
+    def _take(self, index: int) -> Gpu:
+        """Open the GPU at an index."""
+        gpu = Gpu(index, "")
+        self._approach(gpu)
+        if gpu.quarantined:
+            return gpu
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            gpu.uuid = pynvml.nvmlDeviceGetUUID(handle)
+        except pynvml.NVMLError as error:
+            if error.value in codes.OF_SESSION:
+                raise self._ended(error) from error
+            gpu.fault = Fault(gpu.part, codes.reason(error.value), f"cannot be opened: {codes.describe(error)}")
+        except UnicodeDecodeError as error:
+            gpu.fault = Fault(gpu.part, Reason.MALFORMED, f"its UUID is no text: {error}")
+        else:
+            gpu.device = Device(gpu.part, handle, self._ended)
+        return gpu
+
+    def _again(self, gpu: Gpu) -> Gpu:
+        """Prepare a GPU for a new sweep; one that could not be opened is tried again."""
+        if gpu.device is None:
+            return self._take(gpu.index)
+        return Gpu(gpu.index, gpu.uuid, gpu.device)
+
+    def _recognise(self) -> None:
+        """Give a GPU that could not be opened the UUID that its index had, and remember the others."""
+        for gpu in self._gpus:
+            if gpu.device is not None:
+                self._known[gpu.uuid] = gpu.index
+        missing = {int(index): uuid for index, uuid in self.gone()}
+        for gpu in self._gpus:
+            gpu.uuid = gpu.uuid or missing.get(gpu.index, "")
+
+    def _look_at(self, gpu: Gpu, device: Device) -> None:
+        """See that a GPU answers and is alive, by its energy counter where it has one. DeviceError if not."""
+        gpu.energy = device.ask("nvmlDeviceGetTotalEnergyConsumption")
+        if gpu.energy is None and not device.notes:
+            device.ask("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU")
+        if device.notes:
+            raise DeviceError(device.notes[0].reason, device.notes[0].detail)
+        gpu.looked_at = True
+        now = self._context.monotonic()
+        meter = self._meters.get(gpu.uuid)
+        if not gpu.energy or meter is None or meter.value != gpu.energy:  # one that always says 0 does not count
+            self._meters[gpu.uuid] = _Meter(gpu.energy or 0.0, now)
+            return
+        meter.sweeps += 1
+        stands = now - meter.since
+        if meter.sweeps >= self.frozen_sweeps and stands >= self.frozen_after:
+            raise DeviceError(Reason.FROZEN, f"its energy has stood at {gpu.energy / 1000:.0f} J for {stands:.0f} s: its readings are old")
+
+    def _expected(self) -> int | None:
+        """Return the number of GPUs on the PCI bus; None if it cannot be known."""
+        try:
+            return len(pci.bus(self._context.host).gpus())
+        except FileNotFoundError:
+            return 0
+        except OSError:
+            return None
+
+    def _ended(self, error: pynvml.NVMLError) -> SourceError | NotAvailable:
+        """Close NVML after it failed as a whole, and return what that means, for the rest of the sweep too."""
+        code = error.value
+        # A library that does not let go holds the driver until its process ends.
+        replace = not self._shut() or code == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+        expected = self._expected()
+        missing = code in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        text = codes.describe(error)
+        if missing and expected == 0:
+            self._error = NotAvailable(f"{text}, and there is no NVIDIA GPU on the PCI bus")
+        else:
+            text = f"{text}, with {expected} NVIDIA GPUs on the PCI bus" if missing else text
+            self._error = SourceError(codes.reason(code), text, replace_worker=replace)
+        return self._error
+
+
+def _said(function: Callable[[], str | int]) -> str | int | None:
+    """Return what a function says of the system; None where it has nothing to say."""
+    try:
+        return function()
+    except pynvml.NVMLError as error:
+        if error.value in codes.OF_SESSION:
+            raise
+        return None

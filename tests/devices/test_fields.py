@@ -1,0 +1,59 @@
+"""Field values as bytes, and the numbers that mean that there is none."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import pynvml
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshealthd.devices.fields import decoded
+from dshealthd.devices.values import SENTINELS
+
+DOUBLE, UINT, ULONG, ULL, SLL, SINT = range(6)
+
+
+def bits(value: float) -> int:
+    """Return a double's bits."""
+    raw: int = struct.unpack("=Q", struct.pack("=d", value))[0]
+    return raw
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "value"),
+    [
+        (UINT, 0xDEADBEEF_00000007, 7),
+        (UINT, 0xFFFFFFFF, None),
+        (UINT, 0xDEADBEEF_FFFFFFFF, None),
+        (ULL, 2**40, 2**40),
+        (ULL, 2**64 - 1, None),
+        (ULONG, 2**64 - 1, None),
+        (SINT, 0xFFFFFFFE, -2),
+        (SINT, 0xFFFFFFFF, -1),
+        (SLL, 2**64 - 5, -5),
+        (DOUBLE, bits(1.5), 1.5),
+        (DOUBLE, bits(math.nan), None),
+        (DOUBLE, bits(math.inf), None),
+        (99, 1, None),
+    ],
+)
+def test_decoded(kind: int, raw: int, value: float | None) -> None:
+    """Each type takes its own bits of the union; sentinels, NaN, infinity and unknown types are no values."""
+    assert decoded(kind, raw) == value
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1))
+def test_decoded_is_a_number_or_nothing(kind: int, raw: int) -> None:
+    """Whatever the driver writes, the answer is finite or None."""
+    value = decoded(kind, raw)
+    assert value is None or math.isfinite(value)
+
+
+def test_constants_of_pynvml() -> None:
+    """The values that are written out here, as collectors do without pynvml, are pynvml's."""
+    types = ("DOUBLE", "UNSIGNED_INT", "UNSIGNED_LONG", "UNSIGNED_LONG_LONG", "SIGNED_LONG_LONG", "SIGNED_INT")
+    assert [getattr(pynvml, f"NVML_VALUE_TYPE_{name}") for name in types] == [DOUBLE, UINT, ULONG, ULL, SLL, SINT]
+    assert {pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value, pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value} == SENTINELS

@@ -1,0 +1,349 @@
+"""The NVML session: return codes, GPUs that come and go, readings that stand still, what is asked again and what is not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collector import Reason
+from dshealthd.devices.nvml import REFRESH
+from dshealthd.result import Outcome
+from tests.devices.node import GPU_COLLECTORS, Node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """Give eight H100."""
+    with Node(tmp_path) as made:
+        yield made
+
+
+def others(gpu: int) -> set[str]:
+    """Return the indices of the other seven."""
+    return {str(index) for index in range(8)} - {str(gpu)}
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (4, Reason.PERMISSION_DENIED),
+        (10, Reason.TIMEOUT),
+        (14, Reason.IO_ERROR),
+        (15, Reason.GPU_LOST),
+        (16, Reason.RESET_REQUIRED),
+        (17, Reason.PERMISSION_DENIED),
+        (999, Reason.UNKNOWN_ERROR),
+        (77, Reason.UNKNOWN_ERROR),
+    ],
+)
+def test_code_of_one_gpu(node: Node, code: int, reason: Reason) -> None:
+    """A GPU that fails is down with its UUID and its own reason, in every collector; the other seven are reported."""
+    node.collect()
+    node.simulator.fault("fail", code, gpu=3)
+    seen = node.collect()
+    for name in ("gpu", "ecc", "nvlink", "pcie", "gpu_processes", "mig"):
+        assert seen.results[name].outcome is Outcome.OK
+        assert seen.reasons(name) == {"gpu 3": reason}
+    assert seen.value("gpu_up", gpu="3", uuid=node.uuid(3)) == 0
+    assert seen.value("gpu_fault", gpu="3", uuid=node.uuid(3), reason=str(reason)) == 1
+    for metric in ("gpu_temperature_celsius", "gpu_ecc_errors_total", "nvlink_up", "pcie_link_width", "gpu_compute_processes"):
+        assert {labels[0] for labels in seen.values(metric)} == others(3)
+    assert seen.value("gpus_visible") == 8
+    node.simulator.clear_faults()
+    seen = node.collect()
+    assert seen.value("gpu_up", gpu="3") == 1
+    assert not seen.reasons()
+    assert not seen.values("gpu_fault")
+
+
+def test_gpu_lost_from_the_start(node: Node) -> None:
+    """A GPU that cannot be opened is down without a UUID, and it is tried again at every sweep."""
+    node.simulator.fault("fail", 999, gpu=2)
+    seen = node.collect()
+    assert seen.value("gpu_up", gpu="2", uuid="") == 0
+    assert seen.reasons() == {"gpu 2": Reason.UNKNOWN_ERROR}
+    node.simulator.clear_faults()
+    assert node.collect().value("gpu_up", gpu="2", uuid=node.uuid(2)) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "replace"),
+    [
+        (4, Reason.PERMISSION_DENIED, False),
+        (9, Reason.NOT_LOADED, False),
+        (18, Reason.VERSION_MISMATCH, True),
+        (999, Reason.UNKNOWN_ERROR, False),
+    ],
+)
+def test_code_of_init(node: Node, code: int, reason: Reason, *, replace: bool) -> None:
+    """NVML that cannot be opened is an error with its own reason on a machine with GPUs; only a mismatch asks for a new process."""
+    node.simulator.fault("fail", code, function="init")
+    seen = node.collect()
+    for name in GPU_COLLECTORS:
+        result = seen.results[name]
+        assert (result.outcome, result.reason, result.replace_worker) == (Outcome.ERROR, reason, replace)
+        assert not result.samples
+    node.simulator.clear_faults()
+    assert set(node.collect().values("gpu_up").values()) == {1}
+
+
+def test_library_absent_then_there(node: Node) -> None:
+    """Without libnvidia-ml a machine with GPUs is in error, not healthy and not an ordinary one; the library is found once it is there."""
+    node.simulator.hide_library()
+    result = node.collect().results["gpu"]
+    assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.NOT_FOUND)
+    assert "8 NVIDIA GPUs on the PCI bus" in result.detail
+    node.simulator.show_library()
+    assert len(node.collect().values("gpu_up")) == 8
+
+
+@pytest.mark.parametrize("code", [9, 12])
+def test_no_gpu_on_the_bus(tmp_path: Path, code: int) -> None:
+    """Without a GPU on the bus, a missing driver or library is an ordinary absence."""
+    with Node(tmp_path, pci=False) as node:
+        node.simulator.fault("fail", code, function="init")
+        assert node.collect().results["gpu"].outcome is Outcome.NOT_AVAILABLE
+
+
+def test_nvml_without_its_gpus(node: Node) -> None:
+    """NVML that lists none of the GPUs on the bus is an error."""
+    node.simulator.set(None, "order", ",")
+    result = node.collect().results["gpu"]
+    assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.NOT_FOUND)
+
+
+@pytest.mark.parametrize("code", [1, 9])
+def test_driver_unloads(node: Node, code: int) -> None:
+    """When a call finds the driver gone, NVML is shut down at once, so that no handle stays; later it is opened anew."""
+    node.simulator.watch()
+    node.collect()
+    node.simulator.fault("fail", code, function="nvmlDeviceGet*")
+    result = node.collect().results["ecc"]
+    assert (result.outcome, result.reason, result.replace_worker) == (Outcome.ERROR, Reason.NOT_LOADED, False)
+    assert [(event, users) for event, _, users in node.simulator.trace()] == [("init", 1), ("shutdown", 0)]
+    node.simulator.clear_faults()
+    assert len(node.collect().values("gpu_up")) == 8
+
+
+def test_library_that_does_not_let_go(node: Node) -> None:
+    """Where the shut-down fails too, a new process is asked for: only the end of this one releases the driver."""
+    node.collect()
+    node.simulator.fault("fail", 9)
+    result = node.collect("gpu").results["gpu"]
+    assert (result.reason, result.replace_worker) == (Reason.NOT_LOADED, True)
+
+
+def test_handles_are_released_at_the_end(node: Node) -> None:
+    """The worker shuts NVML down when it is told to end."""
+    node.simulator.watch()
+    node.collect()
+    assert node.close() == 0
+    assert [event for event, _, _ in node.simulator.trace()] == ["init", "shutdown"]
+
+
+def test_driver_goes_in_the_middle_of_a_sweep(node: Node) -> None:
+    """What was read before the driver went is kept, and the collectors after it say the same without touching it again."""
+    node.collect()
+    node.simulator.fault("fail", 9, function="nvmlDeviceGetSramEccErrorStatus")
+    seen = node.collect("gpu", "ecc", "pcie")
+    assert seen.results["gpu"].outcome is Outcome.OK
+    assert seen.results["ecc"].reason is Reason.NOT_LOADED
+    assert seen.results["pcie"].reason is Reason.NOT_LOADED
+    assert not [part for part in seen.approached if part.startswith("pcie")]
+
+
+def test_count_and_order_change(node: Node) -> None:
+    """After seven of eight remain in another order, values follow the UUID, and the one that is gone is down under its old index."""
+    before = node.collect()
+    node.simulator.order(7, 6, 5, 4, 2, 1, 0)
+    seen = node.collect()
+    assert seen.value("gpus_visible") == 7
+    assert seen.value("gpu_temperature_celsius", gpu="0", sensor="core", uuid=node.uuid(7)) == 42
+    old, new = ({uuid: value for (_, uuid), value in round_.values("gpu_power_watts").items()} for round_ in (before, seen))
+    assert new == {uuid: value for uuid, value in old.items() if uuid != node.uuid(3)}
+    assert seen.value("gpu_up", uuid=node.uuid(3)) == 0
+    assert seen.values("gpu_up", uuid=node.uuid(3)) == {("3",): 0}
+    assert seen.value("gpu_fault", gpu="3", uuid=node.uuid(3), reason="not_found") == 1
+    node.simulator.order()
+    seen = node.collect()
+    assert seen.value("gpu_up", uuid=node.uuid(3)) == 1
+    assert len(seen.values("gpu_up")) == 8
+
+
+def test_count_is_fixed_while_nvml_is_open(node: Node) -> None:
+    """As the real library counts GPUs when it is opened, it is opened anew after a while if the bus shows more or one fails."""
+    node.simulator.set(None, "order_latched", 1)
+    node.simulator.order(0, 1, 2, 3, 4, 5, 6)
+    assert node.collect().value("gpus_visible") == 7
+    node.simulator.order()
+    assert node.collect().value("gpus_visible") == 7
+    assert node.collect(advance=REFRESH).value("gpus_visible") == 8
+
+
+def test_nvml_stays_open_while_all_is_well(node: Node) -> None:
+    """A healthy session is opened once, however long it lasts."""
+    node.simulator.watch()
+    for _ in range(3):
+        node.collect("gpu", advance=REFRESH)
+    assert [event for event, _, _ in node.simulator.trace()] == ["init"]
+
+
+def test_frozen_readings(node: Node) -> None:
+    """A GPU whose energy stands still is withheld from every collector after three sweeps and ten seconds, until it moves again."""
+    node.collect()
+    node.simulator.set(5, "frozen", 1)
+    seen = [node.collect(advance=4) for _ in range(5)]
+    assert [round_.value("gpu_up", gpu="5") for round_ in seen] == [1, 1, 0, 0, 0]
+    assert {name: seen[-1].reasons(name) for name in seen[-1].results} == {name: {"gpu 5": Reason.FROZEN} for name in GPU_COLLECTORS}
+    assert {labels[0] for labels in seen[-1].values("gpu_power_watts")} == others(5)
+    node.simulator.set(5, "frozen", 0)
+    assert node.collect().value("gpu_up", gpu="5") == 1
+
+
+def test_fast_sweeps_are_not_frozen(node: Node) -> None:
+    """Many sweeps in a short time prove nothing: the counter may be updated less often."""
+    node.simulator.set(5, "frozen", 1)
+    assert {node.collect("gpu", advance=0.5).value("gpu_up", gpu="5") for _ in range(10)} == {1}
+
+
+def test_energy_that_is_not_counted(node: Node) -> None:
+    """A part that has no energy counter, or one that always says 0, is not taken for frozen."""
+    node.simulator.set(0, "energy", "unsupported")
+    node.simulator.set(1, "energy", "0")
+    node.simulator.set(1, "power_usage", "0")
+    seen = [node.collect("gpu", advance=10) for _ in range(5)][-1]
+    assert set(seen.values("gpu_up").values()) == {1}
+    assert {labels[0] for labels in seen.values("gpu_energy_joules_total")} == others(0)
+
+
+def test_unsupported_is_not_asked_again(node: Node) -> None:
+    """What a GPU does not support is asked once, and again only after the GPUs are listed anew."""
+    node.simulator.set(None, "margin_temperature", "unsupported")
+    node.simulator.set(None, "sram_threshold_exceeded", "unsupported")
+    node.simulator.watch()
+    calls = []
+    for advance in (5, 5, 5, REFRESH):
+        node.collect(advance=advance)
+        calls.append([node.simulator.calls()[f"nvmlDeviceGet{name}"] for name in ("MarginTemperature", "SramEccErrorStatus", "PowerUsage")])
+    assert calls == [[8, 8, 8], [8, 8, 16], [8, 8, 24], [16, 16, 32]]
+
+
+def test_calls_of_a_sweep(node: Node) -> None:
+    """What does not change is not asked at every sweep: a sweep of everything takes less than thirty calls a GPU."""
+    node.collect()
+    node.simulator.watch()
+    node.collect()
+    calls = node.simulator.calls()
+    assert sum(calls.values()) < 8 * 30
+    assert "nvmlDeviceGetHandleByIndex_v2" not in calls
+    assert calls["nvmlDeviceGetCount_v2"] == 1
+
+
+def test_one_failing_call(node: Node) -> None:
+    """One call that fails costs its own sample and is reported; the GPU stays up."""
+    node.simulator.fault("fail", 999, gpu=3, function="nvmlDeviceGetPowerUsage")
+    seen = node.collect()
+    assert {labels[0] for labels in seen.values("gpu_power_watts")} == others(3)
+    assert seen.value("gpu_temperature_celsius", gpu="3", sensor="core") == 38
+    assert seen.value("gpu_up", gpu="3") == 1
+    assert seen.value("gpu_fault", gpu="3", reason="unknown_error") == 1
+    assert seen.reasons() == {"gpu 3": Reason.UNKNOWN_ERROR}
+    assert "nvmlDeviceGetPowerUsage" in seen.results["gpu"].faults[0].detail
+
+
+def test_many_failing_calls(node: Node) -> None:
+    """A GPU is given up after three failing calls: each may have waited for the driver's own time-out."""
+    node.collect()
+    node.simulator.fault("fail", 999, gpu=3)
+    node.simulator.fault("fail", 0, gpu=3, function="nvmlDeviceGetTotalEnergyConsumption")
+    node.simulator.watch()
+    seen = node.collect("gpu")
+    assert seen.value("gpu_up", gpu="3") == 0
+    usual = node.simulator.calls()["nvmlDeviceGetTemperature"]
+    assert usual == 7
+
+
+def test_failing_field(node: Node) -> None:
+    """One field that fails in a batch costs its own sample and is reported."""
+    node.simulator.set(3, "field_fail.82", 999)
+    seen = node.collect()
+    assert ("3",) not in seen.values("gpu_temperature_celsius", sensor="memory", uuid=node.uuid(3))
+    assert seen.value("gpu_recovery_action", gpu="3") == 0
+    assert seen.reasons() == {"gpu 3": Reason.UNKNOWN_ERROR}
+
+
+def test_quarantined_gpu(node: Node) -> None:
+    """A GPU at which an earlier worker hung is not touched, is down with that reason, and is read once the quarantine ends."""
+    node.simulator.watch()
+    seen = node.collect(blocked={"gpu 3": Reason.TIMEOUT})
+    assert seen.reasons("ecc") == {"gpu 3": Reason.TIMEOUT}
+    assert seen.value("gpu_up", gpu="3", uuid="") == 0
+    assert node.simulator.calls()["nvmlDeviceGetHandleByIndex_v2"] == 7
+    assert node.collect().value("gpu_up", gpu="3", uuid=node.uuid(3)) == 1
+
+
+def test_quarantined_nvml(node: Node) -> None:
+    """While NVML itself is under quarantine nothing of it is touched."""
+    node.simulator.watch()
+    result = node.collect(blocked={"nvml": Reason.STUCK}).results["gpu"]
+    assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.STUCK)
+    assert not node.simulator.calls()
+
+
+def test_everything_is_approached(node: Node) -> None:
+    """NVML is approached once a sweep, and each GPU by each collector, before they are touched."""
+    node.collect()
+    seen = node.collect("gpu", "ecc")
+    assert seen.approached == ["gpu nvml", *(f"{name} gpu {index}" for name in ("gpu", "ecc") for index in range(8))]
+
+
+def test_every_gpu_fails(node: Node) -> None:
+    """If no GPU can be read the collector is down, and the GPUs are shown as such."""
+    node.collect()
+    node.simulator.fault("fail", 15)
+    node.simulator.fault("fail", 0, function="nvmlDeviceGetCount")
+    seen = node.collect()
+    assert (seen.results["gpu"].outcome, seen.results["gpu"].reason) == (Outcome.ERROR, Reason.GPU_LOST)
+    assert seen.values("gpu_up") == {(str(gpu), node.uuid(gpu)): 0 for gpu in range(8)}
+    assert seen.results["ecc"].reason is Reason.GPU_LOST
+
+
+def test_sentinels(node: Node) -> None:
+    """A value that NVML marks as not available is left out, wherever it stands; NaN and infinity too."""
+    for key in ("temperature", "memory_temperature", "memory_used", "power_usage", "energy", "clock_sm", "utilization_gpu"):
+        node.simulator.set(1, key, "na")
+    for key in ("ecc_volatile_corrected", "sram_volatile_cor", "remapped_correctable", "pcie_replay", "pcie_width", "nvlink_replay"):
+        node.simulator.set(1, key, "na")
+    node.simulator.set(1, "processes", "77:na, 78:4096")
+    node.simulator.set(1, "field.230", "nan")
+    node.simulator.set(2, "field.230", "inf")
+    seen = node.collect()
+    all_samples = [sample for result in seen.results.values() for sample in result.samples]
+    assert max(sample.value for sample in all_samples if "bytes" not in sample.metric.name) < 2**32 - 1
+    assert max(sample.value for sample in all_samples) < 2**60
+    for metric, labels in {
+        "gpu_temperature_celsius": {},
+        "gpu_memory_used_bytes": {},
+        "gpu_power_watts": {},
+        "gpu_energy_joules_total": {},
+        "gpu_clock_hertz": {"domain": "sm"},
+        "gpu_utilization_ratio": {},
+        "gpu_recovery_action": {},
+        "gpu_ecc_errors_total": {"type": "corrected", "counter": "volatile"},
+        "gpu_ecc_location_errors_total": {"type": "corrected", "counter": "volatile", "location": "sram"},
+        "gpu_remapped_rows": {"type": "corrected"},
+        "pcie_replays_total": {},
+        "pcie_link_width": {},
+        "nvlink_errors_total": {"type": "replay"},
+        "gpu_compute_processes_memory_bytes": {},
+    }.items():
+        assert not seen.values(metric, gpu="1", **labels), metric
+        assert seen.values(metric, gpu="0", **labels), metric
+    assert seen.value("gpu_compute_processes", gpu="1") == 2
+    assert not seen.values("gpu_recovery_action", gpu="2")
+    assert seen.value("gpu_up", gpu="1") == 1

@@ -1,0 +1,114 @@
+"""GPUs on the PCI bus, and when the collectors of GPUs have nothing to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd import registry
+from dshealthd.devices.collector import GpuOptions
+from dshealthd.devices.pci import Bus, gpus_absent
+from dshealthd.host import Host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+RELEASE = Path("/run/dshealthd/release-gpus")
+
+
+def add(root: Path, address: str, vendor: str, kind: str, driver: str = "") -> None:
+    """Put a device on the bus of a tree like /sys."""
+    device = root / "bus/pci/devices" / address
+    device.mkdir(parents=True)
+    (device / "vendor").write_text(f"{vendor}\n")
+    (device / "class").write_text(f"{kind}\n")
+    if driver:
+        (device / "driver").symlink_to(f"../../drivers/{driver}")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    """Give a machine with an NVSwitch, a GPU's audio function, another maker's VGA controller, and no GPU."""
+    root = tmp_path / "sys"
+    add(root, "0000:05:00.0", "0x10de", "0x068000")
+    add(root, "0000:18:00.1", "0x10de", "0x040300")
+    add(root, "0000:03:00.0", "0x1a03", "0x030000")
+    return Host(sysfs=root, dev=tmp_path / "dev", rootfs=tmp_path)
+
+
+def test_gpus(host: Host) -> None:
+    """Only NVIDIA's display controllers count, whether VGA or 3D; those given to a virtual machine do not."""
+    bus = Bus(host)
+    assert bus.gpus() == ()
+    add(host.sysfs, "0000:9a:00.0", "0x10de", "0x030200", "nvidia")
+    add(host.sysfs, "0000:18:00.0", "0x10de", "0x030000")
+    add(host.sysfs, "0000:2a:00.0", "0x10de", "0x030200", "vfio-pci")
+    assert bus.gpus() == ("0000:18:00.0", "0000:9a:00.0")
+
+
+def test_gpu_removed_from_the_bus(host: Host) -> None:
+    """A GPU that was removed no longer counts."""
+    bus = Bus(host)
+    add(host.sysfs, "0000:18:00.0", "0x10de", "0x030200")
+    assert len(bus.gpus()) == 1
+    (host.sysfs / "bus/pci/devices/0000:18:00.0").rename(host.sysfs / "gone")
+    assert bus.gpus() == ()
+
+
+def test_no_bus(tmp_path: Path) -> None:
+    """A machine without PCI has no GPU, and that is no error for the agent."""
+    host = Host(sysfs=tmp_path, dev=tmp_path, rootfs=tmp_path)
+    with pytest.raises(FileNotFoundError):
+        Bus(host).gpus()
+    assert gpus_absent(RELEASE, host) is not None
+
+
+def test_absent_without_gpu(host: Host) -> None:
+    """Without GPU and driver there is nothing to do, and no worker is needed."""
+    assert gpus_absent(RELEASE, host) == f"no NVIDIA GPU on the PCI bus and no {host.dev}/nvidiactl"
+
+
+@pytest.mark.parametrize("name", ["nvidiactl", "dxg"])
+def test_present_with_a_driver(host: Host, name: str) -> None:
+    """A driver's device file is enough, also without a GPU on the bus: so it is under WSL."""
+    host.dev.mkdir()
+    (host.dev / name).touch()
+    assert gpus_absent(RELEASE, host) is None
+
+
+def test_present_with_a_gpu_and_no_driver(host: Host) -> None:
+    """A GPU on the bus without a driver is not absence: it is an error to report."""
+    add(host.sysfs, "0000:18:00.0", "0x10de", "0x030200")
+    assert gpus_absent(RELEASE, host) is None
+
+
+def test_released(host: Host, tmp_path: Path) -> None:
+    """While the release file exists every collector of GPUs is off and says why."""
+    add(host.sysfs, "0000:18:00.0", "0x10de", "0x030200")
+    (tmp_path / "run/dshealthd").mkdir(parents=True)
+    (tmp_path / "run/dshealthd/release-gpus").touch()
+    kinds = [kind for kind in registry.all_collectors().values() if kind.worker == "device"]
+    assert {kind.name for kind in kinds} == {"gpu", "ecc", "nvlink", "pcie", "gpu_processes", "mig"}
+    assert {kind.absent(kind.Options(), host) for kind in kinds} == {f"released by {RELEASE}"}
+    assert all(issubclass(kind.Options, GpuOptions) for kind in kinds)
+
+
+def imported(statements: str) -> Iterable[str]:
+    """Return the modules that a fresh interpreter has after some statements."""
+    script = f"import sys\n{statements}\nprint(*sys.modules)"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30).stdout.split()
+
+
+def test_declarations_need_no_pynvml() -> None:
+    """The agent reads the declarations and asks for absence without loading pynvml."""
+    modules = imported(
+        "from dshealthd import registry\nfrom dshealthd.host import Host\n"
+        "for kind in registry.all_collectors().values(): kind.absent(kind.Options(), Host())"
+    )
+    assert "dshealthd.collectors.gpu" in modules
+    assert "pynvml" not in modules
+    assert "dshealthd.devices.nvml" not in modules
