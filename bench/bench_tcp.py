@@ -1,11 +1,12 @@
 """CPU time of counting TCP sockets with 0, 10,000 and 30,000 of them in TIME_WAIT, v4 and v6, one in a hundred on a rendezvous port.
 
-    python -m bench.bench_tcp [--rounds 21]
+    python -m bench.bench_tcp [--rounds 21] [--cold]
 
 In one run, turn by turn, in a network namespace of its own (needs root and a compiler): the collectors `tcp` and `rendezvous` as the
-agent runs them; the same job in C (`tcp_floor.c`); `ss` with the filter for the rendezvous ports, which tells less; node_exporter's
-tcpstat alone, from the scheduler's own account of its CPU, which tells nothing of ports. Then what is done less often or instead: the
-collector `tcp_limits` (every 30 s), `loopback`, and the files of `/proc/net` where netlink is refused. Prints a table in Markdown.
+agent runs them, every 5 s, which of many sockets asks for the ports in TIME_WAIT every 15 s; a round of theirs that asks; what such a
+round asks for in C (`tcp_floor.c`); `ss` with the filter for the rendezvous ports, which tells less; node_exporter's tcpstat alone, by
+the scheduler's account of its CPU, which tells nothing of ports. Then what is done less often or instead: the collector `tcp_limits`
+(every 30 s), `loopback`, and the files of `/proc/net` where netlink is refused. Prints tables in Markdown.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from dshealthd.collectors.tcp import Tcp
 from dshealthd.collectors.tcp_limits import TcpLimits
 from dshealthd.host import Host
 from dshealthd.result import Outcome, attempt
+from dshealthd.sockets import HOLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,26 +37,37 @@ if TYPE_CHECKING:
     from dshealthd.collector import Collector
 
 SOURCE = Path(__file__).with_name("tcp_floor.c")
+INTERVAL = 5.0
 FIRST, LAST = 29500, 29600
+_MEMORY = bytearray(os.urandom(1 << 20) * 128)
 COUNTS = (0, 10_000, 30_000)
-OURS, FLOOR, SS, THEIRS = "dshealthd tcp + rendezvous", "the same in C", "ss, rendezvous ports only", "node_exporter tcpstat"
+OURS, WHOLE, FLOOR, SS, THEIRS = (
+    "dshealthd tcp + rendezvous, every 5 s",
+    "one round that asks for all",
+    "the same in C",
+    "ss, rendezvous ports only",
+    "node_exporter tcpstat",
+)
 
 
 class Agent:
     """Collectors as the agent runs them."""
 
-    def __init__(self, kinds: list[type[Collector]], procfs: Path = Path("/proc")) -> None:
-        self.context = Context(host=Host(procfs=procfs), monotonic=time.monotonic, wall=time.time)
+    def __init__(self, kinds: list[type[Collector]], interval: float = INTERVAL, procfs: Path = Path("/proc")) -> None:
+        self.now, self.interval = 0.0, interval
+        self.context = Context(host=Host(procfs=procfs), monotonic=lambda: self.now, wall=time.time)
         self.collectors = [kind(kind.Options(), self.context) for kind in kinds]
         self.values: dict[tuple[str, ...], float] = {}
         self.failed = ""
 
-    def collect(self) -> float:
-        """Return the CPU milliseconds of one round."""
+    def collect(self, rounds: int = 1) -> float:
+        """Return the CPU milliseconds of a round, as a mean of so many; the collectors believe that an interval passes before each."""
         before = time.process_time()
-        self.context.sweep += 1
-        results = [attempt(collector, time.monotonic) for collector in self.collectors]
-        spent = 1e3 * (time.process_time() - before)
+        for _ in range(rounds):
+            self.now += self.interval
+            self.context.sweep += 1
+            results = [attempt(collector, time.monotonic) for collector in self.collectors]
+        spent = 1e3 * (time.process_time() - before) / rounds
         self.failed = next((result.detail for result in results if result.outcome is not Outcome.OK), "")
         self.values = {(metric.name, *labels): value for result in results for metric, labels, value in result.samples}
         return spent
@@ -64,14 +77,14 @@ class Floor:
     """The C program, which counts once for each line it is sent."""
 
     def __init__(self, program: Path) -> None:
-        command = [program, "count", str(FIRST), str(LAST)]
+        command = [str(program), "count", str(FIRST), str(LAST)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.found: tuple[int, int] = (0, 0)
 
     def count(self) -> float:
         """Return the CPU milliseconds that the program says it took."""
-        assert self.process.stdin is not None  # noqa: S101 - both are pipes
-        assert self.process.stdout is not None  # noqa: S101
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         spent, total, in_range = self.process.stdout.readline().split()
@@ -98,16 +111,21 @@ def scrape(server: Server) -> float:
     return 1e3 * (server.cpu() - before)
 
 
-def measure(program: Path, elsewhere: Path, rounds: int) -> None:
+def measure(program: Path, elsewhere: Path, rounds: int, *, cold: bool) -> None:
     """Make sockets, measure turn by turn, and print."""
-    ours, limits, loopback, files = Agent([Tcp, Rendezvous]), Agent([TcpLimits]), Agent([Loopback]), Agent([Tcp, Rendezvous], elsewhere)
+    ours, whole, files = Agent([Tcp, Rendezvous]), Agent([Tcp, Rendezvous], interval=HOLD), Agent([Tcp, Rendezvous], procfs=elsewhere)
+    limits, loopback = Agent([TcpLimits], interval=30.0), Agent([Loopback])
     rows: dict[str, list[object]] = {}
     compared: list[list[object]] = []
     made = 0
     with node_exporter("--collector.disable-defaults", "--collector.tcpstat", "--web.disable-exporter-metrics") as server:
         floor = Floor(program)
         ways: dict[str, Callable[[], float]] = {
-            **{OURS: ours.collect, FLOOR: floor.count, SS: by_ss, THEIRS: lambda: scrape(server)},
+            OURS: lambda: ours.collect(int(HOLD / INTERVAL)),
+            WHOLE: whole.collect,
+            FLOOR: floor.count,
+            SS: by_ss,
+            THEIRS: lambda: scrape(server),
             "dshealthd tcp_limits (every 30 s)": limits.collect,
             "dshealthd loopback": loopback.collect,
             "dshealthd tcp + rendezvous from /proc/net": files.collect,
@@ -118,18 +136,22 @@ def measure(program: Path, elsewhere: Path, rounds: int) -> None:
             times: dict[str, list[float]] = {way: [] for way in ways}
             for _ in range(rounds):
                 for way, call in ways.items():
+                    if cold:
+                        bytes(_MEMORY[::64])
+                    else:
+                        call()
                     times[way].append(call())
             medians = {way: median(values) for way, values in times.items()}
             for way, value in medians.items():
                 failed = files.failed if way.endswith("/proc/net") else ""
                 rows.setdefault(way, [way]).append("refused: too many" if failed else value)
-            ratios = medians[OURS] / medians[FLOOR], medians[OURS] / medians[THEIRS], medians[OURS] / medians[SS]
+            ratios = medians[WHOLE] / medians[FLOOR], medians[OURS] / medians[THEIRS], medians[OURS] / medians[SS]
             seen = [ours.values["dshealthd_tcp_sockets", "time_wait"], ours.values["dshealthd_rendezvous_sockets", "time_wait"]]
             compared.append([count, *ratios, *map(int, seen), *floor.found])
         floor.close()
-    print(f"CPU ms a round, median of {rounds} rounds\n")
+    print(f"CPU ms a round, median of {rounds} rounds, caches {'cold' if cold else 'warm'}\n")
     print(table(["in TIME_WAIT", *map(str, COUNTS)], list(rows.values())))
-    head = ["in TIME_WAIT", "ours / C", "ours / node_exporter", "ours / ss", "we count", "in the range", "C counts", "in the range"]
+    head = ["in TIME_WAIT", "round / C", "ours / node_exporter", "ours / ss", "we count", "in the range", "C counts", "in the range"]
     print(table(head, compared))
 
 
@@ -137,10 +159,13 @@ def main() -> None:
     """Go into a network namespace, then measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument(
+        "--cold", action="store_true", help="empty the caches before each measurement, instead of a round that does not count"
+    )
     parser.add_argument("--inside", action="store_true", help="already in a network namespace of its own")
     options = parser.parse_args()
     if not options.inside:
-        os.execvp("unshare", ["unshare", "--net", sys.executable, "-m", "bench.bench_tcp", "--inside", "--rounds", str(options.rounds)])
+        os.execvp("unshare", ["unshare", "--net", sys.executable, "-m", "bench.bench_tcp", "--inside", *sys.argv[1:]])
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     Path("/proc/sys/net/ipv4/tcp_tw_reuse").write_text("0", encoding="ascii")
     with tempfile.TemporaryDirectory() as directory:
@@ -149,7 +174,7 @@ def main() -> None:
         elsewhere.mkdir()
         for name in ("net", "uptime"):
             (elsewhere / name).symlink_to(f"/proc/{name}")
-        measure(program, elsewhere, options.rounds)
+        measure(program, elsewhere, options.rounds, cold=options.cold)
 
 
 if __name__ == "__main__":

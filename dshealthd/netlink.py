@@ -239,9 +239,8 @@ def whole(attempt: Callable[[], Table]) -> Table:
 
 def _dump(states: int, ports: tuple[int, int] | None, deadline: float, monotonic: Callable[[], float]) -> Table:
     sequence = next(_sequences) & 0xFFFFFFFF
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as diag:
-        # The kernel answers inside each receive, so a wait means that no answer comes at all.
-        diag.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, 50_000))
+    # The kernel makes the first datagram inside the send and each further one inside a receive: to wait would be to wait for nothing.
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, _SOCK_DIAG) as diag:
         diag.sendto(request(states, ports, sequence), (0, 0))
         return Table(receive(lambda: _datagram(diag), sequence, deadline, monotonic))
 

@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 FEW = 1000
 """Up to so many sockets in TIME_WAIT, one walk that brings them all costs less than two that leave most of them out."""
+HOLD = 15.0
+"""Seconds for which the ports of many sockets in TIME_WAIT are taken as known. Each stays for 60 s, so that none is missed."""
 DEADLINE = 0.1
 """Seconds that one dump may take; the agent does nothing else meanwhile."""
 MAX_FROM_FILES = 20_000
@@ -57,15 +59,18 @@ class Summary(NamedTuple):
 
 def parse_sockstat(sockstat: str, sockstat6: str = "") -> Summary:
     """Return the counts of `/proc/net/sockstat` and `sockstat6`. ValueError if they are malformed."""
-    fields = {}
+    time_wait: int | None = None
+    in_use = 0
     for line in (sockstat + sockstat6).splitlines():
-        protocol, _, rest = line.partition(":")
-        words = rest.split()
-        fields.update({f"{protocol} {name}": int(value) for name, value in zip(words[::2], words[1::2], strict=True)})
-    if "TCP tw" not in fields or "TCP inuse" not in fields:
+        if line.startswith(("TCP:", "TCP6:")):
+            words = line.split()
+            fields = dict(zip(words[1::2], words[2::2], strict=True))
+            in_use += int(fields.get("inuse", "missing"))
+            time_wait = int(fields["tw"]) if "tw" in fields else time_wait
+    if time_wait is None:
         message = "no TCP line with inuse and tw"
         raise ValueError(message)
-    return Summary(fields["TCP tw"], fields["TCP inuse"] + fields.get("TCP6 inuse", 0))
+    return Summary(time_wait, in_use)
 
 
 def parse_tcp(text: str) -> Iterator[bytes]:
@@ -92,6 +97,7 @@ class Sockets:
         self._refused_until = 0.0 if _own(context.host.proc("self/ns/net")) else math.inf
         self._sweep: int | None = None
         self._known: dict[object, object] = {}
+        self._held: dict[tuple[int, int], tuple[float, Sequence[int]]] = {}
 
     def summary(self) -> Summary | None:
         """Return the kernel's own counts; None where it has none."""
@@ -106,7 +112,7 @@ class Sockets:
         return self._once("active", self._read_active)[1]
 
     def time_wait_ports(self, first: int, last: int) -> Sequence[int]:
-        """Return the source ports from first to last of the sockets in TIME_WAIT, one for each socket."""
+        """Return the source ports from first to last of the sockets in TIME_WAIT, one for each socket; of many, up to `HOLD` ago."""
         return self._once((first, last), lambda: self._read_time_wait_ports(first, last))
 
     def _once(self, key: object, read: Callable[[], T]) -> T:
@@ -142,8 +148,13 @@ class Sockets:
 
     def _read_time_wait_ports(self, first: int, last: int) -> Sequence[int]:
         if not self.complete():
+            now = self._context.monotonic()
+            taken, ports = self._held.get((first, last), (-math.inf, ()))
+            if now - taken < HOLD:
+                return ports
             table = self._walk(State.TIME_WAIT.mask, (first, last))
             if table is not None:
+                self._held[first, last] = now, table.source_ports
                 return table.source_ports
         table = self.active() if self.complete() else self._files()
         return [

@@ -43,6 +43,8 @@ METRICS = (UP, STARTS, REPLACED, STUCK, QUARANTINED)
 COMMAND = (sys.executable, "-P", "-m", "dshealthd.worker")
 START_DEADLINE = 20.0
 """Seconds for an interpreter to start and import; a cold disk under load is slow."""
+GRACE = 0.02
+"""Seconds in which an answer that has arrived is taken off the socket."""
 KILL_DEADLINE = 0.5
 """Seconds after SIGKILL until a process counts as unkillable."""
 _PRIVATE = frozenset({"CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"})
@@ -76,6 +78,8 @@ class _Process:
     popen: subprocess.Popen[bytes]
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    progress: wire.Progress
+    decoder: wire.Decoder
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -105,7 +109,7 @@ class Supervisor:
         """Prepare; nothing starts before the first `collect`.
 
         `hello` is the worker's first frame, `deadlines` seconds by collector, `metrics` what each collector declares, `command` the
-        program, which is given the number of its descriptor as last argument.
+        program, which is given the numbers of its two descriptors as last arguments.
         """
         self.name = name
         self.hello = hello
@@ -174,21 +178,28 @@ class Supervisor:
     async def _start(self) -> _Process:
         """Start a worker and wait until it is ready."""
         ours, theirs = socket.socketpair()
+        page = wire.Progress.create()
+        progress = wire.Progress(page)
         with theirs:
             popen = subprocess.Popen(  # noqa: S603, ASYNC220 - our own interpreter; starting it takes about a millisecond
-                [*self._command, str(theirs.fileno())],
+                [*self._command, str(page), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[page, theirs.fileno()],
                 env={key: value for key, value in os.environ.items() if key not in _PRIVATE},
                 start_new_session=True,
             )
+        os.close(page)
         self._starts += 1
         reader, writer = await asyncio.open_connection(sock=ours, limit=wire.MAX_FRAME)
-        process = self._process = _Process(popen, reader, writer)
+        process = self._process = _Process(popen, reader, writer, progress, wire.Decoder(self._metrics))
         self._watch(process)
         writer.write(wire.pack(self.hello))
-        await self._receive(process, START_DEADLINE, "")
+        try:
+            async with asyncio.timeout(START_DEADLINE):
+                await self._frame(process)
+        except TimeoutError as error:
+            raise _Broken(Reason.TIMEOUT, f"worker {self.name} was not ready within {START_DEADLINE:g} s") from error
         return process
 
     def _watch(self, process: _Process) -> None:
@@ -215,22 +226,19 @@ class Supervisor:
     async def _exchange(self, process: _Process, pending: list[str], publish: Callable[[str, Result], None]) -> None:
         """Send one request and take its answers; names are removed from `pending` as their results arrive."""
         blocked = self._blocked()
-        process.writer.write(wire.pack({"collect": pending, "blocked": list(blocked.values())}))
-        part, deadline = "", max(self._deadlines[name] for name in pending)
+        retried = [part for part in self._quarantine if part not in blocked]
+        process.writer.write(wire.pack({"collect": pending, "blocked": list(blocked.values()), "retried": retried}))
+        asked = self._monotonic()
         replace = None
         while True:
-            message = await self._receive(process, deadline, part)
-            if part and part not in blocked:
-                self._quarantine.pop(part, None)
+            message = await self._answer(process, asked)
             try:
                 if "done" in message:
+                    for part in message["done"]:
+                        self._quarantine.pop(part, None)
                     break
-                if "at" in message:
-                    name, part = message["at"]
-                    deadline = self._deadlines[name]
-                    continue
-                name, part = message["result"], ""
-                result = wire.unpack_result(message, self._metrics[name])
+                name = message["result"]
+                result = process.decoder.unpack(message)
                 pending.remove(name)
             except wire.type_error as error:
                 raise _Broken(Reason.MALFORMED, f"worker {self.name} sent a frame that makes no sense: {error!r}") from error
@@ -241,23 +249,39 @@ class Supervisor:
             raise replace
         self._trouble = None
 
-    async def _receive(self, process: _Process, deadline: float, part: str) -> dict[str, Any]:
-        """Return the next frame; raises `_Broken` when it does not come in time or the worker ends."""
-        where = f" at {part}" if part else ""
+    async def _answer(self, process: _Process, asked: float) -> dict[str, Any]:
+        """Return the next frame of an exchange; raises `_Broken` when the worker stays at one part beyond its collector's deadline."""
+        frame = asyncio.ensure_future(self._frame(process))
         try:
-            async with asyncio.timeout(deadline):
-                (size,) = wire.LENGTH.unpack(await process.reader.readexactly(wire.LENGTH.size))
-                if size > wire.MAX_FRAME:
-                    raise _Broken(Reason.MALFORMED, f"worker {self.name} sent a frame of {size} bytes", part)
-                message = json.loads(await process.reader.readexactly(size))
-        except TimeoutError as error:
-            raise _Broken(Reason.TIMEOUT, f"no answer within {deadline:g} s{where}", part) from error
+            while True:
+                since, collector, part = process.progress.read()
+                deadline = self._deadlines.get(collector) or max(self._deadlines.values())
+                left = max(since, asked) + deadline - self._monotonic()
+                # Even when time is up, an answer that is already there counts: it may be the agent that was stopped.
+                await asyncio.wait({frame}, timeout=max(left, GRACE))
+                if frame.done():
+                    return frame.result()
+                if left <= 0 and process.progress.read() == (since, collector, part):
+                    where = f" at {part}" if part else ""
+                    raise _Broken(Reason.TIMEOUT, f"no answer within {deadline:g} s{where}", part)
+        finally:
+            frame.cancel()
+
+    async def _frame(self, process: _Process) -> dict[str, Any]:
+        """Return the next frame; raises `_Broken` when the worker ends, or sends what is no frame."""
+        try:
+            (size,) = wire.LENGTH.unpack(await process.reader.readexactly(wire.LENGTH.size))
+            if size > wire.MAX_FRAME:
+                raise _Broken(Reason.MALFORMED, f"worker {self.name} sent a frame of {size} bytes")
+            message = json.loads(await process.reader.readexactly(size))
         except (asyncio.IncompleteReadError, ConnectionError) as error:
+            part = process.progress.read()[2]
+            where = f" at {part}" if part else ""
             raise _Broken(Reason.CRASHED, f"worker {self.name} {await self._epitaph(process)}{where}", part) from error
         except ValueError as error:
-            raise _Broken(Reason.MALFORMED, f"worker {self.name} sent no JSON{where}: {error}", part) from error
+            raise _Broken(Reason.MALFORMED, f"worker {self.name} sent no JSON: {error}") from error
         if not isinstance(message, dict):
-            raise _Broken(Reason.MALFORMED, f"worker {self.name} sent no JSON object{where}", part)
+            raise _Broken(Reason.MALFORMED, f"worker {self.name} sent no JSON object")
         return message
 
     async def _epitaph(self, process: _Process) -> str:

@@ -1,10 +1,11 @@
 """A worker process: runs the collectors whose sources can hang, and says which part it touches before it does.
 
-Started as `python -m dshealthd.worker FD` with one end of a socket pair. The first frame says what to run; then each request is answered
-by one frame a collector and a last one:
+Started as `python -m dshealthd.worker PROGRESS CHANNEL`, two descriptors: the page on which it says what it touches, and one end of a
+socket pair. The first frame says what to run; then each request is answered by one frame a collector and a last one, which tells which of
+the parts that once hung were touched:
 
     → {"worker": NAME, "host": {…}, "collectors": {NAME: {…options}}, "log_level": N}     ← {"ready": PID}
-    → {"collect": [NAME, …], "blocked": [FAULT, …]}        ← {"at": [NAME, PART]} …, {"result": NAME, …} …, {"done": true}
+    → {"collect": [NAME, …], "blocked": [FAULT, …], "retried": [PART, …]}                  ← {"result": NAME, …} …, {"done": [PART, …]}
 
 The end of the socket is the order to stop: what is held is released, and the process ends.
 """
@@ -27,22 +28,27 @@ from dshealthd.options import Errors, decode
 from dshealthd.result import attempt
 
 
-def main(descriptor: int) -> None:
-    """Serve requests on an inherited socket until its other end is closed."""
+def main(page: int, descriptor: int) -> None:
+    """Serve requests on an inherited socket until its other end is closed; progress is written to the page of another descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal group; the agent decides
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional only
+    progress = wire.Progress(page)
+    os.close(page)
+    encoder = wire.Encoder()
     channel = socket.socket(fileno=descriptor)
     messages = wire.frames(channel)
     hello = next(messages)
     logging.basicConfig(level=hello["log_level"], stream=sys.stderr, format=f"worker {hello['worker']}: %(levelname)s %(message)s")
     blocked: dict[str, Fault] = {}
+    touched: set[str] = set()
     current = ""
 
     def approach(part: str) -> Fault | None:
         if part in blocked:
             return blocked[part]
-        channel.sendall(wire.pack({"at": [current, part]}))
+        progress.write(time.monotonic(), current, part)
+        touched.add(part)
         return None
 
     context = Context(host=_decoded(Host, hello["host"]), monotonic=time.monotonic, wall=time.time, approach=approach)
@@ -53,9 +59,12 @@ def main(descriptor: int) -> None:
         context.sweep += 1
         blocked = {part: Fault(part, Reason(reason), detail) for part, reason, detail in request["blocked"]}
         for current in request["collect"]:
-            channel.sendall(wire.pack({"at": [current, ""]}))
-            channel.sendall(wire.pack_result(current, attempt(collectors[current], time.monotonic)))
-        channel.sendall(wire.pack({"done": True}))
+            progress.write(time.monotonic(), current, "")
+            result = attempt(collectors[current], time.monotonic)
+            progress.write(time.monotonic(), current, "")
+            channel.sendall(encoder.pack(current, result))
+        channel.sendall(wire.pack({"done": [part for part in request["retried"] if part in touched]}))
+        touched.clear()
     for collector in collectors.values():
         collector.close()
     context.close()
@@ -76,4 +85,4 @@ def _decoded(schema: Any, table: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -6,4 +6,4 @@ import dshealthd.collectors
 from dshealthd import worker
 
 dshealthd.collectors.__path__.append(sys.argv[1])
-worker.main(int(sys.argv[2]))
+worker.main(int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,135 @@
+"""A connection of the agent to itself over 127.0.0.1, timed: launchers and data loaders fail when this does."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import struct
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd.collector import Collector, CollectorOptions, Reason, SourceError, counter, gauge
+from dshealthd.options import Duration, option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.collector import Context, Fault, Sample
+
+UP = gauge("dshealthd_loopback_up", "1 if the agent's connection to a listener of its own on 127.0.0.1 was made and accepted, 0 if not.")
+DURATION = gauge(
+    "dshealthd_loopback_connect_seconds", "How long that connection took, from connect(2) to accept(2); left out if it failed."
+)
+CONNECTIONS = counter(
+    "dshealthd_loopback_connections_total",
+    "Attempts since the agent started, by how they ended; no_port means that no local port was to be had.",
+    "outcome",
+)
+
+ADDRESS = "127.0.0.1"
+OUTCOMES = {
+    errno.ECONNREFUSED: "refused",
+    errno.ECONNABORTED: "aborted",
+    errno.ECONNRESET: "reset",
+    errno.ETIMEDOUT: "timed_out",
+    errno.ENETUNREACH: "unreachable",
+    errno.EHOSTUNREACH: "unreachable",
+    errno.ENETDOWN: "unreachable",
+    errno.EADDRNOTAVAIL: "no_port",
+    errno.EADDRINUSE: "no_port",
+    errno.EACCES: "denied",
+    errno.EPERM: "denied",
+    errno.ENOMEM: "no_memory",
+    errno.ENOBUFS: "no_memory",
+}
+_OTHER, _OK = "other", "ok"
+_LABELS = tuple(sorted({*OUTCOMES.values(), _OTHER, _OK}))
+_OWN_LIMITS = (errno.EMFILE, errno.ENFILE)
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopbackOptions(CollectorOptions):
+    """Options of this collector."""
+
+    deadline: Duration = option(
+        "100ms", "How long the connection may take. It takes some 50 µs; the agent waits for it.", minimum="10ms", maximum=1.0
+    )
+
+
+class Loopback(Collector):
+    """Opens a listener, connects to it, accepts, and closes all three so that nothing of them stays in TIME_WAIT."""
+
+    Options = LoopbackOptions
+
+    def __init__(self, options: LoopbackOptions, context: Context) -> None:
+        super().__init__(options, context)
+        self._outcomes: Counter[str] = Counter()
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Connect once. A connection that fails is a finding; SourceError if the agent itself has no descriptors left."""
+        try:
+            duration = self._connect()
+        except OSError as error:
+            if error.errno in _OWN_LIMITS:
+                raise SourceError(Reason.IO_ERROR, str(error)) from error
+            self._outcomes[OUTCOMES.get(error.errno or 0, _OTHER)] += 1
+            yield UP(0)
+        else:
+            self._outcomes[_OK] += 1
+            yield UP(1)
+            yield DURATION(duration)
+        for label in _LABELS:
+            yield CONNECTIONS(self._outcomes[label], label)
+
+    def _connect(self) -> float:
+        """Return the seconds from connect to accept. Raises OSError, TimeoutError past the deadline."""
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(_socket())
+            _bind(listener)
+            listener.listen(8)
+            client = stack.enter_context(_socket())
+            started = self.context.monotonic()
+            end = started + self.options.deadline
+            code = client.connect_ex(listener.getsockname())
+            if code == errno.EINPROGRESS:
+                self._wait(client, select.POLLOUT, end)
+                code = client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                raise OSError(code, os.strerror(code))
+            while True:
+                self._wait(listener, select.POLLIN, end)
+                accepted, address = listener.accept()
+                _reset_on_close(stack.enter_context(accepted))
+                if address == client.getsockname():  # nobody else knows of this port, but anybody may try it
+                    return self.context.monotonic() - started
+
+    def _wait(self, waiting: socket.socket, event: int, end: float) -> None:
+        poll = select.poll()
+        poll.register(waiting, event)
+        if not poll.poll(max(0.0, (end - self.context.monotonic()) * 1000)):
+            raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+
+def _socket() -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    _reset_on_close(made)
+    return made
+
+
+def _reset_on_close(connection: socket.socket) -> None:
+    """Have close(2) reset the connection instead of leaving one end of it in TIME_WAIT."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+
+
+def _bind(listener: socket.socket) -> None:
+    try:
+        listener.bind((ADDRESS, 0))
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:  # of an address to bind to, it says that the interface is down
+            raise OSError(errno.ENETDOWN, os.strerror(errno.ENETDOWN)) from error
+        raise

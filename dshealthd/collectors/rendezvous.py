@@ -1,0 +1,148 @@
+"""The ports that training jobs meet on: who holds them, who waits for them, and whether a listener there is an orphan of an earlier run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd.collector import Collector, CollectorOptions, Reason, SourceError, gauge
+from dshealthd.host import read
+from dshealthd.netlink import State
+from dshealthd.options import option
+from dshealthd.owners import Search
+from dshealthd.sockets import Sockets
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Iterator
+
+    from dshealthd.collector import Context, Fault, Sample
+
+SOCKETS = gauge(
+    "dshealthd_rendezvous_sockets",
+    "TCP sockets whose own port is one of the rendezvous ports: what keeps a job from binding it. Both families, in the agent's network "
+    "namespace.",
+    "state",
+)
+CLIENTS = gauge(
+    "dshealthd_rendezvous_client_sockets",
+    "TCP sockets to a rendezvous port, here or on another node: ranks that wait for an answer (syn_sent) or have one (established). They "
+    "do not hold the port.",
+    "state",
+)
+PORTS = gauge("dshealthd_rendezvous_ports", "Rendezvous ports that are watched, from the configuration.")
+PORTS_USED = gauge("dshealthd_rendezvous_ports_used", "Rendezvous ports that at least one TCP socket has as its own, TIME_WAIT included.")
+LISTENERS = gauge(
+    "dshealthd_rendezvous_listeners",
+    "Listeners on rendezvous ports by whether the process that started their owner is gone. A launcher that was detached on purpose "
+    "(nohup) is an orphan too. Unknown: the owner is not found yet, not the agent's to see, or a child of a container's first process.",
+    "orphaned",
+)
+AGE = gauge(
+    "dshealthd_rendezvous_listener_age_seconds",
+    "Age of the oldest listener: since the agent saw it appear, or, for one that was there before, since its process started. Where "
+    "the owner is not found, never more than the agent has watched it.",
+    "orphaned",
+)
+
+MAX_PORT = 65535
+MAX_FOLLOWED = 64
+"""Listeners whose owners are looked for; those beyond are unknown."""
+_CLIENT_STATES = (State.SYN_SENT, State.ESTABLISHED)
+
+
+def parse_ports(text: str) -> tuple[int, int]:
+    """Return first and last port of a range written "29500-29600", or of a single port. ValueError if it is none."""
+    first, _, last = text.partition("-")
+    try:
+        low, high = int(first), int(last or first)
+    except ValueError:
+        low = high = 0
+    if not 0 < low <= high <= MAX_PORT:
+        message = f'"{text}" is not a range of ports such as "29500-29600"'
+        raise ValueError(message)
+    return low, high
+
+
+@dataclass(frozen=True, kw_only=True)
+class RendezvousOptions(CollectorOptions):
+    """Options of this collector."""
+
+    ports: str = option("29500-29600", "Ports that jobs use as MASTER_PORT.")
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Yield what is wrong although its type is right."""
+        try:
+            parse_ports(self.ports)
+        except ValueError as error:
+            yield "ports", str(error)
+
+
+class Rendezvous(Collector):
+    """Asks the kernel for the ports of the range alone where sockets are many; looks for owners only while somebody listens."""
+
+    Options = RendezvousOptions
+
+    def __init__(self, options: RendezvousOptions, context: Context) -> None:
+        super().__init__(options, context)
+        self._first, self._last = parse_ports(options.ports)
+        self._search = Search(context.host, context.monotonic)
+        self._seen: dict[int, tuple[float, bool]] = {}
+        """Listeners by inode: when they were first seen, and whether they appeared under the agent's eyes."""
+        self._watching = False
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Yield the sockets by state, then the listeners."""
+        sockets = self.context.shared(Sockets)
+        table = sockets.active()
+        states, ports = table.states, table.source_ports
+        held = self._within(ports)
+        counts = Counter(states[index] for index in held)
+        leftover = sockets.time_wait_ports(self._first, self._last)
+        counts[State.TIME_WAIT] = len(leftover)
+        for state in State:
+            yield SOCKETS(counts[state], state.label)
+        clients = Counter(states[index] for index in self._within(table.destination_ports))
+        for state in _CLIENT_STATES:
+            yield CLIENTS(clients[state], state.label)
+        yield PORTS(self._last - self._first + 1)
+        yield PORTS_USED(len({*leftover, *(ports[index] for index in held)}))
+        listening = [index for index in held if states[index] == State.LISTEN]
+        inodes = table.inodes if listening else ()
+        yield from self._listeners([inodes[index] for index in listening])
+
+    def close(self) -> None:
+        """End a search that is under way."""
+        self._search.close()
+
+    def _within(self, ports: array[int]) -> list[int]:
+        first, last = self._first, self._last
+        return [index for index, port in enumerate(ports) if first <= port <= last]
+
+    def _listeners(self, inodes: list[int]) -> Iterator[Sample]:
+        now = self.context.monotonic()
+        self._seen = {inode: self._seen.get(inode, (now, self._watching)) for inode in inodes}
+        self._watching = True
+        owners = self._search.owners({inode for inode in inodes[:MAX_FOLLOWED] if inode})
+        uptime = self._uptime() if owners else 0.0
+        ages: dict[str, list[float]] = {"true": [], "false": [], "unknown": []}
+        for inode in inodes:
+            since, appeared = self._seen[inode]
+            age, orphaned = now - since, None
+            if (owner := owners.get(inode)) is not None:
+                orphaned = owner.orphaned
+                if not appeared:
+                    age = max(age, uptime - owner.process.started)
+            ages["unknown" if orphaned is None else str(orphaned).lower()].append(age)
+        for label, those in ages.items():
+            yield LISTENERS(len(those), label)
+            if those:
+                yield AGE(max(those), label)
+
+    def _uptime(self) -> float:
+        text = read(self.host.proc("uptime"))
+        try:
+            return float(text.split(maxsplit=1)[0])
+        except (ValueError, IndexError) as error:
+            raise SourceError(Reason.MALFORMED, f"{self.host.proc('uptime')}: {text[:40]!r}") from error

@@ -1,0 +1,207 @@
+"""Requests and replies of NETLINK_SOCK_DIAG, without a kernel; `tests/collectors/test_tcp.py` compares the dump with `ss`."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import socket
+import struct
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dshealthd import netlink
+from dshealthd.netlink import EVERY_STATE, RECORD, Interrupted, MalformedReply, State, Table, parse, receive, record, request, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SEQUENCE = 7
+DONE, ERROR, OVERRUN, NOOP = 3, 2, 4, 1
+INTERRUPTED = 0x10
+
+
+def message(kind: int, body: bytes, flags: int = 2, sequence: int = SEQUENCE) -> bytes:
+    """Return one netlink message, padded as the kernel pads it."""
+    return struct.pack("=IHHII", 16 + len(body), kind, flags, sequence, 0) + body + bytes(-len(body) % 4)
+
+
+def result(kind: int, code: int) -> bytes:
+    """Return the end of a dump or an error."""
+    return message(kind, struct.pack("=i", code))
+
+
+def socket_message(row: tuple[int, int, int, int, int], attributes: int = 0) -> bytes:
+    """Return a socket with so many bytes of attributes."""
+    return message(18, record(*row)[16:] + b"\xaa" * attributes)
+
+
+ROW = (State.LISTEN, 0, 29500, 0, 4711)
+rows = st.lists(
+    st.tuples(
+        *(st.sampled_from([int(state) for state in State]), st.integers(0, 4)),
+        *(st.integers(0, 65535), st.integers(0, 65535), st.integers(0, 2**32 - 1)),
+    ),
+    max_size=20,
+)
+
+
+def columns(table: Table) -> list[tuple[int, ...]]:
+    """Return what a table says of each socket."""
+    return list(zip(table.states, table.timers, table.source_ports, table.destination_ports, table.inodes, strict=True))
+
+
+def test_request_without_filter_is_the_kernel_s_struct() -> None:
+    """The request is `struct nlmsghdr` with a dump flag and `struct inet_diag_req`, whose states are where the kernel reads them."""
+    sent = request(EVERY_STATE, None, SEQUENCE)
+    assert struct.unpack_from("=IHHII", sent) == (76, 18, 0x301, SEQUENCE, 0)
+    assert sent[16:68] == bytes(52)
+    assert struct.unpack_from("=II", sent, 68) == (0b1111_0111_1110, 0)
+
+
+def test_request_with_ports_has_bytecode_that_the_kernel_s_audit_accepts() -> None:
+    """Two comparisons, whose jumps land on an operation or on the end, and whose refusal lands four bytes beyond it."""
+    sent = request(State.TIME_WAIT.mask, (29500, 29600), SEQUENCE)
+    assert struct.unpack_from("=HH", sent, 76) == (20, 1)
+    assert list(struct.iter_unpack("=BBH", sent[80:])) == [(2, 8, 20), (0, 0, 29500), (3, 8, 12), (0, 0, 29600)]
+    assert struct.unpack_from("=I", sent) == (len(sent),)
+
+
+def test_a_socket_s_ports_come_out_of_network_order() -> None:
+    """A listener on 29500 with its inode is read back as such, from bytes laid out as the kernel lays them out."""
+    kernel = struct.pack("=BBBB", socket.AF_INET, 10, 0, 0) + struct.pack(">HH", 29500, 0) + bytes(44 + 12) + struct.pack("=II", 1000, 4711)
+    data, stride, done = parse(message(18, kernel) + result(DONE, 0), SEQUENCE)
+    assert (columns(Table([(data, stride)])), done) == ([(10, 0, 29500, 0, 4711)], True)
+
+
+@given(rows, st.lists(st.integers(0, 60), min_size=1, max_size=3))
+def test_whole_and_mixed_datagrams_give_the_same_columns(sockets: list[tuple[int, int, int, int, int]], lengths: Sequence[int]) -> None:
+    """Sockets with attributes of any length, equal or not, are read as they were written: the quick way sees what the slow one sees."""
+    datagram = b"".join(socket_message(row, length) for row, length in zip(sockets, itertools.cycle(lengths), strict=False))
+    data, stride, done = parse(datagram, SEQUENCE)
+    assert (columns(Table([(data, stride)])), done) == (sockets, False)
+
+
+def test_datagrams_of_different_length_make_one_table() -> None:
+    """Chunks with different distances between records are read as one."""
+    chunks = [parse(socket_message(ROW, attributes), SEQUENCE)[:2] for attributes in (0, 8, 20)]
+    assert columns(Table(chunks)) == [tuple(ROW)] * 3
+    assert len(Table(chunks)) == 3
+    assert columns(Table([])) == []
+
+
+def test_a_refusal_is_the_oserror_it_carries() -> None:
+    """NLMSG_ERROR, and an end of dump with an error in it, raise OSError with the kernel's number."""
+    for kind in (ERROR, DONE):
+        with pytest.raises(OSError, match="netlink") as caught:
+            parse(result(kind, -errno.ENOENT), SEQUENCE)
+        assert caught.value.errno == errno.ENOENT
+
+
+def test_lost_or_interrupted_replies_are_said() -> None:
+    """NLMSG_OVERRUN and NLM_F_DUMP_INTR, on any message of a datagram, raise Interrupted."""
+    for datagram in (
+        message(OVERRUN, b""),
+        message(18, record(*ROW)[16:], flags=2 | INTERRUPTED),
+        socket_message(ROW) + message(DONE, bytes(4), flags=2 | INTERRUPTED),
+    ):
+        with pytest.raises(Interrupted):
+            parse(datagram, SEQUENCE)
+
+
+@pytest.mark.parametrize(
+    "datagram",
+    [
+        b"\0" * 8,
+        struct.pack("=IHHII", 0, 18, 2, SEQUENCE, 0),
+        struct.pack("=IHHII", 4096, 18, 2, SEQUENCE, 0),
+        message(18, bytes(40)),
+        message(99, bytes(72)),
+        message(18, record(*ROW)[16:], sequence=SEQUENCE + 1),
+        message(DONE, b""),
+        result(ERROR, 0),
+        socket_message(ROW) + b"\1",
+    ],
+    ids=["short", "length 0", "too long", "short socket", "type", "sequence", "empty end", "acknowledgement", "tail"],
+)
+def test_nonsense_is_malformed(datagram: bytes) -> None:
+    """What is no reply to this dump is refused, and not read as fewer sockets."""
+    with pytest.raises(MalformedReply):
+        parse(datagram, SEQUENCE)
+
+
+def test_noop_is_skipped() -> None:
+    """NLMSG_NOOP counts for nothing."""
+    data, stride, _ = parse(message(NOOP, b"") + socket_message(ROW), SEQUENCE)
+    assert len(Table([(data, stride)])) == 1
+
+
+@given(st.binary(max_size=400))
+def test_garbage_ends_in_a_known_error(garbage: bytes) -> None:
+    """Whatever bytes come, the parser ends, with sockets or one of its three errors."""
+    try:
+        data, stride, _ = parse(garbage, SEQUENCE)
+    except (OSError, Interrupted, MalformedReply):
+        return
+    columns(Table([(data, stride)]))
+
+
+@settings(max_examples=300)
+@given(rows, st.integers(0, 24), st.data())
+def test_a_damaged_reply_ends_in_a_known_error(sockets: list[tuple[int, int, int, int, int]], attributes: int, data: st.DataObject) -> None:
+    """A reply that is cut off, or of which a byte is changed, gives sockets or one of the three errors, and no more sockets than sent."""
+    reply = bytearray(b"".join(socket_message(row, attributes) for row in sockets) + result(DONE, 0))
+    reply[data.draw(st.integers(0, len(reply) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(reply[: data.draw(st.integers(0, len(reply)))])
+    try:
+        records, stride, _ = parse(cut, SEQUENCE)
+    except (OSError, Interrupted, MalformedReply):
+        return
+    assert len(columns(Table([(records, stride)]))) <= len(sockets)
+
+
+def test_a_reply_is_read_to_its_end() -> None:
+    """Datagrams are read until the one that ends the dump, and none after it."""
+    datagrams = iter([socket_message(ROW) * 2, socket_message(ROW, 8), result(DONE, 0), b"not read"])
+    table = Table(receive(lambda: next(datagrams), SEQUENCE, 1.0, lambda: 0.0))
+    assert len(table) == 3
+    assert next(datagrams) == b"not read"
+
+
+def test_a_dump_past_its_deadline_ends() -> None:
+    """A reply without end stops at the deadline, with TimeoutError."""
+    clock = itertools.count()
+    with pytest.raises(TimeoutError):
+        Table(receive(lambda: socket_message(ROW), SEQUENCE, 10.0, lambda: float(next(clock))))
+    assert next(clock) == 12
+
+
+def test_an_interrupted_dump_is_made_again() -> None:
+    """Two interruptions are borne; the third is reported, and no part of a dump is taken for the whole."""
+    made = 0
+
+    def attempt(succeed_at: int) -> Table:
+        nonlocal made
+        made += 1
+        if made < succeed_at:
+            raise Interrupted
+        return Table([(record(*ROW), RECORD)])
+
+    assert len(whole(lambda: attempt(3))) == 1
+    made = 0
+    with pytest.raises(Interrupted):
+        whole(lambda: attempt(4))
+    assert made == 3
+
+
+def test_dumps_leave_no_descriptor_behind() -> None:
+    """A hundred dumps of this machine open no more descriptors than one."""
+    netlink.dump(State.LISTEN.mask, None, time.monotonic() + 5, time.monotonic)
+    before = os.listdir("/proc/self/fd")
+    for _ in range(100):
+        netlink.dump(State.LISTEN.mask, (1, 65535), time.monotonic() + 5, time.monotonic)
+    assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -1,0 +1,199 @@
+"""Where sockets are read from: netlink, files where it is refused, and once a round."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collector import Context, Reason, SourceError
+from dshealthd.host import Host
+from dshealthd.netlink import RECORD, State, Table
+from dshealthd.sockets import DEADLINE, FEW, HOLD, Sockets, Summary, parse_sockstat, parse_tcp
+from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROC = Path(__file__).parent / "collectors/fixtures/tcp/proc"
+HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+
+
+def context(procfs: Path, monotonic: Callable[[], float] = time.monotonic) -> Context:
+    """Return a context whose `/proc` is elsewhere."""
+    return Context(host=Host(procfs=procfs), monotonic=monotonic, wall=time.time)
+
+
+def counts(table: Table) -> dict[State, int]:
+    """Return how many sockets are in each state that there is."""
+    return {state: table.states.count(state) for state in State if state in table.states}
+
+
+def test_sockstat_adds_the_families() -> None:
+    """TIME_WAIT is one count for both families; sockets in use are counted apart and added."""
+    assert parse_sockstat((PROC / "net/sockstat").read_text(), (PROC / "net/sockstat6").read_text()) == Summary(time_wait=9, in_use=17)
+    assert parse_sockstat("TCP: inuse 3 orphan 0 tw 5 alloc 4 mem 1\n") == Summary(time_wait=5, in_use=3)
+
+
+@pytest.mark.parametrize("text", ["", "UDP: inuse 0\n", "TCP: inuse x tw 3\n", "TCP: inuse\n", "TCP: inuse 3\n"])
+def test_sockstat_without_its_counts_is_malformed(text: str) -> None:
+    """A missing or damaged TCP line is an error, not zero sockets."""
+    with pytest.raises(ValueError, match=r".+"):
+        parse_sockstat(text)
+
+
+def test_tcp_files_are_read_as_the_same_table() -> None:
+    """Ports, state, timer and inode of a line come out as netlink would tell them; IPv6 lines alike."""
+    table = Table([(b"".join(parse_tcp((PROC / "net/tcp").read_text())), RECORD)])
+    assert len(table) == 15
+    assert (table.states[0], table.source_ports[0], table.destination_ports[0], table.inodes[0]) == (State.LISTEN, 29500, 0, 595058)
+    assert (table.states[2], table.timers[2], table.source_ports[2], table.destination_ports[2]) == (State.TIME_WAIT, 3, 29500, 36228)
+    table = Table([(b"".join(parse_tcp((PROC / "net/tcp6").read_text())), RECORD)])
+    expected = {State.ESTABLISHED: 4, State.FIN_WAIT2: 1, State.TIME_WAIT: 3, State.CLOSE_WAIT: 1, State.LISTEN: 2}
+    assert counts(table) == expected
+
+
+@pytest.mark.parametrize("line", ["0: nonsense\n", "   0: 0100007F:733C 00000000:0000 0A\n", "0: A:Z B:1 01 0:0 00:0 0 0 0 12 1\n"])
+def test_damaged_tcp_files_are_malformed(line: str) -> None:
+    """A line that is no socket is an error that shows the line."""
+    with pytest.raises(ValueError, match="no socket"):
+        list(parse_tcp(HEADER + line))
+
+
+def test_a_proc_of_elsewhere_is_read_as_files() -> None:
+    """With `--path.procfs` at a fixture, this machine's own sockets do not get in."""
+    sockets = Sockets(context(PROC))
+    assert counts(sockets.active())[State.LISTEN] == 4
+    assert sockets.complete()
+    assert sorted(sockets.time_wait_ports(29500, 29600)) == [29500] * 3 + [29501] * 2
+
+
+def test_a_round_reads_once(tmp_path: Path) -> None:
+    """Within a round all collectors see the same sockets; the next round sees what has changed."""
+    shutil.copytree(PROC, tmp_path / "proc")
+    given = context(tmp_path / "proc")
+    sockets = given.shared(Sockets)
+    first = sockets.active()
+    (tmp_path / "proc/net/tcp").write_text(HEADER)
+    assert sockets.active() is first
+    given.sweep += 1
+    assert len(sockets.active()) == len(first) - 15
+
+
+def test_without_ipv6_and_sockstat_the_files_do(tmp_path: Path) -> None:
+    """A kernel without IPv6, or one without sockstat, still has its sockets counted."""
+    (tmp_path / "net").mkdir()
+    shutil.copy(PROC / "net/tcp", tmp_path / "net/tcp")
+    sockets = Sockets(context(tmp_path))
+    assert sockets.summary() is None
+    assert counts(sockets.active())[State.TIME_WAIT] == 5
+
+
+def test_too_many_sockets_for_the_files_are_said(tmp_path: Path) -> None:
+    """Beyond the bound the files are not read at all: the agent must not stop for them, and a part is not the whole."""
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/sockstat").write_text("TCP: inuse 10 orphan 0 tw 20000 alloc 4 mem 1\n")
+    with pytest.raises(SourceError, match="20010 sockets are too many") as caught:
+        Sockets(context(tmp_path)).active()
+    assert caught.value.reason is Reason.TIMEOUT
+
+
+def test_longer_files_than_announced_are_said(tmp_path: Path) -> None:
+    """Where nothing tells the number of sockets, a file that does not end within the bound is an error, not fewer sockets."""
+    (tmp_path / "net").mkdir()
+    with (tmp_path / "net/tcp").open("wb") as file:
+        file.truncate(6 << 20)
+    with pytest.raises(SourceError, match="more than 20000 sockets"):
+        Sockets(context(tmp_path)).active()
+
+
+def test_malformed_files_are_an_error(tmp_path: Path) -> None:
+    """What cannot be understood fails the round with its reason and place."""
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/tcp").write_text(HEADER + "rubbish\n")
+    with pytest.raises(SourceError, match=r"net/tcp or tcp6: no socket: 'rubbish'") as caught:
+        Sockets(context(tmp_path)).active()
+    assert caught.value.reason is Reason.MALFORMED
+    (tmp_path / "net/sockstat").write_text("rubbish\n")
+    with pytest.raises(SourceError, match="sockstat") as caught:
+        Sockets(context(tmp_path)).summary()
+    assert caught.value.reason is Reason.MALFORMED
+
+
+def test_files_and_netlink_agree(tmp_path: Path) -> None:
+    """The same sockets, read by netlink and from this kernel's own files in the same moment, give the same columns."""
+    (tmp_path / "net").symlink_to("/proc/net")
+    with network_namespace():
+        ours, theirs = listener(V4, 29500), listener(V6, 29501)
+        pairs = [connection(ours), connection(theirs)]
+        leave_time_wait(ours, 3, server=True)
+        leave_time_wait(theirs, 3, server=False)
+        columns = []
+        for procfs in (Path("/proc"), tmp_path):
+            sockets = Sockets(context(procfs))
+            table = sockets.active()
+            columns.append(sorted(zip(table.states, table.source_ports, table.destination_ports, table.inodes, strict=True)))
+            assert list(sockets.time_wait_ports(29500, 29600)) == [29500] * 3
+        for end in (ours, theirs, *pairs[0], *pairs[1]):
+            end.close()
+    assert columns[0] == columns[1]
+    assert len(columns[0]) == 2 + 4 + 6
+
+
+def test_a_refused_netlink_is_replaced_by_the_files() -> None:
+    """In a sandbox without AF_NETLINK, `/proc/net` is read instead, with the same counts as `ss`, and the log says so once."""
+    program = (
+        "import logging, time; from dshealthd.collector import Context; from dshealthd.host import Host;"
+        "from dshealthd.sockets import Sockets; from dshealthd.netlink import State; logging.basicConfig();"
+        "c = Context(host=Host(), monotonic=time.monotonic, wall=time.time); s = Sockets(c); s.active(); c.sweep = 1;"
+        "states = s.active().states; print(*(states.count(s) for s in (State.LISTEN, State.ESTABLISHED, State.TIME_WAIT)))"
+    )
+    with network_namespace():
+        port = listener(V6)
+        pair = connection(port)
+        leave_time_wait(port, 4, server=False)
+        command = [sys.executable, str(Path(__file__).parent / "no_netlink.py"), sys.executable, "-c", program]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+        truth = ss()
+        for end in (port, *pair):
+            end.close()
+    assert list(map(int, done.stdout.split())) == [truth["listen"], truth["established"], truth["time_wait"]] == [1, 2, 4]
+    assert done.stderr.count("TCP sockets are read from /proc/net/tcp") == 1
+
+
+def test_a_dump_that_takes_too_long_is_an_error() -> None:
+    """The deadline of a dump ends it with a reason of its own; the agent is not held up."""
+    ticks = iter([0.0, DEADLINE + 1])
+    with network_namespace(), pytest.raises(SourceError, match="takes too long") as caught:
+        Sockets(context(Path("/proc"), lambda: next(ticks))).active()
+    assert caught.value.reason is Reason.TIMEOUT
+
+
+def test_ports_of_many_are_asked_for_less_often() -> None:
+    """Of many sockets in TIME_WAIT the ports are kept for some rounds, as none of them can end sooner; of few they are always fresh."""
+    now = [1000.0]
+    with network_namespace():
+        port = listener(V4, 29500)
+        given = context(Path("/proc"), lambda: now[0])
+        sockets = Sockets(given)
+
+        def ports(seconds: float) -> int:
+            now[0] += seconds
+            given.sweep += 1
+            return len(sockets.time_wait_ports(29500, 29600))
+
+        leave_time_wait(port, 2, server=True)
+        assert ports(0) == 2
+        leave_time_wait(port, 1, server=True)
+        assert ports(0) == 3
+        leave_time_wait(port, FEW, server=False)
+        assert ports(5) == 3
+        leave_time_wait(port, 4, server=True)
+        assert ports(HOLD - 1) == 3
+        assert ports(1) == 7
+        port.close()

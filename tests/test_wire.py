@@ -1,0 +1,95 @@
+"""What crosses between worker and agent arrives as it was sent, and what is nonsense is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshealthd import wire
+from dshealthd.collector import Fault, Reason, Sample, gauge
+from dshealthd.result import Outcome, Result
+
+A = gauge("x_a", "A.", "part")
+B = gauge("x_b", "B.")
+METRICS = {"c": {"x_a": A, "x_b": B}}
+
+
+def sent(encoder: wire.Encoder, result: Result) -> dict[str, Any]:
+    """Return the message that a frame of this result carries."""
+    frame = encoder.pack("c", result)
+    (size,) = wire.LENGTH.unpack(frame[: wire.LENGTH.size])
+    assert size == len(frame) - wire.LENGTH.size
+    message: dict[str, Any] = json.loads(frame[wire.LENGTH.size :])
+    return message
+
+
+samples = st.builds(lambda label, value: A(value, label), st.text(max_size=5), st.floats(allow_nan=False)) | st.builds(
+    B, st.floats(allow_nan=False)
+)
+results = st.builds(
+    Result,
+    outcome=st.sampled_from(Outcome),
+    samples=st.lists(samples, max_size=6).map(tuple),
+    faults=st.lists(st.builds(Fault, st.text(max_size=3), st.sampled_from(Reason), st.text(max_size=3)), max_size=2).map(tuple),
+    reason=st.none() | st.sampled_from(Reason),
+    detail=st.text(max_size=5),
+    duration=st.floats(0, 10),
+    replace_worker=st.booleans(),
+)
+
+
+@given(st.lists(results, max_size=4))
+def test_results_arrive_as_they_were(sweeps: list[Result]) -> None:
+    """A sequence of results is equal on the other side, although a series is named only the first time."""
+    encoder, decoder = wire.Encoder(), wire.Decoder(METRICS)
+    for result in sweeps:
+        assert decoder.unpack(sent(encoder, result)) == result
+
+
+def test_a_series_is_named_once() -> None:
+    """From the second sweep on, only numbers and values cross."""
+    encoder = wire.Encoder()
+    result = Result(Outcome.OK, (A(1.0, "p"), B(2.0)))
+    assert sent(encoder, result)["series"] == [["x_a", ["p"]], ["x_b", []]]
+    assert sent(encoder, result)["series"] == []
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"samples": [7, 1.0]},
+        {"samples": [0]},
+        {"samples": ["a", 1.0]},
+        {"series": [["x_z", []]]},
+        {"series": 5},
+        {"outcome": "fine"},
+        {"reason": "because"},
+        {"duration": "long"},
+        {"result": "d"},
+    ],
+)
+def test_nonsense_is_refused(nonsense: dict[str, Any]) -> None:
+    """A frame of the wrong shape raises one of the errors that the supervisor turns into `malformed`."""
+    message = sent(wire.Encoder(), Result(Outcome.OK, (B(1.0),)))
+    with pytest.raises(wire.type_error):
+        wire.Decoder(METRICS).unpack({**message, **nonsense})
+
+
+def test_progress_page() -> None:
+    """What a worker writes about its whereabouts is what the agent reads through its own mapping; a long part is cut, not refused."""
+    descriptor = wire.Progress.create()
+    writer, reader = wire.Progress(descriptor), wire.Progress(descriptor)
+    os.close(descriptor)
+    assert reader.read() == (0.0, "", "")
+    now = time.monotonic()
+    writer.write(now, "gpu", "gpu 3")
+    assert reader.read() == (now, "gpu", "gpu 3")
+    writer.write(now, "filesystem", "/" + "x" * 5000)
+    assert reader.read()[2].startswith("/xxx")
+    assert isinstance(A(1.0, "p"), Sample)
