@@ -65,6 +65,7 @@ class Node:
         (self.sysfs / "bus/pci/devices").mkdir(parents=True, exist_ok=True)
         if pci:
             self.simulator.pci_sysfs(self.sysfs)
+        self._decoder = wire.Decoder({name: registry.metrics(registry.load(name)) for name in GPU_COLLECTORS})
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.devices.node", str(directory)],
             env=os.environ | self.simulator.environment(),
@@ -92,7 +93,7 @@ class Node:
         print(json.dumps(request), file=self._process.stdin, flush=True)
         answer = json.loads(self._process.stdout.readline())
         return Round(
-            {name: wire.unpack_result(result, registry.metrics(registry.load(name))) for name, result in answer["results"].items()},
+            {name: self._decoder.unpack(result) for name, result in answer["results"].items()},
             answer["approached"],
             answer["cpu"],
         )
@@ -118,6 +119,7 @@ def main(directory: Path) -> None:
     host = Host(sysfs=directory / "sys", dev=directory / "dev", rootfs=directory / "root")
     context = Context(host=host, monotonic=lambda: clock[0], wall=time.time, approach=approach)
     collectors: dict[str, Any] = {}
+    encoder = wire.Encoder()
     for name in GPU_COLLECTORS:
         kind = registry.load(name)
         collectors[name] = kind(decode(kind.Options, {}, "", Errors()), context)
@@ -132,7 +134,7 @@ def main(directory: Path) -> None:
         for current in request["collect"]:
             results[current] = attempt(collectors[current], time.monotonic)
         cpu = time.process_time() - started
-        frames = {name: json.loads(wire.pack_result(name, result)[wire.LENGTH.size :]) for name, result in results.items()}
+        frames = {name: json.loads(encoder.pack(name, result)[wire.LENGTH.size :]) for name, result in results.items()}
         print(json.dumps({"results": frames, "approached": approached, "cpu": cpu}), flush=True)
     context.close()
 
