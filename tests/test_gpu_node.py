@@ -1,0 +1,63 @@
+"""A whole GPU node: eight simulated H100 with NVLink and two NDR adapters, through the command that prints one scrape."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dshealthd import registry
+from tests.agents import LABEL, Scrape
+from tests.nvml.simulator import Simulator
+
+ADAPTERS = Path(__file__).parent / "collectors" / "fixtures" / "infiniband" / "sys"
+MAX_SERIES = 1500
+
+
+@pytest.fixture(scope="module")
+def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
+    """Return what `dshealthd metrics` prints on such a node."""
+    directory = tmp_path_factory.mktemp("node")
+    shutil.copytree(ADAPTERS, directory / "sys", symlinks=True)
+    for odd in ("irdma0", "mlx5_2", "mlx5_3"):
+        (directory / "sys/class/infiniband" / odd).unlink()
+    gpus = Simulator(directory)
+    gpus.pci_sysfs(directory / "sys")
+    command = [sys.executable, "-m", "dshealthd", "metrics", "--path.sysfs", str(directory / "sys")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ, **gpus.environment()})
+    return Scrape(done.stdout, 0.0)
+
+
+def test_promtool_has_no_complaint(scrape: Scrape) -> None:
+    """`promtool check metrics` accepts the scrape silently."""
+    promtool = shutil.which("promtool")
+    assert promtool
+    check = subprocess.run([promtool, "check", "metrics"], input=scrape.text, capture_output=True, text=True, timeout=20, check=False)
+    assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
+
+
+def test_everything_is_up(scrape: Scrape) -> None:
+    """All GPU collectors and InfiniBand are up, eight GPUs and two ports are shown."""
+    for name, kind in registry.all_collectors().items():
+        if kind.worker in {"device", "fabric"}:
+            assert scrape.value("dshealthd_collector_available", collector=name) is not None
+            assert scrape.value("dshealthd_collector_up", collector=name) in {1, None}
+    assert scrape.all("dshealthd_gpu_up") == [1.0] * 8
+    assert scrape.value("dshealthd_gpus_expected") == scrape.value("dshealthd_gpus_visible") == 8
+    assert scrape.all("dshealthd_infiniband_port_up") == [1.0] * 2
+
+
+def test_series_are_few_and_labels_bounded(scrape: Scrape) -> None:
+    """The whole node stays below 1,500 series; no label is a pid or longer than 128 characters, and every metric is declared."""
+    assert sum(len(series) for series in scrape.series.values()) < MAX_SERIES
+    labels = {label for name in scrape.series for key in scrape.series[name] for label in key}
+    assert not {"pid", "process", "comm", "message", "command"} & {name for name, _ in labels}
+    assert max(len(value) for _, value in labels) <= 128
+    declared = {metric for kind in registry.all_collectors().values() for metric in registry.metrics(kind)}
+    own = {name for name in scrape.series if name.startswith(("dshealthd_collector_", "dshealthd_build", "dshealthd_config_", "process_"))}
+    assert set(scrape.series) - own <= declared
+    assert LABEL.findall('a="b"') == [("a", "b")]
