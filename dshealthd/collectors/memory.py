@@ -8,7 +8,7 @@ from dshealthd.collector import Collector, Reason, SourceError, counter, gauge
 from dshealthd.host import read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from dshealthd.collector import Fault, Sample
 
@@ -36,7 +36,7 @@ _FIELDS = {
 }
 
 
-def parse_meminfo(text: str) -> dict[str, int]:
+def parse_meminfo(text: str) -> Mapping[str, int]:
     """Return the fields of `/proc/meminfo`, in bytes where they have a unit, else as counts. ValueError if malformed."""
     fields = {}
     for line in text.splitlines():
@@ -56,13 +56,18 @@ class Memory(Collector):
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield what the kernel tells; a field that it does not have is left out."""
-        try:
-            fields = parse_meminfo(read(self.host.proc("meminfo")))
-            vmstat = parse_vmstat(read(self.host.proc("vmstat")))
-        except ValueError as error:
-            raise SourceError(Reason.MALFORMED, f"{self.host.proc('meminfo')} or vmstat: {error}") from error
+        fields = self._parsed("meminfo", parse_meminfo)
+        vmstat = self._parsed("vmstat", parse_vmstat)
         for metric, name in _FIELDS.items():
             if name in fields:
                 yield metric(fields[name])
         if "oom_kill" in vmstat:
             yield OOM_KILLS(vmstat["oom_kill"])
+
+    def _parsed(self, file: str, parse: Callable[[str], Mapping[str, int]]) -> Mapping[str, int]:
+        """Return the fields of a file of `/proc`; SourceError names the file if it makes no sense."""
+        place = self.host.proc(file)
+        try:
+            return parse(read(place))
+        except ValueError as error:
+            raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error

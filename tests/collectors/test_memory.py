@@ -1,0 +1,64 @@
+"""Host memory on a fixture, on this machine, and on files that make no sense."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dshealthd.collector import CollectorOptions, Context, Reason
+from dshealthd.collectors import memory
+from dshealthd.exposition import Format, render
+from dshealthd.host import Host
+from dshealthd.result import Outcome, Result, attempt
+
+FIXTURE = Path(__file__).parent / "fixtures" / "memory"
+
+
+def collected(procfs: Path) -> Result:
+    """Collect once from a procfs."""
+    context = Context(host=Host(procfs=procfs), monotonic=time.monotonic, wall=time.time)
+    return attempt(memory.Memory(CollectorOptions(), context), time.monotonic)
+
+
+def test_fixture() -> None:
+    """The exposition of a known /proc/meminfo and /proc/vmstat is the golden one."""
+    text = render(collected(FIXTURE / "proc").samples, Format.PROMETHEUS)
+    assert text == (FIXTURE / "expected.prom").read_text(encoding="utf-8")
+
+
+def test_this_machine() -> None:
+    """Total and available memory are what psutil says in the same moment, to within what changes between the two."""
+    values = {sample.metric: sample.value for sample in collected(Path("/proc")).samples}
+    theirs = psutil.virtual_memory()
+    assert values[memory.TOTAL] == theirs.total
+    assert values[memory.AVAILABLE] == pytest.approx(theirs.available, rel=0.05)
+    assert values[memory.SWAP_TOTAL] == psutil.swap_memory().total
+
+
+def test_missing_fields_are_left_out(tmp_path: Path) -> None:
+    """A kernel without huge pages and without an OOM counter gives no zeros for them."""
+    (tmp_path / "meminfo").write_text("MemTotal: 1024 kB\nMemAvailable: 512 kB\n", encoding="ascii")
+    (tmp_path / "vmstat").write_text("nr_free_pages 7\n", encoding="ascii")
+    result = collected(tmp_path)
+    assert {sample.metric: sample.value for sample in result.samples} == {memory.TOTAL: 1048576, memory.AVAILABLE: 524288}
+
+
+@pytest.mark.parametrize(("file", "text"), [("meminfo", "MemTotal: lots kB\n"), ("meminfo", "MemTotal\n"), ("vmstat", "oom_kill\n")])
+def test_malformed_files_are_named(tmp_path: Path, file: str, text: str) -> None:
+    """A file that makes no sense is an error `malformed` that names it, not a number."""
+    shutil.copytree(FIXTURE / "proc", tmp_path / "proc")
+    (tmp_path / "proc" / file).write_text(text, encoding="ascii")
+    result = collected(tmp_path / "proc")
+    assert (result.outcome, result.reason, result.samples) == (Outcome.ERROR, Reason.MALFORMED, ())
+    assert f"proc/{file}: " in result.detail
+
+
+def test_no_procfs_is_an_error(tmp_path: Path) -> None:
+    """A missing file is an error that names it."""
+    result = collected(tmp_path)
+    assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.NOT_FOUND)
+    assert "meminfo" in result.detail
