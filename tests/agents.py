@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import os
 import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
-from typing import TYPE_CHECKING
+import urllib.error
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -50,21 +53,47 @@ class Scrape:
 class RunningAgent:
     """A running `dshealthd run` and its port."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int, log: Path) -> None:
-        """The agent serves on `port` of 127.0.0.1 and logs to `log`."""
+    def __init__(
+        self,
+        process: subprocess.Popen[str],
+        port: int,
+        log: Path,
+        address: str = "127.0.0.1",
+        connect: Callable[[tuple[str, int], float], socket.socket] = socket.create_connection,
+    ) -> None:
+        """The agent serves on `port` of `address`, which `connect` reaches, and logs to `log`."""
         self.process = process
         self.port = port
         self.log = log
+        self.address = address
+        self._connect = connect
 
-    def get(self, path: str) -> str:
-        """Return the body of an answer."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
-            return str(answer.read().decode())
+    @property
+    def pid(self) -> int:
+        """Return the agent's pid."""
+        return self.process.pid
 
-    def scrape(self) -> Scrape:
+    def get(self, path: str, timeout: float = 10.0) -> str:
+        """Return the body of an answer; HTTPError if it is no good one."""
+        connection = http.client.HTTPConnection(self.address, self.port, timeout=timeout)
+        connection.sock = self._connect((self.address, self.port), timeout)
+        with contextlib.closing(connection):
+            connection.request("GET", path, headers={"Connection": "close"})
+            answer = connection.getresponse()
+            body = answer.read().decode()
+        if answer.status >= http.client.BAD_REQUEST:
+            url = f"http://{self.address}:{self.port}{path}"
+            raise urllib.error.HTTPError(url, answer.status, body, answer.headers, None)
+        return body
+
+    def scrape(self, timeout: float = 10.0) -> Scrape:
         """Ask for /metrics."""
         started = time.monotonic()
-        return Scrape(self.get("/metrics"), time.monotonic() - started)
+        return Scrape(self.get("/metrics", timeout), time.monotonic() - started)
+
+    def status(self) -> Any:
+        """Ask for /api/v1/status."""
+        return json.loads(self.get("/api/v1/status"))
 
     def wait(self, condition: Callable[[Scrape], object], seconds: float = 20.0) -> Scrape:
         """Return the first scrape for which the condition holds. Every scrape on the way must take less than a second."""
@@ -93,30 +122,55 @@ def first_line(process: subprocess.Popen[str], seconds: float) -> str:
     return ""
 
 
+def launch(
+    directory: Path,
+    config: str,
+    *,
+    environment: Mapping[str, str] | None = None,
+    address: str = "127.0.0.1",
+    port: int = 0,
+    flags: tuple[str, ...] = (),
+    popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
+) -> subprocess.Popen[str]:
+    """Start an agent on a configuration's text, without waiting for it; it logs to `agent.log` in the directory."""
+    file = directory / "dshealthd.toml"
+    file.write_text(config, encoding="utf-8")
+    command = [sys.executable, "-m", "dshealthd", "run", "--config.file", str(file)]
+    command += ["--web.listen-address", f"{address}:{port}", "--path.state", str(directory / "state"), *flags]
+    with (directory / "agent.log").open("a", encoding="utf-8") as stderr:
+        return popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **(environment or {})}
+        )
+
+
+def announced_port(process: subprocess.Popen[str], log: Path, seconds: float = 20.0) -> int:
+    """Wait until the agent says that it serves, and return its port."""
+    line = first_line(process, seconds)
+    match = re.search(r"http://[^/]*:(\d+)/", line)
+    assert match, f"the agent did not announce itself: {line!r}\n{log.read_text(encoding='utf-8')}"
+    return int(match[1])
+
+
+def end(process: subprocess.Popen[str], seconds: float = 20.0) -> None:
+    """Have the agent stop, and kill it if it does not."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(5)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
 @contextlib.contextmanager
 def running(
     directory: Path, config: str = "", *, environment: Mapping[str, str] | None = None, port: int = 0, flags: tuple[str, ...] = ()
 ) -> Iterator[RunningAgent]:
     """Run an agent on a configuration's text, and end it."""
-    file, log = directory / "dshealthd.toml", directory / "agent.log"
-    file.write_text(config, encoding="utf-8")
-    command = [sys.executable, "-m", "dshealthd", "run", "--config.file", str(file)]
-    command += ["--web.listen-address", f"127.0.0.1:{port}", "--path.state", str(directory / "state"), *flags]
-    with log.open("a", encoding="utf-8") as stderr:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **(environment or {})}
-        )
+    process = launch(directory, config, environment=environment, port=port, flags=flags)
+    log = directory / "agent.log"
     try:
-        line = first_line(process, 20)
-        match = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
-        assert match, f"the agent did not announce itself: {line!r}\n{log.read_text(encoding='utf-8')}"
-        yield RunningAgent(process, int(match[1]), log)
+        yield RunningAgent(process, announced_port(process, log), log)
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(5)
-        assert process.stdout is not None
-        process.stdout.close()
+        end(process)

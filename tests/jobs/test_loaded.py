@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from hypothesis import given
@@ -115,8 +117,10 @@ def test_no_environment_at_all(tmp_path: Path) -> None:
 
 
 def test_this_process() -> None:
-    """On the real `/proc`, this interpreter's own version is found; it has not loaded torch."""
+    """On the real `/proc`, this interpreter's own version is found, and torch's where it is installed, without importing it."""
     place = f"/proc/{os.getpid()}"
     found = dict(versions(place, process(), libraries(place), Installations()))
     assert found["python"].startswith("3.")
-    assert "torch" not in found
+    installed = {distribution.name.lower() for distribution in importlib.metadata.distributions()}
+    assert ("torch" in found) == ("torch" in installed)
+    assert "torch" not in sys.modules
