@@ -2,59 +2,265 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import contextlib
+import gzip
+import os
+import socket
+import time
+from collections import Counter
+from http import HTTPStatus
+from typing import TYPE_CHECKING, cast
 
-from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
+from aiohttp.web_protocol import RequestHandler, RequestPayloadError
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import Response
+from aiohttp.web_server import Server as Connections
 
-from dshealthd.config import listen_address
+from dshealthd.address import listen_address
+from dshealthd.collector import counter, gauge
 from dshealthd.exposition import negotiate
+from dshealthd.host import read_bytes
+from dshealthd.web import limits, status
+from dshealthd.web.connection import Connection, plain
+from dshealthd.web.limits import Gate
+from dshealthd.web.listener import Listener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from aiohttp.abc import AbstractStreamWriter
+    from aiohttp.http_parser import RawRequestMessage
+    from aiohttp.streams import StreamReader
+    from aiohttp.web_response import StreamResponse
 
     from dshealthd.collector import Sample
     from dshealthd.config import Web
     from dshealthd.snapshot import Snapshot
     from dshealthd.telemetry import Telemetry
+    from dshealthd.web.tls import Tls
+
+REQUESTS = counter(
+    "dshealthd_web_requests_total", "Requests answered; other is every path that does not exist, or no request at all.", "path", "code"
+)
+CONFIG_OK = gauge(
+    "dshealthd_web_config_last_reload_successful",
+    "1 if the last reading of web.config_file and its certificates could be used; at 0 the one before it is in force.",
+)
+CONFIG_FAILURES = counter(
+    "dshealthd_web_config_reload_failures_total", "Changes of web.config_file or its certificates that could not be used."
+)
+METRICS = (*limits.METRICS, REQUESTS, CONFIG_OK, CONFIG_FAILURES)
+
+SHUTDOWN_TIMEOUT = 1.0
+"""Seconds that answers in progress get when the server closes."""
+STATUS_KEPT = 0.5
+"""Seconds for which a status document is served again: it takes a thousand times what a scrape takes."""
+CONTENT_SECURITY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+CONTENT_SECURITY += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+PAGE_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": CONTENT_SECURITY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "deny",
+}
+PAGE = os.path.join(os.path.dirname(__file__), "page")
+CONTENT_TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+HEALTHY = "/-/healthy"
+ASSETS = "/page/"
+CHALLENGE = 'Basic realm="dshealthd", charset="UTF-8"'
+
+
+def page_files() -> dict[str, tuple[bytes, str]]:
+    """Return the files of the page with their content types, by path."""
+    files = {}
+    for name in sorted(os.listdir(PAGE)):
+        kind = CONTENT_TYPES.get(os.path.splitext(name)[1])
+        if kind is not None:
+            files["/" if name == "page.html" else ASSETS + name] = (read_bytes(os.path.join(PAGE, name)), kind)
+    return files
 
 
 class Server:
     """Serves a snapshot."""
 
     def __init__(self, options: Web, snapshot: Snapshot, own: Callable[[], Iterable[Sample]], telemetry: Telemetry) -> None:
-        """Prepare to serve `snapshot` and the agent's `own` samples; `start` opens the socket."""
+        """Prepare to serve `snapshot` and the agent's `own` samples; `start` opens the socket. ConfigError for a bad web config file."""
         self._options = options
         self._snapshot = snapshot
         self._own = own
         self._telemetry = telemetry
-        application = web.Application(client_max_size=options.max_body_bytes)
-        application.router.add_get("/metrics", self._metrics)
-        application.router.add_get("/-/healthy", self._healthy)
-        self._runner = web.AppRunner(application, access_log=None, handle_signals=False)
+        self._node = socket.gethostname()
+        self._gate = Gate(options.max_connections, options.max_connections_per_address)
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self._status: tuple[float, bytes] = (-STATUS_KEPT, b"")
+        self._packed = b""
+        self._connections: Connections | None = None
+        self._config = None
+        if options.config_file is not None:  # what this needs is not imported by an agent without it
+            from dshealthd.web.auth import Authenticator
+            from dshealthd.web.config_file import WebConfigFile
+
+            self._config = WebConfigFile(options.config_file)
+            self._authenticator = Authenticator()
+        self._page = page_files()
+        self._routes: dict[str, Callable[[BaseRequest], Response]] = {
+            "/metrics": self._metrics,
+            "/api/v1/status": self._api_status,
+            HEALTHY: self._healthy,
+            "/-/ready": self._ready,
+            **dict.fromkeys(self._page, self._page_file),
+        }
+        self._listener = Listener(
+            self._gate, self._connect, handshake_timeout=options.header_timeout, tls=None if self._config is None else self._tls
+        )
 
     async def start(self) -> None:
         """Open the socket; OSError when that is not possible."""
-        host, port = listen_address(self._options.listen_address)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
+        self._connections = Connections(self._handle, request_factory=self._request, handler_cancellation=True)
+        await self._listener.start(*listen_address(self._options.listen_address))
 
     async def close(self) -> None:
-        """Close the socket and the connections."""
-        await self._runner.cleanup()
+        """Close the socket and the connections; answers in progress get a second."""
+        await self._listener.close()
+        if self._connections is not None:
+            self._connections.pre_shutdown()
+            await self._connections.shutdown(SHUTDOWN_TIMEOUT)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT):
+                while self._gate.total:  # noqa: ASYNC110 - a transport closes its socket in a later turn of the loop
+                    await asyncio.sleep(0.01)
+        if self._config is not None:
+            self._authenticator.close()
 
     def url(self, hostname: str) -> str:
         """Return the page's address as a person would type it."""
         host, _ = listen_address(self._options.listen_address)
-        port = self._runner.addresses[0][1]
-        return f"http://{host or hostname}:{port}/"
+        if host is not None and ":" in host:
+            host = f"[{host}]"
+        scheme = "http" if self._config is None or self._config.config.tls is None else "https"
+        return f"{scheme}://{host or hostname}:{self._listener.port}/"
 
     def samples(self) -> Iterator[Sample]:
         """Yield the server's own metrics."""
-        yield from ()
+        yield from self._gate.samples()
+        for (path, code), count in self._requests.items():
+            yield REQUESTS(float(count), path, str(code))
+        if self._config is not None:
+            yield CONFIG_OK(float(self._config.ok))
+            yield CONFIG_FAILURES(float(self._config.failures))
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    def _connect(self, client: str, tls: Tls | None) -> Connection:
+        return Connection(
+            cast("Connections", self._connections),
+            self._gate,
+            client,
+            header_timeout=self._options.header_timeout,
+            tls=tls,
+            answered=self._answered,
+        )
+
+    async def _tls(self) -> Tls | None:
+        return None if self._config is None else (await self._config.current()).tls
+
+    def _request(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        connection: RequestHandler,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> BaseRequest:
+        limit = max(1, self._options.max_body_bytes)  # aiohttp takes 0 for no limit
+        return BaseRequest(message, payload, connection, writer, task, asyncio.get_running_loop(), client_max_size=limit)
+
+    def _answered(self, request: BaseRequest, response: StreamResponse) -> None:
+        path = request.path if request.path in self._routes and request.method != "UNKNOWN" else "other"
+        if path.startswith(ASSETS):
+            path = ASSETS
+        self._requests[path, response.status] += 1
+        if self._config is not None:
+            for name, value in self._config.config.headers.items():
+                response.headers.pop(name, None)
+                if value:
+                    response.headers[name] = value
+
+    async def _handle(self, request: BaseRequest) -> Response:
+        """Answer one request: authenticate, take the body off the line, and look the path up."""
+        cast("Connection", request.protocol).begin()
+        path = request.path
+        if self._config is not None and path != HEALTHY:
+            users = (await self._config.current()).users
+            if users and (code := await self._authenticator.refusal(users, request.headers.get("Authorization"))) is not None:
+                return plain(code, **({"WWW-Authenticate": CHALLENGE} if code is HTTPStatus.UNAUTHORIZED else {"Retry-After": "1"}))
+        if request.body_exists and (refusal := await self._discard_body(request)) is not None:
+            return refusal
+        route = self._routes.get(path)
+        if route is None:
+            return plain(HTTPStatus.NOT_FOUND)
+        if request.method not in {"GET", "HEAD"}:
+            return plain(HTTPStatus.METHOD_NOT_ALLOWED, Allow="GET, HEAD")
+        return route(request)
+
+    async def _discard_body(self, request: BaseRequest) -> Response | None:
+        """Read a body, which nothing here asks for, so that the connection can go on; one that is too large or broken is refused."""
+        limit = self._options.max_body_bytes
+        code = None
+        if (request.content_length or 0) > limit:
+            code = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        else:
+            try:
+                if len(await request.read()) > limit:
+                    code = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+            except HTTPRequestEntityTooLarge:
+                code = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+            except (RequestPayloadError, HttpProcessingError):
+                code = HTTPStatus.BAD_REQUEST
+        if code is None:
+            return None
+        refusal = plain(code)
+        refusal.force_close()
+        return refusal
+
+    def _metrics(self, request: BaseRequest) -> Response:
         chosen = negotiate(request.headers.get("Accept", ""))
-        return web.Response(body=self._snapshot.body(chosen, self._own), headers={"Content-Type": chosen.value})
+        return Response(body=self._snapshot.body(chosen, self._own), headers={"Content-Type": chosen.value})
 
-    async def _healthy(self, _request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+    def _api_status(self, request: BaseRequest) -> Response:
+        now = time.monotonic()
+        made, body = self._status
+        if now - made >= STATUS_KEPT:
+            body = status.document(
+                self._snapshot, self._own(), node=self._node, started=self._telemetry.started, monotonic=now, wall=time.time()
+            )
+            self._status, self._packed = (now, body), b""
+        headers = {
+            "Content-Type": "application/json",
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "Vary": "Accept-Encoding",
+        }
+        if "gzip" in request.headers.get("Accept-Encoding", ""):  # a fifteenth, for a phone far away
+            headers["Content-Encoding"] = "gzip"
+            if not self._packed:
+                self._packed = gzip.compress(body, 1)
+            body = self._packed
+        return Response(body=body, headers=headers)
+
+    def _page_file(self, request: BaseRequest) -> Response:
+        body, kind = self._page[request.path]
+        return Response(body=body, headers={"Content-Type": kind, **PAGE_HEADERS})
+
+    def _healthy(self, _request: BaseRequest) -> Response:
+        return plain(HTTPStatus.OK, "healthy")
+
+    def _ready(self, _request: BaseRequest) -> Response:
+        pending = [latest.name for latest in self._snapshot if latest.sampled is None]
+        if pending:
+            return plain(HTTPStatus.SERVICE_UNAVAILABLE, f"no result yet: {', '.join(pending)}")
+        return plain(HTTPStatus.OK, "ready")

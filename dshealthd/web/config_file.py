@@ -1,0 +1,243 @@
+"""The exporter-toolkit's web config file: TLS, basic authentication and response headers, in YAML; re-read as it changes.
+
+Supported is what this server does exactly as the exporter-toolkit does; any other key is refused, so that nobody believes in a
+protection that is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.config import ConfigError
+from dshealthd.options import Errors, unknown
+from dshealthd.web import auth, tls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+SECTIONS = ("tls_server_config", "http_server_config", "basic_auth_users")
+UNSUPPORTED = {"rate_limit": "not supported; web.max_connections and web.max_connections_per_address bound what clients can ask for"}
+HEADERS: Mapping[str, tuple[str, ...]] = {
+    "Strict-Transport-Security": (),
+    "X-Content-Type-Options": ("nosniff",),
+    "X-Frame-Options": ("deny", "sameorigin"),
+    "X-XSS-Protection": (),
+    "Content-Security-Policy": (),
+}
+"""Headers that may be set, with the values they may have if these are few."""
+CHECK_INTERVAL = 1.0
+"""Seconds for which the files count as unchanged after they were looked at."""
+CHECK_PATIENCE = 0.5
+"""Seconds that a client waits for the files to be looked at; a file system that hangs costs that once."""
+
+Signature = tuple[tuple[int, int, int] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WebConfig:
+    """What a web config file asks for."""
+
+    users: Mapping[str, str]
+    """Hashes by name; none means that no authentication is asked for."""
+    headers: Mapping[str, str]
+    """Headers of every answer; an empty value takes the server's own header of that name away."""
+    tls: tls.Tls | None
+    files: tuple[str, ...]
+    """The places of the file itself and of what it names."""
+
+
+def load(path: Path) -> WebConfig:
+    """Return what the file says; raises ConfigError with everything that is wrong with it or with the files that it names."""
+    errors = Errors()
+    config = read(path, errors)
+    if errors:
+        raise ConfigError(str(path), errors)
+    return config
+
+
+def read(path: Path, errors: Errors) -> WebConfig:
+    """Return what the file says; what is wrong goes into `errors`."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Notes keys that are given twice; YAML forbids it, PyYAML lets the last one win."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - PyYAML's own
+            seen = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                    errors.add(key.value, f"is given twice, the second time in line {key.start_mark.line + 1}")
+                elif isinstance(key, yaml.ScalarNode):
+                    seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    document: Any = None
+    try:
+        document = Loader(path.read_text(encoding="utf-8")).get_single_data()
+    except OSError as error:
+        errors.append(f"cannot be read: {error.strerror}")
+    except UnicodeDecodeError as error:
+        errors.append(f"is not UTF-8: {error.reason} at byte {error.start}")
+    except yaml.YAMLError as error:
+        errors.append(f"is not YAML: {' '.join(str(error).split())}")
+    return from_document({} if document is None else document, str(path), errors)
+
+
+def from_document(document: Any, path: str, errors: Errors) -> WebConfig:
+    """Return the configuration that a parsed file holds; what is wrong goes into `errors`."""
+    if not isinstance(document, dict):
+        errors.append("must be a mapping at its top")
+        document = {}
+    sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    for name, table in document.items():
+        if name in UNSUPPORTED:
+            errors.add(name, UNSUPPORTED[name])
+        elif name not in SECTIONS:
+            errors.add(str(name), unknown(str(name), SECTIONS))
+        elif isinstance(table, dict):
+            sections[name] = table
+        elif table is not None:
+            errors.add(name, "must be a mapping")
+    directory = os.path.dirname(path)
+    table = sections["tls_server_config"]
+    return WebConfig(
+        users=_users(sections["basic_auth_users"], errors),
+        headers=_headers(sections["http_server_config"], errors),
+        tls=tls.build(table, directory, "tls_server_config", errors) if table else None,
+        files=(path, *tls.files(table, directory).values()),
+    )
+
+
+def _users(table: dict[str, Any], errors: Errors) -> dict[str, str]:
+    users = {}
+    for name, hash in table.items():
+        key = f"basic_auth_users.{name}"
+        if not isinstance(name, str) or not isinstance(hash, str):
+            errors.add(key, "name and hash must be strings; quote what looks like a number")
+        elif ":" in name:
+            errors.add(key, "a name with a colon cannot be sent")
+        elif (problem := auth.problem(hash)) is not None:
+            errors.add(key, problem)
+        else:
+            users[name] = hash
+    return users
+
+
+def _headers(table: dict[str, Any], errors: Errors) -> dict[str, str]:
+    for name, value in table.items():
+        if name not in {"http2", "headers"}:
+            errors.add(f"http_server_config.{name}", unknown(str(name), ("http2", "headers")))
+        elif name == "http2" and value is not False:
+            errors.add("http_server_config.http2", "not supported; leave the key out, or set it to false")
+    given = table.get("headers")
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        errors.add("http_server_config.headers", "must be a mapping")
+        return {}
+    headers = {}
+    for name, value in given.items():
+        key = f"http_server_config.headers.{name}"
+        if name not in HEADERS:
+            errors.add(key, f"cannot be set; headers that can are {', '.join(HEADERS)}")
+        elif not isinstance(value, str) or not value.isprintable() or not value.isascii():
+            errors.add(key, "must be a string of printable ASCII characters")
+        elif HEADERS[name] and value not in HEADERS[name]:
+            errors.add(key, f'"{value}" is not one of {", ".join(HEADERS[name])}')
+        else:
+            headers[name] = value
+    return headers
+
+
+def _loosened(before: WebConfig, after: WebConfig) -> list[str]:
+    """Return which protections a change takes away: it may be the first half of a file that is being written, so a restart confirms it."""
+    taken = []
+    if before.users and not after.users:
+        taken.append("basic_auth_users: taking the last user away needs a restart")
+    if before.tls is not None and after.tls is None:
+        taken.append("tls_server_config: turning TLS off needs a restart")
+    elif before.tls is not None and after.tls is not None and after.tls.loosens(before.tls):
+        taken.append("tls_server_config: asking less of clients' certificates needs a restart")
+    return taken
+
+
+class WebConfigFile:
+    """The file in force. Where a change cannot be used, what was read before stays in force."""
+
+    def __init__(self, path: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """Read the file; raises ConfigError."""
+        self._path = path
+        self._monotonic = monotonic
+        errors = Errors()
+        self.config, self._signature = _read(path, errors)
+        if errors:
+            raise ConfigError(str(path), errors)
+        self._watched = self.config.files
+        self._checked = monotonic()
+        self._check: asyncio.Task[None] | None = None
+        self.ok = True
+        """Whether the last reading could be used."""
+        self.failures = 0
+        """How many readings could not."""
+
+    async def current(self) -> WebConfig:
+        """Return what is in force now, after looking whether a file has changed; a file system that hangs is not waited for."""
+        if self._check is None and self._monotonic() - self._checked >= CHECK_INTERVAL:
+            self._check = asyncio.create_task(self._refresh(), name="web config file")
+        if self._check is not None:
+            await asyncio.wait({self._check}, timeout=CHECK_PATIENCE)
+        return self.config
+
+    async def _refresh(self) -> None:
+        try:
+            if await asyncio.to_thread(_signature, self._watched) == self._signature:
+                return
+            errors = Errors()
+            config, self._signature = await asyncio.to_thread(_read, self._path, errors)
+            self._watched = config.files
+            for loss in _loosened(self.config, config):
+                errors.append(loss)
+            self.ok = not errors
+            if self.ok:
+                self.config = config
+                log.info("%s: read again", self._path)
+            else:
+                self.failures += 1
+                log.error("web config file not used, the one before stays in force:\n%s", ConfigError(str(self._path), errors))
+        finally:
+            self._checked = self._monotonic()
+            self._check = None
+
+
+def _read(path: Path, errors: Errors) -> tuple[WebConfig, Signature]:
+    """Read the file, and the signature of all files concerned as it was before they were read: what is half-written is read again."""
+    files: tuple[str, ...] = (str(path),)
+    while True:
+        signature = _signature(files)
+        errors.clear()
+        config = read(path, errors)
+        if config.files == files:
+            return config, signature
+        files = config.files
+
+
+def _signature(files: tuple[str, ...]) -> Signature:
+    """Return what changes when one of the files does."""
+    marks: list[tuple[int, int, int] | None] = []
+    for place in files:
+        try:
+            status = os.stat(place)
+        except OSError:
+            marks.append(None)
+        else:
+            marks.append((status.st_mtime_ns, status.st_ino, status.st_size))
+    return tuple(marks)

@@ -1,0 +1,171 @@
+"""One client's connection, and how long each of its steps may take."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_response import Response
+
+from dshealthd.web.limits import Refusal, reset_on_close
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp.web_request import BaseRequest
+    from aiohttp.web_response import StreamResponse
+    from aiohttp.web_server import Server
+
+    from dshealthd.web.limits import Gate
+    from dshealthd.web.tls import Tls
+
+log = logging.getLogger(__name__)
+
+IDLE_TIMEOUT = 75.0
+"""Seconds for which a connection is kept between two requests; longer than a usual scrape interval."""
+RESPONSE_PATIENCE = 6
+"""From a request's headers until its body has come and its answer has gone: so many times what headers get, 30 s by default."""
+MAX_LINE, MAX_FIELD, MAX_FIELDS = 4096, 8190, 64
+"""Bytes of a request line and of a header field; number of header fields."""
+
+
+class Connection(RequestHandler):
+    """One client's connection. aiohttp bounds the time between requests; this bounds headers, bodies and answers too."""
+
+    __slots__ = ("_answered", "_client", "_gate", "_header_timeout", "_idle", "_timer", "_tls")
+
+    def __init__(
+        self,
+        manager: Server,
+        gate: Gate,
+        client: str,
+        *,
+        header_timeout: float,
+        tls: Tls | None,
+        answered: Callable[[BaseRequest, StreamResponse], None],
+    ) -> None:
+        """Take the place of `client` in the gate; `answered` is told of every answer, before it goes out."""
+        super().__init__(
+            manager,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=IDLE_TIMEOUT,
+            lingering_time=0,
+            auto_decompress=False,
+            max_line_size=MAX_LINE,
+            max_field_size=MAX_FIELD,
+            max_headers=MAX_FIELDS,
+            logger=log,
+            access_log=None,  # type: ignore[arg-type] # aiohttp's own way to have none
+        )
+        self._gate = gate
+        self._client: str | None = client
+        self._header_timeout = header_timeout
+        self._tls = tls
+        self._answered = answered
+        self._idle = True
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start with the time for the first request's headers running."""
+        if self._tls is not None and not self._tls.permits(transport.get_extra_info("peercert")):
+            self._gate.refused[Refusal.CERTIFICATE] += 1
+            _abort(transport)
+            return
+        super().connection_made(transport)
+        self._allow(self._header_timeout, Refusal.HEADERS)
+
+    def data_received(self, data: bytes) -> None:
+        """Let the time for a request's headers run from their first byte; what trickles in later does not stretch it."""
+        if data and self._idle and self._timer is None:
+            self._wake()
+            self._allow(self._header_timeout, Refusal.HEADERS)
+        super().data_received(data)
+
+    def begin(self) -> None:
+        """Note that a request's headers are complete and its handling starts."""
+        self._idle = False
+        self._wake()
+        self._allow(RESPONSE_PATIENCE * self._header_timeout, Refusal.RESPONSE)
+
+    async def finish_response(self, request: BaseRequest, resp: StreamResponse, start_time: float | None) -> tuple[StreamResponse, bool]:
+        """Send an answer; afterwards the connection is idle."""
+        resp.headers.setdefault("Server", "dshealthd")
+        self._answered(request, resp)
+        done = await super().finish_response(request, resp, start_time)
+        self._idle = True
+        self._stop_timer()
+        if self._client is not None:
+            self._gate.rest(self._client, self)
+        return done
+
+    def handle_error(
+        self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> StreamResponse:
+        """Answer a request that is none, without a word about it in the log; only a defect of ours gets a traceback there."""
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            log.error("answering %s failed; this is a defect of dshealthd", request.path, exc_info=exc)
+        else:
+            log.debug("refused a request from %s: %s", request.remote, message)
+        if request.writer.output_size > 0:
+            problem = "the answer has begun"
+            raise ConnectionError(problem)
+        response = plain(HTTPStatus(status))
+        response.force_close()
+        return response
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Give the place in the gate back."""
+        self.release()
+        super().connection_lost(exc)
+
+    def release(self) -> None:
+        """Give the place in the gate back, if that has not been done."""
+        self._stop_timer()
+        self._wake()
+        if self._client is not None:
+            self._gate.release(self._client)
+            self._client = None
+
+    def give_way(self) -> None:
+        """Close this idle connection for another one of the same client."""
+        self.release()
+        if self.transport is not None:
+            _abort(self.transport)
+
+    def _wake(self) -> None:
+        if self._client is not None:
+            self._gate.wake(self._client, self)
+
+    def _allow(self, seconds: float, otherwise: Refusal) -> None:
+        self._stop_timer()
+        self._timer = self._loop.call_later(seconds, self._expire, otherwise)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self, refusal: Refusal) -> None:
+        self._timer = None
+        if self.transport is not None:
+            self._gate.refused[refusal] += 1
+            _abort(self.transport)
+
+
+def _abort(transport: asyncio.BaseTransport) -> None:
+    """Close a connection at once, whatever is still unsent: a client that reads nothing must not keep it."""
+    reset_on_close(transport.get_extra_info("socket"))
+    if isinstance(transport, asyncio.Transport):
+        transport.abort()
+
+
+def plain(status: HTTPStatus, text: str = "", **headers: str) -> Response:
+    """Return an answer of one line of text."""
+    return Response(
+        status=status,
+        body=f"{text or status.phrase}\n".encode(),
+        headers={"Content-Type": "text/plain; charset=utf-8", "Server": "dshealthd", **headers},
+    )

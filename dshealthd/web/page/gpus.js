@@ -1,0 +1,238 @@
+// The GPUs: rows on a wide screen, cards on a narrow one.
+
+import { h } from "./elements.js";
+import { worst } from "./findings.js";
+import { bytes, count, known, percent, plural, said, show, sum, unknown, words } from "./numbers.js";
+import { bar, mark, panel } from "./pieces.js";
+
+function gpuLevel(temperature, limits) {
+  if (known(limits.slowdown) && temperature >= limits.slowdown) return "bad";
+  return known(limits.max) && temperature >= limits.max ? "warn" : "";
+}
+
+function thermometer(name, temperature, limits) {
+  const top = known(limits.shutdown) ? limits.shutdown + 3 : known(limits.slowdown) ? limits.slowdown + 6 : 100;
+  const low = 20; // nothing is colder in a machine room, and the far end is what matters
+  const marks = [
+    { at: known(limits.max) ? limits.max - low : undefined, title: `highest operating temperature ${limits.max} \u00b0C` },
+    { at: known(limits.slowdown) ? limits.slowdown - low : undefined, title: `slows down at ${limits.slowdown} \u00b0C` },
+    {
+      at: known(limits.shutdown) ? limits.shutdown - low : undefined,
+      title: `shuts down at ${limits.shutdown} \u00b0C`,
+      last: true,
+    },
+  ];
+  const level = gpuLevel(temperature, limits);
+  const told = marks.filter((each) => known(each.at)).map((each) => each.title);
+  const limit = known(limits.slowdown) ? limits.slowdown : limits.max;
+  return [
+    h(
+      "div",
+      { class: "figures" },
+      h(
+        "span",
+        { class: level || null },
+        show(temperature, "\u00b0C"),
+        level === "bad" ? " \u2716" : level === "warn" ? " \u25b2" : "",
+      ),
+      known(limit) ? h("span", { class: "unit" }, ` of ${limit}`) : "",
+    ),
+    bar(known(temperature) ? Math.max(0, temperature - low) : undefined, top - low, {
+      marks,
+      level,
+      label: `${name} ${said(temperature)} \u00b0C; ${told.join(", ") || "limits unknown"}`,
+    }),
+  ];
+}
+
+function gpuNotes(status, id) {
+  const throttles = status
+    .samples("gpu_throttle_active", id)
+    .filter((sample) => sample.value === 1)
+    .map((sample) => sample.labels.reason);
+  const held = throttles.filter((reason) => reason !== "gpu_idle");
+  const clockNow = status.value("gpu_clock_hertz", { ...id, domain: "sm" });
+  const slow = held.some((reason) => reason.startsWith("hw_"));
+  const clocks = [
+    h("div", {}, known(clockNow) ? show(clockNow / 1e6, "MHz") : unknown()),
+    held.length
+      ? h("div", { class: slow ? "bad" : "warn" }, `${slow ? "\u2716" : "\u25b2"} ${held.map(words).join(", ")}`)
+      : h(
+          "div",
+          { class: "quiet" },
+          status.samples("gpu_throttle_active", id).length ? (throttles.length ? "idle" : "not held back") : unknown(),
+        ),
+  ];
+  const ecc = (type, counter) => status.value("gpu_ecc_errors_total", { ...id, type, counter });
+  const uncorrected = ecc("uncorrected", "volatile");
+  const corrected = ecc("corrected", "volatile");
+  const pending = status.value("gpu_remapped_rows_pending", id);
+  const failed = status.value("gpu_remapped_rows_failed", id);
+  const rows = sum(status.values("gpu_remapped_rows", id));
+  const pages = sum(status.values("gpu_retired_pages", id));
+  const errors = [
+    known(uncorrected) || known(corrected)
+      ? h(
+          "div",
+          { class: uncorrected > 0 ? "bad" : null },
+          uncorrected > 0 ? "\u2716 " : "",
+          count(uncorrected),
+          h("span", { class: "unit" }, " uncorr. "),
+          count(corrected),
+          h("span", { class: "unit" }, " corr."),
+        )
+      : unknown(),
+    failed === 1
+      ? h("div", { class: "bad" }, "\u2716 row remap failed")
+      : pending === 1
+        ? h("div", { class: "warn" }, "\u25b2 row remap pending")
+        : h(
+            "div",
+            { class: "quiet" },
+            known(rows) ? `${plural(rows, "row")} remapped` : known(pages) ? `${plural(pages, "page")} retired` : unknown(),
+          ),
+  ];
+  const links = status.values("nvlink_up", id);
+  const up = sum(links);
+  const width = status.value("pcie_link_width", id);
+  const widest = status.value("pcie_link_width_max", id);
+  const narrow = known(width) && known(widest) && width < widest;
+  const generation = status.value("pcie_link_generation", id);
+  const connections = [
+    links.length
+      ? h(
+          "div",
+          { class: up < links.length ? "warn" : null },
+          up < links.length ? "\u25b2 " : "",
+          `${up}/${links.length}`,
+          h("span", { class: "unit" }, " NVLink"),
+        )
+      : h("div", { class: "quiet" }, "no NVLink"),
+    h(
+      "div",
+      { class: narrow ? "warn" : "quiet" },
+      narrow ? "\u25b2 " : "",
+      known(width)
+        ? `PCIe ${known(generation) ? `${generation}.0 ` : ""}\u00d7${width}${narrow ? ` of ${widest}` : ""}`
+        : unknown(),
+    ),
+  ];
+  return { clocks, errors, connections };
+}
+
+const cell = (label, kind, ...content) => h("div", { class: kind || null }, h("span", { class: "label" }, label), content);
+
+function gpuRow(status, gpu, found) {
+  const id = { gpu };
+  const faults = status.labels("gpu_fault", "reason", id);
+  const title = h("h3", {}, mark(worst(found.filter(([, where]) => where === `GPU ${gpu}`))), `GPU ${gpu}`);
+  if (status.value("gpu_up", id) !== 1) {
+    return h(
+      "li",
+      {},
+      title,
+      h(
+        "div",
+        { class: "lost-gpu" },
+        h("b", { class: "bad" }, faults.length ? faults.map(words).join(", ") : "cannot be read"),
+        h("span", { class: "quiet" }, " \u2013 its values are unknown"),
+      ),
+    );
+  }
+  const core = status.value("gpu_temperature_celsius", { ...id, sensor: "core" });
+  const memory = status.value("gpu_temperature_celsius", { ...id, sensor: "memory" });
+  const limit = (name) => status.value("gpu_temperature_limit_celsius", { ...id, limit: name });
+  const used = status.value("gpu_memory_used_bytes", id);
+  const total = status.value("gpu_memory_total_bytes", id);
+  const busy = status.value("gpu_utilization_ratio", id);
+  const power = status.value("gpu_power_watts", id);
+  const most = status.value("gpu_power_limit_watts", { ...id, limit: "enforced" });
+  const notes = gpuNotes(status, id);
+  return h(
+    "li",
+    {},
+    title,
+    cell(
+      "core temp.",
+      "",
+      thermometer(`GPU ${gpu} core`, core, {
+        max: limit("max_operating"),
+        slowdown: limit("slowdown"),
+        shutdown: limit("shutdown"),
+      }),
+    ),
+    cell("memory temp.", "", thermometer(`GPU ${gpu} memory`, memory, { max: limit("memory_max") })),
+    cell(
+      "memory",
+      "",
+      h(
+        "div",
+        { class: "figures" },
+        h("span", {}, known(used) ? (used / 2 ** 30).toFixed(1) : unknown(), h("span", { class: "unit" }, " GiB")),
+        h("span", { class: "unit" }, known(total) ? ` of ${(total / 2 ** 30).toFixed(0)}` : ""),
+      ),
+      bar(used, total, { level: "", label: `GPU ${gpu} memory in use: ${bytes(used).join(" ")} of ${bytes(total).join(" ")}` }),
+    ),
+    cell(
+      "utilisation",
+      "",
+      h("div", { class: "figures" }, h("span", {}, percent(busy))),
+      bar(busy, 1, { label: `GPU ${gpu} utilisation ${said(busy * 100)} %` }),
+    ),
+    cell(
+      "power",
+      "",
+      h(
+        "div",
+        { class: "figures" },
+        h("span", {}, show(power, "W")),
+        h("span", { class: "unit" }, known(most) ? ` of ${most.toFixed(0)}` : ""),
+      ),
+      bar(power, most, { label: `GPU ${gpu} power ${said(power)} W of ${said(most)} W` }),
+    ),
+    cell("clock", "notes", notes.clocks),
+    cell("ECC since load", "notes", notes.errors),
+    cell("links", "notes", notes.connections),
+  );
+}
+
+export function gpus(status, found) {
+  const all = status.labels("gpu_up", "gpu");
+  const expected = status.value("gpus_expected");
+  const visible = status.value("gpus_visible");
+  if (!all.length && status.absent("gpu") && !(expected > 0)) return null;
+  const driver = status.info("gpu_driver_info");
+  const names = status.labels("gpu_info", "name");
+  const answering = sum(status.values("gpu_up"));
+  const about = [
+    `${answering ?? "unknown how many"}${known(expected) ? ` of ${expected}` : ""} answer`,
+    known(visible) && known(expected) && visible !== expected ? `${visible} listed` : "",
+    names.join(", "),
+    driver.driver ? `driver ${driver.driver}` : "",
+    driver.cuda ? `CUDA ${driver.cuda}` : "",
+  ];
+  const heads = [
+    "",
+    "Core temperature",
+    "Memory temperature",
+    "Memory",
+    "Utilisation",
+    "Power",
+    "Clock",
+    "ECC since load",
+    "Links",
+  ];
+  const content = all.length
+    ? h(
+        "ul",
+        { class: "gpus" },
+        h(
+          "li",
+          { class: "heads", "aria-hidden": "true" },
+          heads.map((head) => h("span", {}, head)),
+        ),
+        all.map((gpu) => gpuRow(status, gpu, found)),
+      )
+    : h("p", { class: "unknown" }, "nothing is known of them");
+  return panel(status, "GPUs", about.filter(Boolean).join(" \u00b7 "), ["gpu", "ecc", "nvlink", "pcie"], content);
+}

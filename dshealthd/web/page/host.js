@@ -1,0 +1,155 @@
+// The kernel log, the host, its software, and the collectors.
+
+import { h } from "./elements.js";
+import { APPLICATION_XIDS } from "./findings.js";
+import { age, count, duration, known, plural, sum, unknown, words } from "./numbers.js";
+import { figure, mark, panel, table } from "./pieces.js";
+import { trend } from "./status.js";
+
+export function kernelLog(status) {
+  if (status.absent("kernel_log")) return null;
+  const now = status.document.time;
+  const xids = status
+    .samples("xid_errors_total")
+    .filter((sample) => sample.value > 0)
+    .map(({ labels, value }) => {
+      const last = status.value("xid_last_timestamp_seconds", labels);
+      const where = labels.gpu === "" ? labels.pci || labels.pci_bus_id || "gone" : `GPU ${labels.gpu}`;
+      return h(
+        "tr",
+        {},
+        h("th", { scope: "row" }, mark(APPLICATION_XIDS.has(labels.xid) ? "quiet" : "bad"), where),
+        h("td", {}, `Xid ${labels.xid}`),
+        h("td", { class: "num" }, `${count(value)}\u00d7`),
+        h("td", { class: "num" }, known(last) ? `${duration(Math.max(0, now - last))} ago` : unknown()),
+      );
+    });
+  const events = status
+    .samples("kernel_events_total")
+    .filter((sample) => sample.value > 0)
+    .map(({ labels, value }) => figure(words(labels.event), `${count(value)}\u00d7`));
+  const lost = status.value("kernel_log_records_lost_total");
+  const quiet = !xids.length && !events.length && status.collectors.get("kernel_log").state === "ok";
+  return panel(
+    status,
+    "Kernel log",
+    "since boot",
+    ["kernel_log"],
+    [
+      xids.length ? table(["device", "error", "#times", "#last"], xids) : null,
+      events,
+      quiet ? h("p", { class: "quiet" }, "no fault reported") : null,
+      lost > 0 ? h("p", { class: "quiet" }, `${plural(lost, "record")} overwritten before they could be read`) : null,
+    ],
+  );
+}
+
+export function host(status) {
+  const load = ["1", "5", "15"].map((minutes) => status.value("load_average", { minutes }));
+  const cpus = status.value("cpus_online");
+  const synchronised = status.value("clock_synchronized");
+  const offset = status.value("clock_offset_seconds");
+  const software = status.samples("software_info").map(({ labels }) => labels);
+  const versions = software.map((labels) =>
+    figure(
+      [words(labels.component), labels.environment ? h("span", { class: "unit" }, ` ${labels.environment}`) : null],
+      labels.version || unknown(),
+    ),
+  );
+  return [
+    status.absent("kernel")
+      ? null
+      : panel(
+          status,
+          "Host",
+          "",
+          ["kernel", "clock"],
+          [
+            figure("up", duration(status.value("uptime_seconds"))),
+            figure(
+              "load",
+              load.map((each, index) => [index ? " \u00b7 " : "", known(each) ? each.toFixed(2) : unknown()]),
+              trend("load", load[0], "load over the last minutes"),
+            ),
+            figure("CPUs", count(cpus)),
+            figure("threads", [
+              count(status.value("threads")),
+              h("span", { class: "unit" }, ` of ${status.value("threads_limit")?.toLocaleString("en-US") ?? "unknown"}`),
+            ]),
+            figure(
+              "clock",
+              synchronised === 1
+                ? [
+                    "synchronised",
+                    known(offset)
+                      ? h("span", { class: "unit" }, ` ${offset < 0 ? "\u2212" : "+"}${duration(Math.abs(offset))}`)
+                      : null,
+                  ]
+                : synchronised === 0
+                  ? h("span", { class: "warn" }, "\u25b2 not synchronised")
+                  : unknown(),
+            ),
+          ],
+        ),
+    status.absent("software") || !versions.length
+      ? null
+      : panel(
+          status,
+          "Software",
+          "",
+          ["software"],
+          versions.length > 7
+            ? [versions.slice(0, 6), h("details", {}, h("summary", {}, `${versions.length - 6} more`), versions.slice(6))]
+            : versions,
+        ),
+  ];
+}
+
+export function collectors(status) {
+  const level = (collector) =>
+    collector.state === "failing" ? "bad" : collector.state === "pending" ? "quiet" : collector.faults.length ? "warn" : "good";
+  const rows = status.document.collectors
+    .filter((collector) => collector.state !== "not available")
+    .map((collector) => {
+      const parts = collector.faults.map(
+        (fault) => `${fault.part}: ${words(fault.reason)}${fault.detail ? `, ${fault.detail}` : ""}`,
+      );
+      const why = [collector.reason ? words(collector.reason) : "", collector.detail, ...parts].filter(Boolean);
+      const state =
+        collector.state === "ok" && collector.faults.length ? plural(collector.faults.length, "fault") : collector.state;
+      return h(
+        "li",
+        {},
+        h("b", {}, mark(level(collector)), collector.name),
+        h("span", { class: state === "ok" ? "quiet" : level(collector) }, state),
+        h(
+          "span",
+          { class: "num" },
+          collector.age_seconds === null ? "" : [age(collector.age_seconds), h("span", { class: "unit" }, " old")],
+        ),
+        h("span", { class: "num quiet" }, collector.duration_seconds === null ? "" : duration(collector.duration_seconds)),
+        why.length ? h("p", {}, why.join(" \u00b7 ")) : null,
+      );
+    });
+  const workers = status.document.workers.map((worker, index) => {
+    const failures = sum(Object.values(worker.failures)) || 0;
+    const what = [
+      worker.up ? "running" : "not running",
+      failures ? `replaced ${failures}\u00d7` : "",
+      worker.stuck ? `${worker.stuck} stuck` : "",
+      worker.quarantined ? `${worker.quarantined} left out` : "",
+    ];
+    return [
+      index ? " \u00b7 " : "",
+      h("b", {}, worker.name),
+      h("span", { class: worker.stuck ? "bad" : null }, ` ${what.filter(Boolean).join(", ")}`),
+    ];
+  });
+  return panel(
+    status,
+    "Collectors",
+    "state, age of what they found, and how long it took",
+    [],
+    [h("ul", { class: "collectors" }, rows), workers.length ? h("p", { class: "absent" }, "Workers: ", workers) : null],
+  );
+}

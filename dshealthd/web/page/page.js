@@ -1,0 +1,94 @@
+// The page of one node: it asks for the status document every few seconds and shows what is in it.
+
+import { h, patch } from "./elements.js";
+import { absences, findings, verdict } from "./findings.js";
+import { gpus } from "./gpus.js";
+import { collectors, host, kernelLog } from "./host.js";
+import { clock, duration } from "./numbers.js";
+import { disks, files, infiniband, memory, network, sockets } from "./panels.js";
+import { Status } from "./status.js";
+
+const LOST_AFTER = 6000; // milliseconds without an answer until the page says so
+const PATIENCE = 4000; // milliseconds for an answer
+const EVERY = 2000; // milliseconds between two questions
+const page = { last: null, answered: 0, failed: "", timer: 0 };
+
+function render() {
+  const status = new Status(page.last);
+  const { node, version, uptime_seconds: uptime } = page.last;
+  const found = findings(status);
+  const lost = Date.now() - page.answered > LOST_AFTER;
+  document.title = `${lost ? "\u2716 " : found.length ? `(${found.length}) ` : ""}${node} \u2013 dshealthd`;
+  patch(
+    document.getElementById("top"),
+    h(
+      "header",
+      { id: "top" },
+      h("h1", {}, node),
+      h("span", { class: "quiet" }, `dshealthd ${version}, running for ${duration(uptime)}`),
+      h(
+        "span",
+        { class: "live" },
+        h("span", { class: "beat" }),
+        lost ? "not answering, last seen " : "live, last seen ",
+        clock(new Date(page.answered)),
+      ),
+    ),
+  );
+  patch(
+    document.getElementById("page"),
+    h(
+      "main",
+      { id: "page" },
+      verdict(status, found),
+      gpus(status, found),
+      h(
+        "div",
+        { class: "panels" },
+        infiniband(status),
+        kernelLog(status),
+        sockets(status),
+        files(status),
+        memory(status),
+        disks(status),
+        network(status),
+        host(status),
+      ),
+      collectors(status),
+      absences(status),
+    ),
+  );
+}
+
+function watch() {
+  const silence = Date.now() - page.answered;
+  const lost = silence > LOST_AFTER;
+  const banner = document.getElementById("banner");
+  document.body.classList.toggle("lost", lost && page.answered > 0);
+  banner.hidden = !lost;
+  if (!lost) return;
+  const since = page.answered
+    ? `The agent has not answered for ${duration(silence / 1000)}. What is shown is from ${clock(new Date(page.answered))}.`
+    : "The agent does not answer.";
+  const text = `${since}${page.failed ? ` (${page.failed})` : ""}`;
+  if (banner.textContent !== text) banner.textContent = text;
+}
+
+async function ask() {
+  clearTimeout(page.timer);
+  try {
+    const answer = await fetch("api/v1/status", { cache: "no-store", signal: AbortSignal.timeout(PATIENCE) });
+    if (!answer.ok) throw new Error(`status ${answer.status}`);
+    page.last = await answer.json();
+    page.answered = Date.now();
+    page.failed = "";
+  } catch (error) {
+    page.failed = error.name === "TimeoutError" ? "timed out" : error.message;
+  }
+  if (page.last) render();
+  watch();
+  page.timer = setTimeout(ask, document.hidden ? 15 * EVERY : EVERY);
+}
+
+document.addEventListener("visibilitychange", () => document.hidden || ask());
+ask();

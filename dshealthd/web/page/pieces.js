@@ -1,0 +1,91 @@
+// What panels are made of.
+
+import { h } from "./elements.js";
+import { age, bits, known, measure, unknown, words } from "./numbers.js";
+
+export const NEARLY_FULL = 0.9;
+
+export function bar(value, full, { marks = [], level = "", label }) {
+  if (!known(value) || !known(full) || full <= 0)
+    return h("div", { class: "bar none", role: "img", "aria-label": `${label}: unknown` });
+  const at = (number) => Math.min(1, Math.max(0, number / full)).toFixed(4);
+  return h(
+    "div",
+    { class: `bar ${level}`, role: "img", "aria-label": label },
+    h("i", { value: at(value) }),
+    marks
+      .filter((mark) => known(mark.at))
+      .map((mark) => h("b", { at: at(mark.at), class: mark.last ? "last" : null, title: mark.title })),
+  );
+}
+export const fullness = (used, total) => (known(used) && known(total) && used >= NEARLY_FULL * total ? "warn" : "");
+
+export const MARKS = {
+  good: ["\u25cf", "ok"],
+  warn: ["\u25b2", "warning"],
+  bad: ["\u2716", "failure"],
+  quiet: ["\u25cb", "note"],
+};
+export const mark = (level) => h("span", { class: `mark ${level}`, "aria-hidden": "true" }, MARKS[level][0]);
+
+export function figure(name, value, ...rest) {
+  return h("div", { class: "figure" }, h("div", { class: "line" }, h("span", {}, name), h("span", {}, value)), rest);
+}
+
+export function panel(status, title, about, collectors, content) {
+  const entries = collectors.map((name) => status.collectors.get(name)).filter(Boolean);
+  const [main] = entries;
+  const failing = entries.filter((collector) => collector.state === "failing");
+  const pending = entries.length > 0 && entries.every((collector) => collector.state === "pending");
+  return h(
+    "section",
+    { class: "panel", "aria-label": title },
+    h(
+      "h2",
+      {},
+      h("span", {}, title),
+      h("span", { class: "about" }, about || ""),
+      main && main.age_seconds !== null ? h("span", { class: "age" }, `${age(main.age_seconds)} old`) : null,
+    ),
+    failing.map((collector) =>
+      h(
+        "p",
+        { class: "fault" },
+        `${collector.name}: ${words(collector.reason || "failing")}`,
+        collector.detail ? ` \u2013 ${collector.detail}` : "",
+      ),
+    ),
+    pending ? h("p", { class: "unknown" }, "no sample yet") : content,
+  );
+}
+
+export const flow = (sends, receives) =>
+  [
+    ["\u2191", "sends ", sends],
+    ["\u2193", "receives ", receives],
+  ].map(([sign, word, value]) =>
+    h(
+      "span",
+      { class: "flow" },
+      measure(bits(value)),
+      h("span", { class: "quiet", "aria-hidden": "true" }, ` ${sign}`),
+      h("span", { class: "spoken" }, ` ${word}`),
+    ),
+  );
+
+export function table(heads, rows, kind) {
+  return h(
+    "table",
+    { class: kind || null },
+    h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        heads.map((head) => h("th", { scope: "col", class: head.startsWith("#") ? "num" : null }, head.replace("#", ""))),
+      ),
+    ),
+    h("tbody", {}, rows),
+  );
+}

@@ -1,0 +1,75 @@
+// The status document, by metric and labels
+
+import { h } from "./elements.js";
+import { known } from "./numbers.js";
+
+const HISTORY = 150; // points of a trend: five minutes
+
+export class Status {
+  constructor(document) {
+    this.document = document;
+    this.collectors = new Map(document.collectors.map((collector) => [collector.name, collector]));
+  }
+  samples(name, labels = {}) {
+    const family = this.document.metrics[`dshealthd_${name}`];
+    const wanted = Object.entries(labels);
+    return family ? family.samples.filter((sample) => wanted.every(([key, value]) => sample.labels[key] === value)) : [];
+  }
+  value(name, labels) {
+    const [sample] = this.samples(name, labels);
+    return sample && known(sample.value) ? sample.value : undefined;
+  }
+  values(name, labels) {
+    return this.samples(name, labels)
+      .map((sample) => sample.value)
+      .filter(known);
+  }
+  labels(name, key, labels) {
+    const found = [...new Set(this.samples(name, labels).map((sample) => sample.labels[key]))];
+    return found.sort((one, other) => one.localeCompare(other, "en", { numeric: true }));
+  }
+  info(name, labels) {
+    const [sample] = this.samples(name, labels);
+    return sample ? sample.labels : {};
+  }
+  absent(name) {
+    const collector = this.collectors.get(name);
+    return !collector || collector.state === "not available";
+  }
+}
+
+// Rates come from two answers; trends from all that this page has seen.
+
+const previous = new Map();
+const trends = new Map();
+
+export function rate(key, value, time) {
+  if (!known(value)) return undefined;
+  const entry = previous.get(key) || { value, time, rate: undefined };
+  if (value !== entry.value || time - entry.time > 15) {
+    entry.rate = time > entry.time && value >= entry.value ? (value - entry.value) / (time - entry.time) : undefined;
+    entry.value = value;
+    entry.time = time;
+  } else if (entry.rate === undefined && time - entry.time > 5) {
+    entry.rate = 0;
+  }
+  previous.set(key, entry);
+  return entry.rate;
+}
+
+export function trend(key, value, label) {
+  const points = trends.get(key) || [];
+  if (known(value)) points.push(value);
+  if (points.length > HISTORY) points.shift();
+  trends.set(key, points);
+  if (points.length < 5) return null;
+  const top = Math.max(...points, 1);
+  const path = points.map(
+    (point, index) => `${((index + HISTORY - points.length) / (HISTORY - 1)) * 300} ${(23 - (point / top) * 20).toFixed(1)}`,
+  );
+  return h(
+    "svg",
+    { class: "trend", viewBox: "0 0 300 26", preserveAspectRatio: "none", role: "img", "aria-label": label },
+    h("path", { d: `M${path.join("L")}` }),
+  );
+}

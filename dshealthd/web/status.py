@@ -1,0 +1,108 @@
+"""The status document: everything that is known now, for the page and for people with `curl` and `jq`."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from dshealthd import __version__, supervisor
+from dshealthd.exposition import clean, number
+from dshealthd.result import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dshealthd.collector import Fault, Sample
+    from dshealthd.snapshot import Latest, Snapshot
+
+MAX_DETAIL = 500
+"""Characters of a free text that are shown."""
+
+
+def document(snapshot: Snapshot, own: Iterable[Sample], *, node: str, started: float, monotonic: float, wall: float) -> bytes:
+    """Return the JSON of everything that is known.
+
+    `own` are the agent's own samples, `started` and `wall` Unix times, `monotonic` the snapshot's clock; all in seconds. Numbers that
+    JSON does not have are strings, as Prometheus writes them.
+    """
+    mine = list(own)
+    metrics: dict[str, dict[str, Any]] = {}
+    _group(metrics, mine)
+    for latest in snapshot:
+        _group(metrics, snapshot.samples(latest))
+    return json.dumps(
+        {
+            "node": _text(node),
+            "version": __version__,
+            "time": round(wall, 3),
+            "started": round(started, 3),
+            "uptime_seconds": round(max(0.0, wall - started), 3),
+            "ready": snapshot.complete(),
+            "collectors": [_collector(latest, monotonic) for latest in snapshot],
+            "workers": _workers(mine),
+            "metrics": metrics,
+        },
+        allow_nan=False,
+        separators=(",", ":"),
+    ).encode()
+
+
+def _collector(latest: Latest, now: float) -> dict[str, Any]:
+    """Describe one collector. A reason `expired` stands beside what the collector itself said last."""
+    result = latest.result
+    state, reason, detail = "ok", result.reason, result.detail
+    if latest.sampled is None:
+        state, detail = "pending", "not sampled yet"
+    elif result.outcome is Outcome.NOT_AVAILABLE:
+        state = "not available"
+    elif result.outcome is Outcome.ERROR:
+        state = "failing"
+    elif latest.expired(now):
+        state, reason = "failing", next(iter(latest.reasons(now)))
+        detail = f"no sample for {now - latest.sampled:.0f} s"
+    return {
+        "name": latest.name,
+        "state": state,
+        "reason": reason,
+        "detail": _text(detail),
+        "age_seconds": None if latest.sampled is None else round(now - latest.sampled, 3),
+        "expires_after_seconds": latest.expires_after,
+        "duration_seconds": round(result.duration, 6) if state in {"ok", "failing"} else None,
+        "last_success_timestamp_seconds": latest.last_success,
+        "errors": dict(latest.errors),
+        "faults": [_fault(fault) for fault in result.faults],
+    }
+
+
+def _fault(fault: Fault) -> dict[str, str]:
+    return {"part": _text(fault.part), "reason": fault.reason, "detail": _text(fault.detail)}
+
+
+def _workers(own: Iterable[Sample]) -> list[dict[str, Any]]:
+    """Describe the worker processes, from the supervisors' samples."""
+    names = {supervisor.UP: "up", supervisor.STARTS: "starts", supervisor.STUCK: "stuck", supervisor.QUARANTINED: "quarantined"}
+    workers: dict[str, dict[str, Any]] = {}
+    for metric, labels, value in own:
+        if metric in names:
+            worker = workers.setdefault(labels[0], {"name": labels[0], "failures": {}})
+            worker[names[metric]] = bool(value) if metric is supervisor.UP else int(value)
+        elif metric is supervisor.REPLACED:
+            workers.setdefault(labels[0], {"name": labels[0], "failures": {}})["failures"][labels[1]] = int(value)
+    return sorted(workers.values(), key=lambda worker: str(worker["name"]))
+
+
+def _group(metrics: dict[str, dict[str, Any]], samples: Iterable[Sample]) -> None:
+    """Put samples under their metrics."""
+    for metric, labels, value in samples:
+        family = metrics.get(metric.name)
+        if family is None:
+            family = metrics[metric.name] = {"kind": metric.kind, "help": metric.help, "samples": []}
+        family["samples"].append(
+            {"labels": dict(zip(metric.dimensions, map(clean, labels), strict=True)), "value": value if math.isfinite(value) else number(value)}
+        )
+
+
+def _text(text: str) -> str:
+    """Return a free text without what is no character, and not too much of it."""
+    return text[:MAX_DETAIL].encode(errors="replace").decode()

@@ -1,0 +1,67 @@
+"""A real Chromium, and what it does while it shows the page."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from typing import TYPE_CHECKING, Literal
+
+from playwright.sync_api import sync_playwright
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = shutil.which("chromium")
+ARGUMENTS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync",
+)  # fmt: skip
+PHONE, DESK = (390, 844), (1440, 900)
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
+    """Run the machine's Chromium."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Visit:
+    """One page that is open, with all that it asked for and complained of."""
+
+    def __init__(self, browser: Browser, url: str, size: tuple[int, int] = DESK, scheme: Literal["light", "dark"] = "light") -> None:
+        """Open `url` and wait until the page shows something."""
+        self.url = url
+        self.page: Page = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda message: self.complaints.append(message.text) if message.type in {"error", "warning"} else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.goto(url)
+        self.page.wait_for_selector(".verdict")
+
+    def text(self, selector: str = "body") -> str:
+        """Return what can be read in a part of the page."""
+        return self.page.inner_text(selector)
+
+    def wait(self, selector: str, text: str, seconds: float = 8.0) -> None:
+        """Wait until a part of the page has a text in it."""
+        self.page.wait_for_selector(f"{selector}:has-text('{text}')", timeout=seconds * 1000)
+
+    def panel(self, title: str) -> str:
+        """Return the text of a panel."""
+        return self.text(f"section[aria-label='{title}']")
+
+    def is_as_wide_as_its_window(self) -> bool:
+        """Tell whether nothing sticks out at the side, and no panel hides a part of what it holds."""
+        return bool(
+            self.page.evaluate("""() => document.documentElement.scrollWidth <= window.innerWidth
+                && [...document.querySelectorAll('.panel, .verdict')].every((panel) => panel.scrollWidth <= panel.clientWidth)""")
+        )

@@ -1,0 +1,106 @@
+"""A simulated node for the page: eight GPUs, four InfiniBand ports and a kernel log, read by a real agent."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.agents import RunningAgent, running
+from tests.nvml.simulator import Simulator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FIXTURES = Path(__file__).parents[1] / "collectors" / "fixtures"
+XID = "4,{0},{1},-;NVRM: Xid (PCI:{2}): {3}, pid=1234, name=python3, {4}\n"
+
+
+class Node:
+    """The simulated hardware: its scenario, its kernel log, and the agent that watches it."""
+
+    def __init__(self, directory: Path) -> None:
+        """Lay out `directory`: what would be /sys and /dev, and a scenario for NVML."""
+        self.directory = directory
+        self.nvml = Simulator(directory / "nvml")
+        sys = directory / "sys"
+        shutil.copytree(FIXTURES / "infiniband" / "sys", sys, symlinks=True)
+        self.nvml.pci_sysfs(sys)
+        (sys / "class" / "net").symlink_to("/sys/class/net")
+        (sys / "devices" / "system").symlink_to("/sys/devices/system")
+        self.dev = directory / "dev"
+        self.dev.mkdir()
+        os.mkfifo(self.dev / "kmsg")
+        self._log = os.open(self.dev / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+        fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_NONBLOCK | os.O_DIRECT)  # packets: one record a read
+        self._sequence = 0
+
+    @contextlib.contextmanager
+    def agent(self) -> Iterator[RunningAgent]:
+        """Run an agent on this node; it samples every second."""
+        paths = ("--path.sysfs", str(self.directory / "sys"), "--path.dev", str(self.dev))
+        collectors = (
+            "gpu",
+            "ecc",
+            "nvlink",
+            "pcie",
+            "gpu_processes",
+            "infiniband",
+            "memory",
+            "pressure",
+            "tcp",
+            "open_files",
+            "kernel_log",
+        )
+        config = "".join(f'[collectors.{name}]\ninterval = "1s"\n' for name in collectors)
+        config += '[collectors.filesystem]\npaths = ["/", "/dev/shm"]\n'
+        with running(self.directory, config, environment=self.nvml.environment(), flags=paths) as agent:
+            yield agent
+
+    def xid(self, gpu: int, code: int, text: str) -> None:
+        """Have the driver report an Xid."""
+        self._sequence += 1
+        now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
+        os.write(self._log, XID.format(self._sequence, now, self.nvml.value(gpu, "pci")[4:].lower(), code, text).encode())
+
+    def train(self, moment: float) -> None:
+        """Put the GPUs under the load of a training job, as it is `moment` seconds into it."""
+        for gpu in range(8):
+            noise = random.Random(gpu * 1000 + int(moment))
+            wave = math.sin(moment / 7 + gpu)
+            self.nvml.set(gpu, "utilization_gpu", round(93 + 5 * wave))
+            self.nvml.set(gpu, "utilization_memory", round(48 + 9 * wave))
+            self.nvml.set(gpu, "power_usage", round(598_000 + 60_000 * wave + noise.uniform(-9000, 9000)))
+            self.nvml.set(gpu, "temperature", round(61 + gpu * 1.4 + 2 * wave))
+            self.nvml.set(gpu, "memory_temperature", round(69 + gpu * 1.2 + 2 * wave))
+            self.nvml.set(gpu, "memory_used", 71_600_000_000 + gpu * 37_000_000)
+
+    def ail(self) -> None:
+        """Let some things be wrong, each of another kind: a hot GPU, a row to be remapped, an NVLink down, a GPU lost."""
+        self.nvml.set(2, "temperature", 88)
+        self.nvml.set(2, "throttle_reasons", 0x60)
+        self.nvml.set(5, "remapped_pending", 1)
+        self.nvml.set(6, "nvlink3_state", 0)
+        self.nvml.fault("fail", 15, gpu=7)
+        if self._sequence == 0:
+            self.xid(7, 79, "GPU has fallen off the bus.")
+
+    def close(self) -> None:
+        """Close the kernel log."""
+        os.close(self._log)
+
+
+@contextlib.contextmanager
+def node(directory: Path) -> Iterator[Node]:
+    """Make a simulated node below an existing directory."""
+    made = Node(directory)
+    try:
+        yield made
+    finally:
+        made.close()

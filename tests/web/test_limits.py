@@ -1,0 +1,251 @@
+"""Hostile clients: the server keeps its descriptors, its CPU and its answers for the others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.web.limits import Gate, client_of
+from tests.web.serving import Served, closed_after, eventually, large_snapshot, received, server_process, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REFUSED = "dshealthd_web_connections_refused_total"
+REQUEST = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has used."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def connections(served: Served, count: int, sources: tuple[str, ...]) -> Iterator[list[socket.socket]]:
+    """Open connections from addresses in turn; some that are refused may be among them, closed by the server."""
+    with contextlib.ExitStack() as stack:
+        opened = []
+        for number in range(count):
+            with contextlib.suppress(ConnectionError):
+                opened.append(stack.enter_context(served.connect(sources[number % len(sources)])))
+        yield opened
+
+
+def is_refused(served: Served, source: str) -> bool:
+    """Connect, and tell whether the server closes the connection at once."""
+    try:
+        with served.connect(source) as connection:
+            return closed_after(connection, 1.0) < 0.5
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("host", "client"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("fe80::1:2", "fe80::1:2"),
+        ("fe80::1:2%3", "fe80::1:2%3"),
+    ],
+)
+def test_client_of_an_address(host: str, client: str) -> None:
+    """A client is an IPv4 address, also a mapped one, or an IPv6 network of 64 bits; of the link-local one it is the address."""
+    assert client_of(host) == client
+
+
+def test_gate_forgets_clients_that_have_gone() -> None:
+    """What the gate remembers is bounded by the connections that are open."""
+    gate = Gate(limit=2, limit_per_address=1)
+    for number in range(100):
+        assert gate.admit(f"192.0.2.{number}")
+        assert not gate.admit(f"192.0.2.{number}")
+        gate.release(f"192.0.2.{number}")
+    assert (gate.total, len(gate._open)) == (0, 0)
+
+
+@pytest.mark.parametrize("start", [b"", b"GET /", b"GET /metrics HTTP/1.1\r\nHost: x\r\nA"], ids=["nothing", "no line", "no end"])
+def test_slow_headers_end_the_connection(start: bytes) -> None:
+    """A client that does not complete its headers in time is closed and counted, even while it goes on to send."""
+    with serving(header_timeout=0.4) as served, served.connect() as connection:
+        trickle = threading.Event()
+
+        def drip() -> None:
+            with contextlib.suppress(OSError):
+                while not trickle.wait(0.05):
+                    connection.send(b"a" if start else b"")
+
+        connection.sendall(start)
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            assert 0.2 <= closed_after(connection, 2.0) <= 1.0
+        finally:
+            trickle.set()
+            thread.join()
+        assert served.metric(REFUSED, "header_timeout") == 1
+
+
+def test_idle_connection_is_kept_and_its_next_request_is_timed() -> None:
+    """Between requests a connection may wait longer than headers may; once the next request has begun, its headers are timed again."""
+    with serving(header_timeout=0.3) as served, served.connect() as connection:
+        connection.sendall(REQUEST)
+        assert received(connection, 0.1).startswith(b"HTTP/1.1 200")
+        time.sleep(0.6)
+        connection.sendall(REQUEST)
+        assert received(connection, 0.1).startswith(b"HTTP/1.1 200")
+        connection.sendall(REQUEST[:10])
+        assert closed_after(connection, 2.0) <= 1.0
+        assert served.metric(REFUSED, "header_timeout") == 1
+
+
+def test_connections_of_one_address_are_bounded() -> None:
+    """A ninth connection of one address is closed at once and counted; other addresses are served, and so is the first one later."""
+    with serving() as served:
+        with connections(served, 8, ("127.0.0.3",)):
+            assert is_refused(served, "127.0.0.3")
+            assert served.metric(REFUSED, "connections_of_address") == 1
+            assert served.ask("/-/healthy", source="127.0.0.4")[0].status == 200
+        eventually(lambda: served.metric("dshealthd_web_connections") == 0)
+        assert served.ask("/-/healthy", source="127.0.0.3")[0].status == 200
+
+
+def test_idle_connection_makes_room_for_its_own_client() -> None:
+    """A client at its limit, as two browsers behind one address are, gets in for one of its idle connections; never for another's."""
+    with serving(max_connections=9) as served, connections(served, 8, ("127.0.0.3",)) as opened:
+        for connection in opened:
+            connection.sendall(REQUEST)
+            assert received(connection, 0.1).startswith(b"HTTP/1.1 200")
+        assert served.ask("/-/healthy", source="127.0.0.3")[0].status == 200
+        assert closed_after(opened[0], 1.0) < 0.5
+        assert served.metric(REFUSED, "connections_of_address") == 0
+        with connections(served, 2, ("127.0.0.4",)):
+            assert is_refused(served, "127.0.0.5")
+        assert served.metric(REFUSED, "connections") >= 1
+        opened[1].sendall(REQUEST)
+        assert received(opened[1], 0.1).startswith(b"HTTP/1.1 200")
+
+
+def test_connections_are_bounded_altogether() -> None:
+    """Beyond web.max_connections no connection is served, whatever its address; when one ends, the next is."""
+    with serving(max_connections=5) as served, connections(served, 5, ("127.0.0.3", "127.0.0.4")) as opened:
+        eventually(lambda: served.metric("dshealthd_web_connections") == 5)
+        assert is_refused(served, "127.0.0.5")
+        assert served.metric(REFUSED, "connections") == 1
+        opened[0].close()
+        eventually(lambda: served.metric("dshealthd_web_connections") == 4)
+        assert served.ask("/-/healthy", source="127.0.0.5")[0].status == 200
+
+
+def test_client_that_does_not_read_is_closed() -> None:
+    """A client that asks and does not take the answer does not keep its connection."""
+    with serving(large_snapshot(60_000), header_timeout=0.1) as served, served.connect() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 8)
+        eventually(lambda: served.metric(REFUSED, "response_timeout") == 1)
+        eventually(lambda: served.metric("dshealthd_web_connections") == 0)
+
+
+def test_unfinished_body_is_closed() -> None:
+    """A client that announces a body and does not send it does not keep its connection."""
+    with serving(header_timeout=0.1) as served, served.connect() as connection:
+        connection.sendall(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nab")
+        assert 0.4 <= closed_after(connection, 3.0) <= 1.5
+        assert served.metric(REFUSED, "response_timeout") == 1
+
+
+def test_server_closes_in_time_with_clients_connected() -> None:
+    """Idle and half-sent connections do not hold the server up when it ends."""
+    with serving() as served, contextlib.ExitStack() as stack:
+        for data in (b"", b"GET", REQUEST):
+            stack.enter_context(served.connect()).sendall(data)
+        started = time.monotonic()
+    assert time.monotonic() - started < 3.0
+
+
+def test_flood_of_connections_takes_nothing_from_others() -> None:
+    """10,000 connections that stall in their headers: the server keeps within its cap, and another client is answered within 1 s."""
+    latencies, descriptors = [], []
+    with server_process() as (served, pid), contextlib.ExitStack() as stack:
+        done = threading.Event()
+
+        def flood(source: str) -> None:
+            with contextlib.ExitStack() as held:
+                for _ in range(2500):
+                    try:
+                        connection = held.enter_context(served.connect(source))
+                        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
+                    except ConnectionError:
+                        continue
+                    if connection.fileno() > 2000:
+                        held.close()
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        threads = [threading.Thread(target=flood, args=(f"127.0.1.{number}",)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + 60
+        while any(thread.is_alive() for thread in threads) and time.monotonic() < end:
+            started = time.monotonic()
+            assert served.ask("/metrics", source="127.0.0.2")[0].status == 200
+            latencies.append(time.monotonic() - started)
+            descriptors.append(len(os.listdir(f"/proc/{pid}/fd")))
+            done.wait(0.02)
+        for thread in threads:
+            thread.join(5)
+        time.sleep(0.3)
+        _, body = served.ask("/metrics", source="127.0.0.2")
+    assert len(latencies) > 20
+    assert max(latencies) < 1.0
+    assert max(descriptors) <= 100 + 128
+    refused = re.search(rb'refused_total\{reason="connections_of_address"\} (\S+)', body)
+    assert refused is not None
+    assert float(refused[1]) > 9000
+
+
+def test_connections_leave_descriptors_to_the_collectors() -> None:
+    """With 64 descriptors and 100 connections of many addresses the agent goes on answering, and keeps descriptors to open files with."""
+    with server_process("--files", "64") as (served, pid):
+        with connections(served, 100, tuple(f"127.0.2.{number}" for number in range(50))) as opened:
+            for connection in opened:
+                with contextlib.suppress(OSError):
+                    connection.sendall(b"GET")
+            time.sleep(0.2)
+            assert len(os.listdir(f"/proc/{pid}/fd")) <= 40
+            opened[0].close()
+            eventually(lambda: len(os.listdir(f"/proc/{pid}/fd")) < 40)
+            with contextlib.suppress(ConnectionError):
+                assert served.ask("/metrics", source="127.0.0.2")[0].status == 200
+        eventually(lambda: len(os.listdir(f"/proc/{pid}/fd")) < 20)
+        _, body = served.ask("/metrics")
+        assert re.search(rb'refused_total\{reason="connections"\} [1-9]', body)
+        assert b'refused_total{reason="descriptors"} 0.0' in body
+
+
+def test_lack_of_descriptors_does_not_spin() -> None:
+    """While accept(2) finds no descriptor the server waits instead of spinning, and serves again when there is one."""
+    with server_process() as (served, pid):
+        assert served.ask("/-/healthy")[0].status == 200
+        used = len(os.listdir(f"/proc/{pid}/fd"))
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, before[1]))
+        with connections(served, 3, ("127.0.0.3",)):
+            started = cpu_seconds(pid)
+            time.sleep(1.0)
+            assert cpu_seconds(pid) - started < 0.2
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+            assert served.ask("/-/healthy")[0].status == 200
+        eventually(lambda: b'refused_total{reason="descriptors"} 0.0' not in served.ask("/metrics")[1])

@@ -1,0 +1,191 @@
+"""The page in a real Chromium, over a real agent."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+from tests.agents import running
+from tests.web.browser import CHROMIUM, DESK, PHONE, Visit, chromium
+from tests.web.node import Node, node
+from tests.web.serving import server_process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import Browser
+
+    from tests.agents import RunningAgent
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A Chromium for all tests."""
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, RunningAgent]]:
+    """A node with eight simulated GPUs at work, and its agent."""
+    with node(tmp_path_factory.mktemp("node")) as made:
+        made.train(0)
+        with made.agent() as agent:
+            agent.wait(lambda scrape: len(scrape.all("dshealthd_nvlink_up")) == 8 * 18 and scrape.all("dshealthd_infiniband_port_up"))
+            yield made, agent
+
+
+def address(agent: RunningAgent) -> str:
+    """Return the address of an agent's page."""
+    return f"http://127.0.0.1:{agent.port}/"
+
+
+def test_page_shows_this_machine(browser: Browser, tmp_path: Path) -> None:
+    """On this machine the page shows its memory, says what it does not have in one line, complains of nothing and asks only the agent."""
+    with running(tmp_path) as agent:
+        agent.wait(lambda scrape: scrape.value("dshealthd_memory_total_bytes"))
+        visit = Visit(browser, address(agent))
+        with open("/proc/meminfo", encoding="ascii") as meminfo:
+            total = int(meminfo.readline().split()[1]) / 2**20
+        visit.wait("section[aria-label='Memory']", f"of {total:.1f} GiB")
+        visit.wait(".absent", "infiniband")
+        assert visit.page.query_selector("section[aria-label='InfiniBand and RoCE']") is None
+        assert visit.page.query_selector("section[aria-label='GPUs']") is None
+        assert json.loads(agent.get("/api/v1/status"))["node"] == visit.text("h1")
+        visit.page.wait_for_timeout(2500)
+        assert visit.complaints == []
+        assert len(visit.requests) >= 5
+        assert all(url.startswith((visit.url, "data:")) for url in visit.requests), visit.requests
+        visit.page.close()
+
+
+def test_page_shows_the_gpus_and_what_changes(browser: Browser, simulated: tuple[Node, RunningAgent]) -> None:
+    """Each GPU is shown with its values and limits; a change shows without a reload; a lost GPU is unknown, not zero."""
+    made, agent = simulated
+    visit = Visit(browser, address(agent))
+    rows = visit.page.locator(".gpus > li:not(.heads)")
+    assert rows.count() == 8
+    assert "8 of 8 answer" in visit.panel("GPUs")
+    temperature = round(float(made.nvml.value(3, "temperature")))
+    assert f"{temperature} °C" in rows.nth(3).inner_text()
+    assert f"GPU 3 core {temperature} °C" in str(rows.nth(3).locator(".bar").first.get_attribute("aria-label"))
+    assert "slows down at 89 °C, shuts down at 95 °C" in str(rows.nth(3).locator(".bar").first.get_attribute("aria-label"))
+    made.nvml.set(3, "temperature", 91)
+    made.nvml.set(4, "remapped_failure", 1)
+    made.nvml.fault("fail", 15, gpu=6)
+    visit.wait(".verdict li", "core at 91 °C; the part slows down at 89 °C")
+    visit.wait(".verdict li", "a memory row could not be remapped")
+    visit.wait(".gpus > li", "gpu lost \u2013 its values are unknown")
+    assert "0" not in rows.nth(6).inner_text().replace("GPU 6", "")
+    assert "7 of 8 answer" in visit.panel("GPUs")
+    made.nvml.clear_faults()
+    made.nvml.set(4, "remapped_failure", 0)
+    made.train(0)
+    visit.page.wait_for_selector(".gpus .bad", state="detached", timeout=8000)
+    assert visit.complaints == []
+    visit.page.close()
+
+
+def test_failing_collector_is_shown_with_its_reason(browser: Browser, simulated: tuple[Node, RunningAgent]) -> None:
+    """A source that cannot be read is named with the reason at the top and in its panel; nothing of it is shown as a number."""
+    made, agent = simulated
+    visit = Visit(browser, address(agent))
+    made.nvml.fault("fail", 18)
+    visit.wait(".verdict li", "collector gpu")
+    visit.wait("section[aria-label='GPUs'] .fault", "gpu: ")
+    reason = json.loads(agent.get("/api/v1/status"))["collectors"]
+    expected = next(collector["reason"] for collector in reason if collector["name"] == "gpu").replace("_", " ")
+    assert expected in visit.panel("GPUs")
+    assert "°C" not in visit.panel("GPUs")
+    visit.wait(".collectors li", f"{expected}")
+    made.nvml.clear_faults()
+    visit.page.wait_for_selector("section[aria-label='GPUs'] .fault", state="detached", timeout=15000)
+    visit.page.close()
+
+
+@pytest.mark.parametrize("size", [PHONE, (768, 1024), DESK], ids=["phone", "tablet", "desk"])
+def test_page_fits_its_window(browser: Browser, simulated: tuple[Node, RunningAgent], size: tuple[int, int]) -> None:
+    """On a phone, a tablet and a desk nothing has to be scrolled sideways and nothing is cut off."""
+    visit = Visit(browser, address(simulated[1]), size)
+    assert visit.page.locator(".gpus > li:not(.heads)").count() == 8
+    assert visit.is_as_wide_as_its_window()
+    visit.page.close()
+
+
+def test_page_follows_the_scheme(browser: Browser, simulated: tuple[Node, RunningAgent]) -> None:
+    """In the dark the ground is dark and the writing light; in both the contrast of all plain text is at least 4.5."""
+    grounds = []
+    schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+    for scheme in schemes:
+        visit = Visit(browser, address(simulated[1]), PHONE, scheme)
+        grounds.append(visit.page.evaluate(_LUMINANCE, ["body", "backgroundColor"]))
+        for selector in (".verdict", ".panel"):
+            ground = visit.page.evaluate(_LUMINANCE, [selector, "backgroundColor"])
+            for ink in (f"{selector} h2", f"{selector} .quiet", ".good", ".warn", ".gpus .unit"):
+                if visit.page.query_selector(ink):
+                    light, dark = sorted((visit.page.evaluate(_LUMINANCE, [ink, "color"]), ground), reverse=True)
+                    assert (light + 0.05) / (dark + 0.05) >= 4.5, (scheme, ink)
+        visit.page.close()
+    assert grounds[0] > 0.7
+    assert grounds[1] < 0.05
+
+
+_LUMINANCE = """([selector, property]) => {
+  const channels = getComputedStyle(document.querySelector(selector))[property].match(/\\d+/g).slice(0, 3).map(Number);
+  const linear = channels.map((each) => (each / 255 <= 0.04045 ? each / 255 / 12.92 : ((each / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+}"""
+
+
+def test_page_says_when_the_agent_is_gone(browser: Browser, tmp_path: Path) -> None:
+    """When the agent stops answering, the page says so and since when, and no longer looks live; when it is back, that goes away."""
+    with running(tmp_path) as agent:
+        visit = Visit(browser, address(agent))
+        assert visit.page.is_hidden("#banner")
+        assert "live" in visit.text("header")
+    visit.page.wait_for_selector("#banner", state="visible", timeout=12000)
+    assert "The agent has not answered for" in visit.text("#banner")
+    assert "not answering, last seen" in visit.text("header")
+    assert visit.page.title().startswith("✖")
+    with running(tmp_path, port=agent.port):
+        visit.page.wait_for_selector("#banner", state="hidden", timeout=12000)
+        assert "live" in visit.text("header")
+    visit.page.close()
+
+
+def test_text_is_never_markup(browser: Browser, tmp_path: Path) -> None:
+    """Whatever a device, a path or an error says stays text."""
+    evil = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+    labels = {"device": evil, "port": evil}
+    family = {"kind": "gauge", "help": "x", "collector": "infiniband", "samples": [{"labels": labels, "value": 0}]}
+    fault = {"part": evil, "reason": "io_error", "detail": evil}
+    collector = {"state": "ok", "reason": None, "detail": "", "duration_seconds": 0.1, "faults": [fault]}
+    absent: dict[str, Any] = {"state": "not available", "reason": None, "detail": evil, "duration_seconds": None, "faults": []}
+    document = {
+        "metrics": {"dshealthd_infiniband_port_up": family},
+        "collectors": [{"name": "infiniband", **collector}, {"name": "memory", **absent}],
+    }
+    (tmp_path / "status.json").write_text(json.dumps(document), encoding="utf-8")
+    with server_process("--status", str(tmp_path / "status.json")) as (served, _):
+        visit = Visit(browser, f"http://127.0.0.1:{served.port}/")
+        assert visit.text().count("<script>document.title='owned'</script>") >= 4
+        assert visit.page.query_selector("main img, main script") is None
+        assert "owned" not in visit.page.title()
+        assert visit.complaints == []
+        visit.page.close()
+
+
+def test_page_without_scripts_leads_on(browser: Browser, simulated: tuple[Node, RunningAgent]) -> None:
+    """Without JavaScript the page says so and leads to what can be read without."""
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(address(simulated[1]))
+    assert "needs JavaScript" in page.inner_text("main")
+    page.click("main a[href='metrics']")
+    assert "dshealthd_gpu_temperature_celsius" in page.inner_text("body")
+    context.close()

@@ -1,0 +1,232 @@
+"""The server's paths, formats and headers, and what it does with requests that are none."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dshealthd.exposition import Format
+from dshealthd.snapshot import Snapshot
+from dshealthd.web.server import REQUESTS, page_files
+from tests.web.serving import Served, received, serving, small_snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+PAGE_FILES = page_files()
+PATHS = ("/metrics", "/api/v1/status", "/-/healthy", "/-/ready")
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """A server over the small snapshot."""
+    with serving(max_connections_per_address=64, header_timeout=1.0) as server:
+        yield server
+
+
+def test_metrics_are_prometheus_text_by_default(served: Served) -> None:
+    """Without an Accept header, /metrics is Prometheus text, and OpenMetrics where that is asked for; both hold the samples."""
+    answer, body = served.ask("/metrics")
+    assert (answer.status, answer.headers["Content-Type"]) == (200, Format.PROMETHEUS.value)
+    assert 'dshealthd_value{part="part-1"} 54.5\n' in body.decode()
+    answer, body = served.ask("/metrics", {"Accept": "application/openmetrics-text; version=1.0.0, text/plain;q=0.5"})
+    assert (answer.status, answer.headers["Content-Type"]) == (200, Format.OPENMETRICS.value)
+    assert body.endswith(b"# EOF\n")
+
+
+@pytest.mark.parametrize("path", [*PAGE_FILES, *PATHS])
+def test_head_is_get_without_body(served: Served, path: str) -> None:
+    """HEAD answers on every path with the length that GET has, and no body."""
+    head, nothing = served.ask(path, method="HEAD")
+    get, body = served.ask(path)
+    assert head.status == get.status == 200
+    assert nothing == b""
+    if path not in {"/metrics", "/api/v1/status"}:  # these change from one to the next
+        assert head.headers["Content-Length"] == str(len(body))
+
+
+def test_answers_name_the_server_without_versions(served: Served) -> None:
+    """The Server header tells no version, whatever the answer."""
+    for path in ("/metrics", "/nothing", "/-/healthy"):
+        assert served.ask(path)[0].headers["Server"] == "dshealthd"
+    assert b"Server: dshealthd\r\n" in served.send(b"nonsense\r\n\r\n")
+
+
+def test_other_paths_and_methods_are_plain_errors(served: Served) -> None:
+    """What does not exist is 404, what is not read is 405 with the methods that there are; both in plain text."""
+    answer, body = served.ask("/nothing")
+    assert (answer.status, body, answer.headers["Content-Type"]) == (404, b"Not Found\n", "text/plain; charset=utf-8")
+    answer, body = served.ask("/metrics", method="DELETE")
+    assert (answer.status, body, answer.headers["Allow"]) == (405, b"Method Not Allowed\n", "GET, HEAD")
+
+
+def test_ready_waits_for_every_collector() -> None:
+    """/-/ready is 503 and names what is missing until every collector has a first result; /-/healthy is 200 from the start."""
+    snapshot = Snapshot(time.monotonic, time.time)
+    snapshot.expect("slow", 10.0)
+    with serving(snapshot) as served:
+        answer, body = served.ask("/-/ready")
+        assert (answer.status, body) == (503, b"no result yet: slow\n")
+        assert json.loads(served.ask("/api/v1/status")[1])["ready"] is False
+        assert served.ask("/-/healthy")[0].status == 200
+    with serving(small_snapshot()) as served:
+        assert served.ask("/-/ready")[0].status == 200
+
+
+def test_status_tells_states_reasons_and_samples(served: Served) -> None:
+    """The status document has each collector's state with its reason, faults by part, and samples; NaN is text, as JSON has none."""
+    answer, body = served.ask("/api/v1/status")
+    document = json.loads(body, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
+    assert answer.headers["Content-Type"] == "application/json"
+    collectors = {collector["name"]: collector for collector in document["collectors"]}
+    assert {name: collector["state"] for name, collector in collectors.items()} == {
+        "good": "ok",
+        "bad": "failing",
+        "absent": "not available",
+    }
+    assert collectors["bad"]["reason"] == "io_error"
+    assert collectors["bad"]["detail"] == "cannot be read: ? Input/output error"
+    assert collectors["bad"]["errors"] == {"io_error": 1}
+    assert collectors["good"]["faults"] == [{"part": "part-2", "reason": "timeout", "detail": "no answer within 2 s"}]
+    assert collectors["absent"]["detail"] == "no such device on this machine"
+    assert 0.0 <= collectors["good"]["age_seconds"] < 60.0
+    assert document["metrics"]["dshealthd_value"] == {
+        "kind": "gauge",
+        "help": "A value.",
+        "samples": [{"labels": {"part": "part-1"}, "value": 54.5}, {"labels": {"part": "part-3"}, "value": "NaN"}],
+    }
+
+
+def test_status_is_packed_for_who_wants_it(served: Served) -> None:
+    """The status document comes compressed to a client that accepts gzip, and says the same; /metrics never does, as it would cost CPU."""
+    answer, body = served.ask("/api/v1/status", {"Accept-Encoding": "gzip, deflate"})
+    assert answer.headers["Content-Encoding"] == "gzip"
+    assert json.loads(gzip.decompress(body))["metrics"]["dshealthd_value"]["kind"] == "gauge"
+    assert "Content-Encoding" not in served.ask("/api/v1/status")[0].headers
+    assert "Content-Encoding" not in served.ask("/metrics", {"Accept-Encoding": "gzip"})[0].headers
+
+
+def test_page_names_no_outside_resource() -> None:
+    """The page's files refer to nothing outside the agent, and have neither inline scripts nor markup made from data."""
+    for name, (content, _) in PAGE_FILES.items():
+        text = content.decode()
+        assert not re.search(r"(?i)https?:|@import|url\((?!['\"]?data:)", text.replace("http://www.w3.org/2000/svg", "")), name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|<script>|\bon[a-z]+=|style=", text), name
+
+
+def test_page_forbids_outside_resources(served: Served) -> None:
+    """The page's content security policy lets a browser load from the agent alone."""
+    answer, _ = served.ask("/")
+    policy = dict(part.strip().partition(" ")[::2] for part in answer.headers["Content-Security-Policy"].split(";"))
+    assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["X-Frame-Options"] == "deny"
+
+
+def test_small_body_is_taken_off_the_line(served: Served) -> None:
+    """A body that nobody asked for is skipped, and the next request on the connection is answered."""
+    request = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
+    assert served.send(request + b"GET /-/ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").count(b"HTTP/1.1 200 OK") == 2
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        pytest.param(b"Content-Length: 100000", b"", id="announced"),
+        pytest.param(b"Transfer-Encoding: chunked", b"20000\r\n" + bytes(0x20000) + b"\r\n0\r\n\r\n", id="chunked"),
+        pytest.param(b"Content-Length: 9999999999999", b"", id="absurd"),
+    ],
+)
+def test_oversized_body_is_refused(served: Served, headers: bytes, body: bytes) -> None:
+    """A body beyond web.max_body_bytes is refused with 413 and the connection ends, announced or not."""
+    answer = served.send(b"POST /metrics HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n\r\n" + body)
+    assert answer.startswith(b"HTTP/1.1 413 "), answer
+
+
+def test_compressed_body_is_not_expanded(served: Served) -> None:
+    """A gzip bomb is so many bytes as it has on the line, and no more."""
+    bomb = gzip.compress(bytes(20_000_000))
+    head = f"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: {len(bomb)}\r\nConnection: close\r\n\r\n"
+    before = served.metric("dshealthd_web_connections")
+    assert served.send(head.encode() + bomb).startswith(b"HTTP/1.1 405 ")
+    assert served.metric("dshealthd_web_connections") == before
+
+
+MALFORMED = {
+    "no request": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),
+    "no version": b"GET /metrics\r\n\r\n",
+    "bad version": b"GET /metrics HTTP/9.9\r\nHost: x\r\n\r\n",
+    "bad method": b"G<T /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+    "two lengths": b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+    "negative length": b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    "signed length": b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: +5\r\n\r\nhello",
+    "length and chunked": b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunked twice": b"POST /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
+    "unknown encoding": b"POST /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "bad chunk": b"POST /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n",
+    "space before colon": b"GET /metrics HTTP/1.1\r\nHost : x\r\n\r\n",
+    "folded": b"GET /metrics HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n",
+    "NUL": b"GET /metrics HTTP/1.1\r\nHost: x\r\nA: b\x00c\r\n\r\n",
+    "bare return": b"GET /metrics HTTP/1.1\r\nHost: x\r\nA: b\rc\r\n\r\n",
+    "long line": b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    "long header": b"GET /metrics HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 20000 + b"\r\n\r\n",
+    "many headers": b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 500 + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("request_", MALFORMED.values(), ids=MALFORMED)
+def test_malformed_request_is_refused(served: Served, request_: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """What is malformed, oversized or made to be read in two ways gets 400 and the end of the connection, and no line in the log."""
+    caplog.set_level(logging.INFO)
+    answer = served.send(request_ + b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1."), answer
+    assert b" 400 Bad Request\r\n" in answer.partition(b"\r\n")[0] + b"\r\n", answer
+    assert answer.count(b"HTTP/1.") == 1, "what follows a malformed request was answered"
+    assert caplog.records == []
+
+
+def test_requests_are_counted_by_path_and_code(served: Served) -> None:
+    """Requests are counted under their path if there is such a path, and all others together."""
+    before = served.metric("dshealthd_web_requests_total", "/-/healthy", "200")
+    served.ask("/-/healthy")
+    served.ask("/made/up/" + "x" * 100)
+    assert served.metric("dshealthd_web_requests_total", "/-/healthy", "200") == before + 1
+    assert served.server is not None
+    assert {sample.labels[0] for sample in served.server.samples() if sample.metric is REQUESTS} <= {"/", "/page/", *PATHS, "other"}
+
+
+FRAGMENTS = (
+    b"GET |POST |HEAD |CONNECT |PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n|/|/metrics|*|http://[::1|//|%00|?a=%zz| HTTP/1.1\r\n| HTTP/1.0\r\n|"
+    b"Host: x\r\n|"
+    b"Host: [\r\n|\r\n|\n|\r|:|Content-Length: 3\r\n|Content-Length: 0\r\n|Transfer-Encoding: chunked\r\n|3\r\nabc\r\n0\r\n\r\n|"
+    b"Expect: 100-continue\r\n|Connection: Upgrade\r\nUpgrade: websocket\r\n|Connection: close\r\n|Authorization: Basic \xff\r\n|"
+    b"Accept: \xff;;,=\r\n|Content-Encoding: deflate\r\n|Range: bytes=0-\r\n|Cookie: a=\xf0\r\n|GET /metrics HTTP/1.1\r\nHost: x\r\n|"
+    b"Content-Type: multipart/form-data; boundary=\r\n"
+).split(b"|")
+START = st.sampled_from([b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\n", b"POST /-/ready HTTP/1.1\r\nHost: x\r\n", b"HEAD / HTTP/1.0\r\n"])
+FRAGMENT = st.sampled_from([*FRAGMENTS, b"X: " + b"y" * 9000])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(start=START, parts=st.lists(st.one_of(FRAGMENT, FRAGMENT, st.binary(max_size=40)), max_size=12))
+def test_no_bytes_upset_the_server(served: Served, caplog: pytest.LogCaptureFixture, start: bytes, parts: list[bytes]) -> None:
+    """Whatever bytes come: every answer is an HTTP answer, none is a server error, nothing is logged, and the next client is served."""
+    caplog.set_level(logging.INFO)
+    with served.connect("127.0.0.3") as connection:
+        connection.sendall(start + b"".join(parts))
+        answer = received(connection, 0.05)
+    assert answer == b"" or re.match(rb"HTTP/1\.[01] [2345]\d\d ", answer), answer
+    assert b"HTTP/1.1 500" not in answer
+    assert b"HTTP/1.0 500" not in answer
+    assert caplog.records == []
+    assert served.ask("/-/healthy", source="127.0.0.2")[0].status == 200

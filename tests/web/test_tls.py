@@ -1,0 +1,162 @@
+"""TLS with real handshakes: versions, client certificates, stalls, and certificates that are replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.web.serving import Served, closed_after, eventually, serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REFUSED = "dshealthd_web_connections_refused_total"
+TLS = "tls_server_config:\n  cert_file: {keys}/{name}.pem\n  key_file: {keys}/{name}.key\n"
+MUTUAL = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: {keys}/ca.pem\n"
+
+
+def configured(directory: Path, keys: Path, text: str) -> Path:
+    """Return a web config file in a directory of its own."""
+    place = directory / "web.yml"
+    place.write_text((TLS + text).format(keys=keys, name="server"), encoding="utf-8")
+    return place
+
+
+def client(keys: Path, name: str | None = None) -> ssl.SSLContext:
+    """Return a client's context that trusts the authority and shows a certificate."""
+    context = ssl.create_default_context(cafile=str(keys / "ca.pem"))
+    if name:
+        context.load_cert_chain(keys / f"{name}.pem", keys / f"{name}.key")
+    return context
+
+
+def is_served(served: Served, tls: ssl.SSLContext) -> bool:
+    """Tell whether a client gets an answer."""
+    served.tls = tls
+    try:
+        return served.ask("/-/healthy")[0].status == 200
+    except (ssl.SSLError, ConnectionError):
+        return False
+
+
+def serial_number(served: Served, keys: Path) -> object:
+    """Return the serial number of the certificate that the server shows."""
+    served.tls = client(keys)
+    with served.connect() as connection:
+        assert isinstance(connection, ssl.SSLSocket)
+        certificate = connection.getpeercert()
+        assert certificate is not None
+        return certificate["serialNumber"]
+
+
+def test_served_by_tls_alone(tmp_path: Path, keys: Path) -> None:
+    """With a certificate the server speaks TLS 1.3, tells its address so, and gives no answer in clear."""
+    with serving(config_file=configured(tmp_path, keys, "")) as served:
+        assert served.send(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n").find(b"200 OK") == -1
+        assert is_served(served, client(keys))
+        with served.connect() as connection:
+            assert isinstance(connection, ssl.SSLSocket)
+            assert connection.version() == "TLSv1.3"
+        assert served.server is not None
+        assert served.server.url("node").startswith("https://127.0.0.1:")
+        eventually(lambda: served.metric("dshealthd_web_connections") == 0)
+        assert served.metric(REFUSED, "tls_handshake") == 1
+
+
+def test_versions_suites_and_curve_are_as_configured(tmp_path: Path, keys: Path) -> None:
+    """Bounds of the version, cipher suites and the curve are those of the file."""
+    text = "  max_version: TLS12\n  cipher_suites: [TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256]\n  curve_preferences: [CurveP384]\n"
+    with serving(config_file=configured(tmp_path, keys, text)) as served:
+        served.tls = client(keys)
+        with served.connect() as connection:
+            assert isinstance(connection, ssl.SSLSocket)
+            assert connection.version() == "TLSv1.2"
+            assert connection.cipher() == ("ECDHE-ECDSA-CHACHA20-POLY1305", "TLSv1.2", 256)
+        other = client(keys)
+        other.set_ecdh_curve("prime256v1")
+        assert not is_served(served, other)
+
+
+@pytest.mark.parametrize(("name", "allowed"), [(None, False), ("stranger", False), ("scraper", True)])
+def test_client_certificate_is_verified(tmp_path: Path, keys: Path, name: str | None, *, allowed: bool) -> None:
+    """With RequireAndVerifyClientCert only a certificate from the configured authority is let in."""
+    with serving(config_file=configured(tmp_path, keys, MUTUAL)) as served:
+        assert is_served(served, client(keys, name)) is allowed
+
+
+@pytest.mark.parametrize(("name", "allowed"), [(None, True), ("stranger", False), ("scraper", True)])
+def test_client_certificate_may_be_left_out(tmp_path: Path, keys: Path, name: str | None, *, allowed: bool) -> None:
+    """With VerifyClientCertIfGiven a client may have none, but not a bad one."""
+    text = MUTUAL.replace("RequireAndVerifyClientCert", "VerifyClientCertIfGiven")
+    with serving(config_file=configured(tmp_path, keys, text)) as served:
+        assert is_served(served, client(keys, name)) is allowed
+
+
+@pytest.mark.parametrize(
+    ("names", "name", "allowed"),
+    [
+        ("scraper.example", "scraper", True),
+        ("spiffe://example/scraper", "scraper", True),
+        ("other.example, Scraper.example", "scraper", False),
+        ("192.0.2.7", "address", True),
+        ('"2001:db8:0::7"', "address", True),
+        ("192.0.2.70", "address", False),
+    ],
+)
+def test_client_has_one_of_the_allowed_names(tmp_path: Path, keys: Path, names: str, name: str, *, allowed: bool) -> None:
+    """A client's certificate must have one of the allowed names, exactly; without, no request of it is read."""
+    with serving(config_file=configured(tmp_path, keys, f"{MUTUAL}  client_allowed_sans: [{names}]\n")) as served:
+        assert is_served(served, client(keys, name)) is allowed
+        assert served.metric(REFUSED, "client_certificate") == (0 if allowed else 1)
+        assert served.metric("dshealthd_web_requests_total", "/-/healthy", "200") == (1 if allowed else 0)
+        eventually(lambda: served.metric("dshealthd_web_connections") == 0)
+
+
+@pytest.mark.parametrize("start", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a hello"])
+def test_stalled_handshake_ends(tmp_path: Path, keys: Path, start: bytes) -> None:
+    """A handshake gets as long as headers get; a stalled one is counted, and takes a place under the caps meanwhile."""
+    with serving(config_file=configured(tmp_path, keys, ""), header_timeout=0.4) as served, served.connect() as connection:
+        connection.sendall(start)
+        eventually(lambda: served.metric("dshealthd_web_connections") == 1)
+        assert closed_after(connection, 2.0) < 1.0
+        eventually(lambda: served.metric("dshealthd_web_connections") == 0)
+        assert served.metric(REFUSED, "tls_handshake") == 1
+
+
+def test_headers_are_timed_inside_tls(tmp_path: Path, keys: Path) -> None:
+    """After its handshake a client's headers are timed as without TLS."""
+    with serving(config_file=configured(tmp_path, keys, ""), header_timeout=0.4) as served:
+        served.tls = client(keys)
+        with served.connect() as connection:
+            connection.sendall(b"GET / HTTP")
+            started = time.monotonic()
+            with contextlib.suppress(ConnectionError, ssl.SSLError):
+                connection.recv(1)
+            assert time.monotonic() - started < 1.0
+        assert served.metric(REFUSED, "header_timeout") == 1
+
+
+def test_replaced_certificate_is_shown(tmp_path: Path, keys: Path) -> None:
+    """New connections get the certificate that is there now; a half-written one changes nothing and is counted once."""
+    for suffix in ("pem", "key"):
+        (tmp_path / f"node.{suffix}").write_bytes((keys / f"server.{suffix}").read_bytes())
+    config = tmp_path / "web.yml"
+    config.write_text(TLS.format(keys=tmp_path, name="node"), encoding="utf-8")
+    with serving(config_file=config) as served:
+        first = serial_number(served, keys)
+        new = (keys / "server2.pem").read_bytes()
+        (tmp_path / "node.pem").write_bytes(new[:200])
+        time.sleep(1.1)
+        assert serial_number(served, keys) == first
+        assert served.metric("dshealthd_web_config_last_reload_successful") == 0
+        assert served.metric("dshealthd_web_config_reload_failures_total") == 1
+        for name, content in (("node.key", (keys / "server2.key").read_bytes()), ("node.pem", new)):
+            (tmp_path / "new").write_bytes(content)
+            os.replace(tmp_path / "new", tmp_path / name)
+        eventually(lambda: serial_number(served, keys) != first)
+        assert served.metric("dshealthd_web_config_last_reload_successful") == 1
