@@ -14,6 +14,7 @@ Collectors are synchronous: no loop, no sleep, no thread. The scheduler owns int
 
 from __future__ import annotations
 
+import bisect
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from dshealthd.host import Host
 from dshealthd.options import Duration, option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ class Kind(enum.StrEnum):
 
     GAUGE = "gauge"
     COUNTER = "counter"
+    HISTOGRAM = "histogram"
 
 
 class Reason(enum.StrEnum):
@@ -70,7 +72,7 @@ class Reason(enum.StrEnum):
 
 
 class Sample(NamedTuple):
-    """One value of one series; `labels` are values in the order of `metric.labels`."""
+    """One value of one series; `labels` are values in the order of `metric.dimensions`."""
 
     metric: Metric
     labels: tuple[str, ...]
@@ -94,10 +96,17 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ()
 
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """The names of the label values that a sample holds: those of a histogram's samples end with `le`, which is `count` or `sum` where
+        the sample is no bucket.
+        """
+        return (*self.labels, "le") if self.kind is Kind.HISTOGRAM else self.labels
+
     def __call__(self, value: float, *labels: str) -> Sample:
-        """Return a sample of this metric; `labels` are the values of `self.labels`, in that order."""
-        if len(labels) != len(self.labels):
-            message = f"{self.name} takes the labels {self.labels}, not {labels}"
+        """Return a sample of this metric; `labels` are the values of `self.dimensions`, in that order."""
+        if len(labels) != len(self.dimensions):
+            message = f"{self.name} takes the labels {self.dimensions}, not {labels}"
             raise TypeError(message)
         return Sample(self, labels, value)
 
@@ -110,6 +119,35 @@ def gauge(name: str, help: str, *labels: str) -> Metric:
 def counter(name: str, help: str, *labels: str) -> Metric:
     """Declare a value that only grows, and restarts from 0 with its source or with the agent; name ends in `_total`."""
     return Metric(name, Kind.COUNTER, help, labels)
+
+
+def histogram(name: str, help: str, *labels: str) -> Metric:
+    """Declare how a value is distributed; `Buckets` counts it."""
+    return Metric(name, Kind.HISTOGRAM, help, labels)
+
+
+class Buckets:
+    """The observations of one series of a histogram."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        """Count in buckets up to each of `bounds`, in rising order, and one above."""
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect.bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def samples(self, metric: Metric, *labels: str) -> Iterator[Sample]:
+        """Yield the series of `metric` with these labels, in the order in which they are written."""
+        total = 0
+        for bound, count in zip((*map(float, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            yield metric(float(total), *labels, str(bound))
+        yield metric(float(total), *labels, "count")
+        yield metric(self._sum, *labels, "sum")
 
 
 class NotAvailable(Exception):

@@ -115,10 +115,14 @@ def _known(metric: Metric) -> dict[tuple[str, ...], str]:
 
 
 def _series(metric: Metric, labels: tuple[str, ...]) -> str:
-    if not labels:
-        return metric.name
-    pairs = sorted(zip(metric.labels, labels, strict=True))
-    return metric.name + "{" + ",".join(f'{key}="{_escape(clean(value))}"' for key, value in pairs) + "}"
+    name, pairs = metric.name, sorted(zip(metric.dimensions, labels, strict=True))
+    if metric.kind is Kind.HISTOGRAM:
+        part = labels[-1]
+        name = f"{name}_{part if part in {'count', 'sum'} else 'bucket'}"
+        pairs = pairs if name.endswith("_bucket") else [pair for pair in pairs if pair[0] != "le"]
+    if not pairs:
+        return name
+    return name + "{" + ",".join(f'{key}="{_escape(clean(value))}"' for key, value in pairs) + "}"
 
 
 def _escape(text: str) -> str:

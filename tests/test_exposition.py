@@ -10,10 +10,11 @@ import prometheus_client.openmetrics.exposition
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from dshealthd.collector import Kind, Metric, Sample
+from dshealthd.collector import Buckets, Kind, Metric, Sample
 from dshealthd.exposition import MAX_LABEL_LENGTH, Format, clean, negotiate, render
 
 if TYPE_CHECKING:
@@ -31,10 +32,17 @@ def families(draw: st.DrawFn) -> list[Sample]:
     samples = []
     for name in draw(st.lists(names, unique=True, max_size=4)):
         kind = draw(st.sampled_from(Kind))
-        labels = tuple(draw(st.lists(names, unique=True, max_size=3)))
+        labels = tuple(draw(st.lists(names.filter(lambda name: name != "le"), unique=True, max_size=3)))
         metric = Metric(f"x_{name}_total" if kind is Kind.COUNTER else f"x_{name}_g", kind, draw(texts), labels)
         series = draw(st.lists(st.tuples(*(texts for _ in labels)), unique=True, min_size=1, max_size=3))
-        samples += [Sample(metric, values, draw(st.floats())) for values in series]
+        if kind is Kind.HISTOGRAM:
+            for values in series:
+                buckets = Buckets(sorted(draw(st.lists(st.floats(0, 1e5), unique=True, max_size=3))))
+                for value in draw(st.lists(st.floats(0, 1e12), max_size=5)):
+                    buckets.observe(value)
+                samples += buckets.samples(metric, *values)
+        else:
+            samples += [Sample(metric, values, draw(st.floats())) for values in series]
     return samples
 
 
@@ -47,11 +55,23 @@ class Reference(Collector):
 
     def collect(self) -> Iterator[Family]:
         """Yield one family a metric."""
-        found: dict[Metric, CounterMetricFamily | GaugeMetricFamily] = {}
+        found: dict[Metric, CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily] = {}
+        buckets: list[tuple[str, float]] = []
         for metric, labels, value in self.samples:
+            if metric.kind is Kind.HISTOGRAM:
+                *values, part = labels
+                if part == "sum":
+                    family = found.setdefault(metric, HistogramMetricFamily(metric.name, metric.help, labels=metric.labels))
+                    assert isinstance(family, HistogramMetricFamily)
+                    family.add_metric(values, buckets=buckets, sum_value=value)
+                    buckets = []
+                elif part != "count":
+                    buckets.append((floatToGoString(part), value))
+                continue
             kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
-            family = found.setdefault(metric, kind(metric.name, metric.help, labels=metric.labels))
-            family.add_metric(labels, value)
+            plain = found.setdefault(metric, kind(metric.name, metric.help, labels=metric.labels))
+            assert not isinstance(plain, HistogramMetricFamily)
+            plain.add_metric(labels, value)
         yield from found.values()
 
 

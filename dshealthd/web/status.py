@@ -99,7 +99,10 @@ def _group(metrics: dict[str, dict[str, Any]], samples: Iterable[Sample]) -> Non
         if family is None:
             family = metrics[metric.name] = {"kind": metric.kind, "help": metric.help, "samples": []}
         family["samples"].append(
-            {"labels": dict(zip(metric.dimensions, map(clean, labels), strict=True)), "value": value if math.isfinite(value) else number(value)}
+            {
+                "labels": dict(zip(metric.dimensions, map(clean, labels), strict=True)),
+                "value": value if math.isfinite(value) else number(value),
+            }
         )
 
 
