@@ -27,8 +27,8 @@ from dshealthd.collectors.rendezvous import Rendezvous
 from dshealthd.collectors.tcp import Tcp
 from dshealthd.collectors.tcp_limits import TcpLimits
 from dshealthd.host import Host
+from dshealthd.kernel.sockets import HOLD
 from dshealthd.result import Outcome, attempt
-from dshealthd.sockets import HOLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -77,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--config.file", dest="config_file", type=Path, metavar="FILE", help="TOML file; without it, defaults")
     for section, schema in SECTIONS.items():
         for field in dataclasses.fields(schema):
+            if "doc" not in field.metadata:  # a table of its own
+                continue
             common.add_argument(
                 f"--{section}.{field.name.replace('_', '-')}",
                 dest=f"{section}.{field.name}",

@@ -98,8 +98,9 @@ class Metric:
 
     @property
     def dimensions(self) -> tuple[str, ...]:
-        """The names of the label values that a sample holds: those of a histogram's samples end with `le`, which is `count` or `sum` where
-        the sample is no bucket.
+        """The names of the label values that a sample holds.
+
+        Those of a histogram end with `le`, which is `count` or `sum` where the sample is no bucket.
         """
         return (*self.labels, "le") if self.kind is Kind.HISTOGRAM else self.labels
 

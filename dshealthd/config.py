@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
@@ -12,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dshealthd import registry
+from dshealthd.address import listen_address
 from dshealthd.collector import CollectorOptions
 from dshealthd.host import Host
 from dshealthd.options import Duration, Errors, decode, join, option, unknown
+from dshealthd.probe.options import ProbeOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-MAX_PORT = 65535
 
 
 class ConfigError(Exception):
@@ -81,11 +80,12 @@ class Config:
     web: Web = field(default_factory=Web)
     path: Paths = field(default_factory=Paths)
     log: Log = field(default_factory=Log)
+    probe: ProbeOptions = field(default_factory=ProbeOptions)
     collectors: Mapping[str, CollectorOptions] = field(default_factory=dict)
 
 
-SECTIONS: Mapping[str, type[Any]] = {"web": Web, "path": Paths, "log": Log}
-"""The sections beside `collectors`; each of their options is a flag too, `--section.option-name`."""
+SECTIONS: Mapping[str, type[Any]] = {"web": Web, "path": Paths, "log": Log, "probe": ProbeOptions}
+"""The sections beside `collectors`; each of their options is a flag too, `--section.option-name`, but for those in tables of their own."""
 
 
 def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
@@ -127,25 +127,6 @@ def from_document(document: Mapping[str, Any], errors: Errors) -> Config:
             errors.add(join("collectors", name), unknown(name, known))
     collectors = {name: decode(kind.Options, tables.get(name, {}), f"collectors.{name}", errors) for name, kind in known.items()}
     return Config(**sections, collectors=collectors)
-
-
-def listen_address(text: str) -> tuple[str | None, int]:
-    """Return host (None for all addresses) and port of a listen address; ValueError says what is wrong with it."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > MAX_PORT:
-        message = f'"{text}" is not "HOST:PORT" or ":PORT" with a port from 0 to {MAX_PORT}'
-        raise ValueError(message)
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-        try:
-            ipaddress.IPv6Address(host)
-        except ValueError as error:
-            message = f'"{host}" is not an IPv6 address'
-            raise ValueError(message) from error
-    elif ":" in host:
-        message = f'"{text}": an IPv6 address is written in brackets'
-        raise ValueError(message)
-    return host or None, int(port)
 
 
 def restart_needed(old: Config, new: Config) -> list[str]:

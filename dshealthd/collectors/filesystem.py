@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.collector import Collector, CollectorOptions, Fault, Reason, SourceError, gauge
 from dshealthd.host import read
-from dshealthd.mounts import Mount, mount_of, parse_mountinfo
+from dshealthd.kernel.mounts import Mount, mount_of, parse_mountinfo
 from dshealthd.options import Duration, option
 from dshealthd.result import os_reason
 

@@ -11,12 +11,12 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import kernel_lines as lines
 from dshealthd.collector import Collector, CollectorOptions, Fault, NotAvailable, Reason, SourceError, counter, gauge
 from dshealthd.devices.pci import bus
 from dshealthd.host import read
-from dshealthd.kmsg import KERNEL, Reader
-from dshealthd.ledger import OTHER, Ledger, Tally
+from dshealthd.kernel import lines
+from dshealthd.kernel.kmsg import KERNEL, Reader
+from dshealthd.kernel.ledger import OTHER, Ledger, Tally
 from dshealthd.options import Duration, option
 from dshealthd.result import os_reason
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dshealthd.collector import Context, Sample
     from dshealthd.host import Host
-    from dshealthd.kmsg import Record
+    from dshealthd.kernel.kmsg import Record
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from dshealthd.collector import Collector, CollectorOptions, Reason, SourceError, gauge
 from dshealthd.host import read
-from dshealthd.netlink import State
+from dshealthd.kernel.netlink import State
+from dshealthd.kernel.owners import Search
+from dshealthd.kernel.sockets import Sockets
 from dshealthd.options import option
-from dshealthd.owners import Search
-from dshealthd.sockets import Sockets
 
 if TYPE_CHECKING:
     from array import array

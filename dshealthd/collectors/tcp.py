@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.collector import Collector, gauge
-from dshealthd.netlink import TIME_WAIT_TIMER, State
-from dshealthd.sockets import Sockets
+from dshealthd.kernel.netlink import TIME_WAIT_TIMER, State
+from dshealthd.kernel.sockets import Sockets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.collector import Fault, Sample
-    from dshealthd.netlink import Table
+    from dshealthd.kernel.netlink import Table
 
 SOCKETS = gauge(
     "dshealthd_tcp_sockets",

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dshealthd.collector import Collector, CollectorOptions, Fault, NotAvailable, Reason, SourceError, gauge
 from dshealthd.host import read
+from dshealthd.kernel.sockets import Sockets
 from dshealthd.options import Duration, option
 from dshealthd.result import os_reason
-from dshealthd.sockets import Sockets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -67,7 +67,7 @@ class Timing:
     seconds: float
     """Median over the repetitions."""
     bus_bandwidth: float
-    """Bytes per second in nccl-tests' terms: for an all-reduce of n ranks, size / seconds · 2(n−1)/n."""
+    """Bytes per second in nccl-tests' terms: for an all-reduce of n ranks, size / seconds · 2(n-1)/n."""
     part: str = ""
     """The GPU index or adapter that was timed, where it is not the whole member."""
 

@@ -20,8 +20,8 @@ from dshealthd.collector import Context, Metric, Reason
 from dshealthd.collectors import kernel_log
 from dshealthd.exposition import Format, render
 from dshealthd.host import Host
-from dshealthd.kmsg import Reader
-from dshealthd.ledger import Ledger
+from dshealthd.kernel.kmsg import Reader
+from dshealthd.kernel.ledger import Ledger
 from dshealthd.options import Duration
 from dshealthd.result import Outcome, Result, attempt
 

@@ -18,10 +18,10 @@ from dshealthd.collector import Context
 from dshealthd.collectors.rendezvous import Rendezvous, parse_ports
 from dshealthd.exposition import Format, render
 from dshealthd.host import Host
-from dshealthd.netlink import State
+from dshealthd.kernel.netlink import State
+from dshealthd.kernel.sockets import FEW
 from dshealthd.options import Errors, decode
 from dshealthd.result import Outcome, attempt
-from dshealthd.sockets import FEW
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from dshealthd.collector import Context, Reason
 from dshealthd.collectors.tcp_limits import TcpLimits, parse_range, parse_reserved
 from dshealthd.exposition import Format, render
 from dshealthd.host import Host
+from dshealthd.kernel.sockets import FEW
 from dshealthd.result import Outcome, Result, attempt
-from dshealthd.sockets import FEW
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace
 
 if TYPE_CHECKING:

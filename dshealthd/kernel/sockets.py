@@ -13,10 +13,10 @@ import os
 import struct
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from dshealthd import netlink
 from dshealthd.collector import Reason, SourceError
 from dshealthd.host import read
-from dshealthd.netlink import EVERY_STATE, RECORD, State, Table
+from dshealthd.kernel import netlink
+from dshealthd.kernel.netlink import EVERY_STATE, RECORD, State, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dshealthd import netlink
-from dshealthd.netlink import EVERY_STATE, RECORD, Interrupted, MalformedReply, State, Table, parse, receive, record, request, whole
+from dshealthd.kernel import netlink
+from dshealthd.kernel.netlink import EVERY_STATE, RECORD, Interrupted, MalformedReply, State, Table, parse, receive, record, request, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

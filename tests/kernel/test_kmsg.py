@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.collector import Reason, SourceError
-from dshealthd.kmsg import KERNEL, Reader, Record, parse
+from dshealthd.kernel.kmsg import KERNEL, Reader, Record, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.collector import counter
-from dshealthd.ledger import Ledger, Tally
+from dshealthd.kernel.ledger import Ledger, Tally
 
 if TYPE_CHECKING:
     from pathlib import Path

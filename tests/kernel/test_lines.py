@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd import kernel_lines as lines
+from dshealthd.kernel import lines
 
 XIDS = [
     (

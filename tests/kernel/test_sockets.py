@@ -13,14 +13,14 @@ import pytest
 
 from dshealthd.collector import Context, Reason, SourceError
 from dshealthd.host import Host
-from dshealthd.netlink import RECORD, State, Table
-from dshealthd.sockets import DEADLINE, FEW, HOLD, Sockets, Summary, parse_sockstat, parse_tcp
+from dshealthd.kernel.netlink import RECORD, State, Table
+from dshealthd.kernel.sockets import DEADLINE, FEW, HOLD, Sockets, Summary, parse_sockstat, parse_tcp
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PROC = Path(__file__).parent / "collectors/fixtures/tcp/proc"
+PROC = Path(__file__).parent.parent / "collectors/fixtures/tcp/proc"
 HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 
 
@@ -149,7 +149,7 @@ def test_a_refused_netlink_is_replaced_by_the_files() -> None:
     """In a sandbox without AF_NETLINK, `/proc/net` is read instead, with the same counts as `ss`, and the log says so once."""
     program = (
         "import logging, time; from dshealthd.collector import Context; from dshealthd.host import Host;"
-        "from dshealthd.sockets import Sockets; from dshealthd.netlink import State; logging.basicConfig();"
+        "from dshealthd.kernel.sockets import Sockets; from dshealthd.kernel.netlink import State; logging.basicConfig();"
         "c = Context(host=Host(), monotonic=time.monotonic, wall=time.time); s = Sockets(c); s.active(); c.sweep = 1;"
         "states = s.active().states; print(*(states.count(s) for s in (State.LISTEN, State.ESTABLISHED, State.TIME_WAIT)))"
     )
@@ -157,7 +157,7 @@ def test_a_refused_netlink_is_replaced_by_the_files() -> None:
         port = listener(V6)
         pair = connection(port)
         leave_time_wait(port, 4, server=False)
-        command = [sys.executable, str(Path(__file__).parent / "no_netlink.py"), sys.executable, "-c", program]
+        command = [sys.executable, str(Path(__file__).parent.parent / "no_netlink.py"), sys.executable, "-c", program]
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
         truth = ss()
         for end in (port, *pair):

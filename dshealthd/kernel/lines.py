@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from dshealthd.ledger import OTHER
+from dshealthd.kernel.ledger import OTHER
 
 _PCI = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}"
 _XID = re.compile(rf"NVRM: Xid \(PCI:({_PCI})(?:\.\d)?(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): (\d+)(?:, |$)")

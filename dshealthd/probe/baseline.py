@@ -1,0 +1,303 @@
+"""What is usual for this node: rolling median and deviation of every class of timing, kept over restarts.
+
+A class is learnt over days, not from the round at hand: a slow leaf slows all of a round. What was flagged is not learnt, and the median
+that values are compared with may creep up by a few per cent only, so that a part which grows slower by a little each day is not accepted.
+It comes down at once where the part has become faster, as no fault makes it so.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import hashlib
+import json
+import math
+import os
+from array import array
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dshealthd.host import read
+from dshealthd.options import option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+KEPT = 256
+"""Values of a class; with SPACING these are 64 hours."""
+SPACING = 900.0
+"""Seconds between two values that are kept, once there are FILL."""
+FILL = 64
+ENOUGH = 16
+"""Values from which on a class is judged by its own."""
+RECENT = 8
+MAX_CLASSES = 2048
+_TO_SIGMA = 1.4826
+"""Standard deviations in a median absolute deviation of the normal distribution."""
+_LEAST_SIBLINGS = 3
+_SMALL = 6.0
+"""A deviation from n values is taken (1 + 6/n) times: it and the median are themselves uncertain."""
+_FASTER = 0.03
+_FORMAT = 1
+_MOST_BYTES = 1 << 24
+_MODE = 0o644
+_FIELDS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineOptions:
+    """When a timing is out of the usual."""
+
+    slow_ratio: float = option(0.07, "How much longer than usual, as a ratio, a timing takes at least to be flagged.", minimum=0.01)
+    light_ratio: float = option(2.0, "The same for echoes between agents, whose times depend on the load of both hosts.", minimum=0.01)
+    deviations: float = option(
+        3.5, "How many standard deviations of its class above the usual a timing is at least to be flagged.", minimum=2
+    )
+    creep_ratio: float = option(0.05, "How far the usual may rise above the lowest usual of this software.", minimum=0, maximum=1)
+    sibling_ratio: float = option(
+        0.15,
+        "How far the usual of one GPU or rail may lie above the median of the others of its node; a part that was slow from the beginning"
+        " is flagged by this.",
+        minimum=0.02,
+    )
+
+
+class Series(NamedTuple):
+    """A class of timings that can be compared with each other."""
+
+    kind: str
+    backend: str
+    op: str
+    size: int
+    part: str
+    width: int
+    """Nodes in the round."""
+    far: bool
+    """Whether they are on several leaves: more hops, another time."""
+
+
+class Reading(NamedTuple):
+    """A timing in terms of its class."""
+
+    ratio: float
+    limit: float
+    """The ratio from which on it is flagged."""
+
+
+class BaselineError(Exception):
+    """A file that cannot be used; it has been moved to `*.bad`."""
+
+
+class _Class:
+    """The values of one class."""
+
+    __slots__ = ("anchor", "kept_at", "limit", "median", "recent", "reference", "sigma", "values")
+
+    def __init__(self, values: Iterable[float] = (), kept_at: float = -math.inf, anchor: float = math.inf) -> None:
+        self.values: deque[float] = deque(values, KEPT)
+        self.recent: deque[float] = deque(maxlen=RECENT)
+        self.kept_at = kept_at
+        self.anchor = anchor
+        """The lowest median of many values so far."""
+        self.median = self.sigma = 0.0
+        self.reference = self.limit = 0.0
+        if self.values:
+            self._measure()
+
+    @property
+    def known(self) -> bool:
+        return len(self.values) >= ENOUGH
+
+    def learn(self, value: float, at: float) -> bool:
+        """Take a value over if it is time to; tell whether anything has changed."""
+        self.recent.append(value)
+        if self.known and len(self.recent) == RECENT and self._faster():
+            self.values = deque(self.recent, KEPT)
+            self.anchor = math.inf
+        elif len(self.values) < FILL or at - self.kept_at >= SPACING or at < self.kept_at:
+            self.values.append(value)
+        else:
+            return False
+        self.kept_at = at
+        self._measure()
+        return True
+
+    def _faster(self) -> bool:
+        """Tell whether nearly all recent values are below what could be chance."""
+        return sorted(self.recent)[RECENT - 2] < self.median * (1 - max(_FASTER, 2 * self.sigma))
+
+    def _measure(self) -> None:
+        self.median = _median(self.values)
+        spread = _median([abs(value - self.median) for value in self.values])
+        self.sigma = _TO_SIGMA * spread / self.median * (1 + _SMALL / len(self.values))
+        if len(self.values) >= FILL:
+            self.anchor = min(self.anchor, self.median)
+
+
+class Baselines:
+    """The usual of every class that this node has timed."""
+
+    def __init__(self, options: BaselineOptions, stamp: str = "") -> None:
+        """`stamp` names the software that was timed (torch, NCCL, driver): what another software needed is not compared with."""
+        self._options = options
+        self._stamp = stamp
+        self._classes: dict[Series, _Class] = {}
+        self._families: dict[Series, dict[str, _Class]] = {}
+        self.changed = False
+        """Whether there is something that `document` has not given."""
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+    def ratio(self, series: Series, seconds: float) -> Reading | None:
+        """Return a timing in terms of its class; None if too little is known to judge."""
+        known = self._classes.get(series)
+        if known is None or not known.known:
+            return self._prior(series, seconds)
+        return Reading(seconds / known.reference, known.limit)
+
+    def update(self, series: Series, seconds: float, at: float) -> None:
+        """Learn a timing of a round in which nothing was wrong; `at` is Unix time."""
+        if not 0 < seconds < math.inf:
+            return
+        known = self._classes.get(series)
+        if known is None:
+            if len(self._classes) >= MAX_CLASSES:
+                return
+            known = self._put(series, _Class())
+        if known.learn(seconds, at):
+            self.changed = True
+            self._refer(series, known)
+
+    def _put(self, series: Series, new: _Class) -> _Class:
+        self._classes[series] = new
+        self._families.setdefault(series._replace(part=""), {})[series.part] = new
+        return new
+
+    def _siblings(self, series: Series) -> list[_Class]:
+        """Return the same class of the node's other parts, where enough of them are known."""
+        family = self._families.get(series._replace(part=""), {})
+        siblings = [other for part, other in family.items() if part != series.part and part and other.known]
+        return siblings if series.part and len(siblings) >= _LEAST_SIBLINGS else []
+
+    def _refer(self, series: Series, known: _Class) -> None:
+        """Work out what values of a class are compared with."""
+        known.reference = min(known.median, known.anchor * (1 + self._options.creep_ratio))
+        if siblings := self._siblings(series):
+            known.reference = min(known.reference, _median([other.median for other in siblings]) * (1 + self._options.sibling_ratio))
+        known.limit = self._limit(series, known.sigma)
+
+    def _limit(self, series: Series, sigma: float) -> float:
+        floor = self._options.light_ratio if series.kind == "light" else self._options.slow_ratio
+        return 1 + max(floor, self._options.deviations * sigma)
+
+    def _prior(self, series: Series, seconds: float) -> Reading | None:
+        """Judge a part that is new by the other parts of its node, with the tolerance that their differences ask for."""
+        if not (siblings := self._siblings(series)):
+            return None
+        sigma = 1.5 * max(other.sigma for other in siblings)
+        usual = _median([other.median for other in siblings]) * (1 + self._options.sibling_ratio)
+        return Reading(seconds / usual, self._limit(series, sigma))
+
+    def document(self) -> bytes:
+        """Return what `load` reads: a line with a checksum, and a line with the classes."""
+        rows = [
+            [*series, known.kept_at, known.anchor if known.anchor < math.inf else None, _pack(known.values)]
+            for series, known in self._classes.items()
+            if known.values
+        ]
+        body = json.dumps({"stamp": self._stamp, "classes": rows}, separators=(",", ":"), allow_nan=False).encode()
+        self.changed = False
+        return json.dumps({"format": _FORMAT, "blake2b": _checksum(body)}).encode() + b"\n" + body + b"\n"
+
+    def load(self, path: Path) -> bool:
+        """Take over what an earlier agent kept; False if there is none, or it is of other software.
+
+        Raises BaselineError, with the file moved to `*.bad`, if it makes no sense, and OSError if it cannot be read.
+        """
+        try:
+            stamp, classes = _parse(read(str(path), _MOST_BYTES))
+        except FileNotFoundError:
+            return False
+        except (ValueError, RecursionError) as error:
+            bad = f"{path}.bad"
+            os.replace(path, bad)
+            message = f"{path}: {error}; moved to {bad}, and what is usual is learnt anew"
+            raise BaselineError(message) from error
+        if stamp != self._stamp:
+            return False
+        for series, known in classes.items():
+            self._put(series, known)
+        for series, known in classes.items():
+            self._refer(series, known)
+        return True
+
+
+def write(path: Path, document: bytes) -> None:
+    """Replace the file of baselines; on OSError, and when killed at any point, the old one is as it was.
+
+    Waits for the disk, as the file outlives the boot: call it in a thread.
+    """
+    temporary = f"{path}.new"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
+        try:
+            while document:
+                document = document[os.write(descriptor, document) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _median(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def _pack(values: Iterable[float]) -> str:
+    return base64.b64encode(array("f", values).tobytes()).decode()
+
+
+def _checksum(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+def _parse(content: str) -> tuple[str, dict[Series, _Class]]:
+    """Return the stamp and the classes of a file; ValueError says what is wrong with it."""
+    head, _, body = content.partition("\n")
+    body = body.removesuffix("\n")
+    header = json.loads(head)
+    if not isinstance(header, dict) or header.get("format") != _FORMAT:
+        message = f"not a file of baselines of format {_FORMAT}"
+        raise ValueError(message)
+    if header.get("blake2b") != _checksum(body.encode()):
+        message = "the checksum is not that of the content"
+        raise ValueError(message)
+    document = json.loads(body)
+    try:
+        return str(document["stamp"]), dict(map(_row, document["classes"]))
+    except (KeyError, TypeError, binascii.Error) as error:
+        message = f"{type(error).__name__}: {error}"
+        raise ValueError(message) from error
+
+
+def _row(row: list[Any]) -> tuple[Series, _Class]:
+    """Return one class; ValueError or TypeError if it is none."""
+    if len(row) != _FIELDS:
+        message = f"a class has {_FIELDS} fields, not {len(row)}"
+        raise ValueError(message)
+    *key, kept_at, anchor, packed = row
+    values = array("f", base64.b64decode(packed, validate=True))
+    if not values or not all(0 < value < math.inf for value in values):
+        message = f"{key} has values that are no times"
+        raise ValueError(message)
+    return Series(*key), _Class(values, float(kept_at), math.inf if anchor is None else float(anchor))

@@ -1,0 +1,123 @@
+"""Connections of the peer listener: those of strangers make room, those of nodes that have proved who they are stay."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.web.connection import Connection
+from dshealthd.web.limits import Gate, Refusal, reset_on_close
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp.web_request import BaseRequest
+    from aiohttp.web_response import StreamResponse
+    from aiohttp.web_server import Server
+
+    from dshealthd.web.tls import Tls
+
+MAX_UNPROVED = 3
+"""Requests in a row without proof of who sends them; the connection ends with them. A nonce is asked for in one."""
+MAX_AGE = 900.0
+"""Seconds after which a connection ends with its next answer, so that its certificate is shown again."""
+
+
+class PeerConnection(Connection):
+    """One caller's connection."""
+
+    __slots__ = ("_opened", "_opening", "_peer_gate", "_unproved", "proved")
+
+    def __init__(
+        self,
+        manager: Server,
+        gate: PeerGate,
+        client: str,
+        *,
+        header_timeout: float,
+        tls: Tls | None,
+        answered: Callable[[BaseRequest, StreamResponse], None],
+    ) -> None:
+        """Take the place of `client` in the gate. Made in the task that goes on with the TLS handshake, where there is one."""
+        super().__init__(manager, gate, client, header_timeout=header_timeout, tls=tls, answered=answered)
+        self.proved = False
+        """Whether a request on this connection has proved who sent it."""
+        self._unproved = 0
+        self._peer_gate = gate
+        self._opened = self._loop.time()
+        self._opening = asyncio.current_task()
+        gate.strangers[self] = client
+
+    @property
+    def certificate(self) -> dict[str, Any]:
+        """The caller's certificate as `getpeercert()` gives it; empty without TLS."""
+        return {} if self.transport is None else self.transport.get_extra_info("peercert") or {}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start the time for the first request's headers."""
+        self._opening = None
+        super().connection_made(transport)
+
+    def prove(self) -> None:
+        """Note that the request in hand proved who sent it."""
+        self.proved = True
+        self._unproved = 0
+        self._peer_gate.strangers.pop(self, None)
+
+    def doubt(self) -> bool:
+        """Note that the request in hand proved nothing; tell whether another one may follow."""
+        self._unproved += 1
+        return self._unproved < MAX_UNPROVED
+
+    @property
+    def aged(self) -> bool:
+        """Whether the connection has been open for so long that it is to be made anew."""
+        return self._loop.time() - self._opened > MAX_AGE
+
+    async def finish_response(self, request: BaseRequest, resp: StreamResponse, start_time: float | None) -> tuple[StreamResponse, bool]:
+        """Send an answer; a stranger's next request has to come soon."""
+        done = await super().finish_response(request, resp, start_time)
+        if not self.proved:
+            self._allow(self._header_timeout, Refusal.HEADERS)
+        return done
+
+    def evict(self) -> None:
+        """Close at once, in the middle of whatever it is, and give the place back."""
+        self.release()
+        if self._opening is not None:
+            self._opening.cancel()
+        elif isinstance(self.transport, asyncio.Transport):
+            reset_on_close(self.transport.get_extra_info("socket"))
+            self.transport.abort()
+
+    def release(self) -> None:
+        """Give the place in the gate back."""
+        self._peer_gate.strangers.pop(self, None)
+        super().release()
+
+
+class PeerGate(Gate):
+    """A gate where a newcomer takes the place of the stranger that has been there longest, instead of being turned away.
+
+    Whoever fills the listener with connections cannot keep the nodes out so: theirs need a few milliseconds until they are proved.
+    """
+
+    def __init__(self, limit: int, limit_per_address: int) -> None:
+        """Admit at most `limit` connections at a time, `limit_per_address` of them from one client."""
+        super().__init__(limit, limit_per_address)
+        self.strangers: dict[PeerConnection, str] = {}
+        """The connections that have proved nothing yet and whose they are, oldest first."""
+        self.evicted = 0
+
+    def admit(self, client: str) -> bool:
+        """Count a connection of `client`, or its refusal."""
+        if self.total >= self.limit:
+            self._evict(next(iter(self.strangers), None))
+        elif self._open[client] >= self._limit_per_address:
+            self._evict(next((connection for connection, whose in self.strangers.items() if whose == client), None))
+        return super().admit(client)
+
+    def _evict(self, connection: PeerConnection | None) -> None:
+        if connection is not None:
+            self.evicted += 1
+            connection.evict()

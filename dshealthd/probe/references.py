@@ -1,0 +1,105 @@
+"""The other members as one agent has met them: with whom to run an extra round."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+from dshealthd.probe.evidence import HARD
+from dshealthd.probe.schedule import Timetable
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+_SHUNNED = 20.0
+"""Seconds in which a member that declined is not asked again."""
+_RECENT = 60.0
+"""Seconds for which a round says that a member is well."""
+
+
+class References:
+    """What is known of the other members."""
+
+    def __init__(self, me: str, leaves: Mapping[str, str]) -> None:
+        """`leaves` names every member, with "" where its leaf is not known."""
+        self.me = me
+        self._declined: dict[str, float] = {}
+        self._met: dict[str, tuple[float, bool]] = {}
+        self._said: dict[str, tuple[int, Mapping[str, float]]] = {}
+        self.members(leaves)
+
+    def members(self, leaves: Mapping[str, str]) -> None:
+        """Take over a new list of members."""
+        self.leaves = dict(leaves)
+        self.leaf = self.leaves.get(self.me, "")
+        self._timetable = Timetable(self.leaves, self.leaves)
+        self.neighbours = sum(leaf == self.leaf for leaf in self.leaves.values()) - 1 if self.leaf else 0
+        self.strangers = max(0, len(self.leaves) - 1 - self.neighbours)
+        stores: tuple[dict[str, object], ...] = (self._declined, self._met, self._said)  # type: ignore[assignment] # only keys go
+        for store in stores:
+            for name in store.keys() - self.leaves.keys():
+                del store[name]
+
+    def near(self, names: Iterable[str]) -> bool:
+        """Tell whether all of them are known to be on this node's leaf."""
+        return bool(self.leaf) and all(self.leaves.get(name) == self.leaf for name in names)
+
+    def declined(self, names: Iterable[str], at: float) -> None:
+        """Note that members cannot take part now."""
+        self._declined.update(dict.fromkeys(names, at))
+
+    def met(self, name: str, at: float, *, well: bool) -> None:
+        """Note how a round with a member went."""
+        self._met[name] = at, well
+
+    def heard(self, name: str, epoch: int, pairs: Mapping[str, float]) -> None:
+        """Note what a member says of others."""
+        self._said[name] = epoch, pairs
+
+    def spoke(self, name: str, since: int) -> bool:
+        """Tell whether a member has told anything since that epoch."""
+        return name in self._said and self._said[name][0] >= since
+
+    def opinions(self, name: str, since: int) -> list[float]:
+        """Return the ratios that others have told of their rounds with a member since that epoch."""
+        return [pairs[name] for epoch, pairs in self._said.values() if epoch >= since and name in pairs]
+
+    def opinion(self, name: str) -> float | None:
+        """Return what a member told last of its rounds with this node."""
+        return self._said[name][1].get(self.me) if name in self._said else None
+
+    def well(self, leaf: str, since: float) -> bool:
+        """Tell whether a round with a member of that leaf went well since."""
+        return any(good and at >= since and self.leaves.get(name) == leaf for name, (at, good) in self._met.items())
+
+    def witness(self, name: str, epoch: int, now: float) -> str | None:
+        """Return who was to meet a member in that epoch, and so knows about it; None if nobody can be asked."""
+        for partner in self._timetable.group_of(name, epoch):
+            if partner not in {name, self.me} and now - self._declined.get(partner, 0.0) >= _SHUNNED:
+                return partner
+        return None
+
+    def choose(self, *, near: bool, avoid: Collection[str], ill: Collection[str], now: float) -> str | None:
+        """Return a member for an extra round: one met lately and found well first, in an order of this node's own; None if there is none.
+
+        Those to `avoid` have been asked; they are taken only when there is nobody else. Nobody of `ill` is taken.
+        """
+        best: tuple[bool, bool, int, str] | None = None
+        for name, leaf in self.leaves.items():
+            at, well = self._met.get(name, (0.0, False))
+            if (
+                name == self.me
+                or (bool(self.leaf) and leaf == self.leaf) is not near
+                or name in ill
+                or now - self._declined.get(name, 0.0) < _SHUNNED
+            ):
+                continue
+            rank = (name in avoid, not (well and now - at < _RECENT), zlib.crc32(f"{self.me}/{name}".encode()), name)
+            if best is None or rank < best:
+                best = rank
+        return best[-1] if best else None
+
+
+def unanswered(opinions: Iterable[float]) -> bool:
+    """Tell whether all that others say of a member is that it gives no answer."""
+    return all(value >= HARD for value in opinions)

@@ -1,0 +1,121 @@
+"""Names of nodes to addresses, without ever waiting for a name server longer than the caller wants to.
+
+`getaddrinfo` blocks, for as long as a silent name server lets it, and cannot be stopped. It runs in a few daemon threads, of which a
+process that ends does not wait; an address that was once known is used again while no newer one can be had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KEPT = 60.0
+"""Seconds for which an address is not looked up again."""
+FAILURE_KEPT = 5.0
+"""Seconds for which a name that could not be looked up is not tried again."""
+PATIENCE = 0.5
+"""Seconds that a caller waits for a newer address where there is an old one."""
+MAX_LOOKUPS = 4
+"""Look-ups, and so threads, at a time."""
+MAX_ADDRESSES = 4
+"""Addresses of one name that are tried."""
+MAX_NAMES = 65_536
+
+Address = tuple[socket.AddressFamily, str]
+
+
+class UnknownName(Exception):
+    """The name servers say that there is no such name, or that they cannot tell."""
+
+
+class Resolver:
+    """Looks names up and remembers what it found."""
+
+    def __init__(self, look_up: Callable[..., list[Any]] = socket.getaddrinfo, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """`look_up` is called as `socket.getaddrinfo`, in a thread."""
+        self._look_up = look_up
+        self._monotonic = monotonic
+        self._known: dict[str, tuple[Address, ...]] = {}
+        self._asked: dict[str, float] = {}
+        """When the last look-up of a name ended."""
+        self._failed: set[str] = set()
+        self._pending: dict[str, asyncio.Task[None]] = {}
+        self._free = asyncio.Semaphore(MAX_LOOKUPS)
+
+    async def addresses(self, host: str) -> tuple[Address, ...]:
+        """Return the addresses of a host, at least one. UnknownName; waits for the name servers, so it needs a deadline."""
+        try:
+            return (_literal(host),)
+        except ValueError:
+            pass
+        known = self._known.get(host)
+        age = self._monotonic() - self._asked.get(host, -KEPT)
+        if age >= (FAILURE_KEPT if host in self._failed else KEPT):
+            task = self._pending.get(host)
+            if task is None:
+                task = self._pending[host] = asyncio.create_task(self._refresh(host), name=f"looking up {host}")
+            await asyncio.wait({task}, timeout=None if known is None else PATIENCE)
+            known = self._known.get(host)
+        if known is None:
+            raise UnknownName(host)
+        return known
+
+    async def close(self) -> None:
+        """Give up the look-ups in progress; their threads end when they may."""
+        tasks = list(self._pending.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _refresh(self, host: str) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with self._free:
+                found: asyncio.Future[tuple[Address, ...]] = loop.create_future()
+                threading.Thread(target=self._run, args=(host, loop, found), name="name look-up", daemon=True).start()
+                addresses = await found
+            self._failed.discard(host)
+            if len(self._known) >= MAX_NAMES:
+                self._known.clear()
+            self._known[host] = addresses
+        except OSError:  # the old address, if there is one, stays
+            self._failed.add(host)
+        finally:
+            self._asked[host] = self._monotonic()
+            del self._pending[host]
+
+    def _run(self, host: str, loop: asyncio.AbstractEventLoop, found: asyncio.Future[tuple[Address, ...]]) -> None:
+        """Look a name up; in a thread of its own."""
+        result: tuple[Address, ...] | OSError
+        try:
+            entries = self._look_up(host, None, type=socket.SOCK_STREAM)
+            result = tuple(dict.fromkeys((entry[0], str(entry[4][0])) for entry in entries))[:MAX_ADDRESSES]
+        except OSError as error:  # gaierror is one
+            result = error
+        except UnicodeError as error:  # an internationalised name that is none
+            result = OSError(str(error))
+
+        def deliver() -> None:
+            if found.done():
+                return
+            if isinstance(result, OSError):
+                found.set_exception(result)
+            else:
+                found.set_result(result)
+
+        try:
+            loop.call_soon_threadsafe(deliver)
+        except RuntimeError:  # the loop has ended meanwhile
+            return
+
+
+def _literal(host: str) -> Address:
+    address = ipaddress.ip_address(host)
+    return (socket.AF_INET6 if isinstance(address, ipaddress.IPv6Address) else socket.AF_INET, host)

@@ -1,0 +1,68 @@
+"""The rendezvous store of one round: what `torch.distributed` needs of one, kept by the agent of the round's root."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+StoreHandler = Callable[[str, str, bytes | int | None, float], Awaitable[bytes | int | bool]]
+"""Carries out `set`, `get`, `add`, `check`, `wait` or `delete` (op, key, value, seconds); raises TimeoutError or StoreError."""
+
+MAX_KEYS = 4096
+MAX_KEY = 256
+MAX_VALUE = 64 << 10
+
+
+class StoreError(Exception):
+    """The operation could not be carried out."""
+
+
+class LocalStore:
+    """A store in this process. Values come from workers of other nodes too: all is bounded, and nothing is interpreted."""
+
+    def __init__(self) -> None:
+        """Start empty; a store serves one round."""
+        self._values: dict[str, bytes] = {}
+        self._changed = asyncio.Condition()
+
+    async def __call__(self, op: str, key: str, value: bytes | int | None, timeout: float) -> bytes | int | bool:  # noqa: ASYNC109 - the store's own
+        """Carry out one operation."""
+        if len(key) > MAX_KEY:
+            message = f"a key of {len(key)} characters"
+            raise StoreError(message)
+        match op, value:
+            case "set", bytes():
+                await self._put(key, value)
+                return True
+            case "add", int():
+                try:
+                    total = int(self._values.get(key, b"0")) + value
+                except ValueError as error:
+                    message = f"{key} holds no number"
+                    raise StoreError(message) from error
+                await self._put(key, str(total).encode())
+                return total
+            case "get", None:
+                await self._wait(key, timeout)
+                return self._values[key]
+            case "wait", None:
+                await self._wait(key, timeout)
+                return True
+            case "check", None:
+                return key in self._values
+            case "delete", None:
+                return self._values.pop(key, None) is not None
+        message = f"no such operation: {op} with {type(value).__name__}"
+        raise StoreError(message)
+
+    async def _put(self, key: str, value: bytes) -> None:
+        if len(value) > MAX_VALUE or (len(self._values) >= MAX_KEYS and key not in self._values):
+            message = "the store of this round is full"
+            raise StoreError(message)
+        self._values[key] = value
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _wait(self, key: str, seconds: float) -> None:
+        async with asyncio.timeout(seconds), self._changed:
+            await self._changed.wait_for(lambda: key in self._values)
