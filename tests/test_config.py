@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dshealthd import config, reference, registry
+from dshealthd.address import listen_address
 from dshealthd.config import Config, ConfigError
 from dshealthd.options import Duration, Errors, decode, encode
 
@@ -111,9 +112,9 @@ def test_options_survive_the_way_to_a_worker() -> None:
 
 def test_listen_addresses() -> None:
     """All forms of an address are understood; an empty host means all addresses."""
-    assert config.listen_address(":10061") == (None, 10061)
-    assert config.listen_address("127.0.0.1:0") == ("127.0.0.1", 0)
-    assert config.listen_address("[::1]:80") == ("::1", 80)
+    assert listen_address(":10061") == (None, 10061)
+    assert listen_address("127.0.0.1:0") == ("127.0.0.1", 0)
+    assert listen_address("[::1]:80") == ("::1", 80)
 
 
 def test_changes_that_need_a_restart() -> None:
