@@ -1,0 +1,269 @@
+"""Several nodes on this machine, on a network of their own, each with an agent."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from tests.lab import records
+from tests.lab.node import INTERFACE, Node, profile
+from tests.lab.shaper import Shaper
+from tests.lab.station import Loopback, Namespaces, NotPermitted, Station
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from tests.agents import Scrape
+
+T = TypeVar("T")
+
+MAX_NODES = 200
+COLLECTORS = ("gpu", "gpu_bus", "memory", "network", "tcp")
+BRIDGE = "lan"
+NETWORK = ipaddress.IPv4Network("10.61.0.0/16")
+SERVICES = NETWORK.broadcast_address - 1
+ALL_NODES = "nodes.lab"
+"""A name with the address of every node."""
+_SCRAPE_SECONDS = 2.0
+
+
+class Lab:
+    """A switch, and nodes with agents; a context manager that starts and ends them.
+
+    `services` is the machine with the switch, for what is not a node (Prometheus, a receiver of alerts); it reaches every node, and every
+    node it. `limits` says what cannot be done where namespaces are not permitted; it is empty otherwise.
+    """
+
+    services: Station
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        nodes: int = 8,
+        *,
+        gpus: int = 8,
+        config: str | Callable[[Node], str] = "",
+        collectors: Sequence[str] = COLLECTORS,
+        interval: str = "1s",
+        namespaces: bool = True,
+        start: bool = True,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Prepare a lab in `directory` (without one, in a temporary one that goes with it).
+
+        `config` is laid over the lab's own, which runs `collectors` every `interval`; without `start` the agents are left to `Node.start`.
+        """
+        if not 1 <= nodes <= MAX_NODES:
+            message = f"a lab has 1 to {MAX_NODES} nodes, not {nodes}"
+            raise ValueError(message)
+        self.nodes: list[Node] = []
+        self.limits: tuple[str, ...] = ()
+        self._number, self._gpus, self._config = nodes, gpus, config
+        self._profile = profile(collectors, interval)
+        self._namespaces, self._start, self.progress = namespaces, start, progress
+        self._given = directory
+        self._stations: list[Station] = []
+        self._shapers: dict[tuple[str, str], Shaper] = {}
+        self._pool = ThreadPoolExecutor(nodes + 1, thread_name_prefix="lab")
+        self._rules = 0
+
+    def __enter__(self) -> Self:
+        """Start everything; what has been started is ended again when something fails."""
+        self.directory = self._given if self._given is not None else records.temporary_directory()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.records = records.Records(self.directory, temporary=self._given is None)
+        try:
+            self._make_stations()
+            for number, station in enumerate(self._stations[1:], start=1):
+                self.nodes.append(Node(number, station, self, gpus=self._gpus, profile=self._profile))
+            self._write_hostfiles()
+            for node in self.nodes:
+                node.config(self._config if isinstance(self._config, str) else self._config(node))
+            if self._start:
+                self._start_agents()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End everything."""
+        self.close()
+
+    def close(self) -> None:
+        """End every agent and machine, and forget them. The directory stays where it was given."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.records.close)
+            stack.callback(self._pool.shutdown)
+            for station in self._stations:
+                stack.callback(station.close)
+            self._each(Node.stop)
+        self.nodes, self._stations = [], []
+
+    def node(self, name: str) -> Node:
+        """Return the node of a name."""
+        return next(node for node in self.nodes if node.name == name)
+
+    def scrape(self, name: str) -> Scrape:
+        """Return /metrics of a node."""
+        return self.node(name).scrape()
+
+    def scrapes(self) -> dict[str, Scrape]:
+        """Return /metrics of every node that answers in time, by name."""
+
+        def scrape(node: Node) -> Scrape | None:
+            try:
+                return node.scrape(_SCRAPE_SECONDS) if node.runs else None
+            except OSError:
+                return None
+
+        return {node.name: found for node, found in zip(self.nodes, self._each(scrape), strict=True) if found is not None}
+
+    def wait(self, predicate: Callable[[Mapping[str, Scrape]], object], seconds: float = 20.0) -> dict[str, Scrape]:
+        """Return the first scrapes, by node, for which the predicate holds. Nodes that do not answer are left out of them."""
+        finish = time.monotonic() + seconds
+        while True:
+            found = self.scrapes()
+            if predicate(found):
+                return found
+            if time.monotonic() > finish:
+                logs = "\n".join(f"{node.name}: {line}" for node in self.nodes for line in _tail(node))
+                message = f"not within {seconds:g} s; {len(found)} of {len(self.nodes)} nodes answer\n{logs}"
+                raise AssertionError(message)
+            time.sleep(0.1)
+
+    def worker_pids(self, node: Node) -> list[int]:
+        """Return the pids of the children of a node's agent, as this machine counts them."""
+        return node.agent.workers()
+
+    @contextlib.contextmanager
+    def injected(self, what: str) -> Iterator[None]:
+        """Note a fault while it lasts."""
+        self.progress(f"fault: {what}")
+        with self.records.fault(what):
+            yield
+        self.progress(f"fault over: {what}")
+
+    def shaper(self, station: Station, device: str) -> Shaper:
+        """Return what limits the rate at which a station sends on an interface."""
+        return self._shapers.setdefault((station.name, device), Shaper(station, device))
+
+    @contextlib.contextmanager
+    def rules(self, station: Station, family: str, chains: Mapping[str, Sequence[str]]) -> Iterator[None]:
+        """Have nftables rules in force on a station, by hook; in a table of their own, so that each fault is undone alone."""
+        self._rules += 1
+        table = f"{family} fault_{self._rules}"
+        text = [f"table {table} {{"]
+        for hook, rules in chains.items():
+            text += [f"chain {hook} {{ type filter hook {hook} priority 0; policy accept;", *rules, "}"]
+        station.tool("nft", "-f", "-", text="\n".join([*text, "}\n"]))
+        try:
+            yield
+        finally:
+            station.tool("nft", "delete", "table", *table.split())
+
+    def _each(self, function: Callable[[Node], T]) -> list[T]:
+        """Call a function for every node at once; the first of the errors is raised after all have ended."""
+        futures = [self._pool.submit(function, node) for node in self.nodes]
+        wait(futures)
+        return [future.result() for future in futures]
+
+    def _make_stations(self) -> None:
+        if self._namespaces:
+            started = time.monotonic()
+            try:
+                self._make_network()
+            except NotPermitted as error:
+                for station in self._stations:
+                    station.close()
+                self._stations = []
+                self._fall_back(f"namespaces are not permitted here ({error}); run as root, or under `unshare --user --map-root-user`")
+            else:
+                self.progress(f"network: {self._number} machines and a switch in {time.monotonic() - started:.1f} s")
+        else:
+            self._fall_back("namespaces are not asked for")
+        self.services = self._stations[0]
+
+    def _fall_back(self, reason: str) -> None:
+        """Use addresses of the loopback network, others for every lab of this machine."""
+        self.limits = (
+            "no faults of the network (rate, loss, drop, reset, DNS)",
+            "members are addresses, as names cannot be given",
+            "every agent sees this machine's processes, interfaces and memory",
+        )
+        self.progress(f"network: 127.0.0.0/8, as {reason}. Not possible then:")
+        for limit in self.limits:
+            self.progress(f"  {limit}")
+        block = ipaddress.IPv4Address("127.64.0.0") + (os.getpid() % (1 << 13)) * 256
+        self._stations = [Loopback(name, str(block + number + 1), self._folder(name)) for number, name in enumerate(self._names())]
+
+    def _make_network(self) -> None:
+        for tool in ("ip", "tc", "nft"):
+            if shutil.which(tool) is None:
+                message = f"{tool} is not installed"
+                raise NotPermitted(message)
+        addresses = [SERVICES, *(NETWORK.network_address + number + 1 for number in range(self._number))]
+        aliases = ["", *(f" {ALL_NODES}" for _ in range(self._number))]
+        known = [f"{address} {name}{alias}" for address, name, alias in zip(addresses, self._names(), aliases, strict=True)]
+        for address, name in zip(addresses, self._names(), strict=True):
+            folder = self._folder(name)
+            (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", "::1 localhost", *known, ""]), encoding="ascii")
+            (folder / "resolv.conf").write_text(f"nameserver {SERVICES}\n", encoding="ascii")
+            (folder / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files dns\n", encoding="ascii")
+            files = {f"/etc/{file}": folder / file for file in ("hosts", "resolv.conf", "nsswitch.conf")}
+            self._stations.append(Namespaces(name, str(address), folder, files))
+        machines = [station for station in self._stations if isinstance(station, Namespaces)]
+        opening = [self._pool.submit(machine.open) for machine in machines]
+        wait(opening)  # all of them, so that what one of them lacks finds none of the others half made
+        for future in opening:
+            future.result()
+        for machine in machines:
+            assert machine.pid is not None
+            self.records.process(f"machine {machine.name}", machine.pid)
+        switch, *others = machines
+        width = NETWORK.prefixlen
+        links = [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} up", f"addr add {switch.address}/{width} dev {BRIDGE}"]
+        with contextlib.ExitStack() as stack:
+            namespaces = [os.open(str(machine.netns), os.O_RDONLY | os.O_CLOEXEC) for machine in others]
+            for machine, namespace in zip(others, namespaces, strict=True):
+                stack.callback(os.close, namespace)
+                links.append(f"link add {machine.name} type veth peer name {INTERFACE} netns /proc/self/fd/{namespace}")
+                links.append(f"link set {machine.name} master {BRIDGE} up")
+            switch.tool("ip", "-batch", "-", text="\n".join(links), descriptors=namespaces)
+        limit = Path("/proc/sys/net/ipv4/icmp_ratelimit")  # so that every query is told at once that there is no name server
+        switch.inside(lambda: limit.write_text("0", encoding="ascii"))
+        for machine in others:
+            machine.tool("ip", "-batch", "-", text=f"addr add {machine.address}/{width} dev {INTERFACE}\nlink set {INTERFACE} up")
+
+    def _names(self) -> list[str]:
+        return ["services", *(f"node-{number + 1}" for number in range(self._number))]
+
+    def _folder(self, name: str) -> Path:
+        folder = self.directory / name
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def _write_hostfiles(self) -> None:
+        text = "".join(f"{node.member} slots={self._gpus}\n" for node in self.nodes)
+        for place in (self.directory / "hostfile", *(node.hostfile for node in self.nodes)):
+            place.write_text(text, encoding="ascii")
+
+    def _start_agents(self) -> None:
+        started = time.monotonic()
+        for node in self.nodes:
+            node.begin()
+        for number, node in enumerate(self.nodes, start=1):
+            node.finish()
+            self.progress(f"agents: {number} of {len(self.nodes)} serve after {time.monotonic() - started:.1f} s")
+
+
+def _tail(node: Node, lines: int = 10) -> list[str]:
+    return node.log.read_text(encoding="utf-8").splitlines()[-lines:] if node.log.exists() else []

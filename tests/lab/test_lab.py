@@ -1,0 +1,510 @@
+"""The lab does what it says: its nodes, its faults, measured with small transfers, and nothing left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lab import Lab, Node, NotPermitted, faults, records
+from tests.lab.node import merged, toml
+from tests.lab.shaper import bits_per_second
+from tests.lab.station import listen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MBIT = 10**6 / 8
+LIMITED = "20mbit"
+FREE = 60 * MBIT
+"""Less than a node that is not limited sends even while the processor has other work; it is a hundred times this otherwise."""
+TEMPERATURE = "dshealthd_gpu_temperature_celsius"
+
+
+def namespaced(lab: Lab) -> Lab:
+    """Skip a test of what only namespaces give."""
+    if lab.limits:
+        pytest.skip("; ".join(lab.limits))
+    return lab
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Three machines for the faults; each test starts the agents that it needs."""
+    with Lab(tmp_path_factory.mktemp("lab"), nodes=3, gpus=1, collectors=("memory",), start=False) as made:
+        yield namespaced(made)
+
+
+@pytest.fixture
+def three(lab: Lab) -> Iterator[tuple[Node, Node, Node]]:
+    """Its nodes, on whose network nothing may be left of a fault afterwards."""
+    one, two, three = lab.nodes
+    yield one, two, three
+    for node in lab.nodes:
+        node.stop()
+    for station in (lab.services, *(node.station for node in lab.nodes)):
+        assert station.tool("nft", "list", "ruleset") == ""
+        assert {line.split()[1] for line in station.tool("tc", "qdisc", "show").splitlines()} <= {"noqueue"}
+
+
+def rate(source: Node, target: Node, size: int = 1_000_000) -> float:
+    """Return at how many bytes a second one node sends another so many, over TCP."""
+    with listen(target.station) as listener:
+
+        def receive() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                while connection.recv(1 << 16):
+                    pass
+                connection.sendall(b".")
+
+        thread = threading.Thread(target=receive)
+        thread.start()
+        with source.connect(listener.getsockname()) as connection:
+            started = time.monotonic()
+            connection.sendall(bytes(size))
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1) == b"."
+            seconds = time.monotonic() - started
+        thread.join()
+    return size / seconds
+
+
+def connects(source: Node, target: Node, timeout: float = 0.7) -> str:
+    """Return how connecting to a listening port ends: "" for well, or the error's name."""
+    with listen(target.station) as listener:
+        try:
+            source.connect(listener.getsockname(), timeout).close()
+        except TimeoutError:
+            return "timeout"
+        except OSError as error:
+            return errno.errorcode[error.errno or 0]
+    return ""
+
+
+def datagrams(source: Node, target: Node, number: int = 1) -> int:
+    """Return how many of so many datagrams arrive."""
+
+    def bound(node: Node) -> socket.socket:
+        made = node.station.inside(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        made.bind((node.address, 0))
+        return made
+
+    arrived = 0
+    with bound(source) as sender, bound(target) as receiver:
+        receiver.settimeout(0.1)
+        for sent in range(0, number, 100):  # what a receiver's buffer holds
+            for _ in range(min(100, number - sent)):
+                sender.sendto(b".", receiver.getsockname())
+            with contextlib.suppress(TimeoutError):
+                while arrived < number:
+                    arrived += len(receiver.recv(1))
+    return arrived
+
+
+def output(node: Node, *command: str, timeout: float = 10.0) -> tuple[int, str]:
+    """Run a command on a node; its status and what it prints. TimeoutExpired after it has been killed."""
+    process = node.station.popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        said, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+    return process.returncode, said
+
+
+def network_of_this_machine() -> list[str]:
+    """Return what a lab must not change."""
+    commands = (["ip", "-o", "link"], ["ip", "-o", "addr"], ["ip", "route"], ["ip", "netns"], ["nft", "list", "ruleset"], ["tc", "qdisc"])
+    said = [subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout for command in commands]
+    mounts = [line for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines() if "/etc/" in line or "lab" in line]
+    return [*said, socket.gethostname(), *mounts]
+
+
+def network_namespaces() -> dict[int, list[int]]:
+    """Return the pids in each network namespace, by its inode."""
+    found: dict[int, list[int]] = {}
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            found.setdefault(os.stat(f"/proc/{pid}/ns/net").st_ino, []).append(int(pid))
+    return found
+
+
+def test_eight_nodes(tmp_path: Path) -> None:
+    """Eight agents are up within seconds, each with GPUs, interfaces and processes of its own; this machine sees nothing of the network."""
+    before = network_of_this_machine()
+    progress: list[str] = []
+    started = time.monotonic()
+    with Lab(tmp_path, nodes=8, progress=progress.append) as lab:
+        namespaced(lab)
+        seconds = time.monotonic() - started
+        assert seconds < 30
+        assert progress[-1].startswith("agents: 8 of 8 serve after ")
+        found = lab.wait(
+            lambda scrapes: (
+                len(scrapes) == 8
+                and all(len(s.all(TEMPERATURE, sensor="core")) == 8 and s.all("dshealthd_network_up") for s in scrapes.values())
+            )
+        )
+        for number, node in enumerate(lab.nodes, start=1):
+            scrape = found[node.name]
+            assert (node.name, node.member) == (f"node-{number}", f"node-{number}")
+            assert scrape.value(TEMPERATURE, gpu="0", sensor="core") == 30 + number
+            assert scrape.value("dshealthd_gpus_expected") == scrape.value("dshealthd_gpus_visible") == 8
+            assert {dict(key)["device"] for key in scrape.series["dshealthd_network_up"]} == {"eth0"}
+            assert node.status()
+            assert output(node, "hostname") == (0, f"{node.name}\n")
+            assert lab.worker_pids(node)
+        uuids = {dict(key)["uuid"] for scrape in found.values() for key in scrape.series[TEMPERATURE]}
+        assert len(uuids) == 64
+        assert len({node.netns and os.stat(node.netns).st_ino for node in lab.nodes}) == 8
+        assert (tmp_path / "hostfile").read_text().splitlines() == [f"node-{number} slots=8" for number in range(1, 9)]
+        assert network_of_this_machine() == before
+        namespaces = {os.stat(f"/proc/{pid}/ns/net").st_ino for pid in (lab.services.pid, *(node.station.pid for node in lab.nodes))}
+        record = lab.records.path
+    assert network_of_this_machine() == before
+    assert not namespaces & network_namespaces().keys()
+    assert not record.exists()
+
+
+def test_names(three: tuple[Node, Node, Node]) -> None:
+    """A node resolves the others by name, all of them by one name, and what does not exist at once."""
+    one, two, _ = three
+    assert output(one, "getent", "hosts", "node-2")[1].split()[:2] == [two.address, "node-2"]
+    assert output(one, "getent", "hosts", "services")[1].split()[1] == "services"
+    addresses = {line.split()[0] for line in output(one, "getent", "ahostsv4", "nodes.lab")[1].splitlines()}
+    assert addresses == {node.address for node in three}
+    started = time.monotonic()
+    assert output(one, "getent", "hosts", "node-99")[0] == 2
+    assert time.monotonic() - started < 2
+
+
+def test_agent_stops_starts_reloads(lab: Lab, three: tuple[Node, Node, Node]) -> None:
+    """An agent stops, is killed with its workers, and starts again; a new configuration takes effect without a restart."""
+    one, two, _ = three
+    one.start()
+    two.start()
+    lab.wait(lambda scrapes: len(scrapes) == 2)
+    one.stop()
+    assert not one.runs
+    assert set(lab.scrapes()) == {"node-2"}
+    two.kill()
+    two.config('[collectors.gpu]\nenabled = true\ninterval = "500ms"\n')
+    two.start()
+    found = lab.wait(lambda scrapes: scrapes and scrapes["node-2"].all(TEMPERATURE))
+    assert found["node-2"].value("dshealthd_collector_up", collector="gpu") == 1
+    workers = lab.worker_pids(two)
+    assert workers
+    pid = two.agent.pid
+    two.config("")
+    lab.wait(lambda scrapes: not scrapes["node-2"].all(TEMPERATURE))
+    assert two.agent.pid == pid
+    two.kill()
+    end = time.monotonic() + 5
+    while any(records.start_time(worker) for worker in workers):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_slow(three: tuple[Node, Node, Node]) -> None:
+    """A slow node is limited in both directions and towards everyone; the others are not, and it is not afterwards."""
+    one, two, other = three
+    with faults.slow(one, LIMITED):
+        for source, target in ((one, two), (two, one)):
+            assert 10 * MBIT < rate(source, target) < 25 * MBIT
+        assert rate(two, other) > FREE
+    assert rate(one, two) > FREE
+
+
+def test_slow_pair(three: tuple[Node, Node, Node]) -> None:
+    """A slow way limits two nodes in both directions, not their ways to a third, and can be had beside a slow node and another way."""
+    one, two, other = three
+    with faults.slow_pair(one, two, LIMITED):
+        assert 10 * MBIT < rate(one, two) < 25 * MBIT
+        assert 10 * MBIT < rate(two, one) < 25 * MBIT
+        assert rate(one, other) > FREE
+        with faults.slow_pair(one, other, "40mbit"):
+            assert 25 * MBIT < rate(one, other) < 50 * MBIT
+            assert 10 * MBIT < rate(one, two) < 25 * MBIT
+        assert rate(one, other) > FREE
+    with faults.slow(one, "40mbit"), pytest.raises(ValueError, match="is limited already"), faults.slow(one, LIMITED):
+        pass
+
+
+def test_drop(three: tuple[Node, Node, Node]) -> None:
+    """Both ways between two nodes can be cut: connections time out, and a third is reached by both."""
+    one, two, other = three
+    with faults.drop(one, two):
+        assert connects(one, two) == connects(two, one) == "timeout"
+        assert connects(one, other) == connects(other, two) == ""
+    assert connects(one, two) == ""
+
+
+def test_drop_one_way(three: tuple[Node, Node, Node]) -> None:
+    """One way can be cut alone: datagrams go the other way, and a connection does not come about from either side."""
+    one, two, _ = three
+    with faults.drop_one_way(one, two):
+        assert datagrams(one, two) == 0
+        assert datagrams(two, one) == 1
+        assert connects(one, two) == connects(two, one) == "timeout"
+    assert datagrams(one, two) == 1
+
+
+def test_drop_all(lab: Lab, three: tuple[Node, Node, Node]) -> None:
+    """A node can be cut off from every other while its agent is still to be seen."""
+    one, two, other = three
+    one.start()
+    with faults.drop_all(one):
+        assert connects(one, two) == connects(other, one) == "timeout"
+        assert connects(two, other) == ""
+        assert set(lab.scrapes()) == {"node-1"}
+    assert connects(one, two) == ""
+
+
+def test_unplug(three: tuple[Node, Node, Node]) -> None:
+    """A node whose cable is out has no carrier, and reaches nobody until it is in again."""
+    one, two, _ = three
+    with faults.unplug(one):
+        assert output(one, "cat", "/sys/class/net/eth0/carrier") == (0, "0\n")
+        assert connects(one, two) != ""
+    assert output(one, "cat", "/sys/class/net/eth0/carrier") == (0, "1\n")
+    assert connects(one, two, 5) == ""
+
+
+def test_loss(three: tuple[Node, Node, Node]) -> None:
+    """The share of packets that is lost is the one asked for, in both directions, and others lose none."""
+    one, two, other = three
+    with faults.loss(one, 0.5):
+        for source, target in ((one, two), (two, one)):
+            assert 320 < datagrams(source, target, 800) < 480  # 5.6 standard deviations
+        assert datagrams(two, other, 100) == 100
+    assert datagrams(one, two, 100) == 100
+
+
+def test_reset(three: tuple[Node, Node, Node]) -> None:
+    """A firewall's RST refuses one port, or all TCP of a node and cuts what is connected; never the node's own loopback."""
+    one, two, _ = three
+    with listen(one.station) as shut, listen(one.station) as open_:
+        with faults.reset(one, shut.getsockname()[1]):
+            with pytest.raises(ConnectionRefusedError):
+                two.connect(shut.getsockname(), 2)
+            two.connect(open_.getsockname(), 2).close()
+        with two.connect(open_.getsockname(), 2) as before, faults.reset(one):
+            before.sendall(b".")
+            with pytest.raises(ConnectionResetError):
+                before.recv(1)
+            assert connects(two, one) == connects(one, two) == "ECONNREFUSED"
+            assert connects(one, one) == ""
+        assert connects(two, one) == ""
+
+
+def test_blackhole_dns(three: tuple[Node, Node, Node]) -> None:
+    """In a black hole for DNS the name of another node is neither found nor refused; its own still is, and others are not concerned."""
+    one, two, _ = three
+    with faults.blackhole_dns(one):
+        with pytest.raises(subprocess.TimeoutExpired):
+            output(one, "getent", "hosts", "node-2", timeout=1)
+        assert output(one, "getent", "ahostsv4", "node-1")[0] == 0
+        assert output(two, "getent", "hosts", "node-1")[0] == 0
+    assert output(one, "getent", "hosts", "node-2")[0] == 0
+
+
+def test_pause(lab: Lab, three: tuple[Node, Node, Node]) -> None:
+    """A paused agent does not answer and is missing from the scrapes; afterwards it answers again."""
+    one, two, _ = three
+    one.start()
+    two.start()
+    with faults.pause(one.agent.pid):
+        assert set(lab.scrapes()) == {"node-2"}
+    assert set(lab.scrapes()) == {"node-1", "node-2"}
+
+
+def test_clock_offset(lab: Lab, three: tuple[Node, Node, Node]) -> None:
+    """An agent's wall clock can be off by minutes, without its durations; afterwards it is right."""
+    one, _, _ = three
+    stamp = "dshealthd_collector_last_success_timestamp_seconds"
+    one.start()
+    with faults.clock_offset(one, 288):
+        found = lab.wait(lambda scrapes: scrapes["node-1"].value(stamp, collector="memory"))["node-1"]
+        assert found.value(stamp, collector="memory") == pytest.approx(time.time() + 288, abs=5)
+        assert (found.value("dshealthd_collector_duration_seconds", collector="memory") or 0) < 2
+    found = lab.wait(lambda scrapes: scrapes["node-1"].value(stamp, collector="memory"))["node-1"]
+    assert found.value(stamp, collector="memory") == pytest.approx(time.time(), abs=5)
+
+
+def test_faults_are_recorded(lab: Lab, three: tuple[Node, Node, Node]) -> None:
+    """What is in force can be read from the lab's records while it is."""
+    one, two, _ = three
+    with faults.drop(one, two):
+        assert '"drop node-1 <-> node-2"' in lab.records.path.read_text()
+    assert "drop" not in lab.records.path.read_text()
+
+
+@contextlib.contextmanager
+def command(directory: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], list[int], bool]]:
+    """Run `python -m tests.lab` with two nodes; the process, the agents' pids once they serve, and whether there are namespaces.
+
+    It is killed at the end, and what it left is cleaned.
+    """
+    arguments = [sys.executable, "-m", "tests.lab", "--nodes", "2", "--gpus", "1", "--directory", str(directory), *flags]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        shown = []
+        for line in process.stdout:
+            shown.append(line)
+            if line.startswith("files in "):
+                break
+        agents = [int(line.split()[2]) for line in shown if line.startswith("node-")]
+        assert len(agents) == 2, shown
+        yield process, agents, any(line.startswith("services") for line in shown)
+    finally:
+        process.kill()
+        process.wait(5)
+        process.stdout.close()
+        clean(directory)
+
+
+def clean(directory: Path) -> str:
+    """Run `python -m tests.lab --clean` for one lab and return what it says."""
+    arguments = [sys.executable, "-m", "tests.lab", "--clean", "--directory", str(directory)]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def ended(pids: list[int], seconds: float = 5.0) -> bool:
+    """Tell whether processes end in time."""
+    end = time.monotonic() + seconds
+    while any(records.start_time(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not any(records.start_time(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("flags", [(), ("--loopback",)], ids=["namespaces", "loopback"])
+def test_killed_lab_is_cleaned(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """--clean leaves a running lab alone and removes all that a killed one left, stopped processes too; nothing of this machine changes."""
+    before = network_of_this_machine()
+    with command(tmp_path, *flags) as (process, agents, namespaced):
+        assert f"{tmp_path}: left alone, its lab runs as process {process.pid}" in clean(tmp_path)
+        tasks = Path(f"/proc/{process.pid}/task").iterdir()
+        pids = [int(pid) for task in tasks for pid in (task / "children").read_text(encoding="ascii").split()]
+        assert set(agents) <= set(pids)
+        namespaces = {os.stat(f"/proc/{pid}/ns/net").st_ino for pid in pids} - {os.stat("/proc/self/ns/net").st_ino}
+        assert len(namespaces) == (3 if namespaced else 0)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)  # so that nothing ends by itself
+        process.kill()
+        process.wait(5)
+        assert not ended(agents, 0.3)
+        said = clean(tmp_path)
+    assert f"{tmp_path}: agent of node-1, process {agents[0]}" in said
+    assert f"{tmp_path}: cleaned" in said
+    assert ended(pids)
+    assert not namespaces & network_namespaces().keys()
+    assert network_of_this_machine() == before
+    assert clean(tmp_path) == "nothing is left of any lab\n"
+
+
+def test_machines_end_with_their_lab(tmp_path: Path) -> None:
+    """Without any cleaning, a killed lab's machines end, and with them their agents, however little these notice."""
+    with command(tmp_path) as (process, agents, namespaced):
+        if not namespaced:
+            pytest.skip("no namespaces")
+        os.kill(agents[0], signal.SIGSTOP)
+        process.kill()
+        process.wait(5)
+        assert ended(agents)
+
+
+def test_failed_start_leaves_nothing(tmp_path: Path) -> None:
+    """A lab whose agents cannot start says why, and leaves nothing."""
+    before = network_of_this_machine()
+    wrong = Lab(tmp_path, nodes=2, config="[web]\nlisten_adress = 1\n")
+    with pytest.raises(AssertionError, match="unknown key; did you mean listen_address"), wrong:
+        pass
+    assert network_of_this_machine() == before
+    assert not wrong.records.path.exists()
+
+
+def test_loopback(tmp_path: Path) -> None:
+    """Without namespaces agents serve on addresses of 127.0.0.0/8, which the hostfile has; faults of the network are refused."""
+    progress: list[str] = []
+    with Lab(tmp_path, nodes=2, namespaces=False, progress=progress.append) as lab:
+        assert len(lab.limits) == 3
+        assert all(f"  {limit}" in progress for limit in lab.limits)
+        one, two = lab.nodes
+        assert one.address.startswith("127.")
+        assert one.address != two.address
+        assert (tmp_path / "hostfile").read_text().split()[::2] == [one.address, two.address]
+        found = lab.wait(lambda scrapes: len(scrapes) == 2 and all(s.all(TEMPERATURE) for s in scrapes.values()))
+        assert found["node-2"].value(TEMPERATURE, gpu="0", sensor="core") == 32
+        assert rate(one, two) > FREE
+        refused = (
+            faults.slow(one, LIMITED),
+            faults.slow_pair(one, two, LIMITED),
+            faults.drop(one, two),
+            faults.loss(one, 0.5),
+            faults.reset(one),
+        )
+        for fault in refused:
+            with pytest.raises(NotPermitted, match="without network namespaces"), fault:
+                pass
+        port = one.agent.port
+        one.kill()
+        one.start()
+        assert one.agent.port == port
+        pids = [node.agent.pid for node in lab.nodes]
+    assert ended(pids)
+
+
+def test_refused_namespaces(tmp_path: Path) -> None:
+    """A lab that may not make namespaces says so, what it cannot do then, and how it could, and runs on the loopback network."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("root and setpriv are needed to give up a capability")
+    arguments = ["setpriv", "--bounding-set=-sys_admin", sys.executable, "-m", "tests.lab", "--nodes", "1", "--directory", str(tmp_path)]
+    process = subprocess.Popen([*arguments, "--gpus", "1", "--collectors", "memory"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = ""
+    while not said.endswith("Ctrl-C ends the lab\n"):
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=20)
+    assert (process.returncode, rest) == (0, "")
+    assert "namespaces are not permitted here (a pid namespace: Operation not permitted); run as root, or under `unshare" in said
+    assert "\n  no faults of the network (" in said
+    assert " http://127." in said
+
+
+def test_configuration_is_laid_over() -> None:
+    """A node's own configuration wins key by key over the lab's, and what is written is what was meant."""
+    import tomllib
+
+    below = {"collectors": {"gpu": {"enabled": False}, "memory": {"interval": "1s"}}, "web": {"max_connections": 4}}
+    above = tomllib.loads('[collectors.gpu]\nenabled = true\n[collectors.filesystem]\npaths = ["/", "/a \\"b\\""]\n')
+    both = {
+        "collectors": {"gpu": {"enabled": True}, "memory": {"interval": "1s"}, "filesystem": {"paths": ["/", '/a "b"']}},
+        "web": {"max_connections": 4},
+    }
+    assert merged(below, above) == both
+    assert tomllib.loads(toml(both)) == both
+
+
+def test_rates() -> None:
+    """Rates are read in tc's units, and what is none is refused."""
+    assert [bits_per_second(text) for text in ("512kbit", "20mbit", "1.5gbit")] == [512_000, 20_000_000, 1_500_000_000]
+    for text in ("20", "20mb", "fast", "-1mbit"):
+        with pytest.raises(ValueError, match="is not a rate"):
+            bits_per_second(text)
