@@ -50,6 +50,11 @@ class Round:
             for one in self.attended:
                 one.hurry()
 
+    @property
+    def hurried(self) -> bool:
+        """Whether one of this node's ranks has failed."""
+        return self._ends is not None
+
     def end(self, seconds: float) -> tuple[float, bool]:
         """Return the loop time at which a stage of so many seconds that begins now ends, and whether that is its own deadline."""
         end = asyncio.get_running_loop().time() + seconds
@@ -71,7 +76,7 @@ class Attendance:
 
     def hurry(self) -> None:
         """End earlier than the stage's deadline, if that is later than the round's end."""
-        if self._timeout is not None and not self._timeout.expired() and self._timeout.when() is not None:
+        if self._timeout is not None and not self._timeout.expired():
             remaining = (self._timeout.when() or 0.0) - asyncio.get_running_loop().time()
             end, self._own = self.round.end(max(0.0, remaining))
             self._timeout.reschedule(end)
@@ -136,7 +141,7 @@ class Attendance:
             op, size, seconds, bandwidth = message["timing"]
             self.timings.append(Timing(str(op), int(size), float(seconds), float(bandwidth), self.seat.part))
             return True
-        if "stage" in message:
+        if "end" not in message:
             self.stage = Stage(message["stage"])
             self.round.progress(self.seat.rank, self.stage)
             return False

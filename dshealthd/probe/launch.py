@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MAX_NAMED = 3
 """Findings that are named in the message; the rest is counted."""
 MAX_LINKS = 40
+FLAGS = ("-I", "-B", "-W", "ignore")
+"""Nothing from the environment, the user or the current folder; no bytecode is written, and warnings are for those who train."""
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 1, 38, 47, 4
 
 
@@ -133,7 +135,7 @@ def main(agent: int, control: int, python: str, program: str) -> None:
         objections, roots = check(python)
         if not objections:
             os.set_inheritable(control, True)  # noqa: FBT003 - positional only
-            os.execv(python, [python, "-I", "-B", program, "parent", os.pathsep.join(roots), str(control)])  # noqa: S606 - no shell is meant
+            os.execv(python, [python, *FLAGS, program, "parent", os.pathsep.join(roots), str(control)])  # noqa: S606 - no shell is meant
         rest = len(objections) - MAX_NAMED
         detail = "; ".join(objections[:MAX_NAMED]) + (f"; and {rest} more" if rest > 0 else "")
         answer = {"failed": "writable", "detail": f"others can change {python}: {detail}"}

@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.collector import counter, gauge
 from dshealthd.probe.attendance import Attendance, Round
@@ -119,6 +119,31 @@ class Nursery:
             if not self._running:
                 self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._retire)
 
+    async def prepare(self, deadline: float) -> str:
+        """Have a parent that can fork, so that a round need not wait for the import of torch; return why there is none, or ""."""
+        self._running += 1
+        try:
+            await self._ready(deadline)
+        except ParentError as error:
+            return error.reason
+        finally:
+            self._running -= 1
+            if not self._running:
+                if self._idle is not None:
+                    self._idle.cancel()
+                self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._retire)
+        return ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a worker can be forked at once."""
+        return self._parent is not None and self._parent.usable and bool(self._parent.about)
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """Versions (`torch`, `cuda`, `python`) of the environment while it is loaded; empty otherwise."""
+        return self._parent.about if self._parent is not None else {}
+
     async def close(self) -> None:
         """End the parent, and with it every worker."""
         if self._idle is not None:
@@ -134,7 +159,7 @@ class Nursery:
 
     def samples(self) -> Iterator[Sample]:
         """Yield the nursery's own metrics."""
-        up = self._parent is not None and not self._parent.ended.is_set()
+        up = self._parent is not None and self._parent.usable
         yield PARENT_UP(float(up))
         yield PARENT_STARTS(float(self._starts))
         for reason, count in self._failures.items():
@@ -150,12 +175,12 @@ class Nursery:
     @property
     def parent_pid(self) -> int | None:
         """The parent's process while there is one."""
-        return self._parent.pid if self._parent is not None and not self._parent.ended.is_set() else None
+        return self._parent.pid if self._parent is not None and self._parent.usable else None
 
     async def _ready(self, deadline: float) -> Parent:
         """Return a parent that can fork, starting one if there is none; raises ParentError."""
         async with self._starting:
-            if self._parent is not None and not self._parent.ended.is_set():
+            if self._parent is not None and self._parent.usable:
                 return self._parent
             if self._trouble is not None and self._monotonic() < self._trouble[2]:
                 raise self._trouble[0]
@@ -203,7 +228,8 @@ class Nursery:
                 with theirs:
                     worker = await parent.fork(theirs.fileno(), board.descriptor)
             except ParentError as error:
-                self._count(error)
+                if not round_.hurried:
+                    self._count(error)
                 round_.hurry()
                 return _failed(seat, Outcome.FAILED, error.reason, str(error))
             self._started += 1

@@ -29,7 +29,7 @@ TAIL = 600
 PROGRAM = worker.__file__
 PARENT, DEADLINE = "parent", "deadline"
 """Slugs: a failure of the parent itself, and one that takes too long to start."""
-FORK_DEADLINE = 5.0
+FORK_DEADLINE = 3.0
 """Seconds for a parent to answer a request; it does nothing else."""
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -135,7 +135,19 @@ class Parent:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)  # noqa: FBT003 - positional only
         self.board = Board()
-        command = [sys.executable, "-I", "-S", "-B", launch.__file__, str(os.getpid()), str(theirs.fileno()), python, program]
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-B",
+            "-W",
+            "ignore",
+            launch.__file__,
+            str(os.getpid()),
+            str(theirs.fileno()),
+            python,
+            program,
+        ]
         with theirs:
             self._popen = subprocess.Popen(  # noqa: S603 - our own interpreter, which checks the other one
                 command,
@@ -148,6 +160,8 @@ class Parent:
                 start_new_session=True,
             )
         self.ended = asyncio.Event()
+        self.usable = True
+        """Until it ends, or is told to."""
         self.about: dict[str, Any] = {}
         """Versions: `torch`, `cuda`, `python`; `threads` that its import left."""
         self._socket = ours
@@ -205,6 +219,7 @@ class Parent:
 
     def close(self) -> None:
         """Have the process end by itself, and kill it if it has not within a second."""
+        self.usable = False
         if not self.ended.is_set():
             self._loop.remove_reader(self._socket)
             self._socket.close()
@@ -212,6 +227,7 @@ class Parent:
 
     def kill(self) -> None:
         """Kill the process; the kernel kills its workers with it."""
+        self.usable = False
         if not self.ended.is_set():
             self._popen.kill()
 
@@ -270,6 +286,7 @@ class Parent:
             self._receive()  # its last word, such as why it failed
             self._loop.remove_reader(self._socket)
             self._socket.close()
+        self.usable = False
         code = self._popen.wait()
         self.ended.set()
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"

@@ -87,10 +87,10 @@ class Agent:
         self._reader: threading.Thread | None = None
 
     def receive(self) -> dict[str, Any]:
-        """Return the next frame; ends the process when the agent is gone."""
+        """Return the next frame; raises EOFError when the agent has closed its end."""
         head = self._stream.read(LENGTH.size)
         if len(head) < LENGTH.size:
-            os._exit(0)
+            raise EOFError
         message: dict[str, Any] = json.loads(self._stream.read(LENGTH.unpack(head)[0]))
         return message
 
@@ -121,9 +121,13 @@ class Agent:
         return message["value"]
 
     def _read(self) -> None:
-        while True:
-            message = self.receive()
-            self._answers[message["id"]].put(message)
+        """Hand each answer to the thread that waits for it; at the end of the channel all are told."""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                message = self.receive()
+                self._answers[message["id"]].put(message)
+        for answer in self._answers.values():
+            answer.put({"error": "the agent is gone"})
 
 
 class Board:
@@ -254,8 +258,6 @@ class Round:
 
     def reduce_and_check(self, size: int, repetitions: int) -> list[float]:
         """All-reduce buffers of `size` bytes, check every sum, and return the seconds of each repetition."""
-        import torch
-
         seconds: list[float] = []
         while len(seconds) < repetitions:
             count = min(repetitions - len(seconds), max(1, BATCH // size))
@@ -477,7 +479,7 @@ def start_worker(control: socket.socket, channel: int, board: int, roots: str) -
     if threads() > 1:
         for descriptor in (channel, board):
             os.set_inheritable(descriptor, True)  # noqa: FBT003 - positional only
-        command = [sys.executable, "-I", "-B", sys.argv[0], "worker", roots, str(me), str(channel), str(board)]
+        command = [sys.executable, "-I", "-B", "-W", "ignore", sys.argv[0], "worker", roots, str(me), str(channel), str(board)]
         return os.posix_spawn(sys.executable, command, os.environ)
     pid = os.fork()
     if pid == 0:

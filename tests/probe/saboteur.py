@@ -1,0 +1,122 @@
+"""A probe worker that goes wrong: the real one, whose seat's `adapter` says what to do to whom.
+
+`stage:NAME:ACTION` acts as a stage begins, `collective:N:ACTION` before the Nth all-reduce. This file is the tests' own; the worker that
+ships knows no such thing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+PATH = Path(__file__).resolve().parents[2] / "dshealthd" / "probe" / "worker.py"
+SPEC = importlib.util.spec_from_file_location("worker", PATH)
+assert SPEC is not None
+assert SPEC.loader is not None
+worker = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(worker)
+
+honest_all_reduce = worker.all_reduce
+honest_versions = worker.versions
+honest_stage = worker.Agent.stage
+honest_prepare = worker.prepare_environment
+plan: list[str] = []
+
+
+def act(action: str, argument: str = "") -> None:
+    """Do one thing to this process."""
+    match action:
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segv":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "hang":
+            time.sleep(1000)
+        case "exit":
+            print("going home early", file=sys.stderr, flush=True)
+            os._exit(3)
+        case "raise":
+            raise KeyError(argument)
+        case "nonsense":
+            os.write(next(fd for fd in range(3, 64) if is_stream(fd)), b"\xff\xff\xff\xff junk")
+        case "child":
+            child = subprocess.Popen(["sleep", "1000"])
+            print(f"child {child.pid}", flush=True)
+            Path(argument).write_text(str(child.pid), encoding="ascii")
+            time.sleep(1000)
+        case "dstate":
+            descriptor = os.open(argument, os.O_WRONLY | os.O_CREAT)
+            os.write(descriptor, b"x")
+            os.fsync(descriptor)
+
+
+def is_stream(fd: int) -> bool:
+    """Say whether a descriptor is the worker's channel."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+    except OSError:
+        return False
+
+
+def prepare_environment(job: dict[str, Any]) -> None:
+    """Take the plan out of the job."""
+    honest_prepare({**job, "adapter": ""})
+
+
+def stage(agent: Any, name: str) -> None:
+    """Begin a stage, and act if it is the one."""
+    honest_stage(agent, name)
+    if plan and plan[:2] == ["stage", name]:
+        act(*plan[2:])
+
+
+def all_reduce(round_: Any, tensor: Any) -> None:
+    """Reduce honestly or not."""
+    mine = plan[:1] == ["collective"] and round_.board.entered == int(plan[1])
+    if mine and plan[2] == "bad_input":
+        tensor[5] += 1
+    if mine and plan[2] == "stale":
+        round_.board.enter()
+        round_.group.allreduce([tensor.clone()]).wait()
+        round_.board.leave()
+        return
+    if mine and plan[2] not in {"bad_input", "bad_output", "swapped"}:
+        act(*plan[2:])
+    honest_all_reduce(round_, tensor)
+    if mine and plan[2] == "bad_output":
+        tensor[7] += 1
+    if mine and plan[2] == "swapped":
+        tensor[3], tensor[4] = tensor[4].item(), tensor[3].item()
+
+
+def versions(job: dict[str, Any]) -> str:
+    """Lie about the versions if asked to."""
+    return "gloo torch 1.0" if plan == ["versions"] else str(honest_versions(job))
+
+
+class Round(worker.Round):  # type: ignore[name-defined,misc] # a module that was loaded by path
+    """Notes the plan."""
+
+    def __init__(self, agent: Any, board: Any, job: dict[str, Any]) -> None:
+        """Take the plan before anything runs."""
+        super().__init__(agent, board, job)
+        plan[:] = job["adapter"].split(":")
+
+
+worker.__dict__.update(Round=Round, all_reduce=all_reduce, versions=versions, prepare_environment=prepare_environment)
+worker.Agent.stage = stage
+
+if os.environ.get("SABOTEUR") == "threads":
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+
+if __name__ == "__main__":
+    worker.main(sys.argv[1:])
