@@ -15,13 +15,15 @@ AMBIGUOUS = "ambiguous"
 FABRIC = "fabric"
 """The component of an accusation that fits every leaf."""
 LOCAL = "local"
+_WAIT = 60.0
+"""Seconds in which a local round should have come."""
 _OWN = {Cause.SELF, Cause.UNCLEAR}
 
 Verdicts = dict[Track, tuple[Cause, str]]
 """Cause and reason of the cases that are decided."""
 
 
-def accusations(me: str, leaf: str, evidence: Mapping[Track, Evidence], verdicts: Verdicts) -> Iterator[Suspect]:
+def accusations(me: str, leaf: str, evidence: Mapping[Track, Evidence], verdicts: Verdicts, now: float) -> Iterator[Suspect]:
     """Yield what this node says of itself and of its leaf: the larger part where it explains the smaller ones."""
     wide = {track: verdict for track, verdict in verdicts.items() if verdict[0] in {Cause.LEAF, Cause.FABRIC}}
     own = {track: verdict for track, verdict in verdicts.items() if verdict[0] in _OWN}
@@ -45,7 +47,7 @@ def accusations(me: str, leaf: str, evidence: Mapping[Track, Evidence], verdicts
         yield Suspect(Part.GPU, f"{me}/gpu{part}", reason)
     for part, (cause, reason) in fabric.items():
         if part not in local:
-            well = _gpu_is_well(part, evidence)
+            well = _gpu_is_well(part, evidence, now)
             if well is not None:
                 yield Suspect(Part.NIC, nic(me, part), reason if well and cause is Cause.SELF else AMBIGUOUS)
 
@@ -55,10 +57,10 @@ def nic(node: str, part: str) -> str:
     return f"{node}/nic{part}" if part.isdecimal() else f"{node}/{part}"
 
 
-def waits_for_home(evidence: Mapping[Track, Evidence], verdicts: Verdicts) -> bool:
+def waits_for_home(evidence: Mapping[Track, Evidence], verdicts: Verdicts, now: float) -> bool:
     """Tell whether a local round is needed to tell an adapter from its GPU."""
     return any(
-        cause is Cause.SELF and track.part and track.family != LOCAL and _gpu_is_well(track.part, evidence) is None
+        cause is Cause.SELF and track.part and track.family != LOCAL and _gpu_is_well(track.part, evidence, now) is None
         for track, (cause, _) in verdicts.items()
     )
 
@@ -69,18 +71,11 @@ def _parts(own: Verdicts, evidence: Mapping[Track, Evidence], family: str, *, sa
     accused = {track.part: verdict for track, verdict in own.items() if track.part and (track.family == family) is same}
     if not accused:
         return accused
-    open = {
-        track.part
-        for track, entry in evidence.items()
-        if track.part
-        and (track.family == family) is same
-        and entry.case
-        and 2 * sum(i.bad for i in entry.case.items) > len(entry.case.items)
-    }
-    return None if len(known) > 1 and 2 * len(accused.keys() | open) >= max(len(known), 4) else accused
+    uneasy = {track.part for track, entry in evidence.items() if track.part and (track.family == family) is same and entry.uneasy()}
+    return None if len(known) > 1 and 2 * len(accused.keys() | uneasy) >= max(len(known), 4) else accused
 
 
-def _gpu_is_well(part: str, evidence: Mapping[Track, Evidence]) -> bool | None:
+def _gpu_is_well(part: str, evidence: Mapping[Track, Evidence], now: float) -> bool | None:
     """Tell whether local rounds since the case was opened found the GPU behind an adapter as usual; None while that is not known.
 
     False when it cannot be known: the local round was refused, or the GPU has not been timed often enough to know its usual.
@@ -95,4 +90,4 @@ def _gpu_is_well(part: str, evidence: Mapping[Track, Evidence]) -> bool | None:
         return None
     if since:
         return True
-    return False if any(case.home_refused or case.asked_home > 1 for case in cases) else None
+    return False if any(case.home_refused or (case.decided and now - case.decided > _WAIT) for case in cases) else None

@@ -83,11 +83,11 @@ def combine(plan: Plan, shares: Mapping[str, Share], silent: Mapping[str, tuple[
     guilty = {owners[rank] for rank in late(ranks)}
     # Where all are late nobody is: a wrong sum is everybody's wrong sum.
     names = tuple(sorted(guilty)) if len(guilty) < len(plan.members) else ()
-    for outcome in (Outcome.CORRUPTED, Outcome.FAILED, Outcome.HUNG):
+    for outcome in (Outcome.CORRUPTED, Outcome.FAILED, Outcome.REFUSED, Outcome.UNREACHABLE, Outcome.HUNG):
         of_kind = [rank for rank in bad if rank.outcome is outcome]
         # A rank that is stopped hangs the others, which fail or hang in their turn: the late one says what it is.
         own = [rank for rank in bad if owners[rank.rank] in names]
-        if outcome is Outcome.FAILED and own and all(rank.outcome is Outcome.HUNG for rank in own):
+        if outcome is not Outcome.CORRUPTED and own and all(rank.outcome is not outcome for rank in own):
             continue
         if of_kind:
             first = min([rank for rank in of_kind if owners[rank.rank] in names] or of_kind, key=lambda rank: rank.progress)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.probe.observation import Kind, Observation, Outcome
+from dshealthd.probe.observation import Kind, Observation, Outcome, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -110,7 +110,7 @@ class Round:
     told: Mapping[str, Told]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Item:
     """One measurement of a track."""
 
@@ -126,7 +126,7 @@ class Item:
     """Members that a collective waited for; the others are not to blame."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Case:
     """The suspicion that what is bad has to do with this node, its part or its leaf."""
 
@@ -136,8 +136,9 @@ class Case:
     earlier: tuple[Item, ...]
     """The items that opened it."""
     asked: int = 0
-    asked_home: int = 0
+    decided: float = 0.0
     home_refused: bool = False
+    """Whether a local round was asked since and declined."""
 
     @classmethod
     def open(cls, window: Iterable[Item], at: float) -> Case:
@@ -145,7 +146,7 @@ class Case:
         return cls(deque(maxlen=KEPT), at, tuple(window))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Pair:
     """The suspicion that what is bad has to do with one peer, or the way to it."""
 
@@ -158,13 +159,17 @@ class Pair:
     accused: bool = False
     reason: str = ""
     """Of the accusation."""
+    well: int = 0
+    """Rounds with others since the first item that were good."""
+    ill: int = 0
+    """Those that were bad."""
     hearings: int = 0
     """Rounds with others that were asked to learn what they know of the peer."""
     checked: int = -1
     """The epoch of the last extra round that was asked."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Evidence:
     """All about one track."""
 
@@ -175,10 +180,16 @@ class Evidence:
     """Those of them that left the leaf."""
     case: Case | None = None
     pairs: dict[str, Pair] = field(default_factory=dict)
+    _bads: int = 0
+    _median: float | None = None
 
     def suspicious(self) -> bool:
         """Tell whether the last rounds make a suspect."""
-        return sum(item.bad for item in self.window) >= SUSPECT
+        return self._bads >= SUSPECT
+
+    def uneasy(self) -> bool:
+        """Tell whether the last rounds are above the usual, if not all so far that they are flagged."""
+        return sum(not item.good for item in self.window) >= SUSPECT
 
     def leaves_badly(self) -> bool:
         """Tell whether what leaves the leaf is bad, and what stays inside is not."""
@@ -186,8 +197,21 @@ class Evidence:
 
     def ratio(self) -> float | None:
         """Return the median of the last rounds; None before the first."""
-        ordered = sorted(item.ratio for item in self.window)
-        return ordered[len(ordered) // 2] if len(ordered) % 2 else min(ordered[len(ordered) // 2 - 1 :], default=None)
+        if self._median is None and self.window:
+            ordered = sorted(item.ratio for item in self.window)
+            self._median = ordered[(len(ordered) - 1) // 2]
+        return self._median
+
+    def forget(self) -> None:
+        """Start afresh, as what was found is over."""
+        self.case = None
+        self.window.clear()
+        self.far.clear()
+        self._count()
+
+    def _count(self) -> None:
+        self._median = None
+        self._bads = sum(item.bad for item in self.window)
 
     def add(self, item: Item, me: str, high: float) -> None:
         """Put an item to what it is evidence for."""
@@ -205,6 +229,9 @@ class Evidence:
             self.window.append(item)
             if not item.round.near:
                 self.far.append(item)
+        if item.bad or self._bads:
+            self._count()
+        self._median = None
         if self.case:
             self.case.items.append(item)
         if len(item.round.peers) == 1 and not item.explained and me not in item.late:
@@ -218,10 +245,15 @@ class Evidence:
         for items in (self.window, self.far):
             for item in [item for item in items if item.explained]:
                 items.remove(item)
+        self._count()
         for peer in guilty:
             self.pairs.pop(peer, None)
 
     def _add_to_pair(self, item: Item, peer: str) -> None:
+        for other in self.pairs.values():
+            if other.peer != peer:
+                other.well += item.good
+                other.ill += item.bad
         pair = self.pairs.get(peer)
         if pair is None:
             if item.bad:
@@ -242,4 +274,4 @@ def hard_track(observation: Observation) -> Track:
     if observation.kind is Kind.LOCAL:
         return HOME
     unreached = {Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED}
-    return REACH if observation.outcome in unreached or observation.kind is Kind.LIGHT or observation.stage == "invite" else RUN
+    return REACH if observation.outcome in unreached or observation.kind is Kind.LIGHT or observation.stage is Stage.INVITE else RUN

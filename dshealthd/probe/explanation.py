@@ -22,6 +22,7 @@ _CUT_OFF = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED
 _MOST = 12
 """Rounds of a case after which what cannot be told is called ambiguous."""
 _LEAST_FAR = 3
+_ALIKE = 1.15
 _AGREED = 3
 """Neighbours that say the same, to each one that does not."""
 
@@ -81,7 +82,7 @@ class _Count:
                 count.bad += 1
                 count.near_bad += near
                 count.far_bad += not near
-            else:
+            elif item.good:
                 count.good += 1
                 count.near_good += near
                 count.far_good += not near
@@ -100,6 +101,8 @@ def explain(case: Case, track: Track, around: Surroundings) -> Cause:
     first = _Count.of(case.earlier)
     needed = around.confirmations if track.timed else (around.confirmations + 1) // 2
     cut_off = not track.timed and any(item.reason in _CUT_OFF for item in (*case.earlier, *items) if item.bad)
+    if track.timed and _alike((*case.earlier, *items)):
+        needed -= 1
     if cut_off:
         needed = around.confirmations  # several may be gone at once; nobody else can say that it is they
     if around.known_leaf and around.strangers and not first.near_bad + count.near_bad + count.explained and first.far_bad:
@@ -110,6 +113,12 @@ def explain(case: Case, track: Track, around: Surroundings) -> Cause:
     if count.bad + count.explained >= needed:
         return _inward(case, track, count, around, needed)
     return _next(items, around)
+
+
+def _alike(items: Iterable[Item]) -> bool:
+    """Tell whether a part is slow by the same ratio each time, as what chance has slowed is not."""
+    ratios = [item.ratio for item in items if item.bad]
+    return max(ratios) <= _ALIKE * min(ratios)
 
 
 def _inward(case: Case, track: Track, count: _Count, around: Surroundings, needed: int) -> Cause:
@@ -148,7 +157,7 @@ def _way_out(items: Sequence[Item], track: Track, count: _Count, around: Surroun
     peers = {peer for item in items if item.bad for peer in item.round.peers}
     if count.far_bad < needed or len(peers) < min(_LEAST_FAR, around.strangers):
         return Cause.UNCLEAR if spent else Cause.MORE_FAR
-    if around.neighbours and not count.near_good:
+    if around.neighbours and count.near_good < min(2, around.neighbours):
         return Cause.UNCLEAR if spent else Cause.MORE_NEAR
     told = [(item.round.near, word) for item in items for word in item.round.told.values()]
     if any(not near and word.way_out for near, word in told):

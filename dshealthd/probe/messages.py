@@ -52,10 +52,10 @@ CLOCK = Number(0, 1e11)
 """Unix time in seconds."""
 SECONDS = Number(0, 1e6)
 MAX_SCORES = 512
-SCORES = Array(Record({"component": Text(264), "score": Number(0, 1e6)}), MAX_SCORES)
+SCORES = Array(Record({"component": Text(520), "score": Number(0, 1e6)}), MAX_SCORES)
 """What a node says of itself and of those it met; see `evidence.tell`."""
 VERSION = Text(64)
-SUSPECT = Record({"part": Choice(Part), "component": Text(256), "reason": Slug()})
+SUSPECT = Record({"part": Choice(Part), "component": Text(520), "reason": Slug()})
 STEP = Record({"size": Integer(1, MAX_SIZE), "repetitions": Integer(1, 1000)})
 RANK = Record(
     {
@@ -102,7 +102,7 @@ METHODS: Mapping[str, Method] = {
             },
             {"scores": SCORES},
         ),
-        Record({}, {"scores": SCORES}),
+        Record({}, {"scores": SCORES, "clock": CLOCK}),
     ),
     "store": Method(
         Record(

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 LIFETIME = 10.0
 """Seconds from a nonce's issue to the end of its use."""
-MAX_SPENT = 4096
-"""Spent nonces remembered of one sender; one that spends more in 10 s has to wait."""
 MAX_SENDERS = 256
 """Senders remembered before those that are silent are forgotten."""
 _STAMP, _SALT, _TAG = 8, 8, 16
@@ -65,17 +63,18 @@ class Nonces:
         return age <= LIFETIME
 
     def spend(self, nonce: str, sender: str) -> bool:
-        """Note that a fresh nonce came with a good MAC; False if it has done so before."""
+        """Note that a fresh nonce came with a good MAC; False if it has done so before.
+
+        What is remembered is bounded by `admit`: beyond what a sender may spend in 10 s its nonces count as spent.
+        """
         known = self._sender(sender)
         key, now = bytes.fromhex(nonce), self._monotonic()
         while known.spent:
             oldest = next(iter(known.spent))
-            if now - known.spent[oldest] <= LIFETIME and len(known.spent) < MAX_SPENT:
-                break
             if now - known.spent[oldest] <= LIFETIME:
-                return False  # the table is full: as good as spent
+                break
             del known.spent[oldest]
-        if key in known.spent:
+        if key in known.spent or len(known.spent) > self._burst + 2 * LIFETIME * self._rate:
             return False
         known.spent[key] = now
         return True

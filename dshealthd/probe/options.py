@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dshealthd.options import Duration, option
+from dshealthd.probe.baseline import BaselineOptions
 from dshealthd.probe.membership import MembershipOptions
 from dshealthd.probe.peer import PeerOptions
+from dshealthd.probe.verdict import VerdictOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,6 +90,13 @@ class ProbeOptions:
     peer: PeerOptions = field(default_factory=PeerOptions)
     policy: PolicyOptions = field(default_factory=PolicyOptions)
     worker: WorkerOptions = field(default_factory=WorkerOptions)
+    baseline: BaselineOptions = field(default_factory=BaselineOptions)
+    verdict: VerdictOptions = field(default_factory=VerdictOptions)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether probes with other nodes are configured."""
+        return self.enabled and bool(self.members.sources) and bool(self.peer.listen_address)
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield what is wrong although its type is right."""

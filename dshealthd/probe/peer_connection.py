@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.web.connection import Connection
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 MAX_UNPROVED = 3
 """Requests in a row without proof of who sends them; the connection ends with them. A nonce is asked for in one."""
+MAX_KNOWN = 4096
+"""Addresses remembered from which a node has proved who it is."""
+MAX_CLOSING = 16
+"""Evicted connections that may still have their descriptors."""
 MAX_AGE = 900.0
 """Seconds after which a connection ends with its next answer, so that its certificate is shown again."""
 
@@ -26,7 +31,7 @@ MAX_AGE = 900.0
 class PeerConnection(Connection):
     """One caller's connection."""
 
-    __slots__ = ("_opened", "_opening", "_peer_gate", "_unproved", "proved")
+    __slots__ = ("_evicted", "_opened", "_opening", "_peer_gate", "_unproved", "proved")
 
     def __init__(
         self,
@@ -43,6 +48,7 @@ class PeerConnection(Connection):
         self.proved = False
         """Whether a request on this connection has proved who sent it."""
         self._unproved = 0
+        self._evicted = False
         self._peer_gate = gate
         self._opened = self._loop.time()
         self._opening = asyncio.current_task()
@@ -56,13 +62,16 @@ class PeerConnection(Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the time for the first request's headers."""
         self._opening = None
-        super().connection_made(transport)
+        if self._client is not None:  # else it was evicted before
+            super().connection_made(transport)
 
     def prove(self) -> None:
         """Note that the request in hand proved who sent it."""
         self.proved = True
         self._unproved = 0
-        self._peer_gate.strangers.pop(self, None)
+        client = self._peer_gate.strangers.pop(self, None)
+        if client is not None:
+            self._peer_gate.know(client)
 
     def doubt(self) -> bool:
         """Note that the request in hand proved nothing; tell whether another one may follow."""
@@ -84,11 +93,23 @@ class PeerConnection(Connection):
     def evict(self) -> None:
         """Close at once, in the middle of whatever it is, and give the place back."""
         self.release()
+        self._evicted = True
         if self._opening is not None:
+            self._opening.add_done_callback(self._end)
             self._opening.cancel()
         elif isinstance(self.transport, asyncio.Transport):
             reset_on_close(self.transport.get_extra_info("socket"))
             self.transport.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Give the place in the gate back."""
+        self._end()
+        super().connection_lost(exc)
+
+    def _end(self, _task: object = None) -> None:
+        if self._evicted:
+            self._evicted = False
+            self._peer_gate.closing -= 1
 
     def release(self) -> None:
         """Give the place in the gate back."""
@@ -99,7 +120,8 @@ class PeerConnection(Connection):
 class PeerGate(Gate):
     """A gate where a newcomer takes the place of the stranger that has been there longest, instead of being turned away.
 
-    Whoever fills the listener with connections cannot keep the nodes out so: theirs need a few milliseconds until they are proved.
+    So whoever fills the listener with connections does not keep the nodes out: theirs need a few milliseconds until they are proved. And
+    strangers at addresses from which nobody has proved anything yet go first.
     """
 
     def __init__(self, limit: int, limit_per_address: int) -> None:
@@ -108,16 +130,30 @@ class PeerGate(Gate):
         self.strangers: dict[PeerConnection, str] = {}
         """The connections that have proved nothing yet and whose they are, oldest first."""
         self.evicted = 0
+        self.closing = 0
+        """Evicted connections that may not have ended yet."""
+        self._known: OrderedDict[str, None] = OrderedDict()
 
     def admit(self, client: str) -> bool:
         """Count a connection of `client`, or its refusal."""
-        if self.total >= self.limit:
-            self._evict(next(iter(self.strangers), None))
+        if self.closing >= MAX_CLOSING and client not in self._known:
+            pass  # it is refused, if there is no place: what was evicted still has its descriptor for a moment
         elif self._open[client] >= self._limit_per_address:
             self._evict(next((connection for connection, whose in self.strangers.items() if whose == client), None))
+        elif self.total >= self.limit:
+            strangers = (connection for connection, whose in self.strangers.items() if whose not in self._known)
+            self._evict(next(strangers, None) or next(iter(self.strangers), None))
         return super().admit(client)
+
+    def know(self, client: str) -> None:
+        """Note that somebody at this address proved who it is."""
+        self._known[client] = None
+        self._known.move_to_end(client)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
 
     def _evict(self, connection: PeerConnection | None) -> None:
         if connection is not None:
             self.evicted += 1
+            self.closing += 1
             connection.evict()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import select
 import socket
 import struct
 from collections.abc import Mapping
@@ -78,6 +79,8 @@ class Link(asyncio.Protocol):
         """The nonce for the next request; empty where there is none."""
         self.nonce_until = 0.0
         self.idle_since = 0.0
+        self.answered = False
+        """Whether an answer has come on this connection."""
         self.broken = False
         """Whether no further request can be sent."""
         self._transport: asyncio.Transport | None = None
@@ -90,6 +93,11 @@ class Link(asyncio.Protocol):
         """Keep the transport."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_connection makes
         self._transport = transport
+
+    @property
+    def secured(self) -> bool:
+        """Whether the connection is protected with TLS."""
+        return self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
 
     def peer_certificate(self) -> Mapping[str, object]:
         """Return the server's certificate as `getpeercert()` gives it; empty without TLS."""
@@ -142,6 +150,14 @@ class Link(asyncio.Protocol):
         if self._transport is not None:
             await self._lost
 
+    def usable(self) -> bool:
+        """Tell whether an idle connection can be used again: the kernel may know of its end before the loop has turned to it."""
+        if self.broken or self._transport is None:
+            return False
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket"), select.POLLIN | select.POLLRDHUP)
+        return not poll.poll(0)
+
     def unacknowledged(self) -> bool:
         """Tell whether the other machine's kernel has not acknowledged what was sent: it is not there, or packets are lost."""
         connection = None if self._transport is None else self._transport.get_extra_info("socket")
@@ -172,6 +188,7 @@ class Link(asyncio.Protocol):
         body = bytes(self._buffer)
         self._buffer.clear()
         self._head = None
+        self.answered = True
         self.broken = self.broken or head.last
         return Answer(head.status, head.headers, body)
 

@@ -31,13 +31,6 @@ SHUTDOWN_TIMEOUT = 1.0
 _NO_ROUTE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.EADDRNOTAVAIL}
 _CERTIFICATE_PROBLEMS = {9: "certificate_not_yet_valid", 10: "certificate_expired"}
 """By OpenSSL's verification code (X509_V_ERR_…)."""
-_ALERTS = {
-    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "own_certificate_expired",
-    "SSLV3_ALERT_BAD_CERTIFICATE": "own_certificate_not_valid",  # also what OpenSSL says to one that is not valid yet
-    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "own_certificate_untrusted",
-    "TLSV1_ALERT_UNKNOWN_CA": "own_certificate_untrusted",
-}
-"""What a peer's TLS says about this node's certificate."""
 
 
 class Progress:
@@ -78,11 +71,13 @@ class Pool:
     async def take(self, peer: str, tls: ssl.SSLContext | None, progress: Progress) -> Link:
         """Return a connection to a peer, the one used last if any is kept; PeerError."""
         self._prune()
-        link = next((link for link in reversed(self._idle) if self._idle[link] == peer), None)
-        if link is None:
-            link = await self._open(peer, tls, progress)
-        else:
+        for link in [link for link in reversed(self._idle) if self._idle[link] == peer]:
             del self._idle[link]
+            if link.usable():
+                break
+            link.abort()
+        else:
+            link = await self._open(peer, tls, progress)
         self._busy.add(link)
         return link
 
@@ -185,7 +180,7 @@ def meaning(error: OSError) -> tuple[Outcome, str]:
     if isinstance(error, ssl.SSLCertVerificationError):
         return Outcome.UNAUTHORIZED, _CERTIFICATE_PROBLEMS.get(error.verify_code, "certificate_untrusted")
     if isinstance(error, ssl.SSLError):
-        return Outcome.UNAUTHORIZED, _ALERTS.get(error.reason or "", "tls")
+        return Outcome.UNAUTHORIZED, "tls"
     if isinstance(error, ConnectionRefusedError):
         return Outcome.REFUSED, "refused"
     if isinstance(error, ConnectionAbortedError):

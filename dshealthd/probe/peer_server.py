@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
 import logging
 import time
 from collections import Counter
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
-from aiohttp.web_protocol import RequestPayloadError
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response
 from aiohttp.web_server import Server as Connections
@@ -24,30 +20,15 @@ from dshealthd.collector import counter, gauge
 from dshealthd.probe import schema
 from dshealthd.probe.credentials import Credentials
 from dshealthd.probe.messages import METHODS, Method
-from dshealthd.probe.nonces import Nonces
-from dshealthd.probe.peer import (
-    ABSENT,
-    ANSWER,
-    MAX_BODY,
-    NONCE,
-    PREFIX,
-    TIMED_OUT,
-    UNAUTHORIZED,
-    UNTOLD,
-    Claim,
-    Refusal,
-    Rejection,
-    answer_mac,
-    certificate_names,
-    request_mac,
-)
+from dshealthd.probe.peer import ANSWER, MAX_BODY, NONCE, PREFIX, TIMED_OUT, UNAUTHORIZED, UNTOLD, Refusal, Rejection
 from dshealthd.probe.peer_connection import PeerConnection, PeerGate
+from dshealthd.probe.peer_guard import Call, Guard, Members, Rejected
 from dshealthd.probe.schema import SchemaError
 from dshealthd.web.listener import Listener
 from dshealthd.web.tls import Tls
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from aiohttp.abc import AbstractStreamWriter
     from aiohttp.http_parser import RawRequestMessage
@@ -95,36 +76,6 @@ _CODES = {
 }
 
 
-class Members(Protocol):
-    """What the listener wants to know of the membership."""
-
-    @property
-    def names(self) -> Collection[str]:
-        """The names of the nodes."""
-
-
-class _Rejected(Exception):
-    """The request in hand is refused."""
-
-    def __init__(self, reason: Rejection) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class _Call:
-    """A request, and what has been proved of it."""
-
-    __slots__ = ("claim", "key", "method", "proved")
-
-    def __init__(self) -> None:
-        self.proved = False
-        """Whether it comes from whom its claim says."""
-        self.claim: Claim | None = None
-        self.key: bytes | None = None
-        """The key it was signed with; the answer is signed with the same."""
-        self.method = ""
-
-
 class PeerServer:
     """Serves the peer API."""
 
@@ -144,14 +95,11 @@ class PeerServer:
         `credentials` are shared with the client, where there is one; else they are read here. A handler may raise `Refusal`.
         """
         self._options = options
-        self._me = me
-        self._members = members
         self._handlers = {PREFIX + name: (name, handler, methods[name]) for name, handler in handlers.items()}
         self._credentials = credentials or Credentials(options)
-        self._nonces = Nonces(options.calls_per_second, options.burst, monotonic)
+        self._guard = Guard(options, me, members, self._credentials, monotonic)
         self._gate = PeerGate(options.max_connections, options.max_connections_per_address)
         self._requests: Counter[tuple[str, str]] = Counter()
-        self._refused: Counter[Rejection] = Counter(dict.fromkeys(Rejection, 0))
         self._connections: Connections | None = None
         self._listener = Listener(
             self._gate, self._connect, handshake_timeout=options.header_timeout, tls=self._tls if options.tls else None
@@ -193,7 +141,7 @@ class PeerServer:
         yield CLOSED(float(self._gate.evicted), "replaced")
         for (method, result), count in self._requests.items():
             yield REQUESTS(float(count), method, result)
-        for reason, count in self._refused.items():
+        for reason, count in self._guard.refused.items():
             yield REFUSED(float(count), reason)
 
     def _connect(self, client: str, tls: Tls | None) -> PeerConnection:
@@ -222,128 +170,63 @@ class PeerServer:
 
     def _answered(self, request: BaseRequest, _response: StreamResponse) -> None:
         if request.method == "UNKNOWN":  # what aiohttp calls what is no request
-            self._refused[Rejection.MALFORMED] += 1
+            self._guard.refused[Rejection.MALFORMED] += 1
 
     async def _handle(self, request: BaseRequest) -> Response:
         """Answer one request: authenticate it, check its message, and have it handled."""
         connection = cast("PeerConnection", request.protocol)
         connection.begin()
-        call = _Call()
+        call = Call()
+        known = self._handlers.get(request.raw_path)
         try:
-            body = await self._authenticated(request, connection, call)
-            if body is None:
+            if request.method != "POST" or (known is None and request.raw_path != PREFIX + NONCE):
+                raise Rejected(Rejection.METHOD)  # noqa: TRY301 - answered as all the others
+            body = await self._guard.body(request, connection, call)
+            if body is None or known is None:
                 return self._answer(call, connection, HTTPStatus.OK, b"{}")
-            _, handler, method = self._handlers[request.raw_path]
-            try:
-                message = schema.loads(body, method.request)
-            except SchemaError as error:
-                log.debug("%s from %s: %s", call.method, cast("Claim", call.claim).sender, error)
-                raise _Rejected(Rejection.MALFORMED) from error
-        except _Rejected as rejected:
+            name, handler, method = known
+            message = _message(body, method)
+        except Rejected as rejected:
             return self._reject(call, connection, rejected.reason)
         result, code = "ok", HTTPStatus.OK
         try:
             async with asyncio.timeout(HANDLER_TIMEOUT):
-                answer = schema.dumps(await handler(cast("Claim", call.claim).sender, message), method.answer)
+                answer = schema.dumps(await handler(call.claim.sender, message), method.answer)
         except Refusal as refusal:
             result, code, answer = "declined", HTTPStatus.CONFLICT, _refusal(refusal.reason)
         except TimeoutError:
             result, code, answer = TIMED_OUT, HTTPStatus.GATEWAY_TIMEOUT, _refusal(TIMED_OUT)
-        self._requests[call.method, result] += 1
+        self._requests[name, result] += 1
         return self._answer(call, connection, code, answer)
 
-    async def _authenticated(self, request: BaseRequest, connection: PeerConnection, call: _Call) -> bytes | None:
-        """Return the body of a request that may be handled; None where only a nonce is asked for; raises _Rejected."""
-        if request.method != "POST" or (request.raw_path not in self._handlers and request.raw_path != PREFIX + NONCE):
-            raise _Rejected(Rejection.METHOD)
-        length = _content_length(request)
-        authorization = request.headers.getall("Authorization", ())
-        claim = Claim.parse(authorization[0]) if len(authorization) == 1 else None
-        if claim is None:
-            raise _Rejected(Rejection.NO_CREDENTIALS)
-        if length > MAX_BODY:
-            raise _Rejected(Rejection.TOO_LARGE)
-        body = await self._body(request)
-        call.claim = claim
-        if request.raw_path == PREFIX + NONCE:
-            if self._options.key_file is None or body or not connection.doubt():
-                raise _Rejected(Rejection.MALFORMED)
-            return None
-        call.method = self._handlers[request.raw_path][0]
-        if self._options.tls and not self._has_certificate(claim.sender, connection.certificate):
-            raise _Rejected(Rejection.CERTIFICATE)
-        secrets = await self._credentials.current()
-        if self._options.key_file is not None:
-            self._check_key(request.raw_path, body, claim, call, secrets.keys)
-        call.proved = True
-        connection.prove()
-        if claim.receiver != self._me:
-            raise _Rejected(Rejection.RECEIVER)
-        if claim.sender == self._me:
-            raise _Rejected(Rejection.SELF)
-        if claim.sender not in self._members().names:
-            raise _Rejected(Rejection.SENDER)
-        if not self._nonces.admit(claim.sender):
-            raise _Rejected(Rejection.RATE)
-        if self._credentials.off:
-            raise _Rejected(Rejection.OFF)
-        return body
-
-    def _check_key(self, path: str, body: bytes, claim: Claim, call: _Call, keys: tuple[bytes, ...]) -> None:
-        fitting = [key for key in keys if hmac.compare_digest(request_mac(key, path, body, claim), claim.mac)]
-        if not fitting or claim.challenge == ABSENT:
-            raise _Rejected(Rejection.KEY)
-        if not self._nonces.fresh(claim.nonce, claim.sender):
-            raise _Rejected(Rejection.STALE)
-        if not self._nonces.spend(claim.nonce, claim.sender):
-            raise _Rejected(Rejection.REPLAYED)
-        call.key = fitting[0]
-
-    def _has_certificate(self, sender: str, certificate: Mapping[str, Any]) -> bool:
-        return self._options.certificate_name(sender) in certificate_names(certificate)
-
-    async def _body(self, request: BaseRequest) -> bytes:
-        try:
-            async with asyncio.timeout(self._options.header_timeout):
-                return await request.read()
-        except TimeoutError as error:
-            raise _Rejected(Rejection.SLOW) from error
-        except HTTPRequestEntityTooLarge as error:
-            raise _Rejected(Rejection.TOO_LARGE) from error
-        except (RequestPayloadError, HttpProcessingError) as error:
-            raise _Rejected(Rejection.MALFORMED) from error
-
-    def _reject(self, call: _Call, connection: PeerConnection, reason: Rejection) -> Response:
-        self._refused[reason] += 1
+    def _reject(self, call: Call, connection: PeerConnection, reason: Rejection) -> Response:
+        self._guard.refused[reason] += 1
         told = UNAUTHORIZED if reason in UNTOLD else reason
         code = HTTPStatus.FORBIDDEN if reason in UNTOLD else _CODES.get(reason, HTTPStatus.CONFLICT)
         again = call.proved or (reason is Rejection.STALE and connection.doubt())
-        response = self._answer(call if again else _Call(), connection, code, _refusal(told))
+        response = self._answer(call if again else Call(), connection, code, _refusal(told))
         if not again:
             response.force_close()
         return response
 
-    def _answer(self, call: _Call, connection: PeerConnection, code: HTTPStatus, body: bytes) -> Response:
+    def _answer(self, call: Call, connection: PeerConnection, code: HTTPStatus, body: bytes) -> Response:
         """Return an answer, signed where its request was, with the next nonce for its sender."""
         headers = {"Content-Type": "application/json"}
-        if call.claim is not None and self._options.key_file is not None:
-            nonce = self._nonces.issue(call.claim.sender)
-            mac = ABSENT if call.key is None else answer_mac(call.key, call.claim.mac, code, body, nonce)
-            headers[ANSWER] = f"{nonce} {mac}"
+        signature = self._guard.signature(call, code, body)
+        if signature is not None:
+            headers[ANSWER] = signature
         response = Response(status=code, body=body, headers=headers)
         if connection.aged:
             response.force_close()
         return response
 
 
-def _content_length(request: BaseRequest) -> int:
-    """Return the length of a request's body; what could be read in two ways, or has to be unpacked, is refused."""
-    lengths = request.headers.getall("Content-Length", ())
-    if any(name in request.headers for name in ("Transfer-Encoding", "Content-Encoding", "Upgrade", "Expect")):
-        raise _Rejected(Rejection.MALFORMED)
-    if len(lengths) != 1 or not (lengths[0].isascii() and lengths[0].isdigit()):
-        raise _Rejected(Rejection.MALFORMED)
-    return int(lengths[0])
+def _message(body: bytes, method: Method) -> dict[str, Any]:
+    try:
+        return schema.loads(body, method.request)
+    except SchemaError as error:
+        log.debug("a message was refused: %s", error)
+        raise Rejected(Rejection.MALFORMED) from error
 
 
 def _refusal(reason: str) -> bytes:

@@ -25,7 +25,7 @@ class References:
         self.me = me
         self._declined: dict[str, float] = {}
         self._met: dict[str, tuple[float, bool]] = {}
-        self._said: dict[str, tuple[int, Mapping[str, float]]] = {}
+        self._said: dict[str, tuple[float, Mapping[str, float]]] = {}
         self.members(leaves)
 
     def members(self, leaves: Mapping[str, str]) -> None:
@@ -52,17 +52,22 @@ class References:
         """Note how a round with a member went."""
         self._met[name] = at, well
 
-    def heard(self, name: str, epoch: int, pairs: Mapping[str, float]) -> None:
+    def heard(self, name: str, at: float, pairs: Mapping[str, float]) -> None:
         """Note what a member says of others."""
-        self._said[name] = epoch, pairs
+        self._said[name] = at, pairs
 
-    def spoke(self, name: str, since: int) -> bool:
-        """Tell whether a member has told anything since that epoch."""
-        return name in self._said and self._said[name][0] >= since
+    def spoke(self, name: str, since: float) -> bool:
+        """Tell whether a member has told anything since."""
+        return name in self._said and self._said[name][0] > since
 
-    def opinions(self, name: str, since: int) -> list[float]:
-        """Return the ratios that others have told of their rounds with a member since that epoch."""
-        return [pairs[name] for epoch, pairs in self._said.values() if epoch >= since and name in pairs]
+    def opinions(self, name: str, since: float) -> list[float]:
+        """Return the ratios that others have told since of their rounds with a member."""
+        return [pairs[name] for at, pairs in self._said.values() if at > since and name in pairs]
+
+    def vouched(self, name: str, high: float) -> bool:
+        """Tell whether a member's last rounds with others than this node were good, by what it told last."""
+        others = [value < high for peer, value in self._said[name][1].items() if peer != self.me] if name in self._said else []
+        return sum(others) > max(1, len(others) - sum(others))
 
     def opinion(self, name: str) -> float | None:
         """Return what a member told last of its rounds with this node."""

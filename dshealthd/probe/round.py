@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,14 +24,14 @@ from dshealthd.probe.schedule import root_order
 from dshealthd.probe.store import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from dshealthd.probe.job import RankResult, WorkerJob
     from dshealthd.probe.membership import Membership
     from dshealthd.probe.remote_store import Peers
     from dshealthd.probe.store import StoreHandler
 
-    Handler = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+    Handler = Callable[[str, dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +39,18 @@ INVITATION = 2.0
 """Seconds for the answer to an invitation."""
 SHARE = 4.0
 """Seconds after its own workers have ended that the root waits for what the others' gave."""
+FIRST = 1.0
+"""Seconds after which it asks those that have sent nothing whether they are there."""
 PRESENCE = 1.0
 """Seconds for a member that is silent to answer an echo."""
 CONCLUSION = 2.0
 """Seconds for a member to take the conclusion."""
 ROUND = 60.0
 """Seconds after which a member takes the root for silent; each of its stages has a shorter deadline."""
-LIGHT_ROUND = 40.0
-"""The same in a light round: the root may have to wait for the echoes of several."""
+LIGHT_ROUND = 20.0
+"""The same in a light round."""
+REPEAT = 3.0
+"""Seconds after which a member that waits for the conclusion sends its share again."""
 EPOCHS_APART = 1
 """Epochs by which the clocks of two members may differ."""
 MAX_WAITING = 32
@@ -84,7 +89,10 @@ class Node(Protocol):
     address: str
     """For the workers, in numbers."""
     interface: str
-    adapters: Sequence[str]
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """The adapter next to each GPU, or none."""
 
     def membership(self) -> Membership:
         """Return the members as they are believed to be now."""
@@ -211,7 +219,8 @@ class Rounds:
         plan = part.plan
         others = plan.others(self._node.name)
         invitation = {**plan.invitation(), "scores": score_fields(part.scores[self._node.name])}
-        part.inviting = asyncio.create_task(self._ask_all(others, "invite", invitation, INVITATION))
+        offsets: dict[str, float] = {}
+        part.inviting = asyncio.create_task(self._invite_all(others, invitation, offsets))
         try:
             answers = await part.inviting
         except asyncio.CancelledError:
@@ -225,12 +234,12 @@ class Rounds:
             if not isinstance(answer, PeerError):
                 part.scores[name] = scores_of(answer, name)
         gone = {name: error for name, error in errors.items() if error.outcome is not Outcome.DECLINED}
-        offsets: Mapping[str, float] = {}
         if gone:
             first = next(iter(gone.values()))
             findings = Findings(first.outcome, Stage.INVITE, (), tuple(sorted(gone)), first.reason)
         elif plan.kind is Kind.LIGHT or errors:
-            findings, offsets = await self._light(part, errors)
+            findings, measured = await self._light(part, errors)
+            offsets.update(measured)
         else:
             findings = await self._full(part)
         await self._tell(part, findings, offsets, [name for name in others if name not in gone])
@@ -271,7 +280,7 @@ class Rounds:
         me = self._node.name
         part.shares[me] = Share(await self._work(part, part.store))
         others = part.plan.others(me)
-        missing = await self._wait_for_shares(part, others, 0.0 if part.shares[me].well else SHARE / 2)
+        missing = await self._wait_for_shares(part, others, FIRST)
         silent: dict[str, tuple[Outcome, str]] = {}
         if missing:
             # Whose agent does not answer any more is not waited for.
@@ -298,7 +307,7 @@ class Rounds:
         missing = [name for name in names if name not in part.shares]
         if missing:
             try:
-                async with asyncio.timeout(seconds or SHARE):
+                async with asyncio.timeout(seconds):
                     while missing:
                         part.arrived.clear()
                         await part.arrived.wait()
@@ -352,7 +361,7 @@ class Rounds:
         else:
             self._current = part
             self._spawn(self._take_part(part), plan)
-        return {"scores": score_fields(part.scores[self._node.name])}
+        return {"scores": score_fields(part.scores[self._node.name]), "clock": self._wall()}
 
     def _check(self, sender: str, plan: Plan) -> None:
         """Refuse an invitation that does not fit what this node knows."""
@@ -380,7 +389,8 @@ class Rounds:
         store = RemoteStore(self._peers, plan.root, plan.round, self._monotonic)
         working = asyncio.create_task(self._work(part, store), name=f"workers of round {plan.round}")
         try:
-            await asyncio.wait({working, part.told}, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[Any]] = {working, part.told}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if part.told.done():  # it is over before it has begun: another member declined
                 findings = self._told(part)
             else:
@@ -395,13 +405,16 @@ class Rounds:
     async def _hand_in(self, part: _Part) -> Findings:
         """Send this node's share and wait for the conclusion."""
         me, root = self._node.name, part.plan.root
-        answer = await self._ask(root, "result", {"round": part.plan.round, **part.shares[me].message()}, CONCLUSION)
-        if not isinstance(answer, PeerError):
-            try:
-                async with asyncio.timeout(ROUND):
-                    await asyncio.shield(part.told)
-            except TimeoutError:
-                answer = PeerError(Outcome.HUNG, SILENT)
+        share = {"round": part.plan.round, **part.shares[me].message()}
+        answer: dict[str, Any] | PeerError = {}
+        end = self._monotonic() + ROUND
+        while not part.told.done() and not isinstance(answer, PeerError):
+            # Again and again, as the root may be gone by now, or may have been started anew.
+            answer = await self._ask(root, "result", share, CONCLUSION)
+            if not isinstance(answer, PeerError):
+                await asyncio.wait({part.told}, timeout=REPEAT)
+                if self._monotonic() > end:
+                    answer = PeerError(Outcome.HUNG, SILENT)
         if part.told.done():
             return self._told(part)
         assert isinstance(answer, PeerError)  # noqa: S101 - else it was told
@@ -497,9 +510,8 @@ class Rounds:
         self._done(report)
         return report
 
-    def _spawn(self, work: Awaitable[None], plan: Plan) -> None:
-        task = asyncio.ensure_future(work)
-        task.set_name(f"round {plan.round}")
+    def _spawn(self, work: Coroutine[Any, Any, None], plan: Plan) -> None:
+        task = asyncio.create_task(work, name=f"round {plan.round}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -509,10 +521,19 @@ class Rounds:
         except PeerError as error:
             return error
 
-    async def _ask_all(
-        self, names: Sequence[str], method: str, body: Mapping[str, Any], deadline: float
+    async def _invite_all(
+        self, names: Sequence[str], invitation: Mapping[str, Any], offsets: dict[str, float]
     ) -> dict[str, dict[str, Any] | PeerError]:
-        answers = await asyncio.gather(*(self._ask(name, method, body, deadline) for name in names))
+        """Return the answers to an invitation; `offsets` takes how far the clocks of those that are ready are ahead, to half a round trip."""
+
+        async def invite(name: str) -> dict[str, Any] | PeerError:
+            sent_at, sent = self._wall(), self._monotonic()
+            answer = await self._ask(name, "invite", invitation, INVITATION)
+            if not isinstance(answer, PeerError) and "clock" in answer:
+                offsets[name] = answer["clock"] - (sent_at + (self._monotonic() - sent) / 2)
+            return answer
+
+        answers = await asyncio.gather(*map(invite, names))
         return dict(zip(names, answers, strict=True))
 
 

@@ -8,7 +8,6 @@ those that cannot speak for themselves. Rounds that were declined or inconclusiv
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -39,13 +38,16 @@ _RECHECK = 3
 """Epochs between two rounds that see whether an accused link has recovered."""
 _LINK_BADS = 2
 """A link needs so many flagged rounds more than confirmations: each single flagged round opens a case on one."""
-_LINK_HARD = 3
-"""The first and two that were asked: no round fails by chance three times in a row."""
+_LINK_MOST = 12
+"""Flagged rounds of a pair after which it is called ambiguous, if the ends do not agree."""
+_LINK_HARD = 2
+"""The first and one that was asked; then others are heard."""
+_ALIKE = 2
 _HEARINGS = 4
 _PENDING = 30.0
 """Seconds after which an extra round that was asked and never came is given up."""
-_LATEST = 4
-"""Pairs that are told to peers."""
+_LATEST = 6
+"""Pairs that are told to peers, if they are of this epoch or the last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,7 @@ class Judge:
         self._others: dict[str, tuple[Suspect, int]] = {}
         """Other nodes that cannot speak for themselves, and the epoch of the last evidence."""
         self._pending: dict[frozenset[str], float] = {}
-        self._latest: dict[str, float] = {}
+        self._latest: dict[str, tuple[int, float]] = {}
         self._epoch = -1
         self._told: tuple[tuple[str, float], ...] | None = None
 
@@ -116,7 +118,7 @@ class Judge:
         told = listen(observation, peers)
         round = Round(self._epoch, observation.at, observation.kind, peers, self._references.near(peers), observation.epoch < 0, told)
         for peer, word in told.items():
-            self._references.heard(peer, self._epoch, word.pairs)
+            self._references.heard(peer, observation.at, word.pairs)
         found = list(self._items(observation, round))
         for evidence, item in found:
             evidence.add(item, self._me, self._high)
@@ -151,7 +153,9 @@ class Judge:
         family = str(observation.kind) if observation.kind in {Kind.LOCAL, Kind.LIGHT} else "fabric"
         width = len(observation.members)
         for timing in observation.timings:
-            series = Series(observation.kind, observation.backend, timing.op, timing.size, timing.part, width, not round.near)
+            series = Series(
+                observation.kind, observation.backend, timing.op, timing.size, timing.part, width, bool(round.peers) and not round.near
+            )
             reading = self._baselines.ratio(series, timing.seconds)
             evidence = self._of(Track(family, observation.backend, timing.op, timing.size, timing.part))
             bad = False
@@ -181,7 +185,7 @@ class Judge:
         if len(round.peers) == 1:
             peer = round.peers[0]
             self._latest.pop(peer, None)
-            self._latest[peer] = max(bad) if bad else sorted(item.ratio for item in items)[len(items) // 2]
+            self._latest[peer] = self._epoch, max(bad) if bad else sorted(item.ratio for item in items)[len(items) // 2]
             if len(self._latest) > _LATEST:
                 del self._latest[next(iter(self._latest))]
 
@@ -201,13 +205,21 @@ class Judge:
             if track in self._verdicts:
                 self._review(track, evidence, cause)
             elif cause is Cause.NOTHING:
-                evidence.case = None
-                evidence.window = deque((item for item in evidence.window if not item.bad), evidence.window.maxlen)
-            elif cause not in {Cause.MORE_NEAR, Cause.MORE_FAR}:
+                evidence.forget()
+            elif cause not in {Cause.MORE_NEAR, Cause.MORE_FAR} and not self._early(track):
                 self._verdicts[track] = (cause, reason_of((*evidence.case.earlier, *evidence.case.items)))
+                evidence.case.decided = round.at
         self._others = {
             name: (suspect, epoch) for name, (suspect, epoch) in self._others.items() if self._epoch - epoch <= self._options.hold_epochs
         }
+
+    def _early(self, track: Track) -> bool:
+        """Tell whether other parts were slow in the last round too, and not before.
+
+        Chance has made this part suspect one round before them: it is too early to tell it from the node, or the node from its leaf.
+        """
+        alike = [other for key, other in self._evidence.items() if key != track and key._replace(part=track.part) == track]
+        return sum(bool(other.window) and not other.window[-1].good and not other.uneasy() for other in alike) >= _ALIKE
 
     def _review(self, track: Track, evidence: Evidence, cause: Cause) -> None:
         """Clear an accusation, or correct it."""
@@ -215,10 +227,9 @@ class Judge:
         leaf_alone = self._verdicts[track][0] in {Cause.LEAF, Cause.FABRIC} and not any(i.bad and i.round.near for i in evidence.case.items)
         telling = [item for item in evidence.case.items if not (leaf_alone and item.round.near)][-_CLEARED:]
         if len(telling) == _CLEARED and all(item.good for item in telling):
-            evidence.case = None
+            evidence.forget()
+            evidence.pairs.clear()  # what was bad with others was this
             del self._verdicts[track]
-            evidence.window.clear()
-            evidence.far.clear()
         elif cause in {Cause.SELF, Cause.LEAF, Cause.FABRIC}:
             self._verdicts[track] = (cause, reason_of((*evidence.case.earlier, *evidence.case.items)))
 
@@ -230,21 +241,31 @@ class Judge:
             if self._epoch - pair.touched > _STALE:
                 del evidence.pairs[peer]
             elif evidence.track.timed:
-                if pair.bads >= self._options.confirmations + _LINK_BADS:
-                    opinion = self._references.opinion(peer)
-                    pair.accused, pair.reason = True, SLOW if opinion is not None and opinion >= self._high else AMBIGUOUS
+                self._weigh(pair)
             elif pair.bads >= _LINK_HARD:
                 self._hear(evidence, pair)
 
+    def _weigh(self, pair: Pair) -> None:
+        """Accuse the link of a slow pair, if both ends are well with others and both find the pair slow."""
+        if pair.bads < self._options.confirmations + _LINK_BADS or not _mostly_well(pair):
+            return
+        opinion = self._references.opinion(pair.peer)
+        if opinion is not None and opinion >= self._high and self._references.vouched(pair.peer, self._high):
+            pair.accused, pair.reason = True, SLOW
+        elif pair.bads >= _LINK_MOST:
+            pair.accused, pair.reason = True, AMBIGUOUS
+
     def _hear(self, evidence: Evidence, pair: Pair) -> None:
         """Tell a peer that is gone from a way that is gone, by what others know of the peer."""
-        since, reason = pair.first.round.epoch, pair.first.reason
+        if self._epoch == pair.first.round.epoch:
+            return  # what others have met until now may be older than the fault
+        since, reason = pair.first.round.at, pair.first.reason
         known = self._references.opinions(pair.peer, since)
         if self._references.spoke(pair.peer, since) or (known and not unanswered(known)):
             pair.accused, pair.reason = True, reason
         elif known:
             del evidence.pairs[pair.peer]
-            self._accuse(pair.peer, reason, pair.first.round.at)
+            self._accuse(pair.peer, reason, since)
         elif pair.hearings >= _HEARINGS:
             pair.accused, pair.reason = True, AMBIGUOUS
 
@@ -272,12 +293,9 @@ class Judge:
     def _wanted(self, now: float) -> Iterator[Confirmation]:
         """Yield the extra rounds that are needed, the one that matters most first."""
         for track, evidence in self._evidence.items():
-            if evidence.case and track not in self._verdicts:
+            if evidence.case and track not in self._verdicts and not self._early(track):
                 yield from self._for_case(track, evidence.case, now)
-        if waits_for_home(self._evidence, self._verdicts):
-            for evidence in self._evidence.values():
-                if evidence.case:
-                    evidence.case.asked_home += 1
+        if waits_for_home(self._evidence, self._verdicts, now):
             yield Confirmation((self._me,), Kind.LOCAL)
         for evidence in self._evidence.values():
             if not evidence.case:
@@ -296,26 +314,32 @@ class Judge:
             name = self._references.choose(near=near, avoid=avoid, ill=ill, now=now)
             if name:
                 case.asked += 1
-                yield Confirmation((self._me, name), _kind(case.earlier[-1]))
+                yield Confirmation((self._me, name), Kind.LIGHT if track == REACH else _kind(case.earlier[-1]))
                 return
 
     def _for_pair(self, evidence: Evidence, pair: Pair, now: float) -> Iterator[Confirmation]:
         """See to a peer: only when this node is known to be well, by a later round with somebody else."""
-        again = Confirmation((self._me, pair.peer), _kind(pair.first))
+        kind = Kind.LIGHT if evidence.track == REACH else _kind(pair.first)
+        again = Confirmation((self._me, pair.peer), kind)
         if pair.accused:
             if self._epoch - pair.checked >= _RECHECK:
                 pair.checked = self._epoch
                 yield again
             return
-        if not any(not item.bad and item.round.at > pair.first.round.at for item in evidence.window):
+        if not pair.well or self._epoch == pair.first.round.epoch:
             return
+        if evidence.track.timed and pair.bads >= _LINK_HARD and not _mostly_well(pair):
+            name = self._references.choose(near=self._references.near([pair.peer]), avoid={pair.peer}, ill={pair.peer}, now=now)
+            if name:
+                yield Confirmation((self._me, name), kind)
+                return
         if evidence.track.timed or pair.bads < _LINK_HARD:
             yield again
             return
         witness = self._references.witness(pair.peer, self._epoch, now)
-        if witness and self._epoch > pair.first.round.epoch:
+        if witness:
             pair.hearings += 1
-            yield Confirmation((self._me, witness), _kind(pair.first))
+            yield Confirmation((self._me, witness), kind)
 
     # What is told
 
@@ -323,7 +347,7 @@ class Judge:
         """Return all accusations that stand now."""
         if not self._verdicts and not self._others and not any(evidence.pairs for evidence in self._evidence.values()):
             return ()
-        found = list(accusations(self._me, self._references.leaf, self._evidence, self._verdicts))
+        found = list(accusations(self._me, self._references.leaf, self._evidence, self._verdicts, self._wall()))
         own = any(suspect.part in {Part.NODE, Part.LEAF} for suspect in found)
         links = [(pair.peer, pair.reason) for evidence in self._evidence.values() for pair in evidence.pairs.values() if pair.accused]
         if any(cause is Cause.PEER for cause, _ in self._verdicts.values()):
@@ -344,8 +368,9 @@ class Judge:
         if self._told is None:
             slow = {e.track.part: e.ratio() or 1.0 for e in self._evidence.values() if e.track.part and (e.suspicious() or e.case)}
             way_out = [e for e in self._evidence.values() if e.leaves_badly()]
+            pairs = {peer: value for peer, (epoch, value) in self._latest.items() if epoch >= self._epoch - 1}
             worst = max((item.ratio for e in way_out for item in e.far), default=1.0)
-            self._told = tell(self._me, Told(self.score(), way_out=bool(way_out), pairs=self._latest), slow, worst)
+            self._told = tell(self._me, Told(self.score(), way_out=bool(way_out), pairs=pairs), slow, worst)
         return self._told
 
     def _ratios(self) -> dict[str, float]:
@@ -355,6 +380,11 @@ class Judge:
             if track.timed and track.family != "light" and (ratio := evidence.ratio()) is not None:
                 ratios[track.part] = max(ratios.get(track.part, 0.0), ratio)
         return ratios
+
+
+def _mostly_well(pair: Pair) -> bool:
+    """Tell whether this node has been well with others since the pair was bad first."""
+    return pair.well > max(1, 2 * pair.ill)
 
 
 def _kind(item: Item) -> Kind:

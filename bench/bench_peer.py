@@ -1,0 +1,156 @@
+"""CPU and time of an authenticated call between two agents, on each side, with a shared key and with certificates.
+
+    python -m bench.bench_peer [--calls 3000]
+
+The listener is a process of its own. In the same run: aiohttp's client with the same bytes, to a handler that authenticates nothing,
+which is less than what a call needs. Prints a table in Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from aiohttp import web
+
+from bench.processes import table
+from dshealthd.probe.peer import Claim, PeerOptions
+from dshealthd.probe.peer_client import PeerClient
+from dshealthd.probe.peer_server import PeerServer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+WARM_UP = 200
+SIZES = (8, 32768)
+
+
+class Members:
+    """Two nodes."""
+
+    names = ("a", "b")
+
+
+def options(directory: Path, kind: str, name: str) -> PeerOptions:
+    """Return the options of a node."""
+    rate: dict[str, Any] = {"listen_address": "127.0.0.1:0", "calls_per_second": 1e9, "burst": 10**9}
+    if kind == "key":
+        return PeerOptions(key_file=directory / "key", **rate)
+    rate |= {"tls_cert_file": directory / f"{name}.pem", "tls_key_file": directory / f"{name}.key", "tls_ca_file": directory / "ca.pem"}
+    return PeerOptions(**rate)
+
+
+def prepare(directory: Path) -> None:
+    """Make a key and certificates."""
+    (directory / "key").write_text("0123456789abcdef" * 4, encoding="ascii")
+    (directory / "key").chmod(0o600)
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+    openssl(directory, "req", "-x509", *key, "-keyout", "ca.key", "-subj", "/CN=ca", "-out", "ca.pem")
+    for name in Members.names:
+        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-addext", f"subjectAltName=DNS:{name}")
+        openssl(directory, "req", "-x509", *key, *signed, "-keyout", f"{name}.key", "-subj", f"/CN={name}", "-out", f"{name}.pem")
+
+
+def openssl(directory: Path, *arguments: str) -> None:
+    """Run openssl."""
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=directory, timeout=20)
+
+
+def cpu(pid: int) -> float:
+    """Return the CPU time of a process's threads in seconds, at the scheduler's own resolution."""
+    spent = sum(
+        int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text(encoding="ascii").split()[0]) for task in os.listdir(f"/proc/{pid}/task")
+    )
+    return spent / 1e9
+
+
+async def serve(directory: Path, kind: str) -> None:
+    """Serve echoes until standard input ends."""
+
+    async def echo(_sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
+    async def plain(request: web.BaseRequest) -> web.Response:
+        return web.Response(body=json.dumps(json.loads(await request.read())).encode())
+
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)
+    if kind == "aiohttp":
+        server = await asyncio.get_running_loop().create_server(web.Server(plain), "127.0.0.1", 0)
+        print(server.sockets[0].getsockname()[1], flush=True)
+        await ended.wait()
+        server.close()
+        return
+    peer = PeerServer(options(directory, kind, "b"), "b", lambda: Members, {"echo": echo})
+    await peer.start()
+    print(peer.port, flush=True)
+    await ended.wait()
+    await peer.close()
+
+
+async def measure(directory: Path, kind: str, pid: int, port: int, size: int, calls: int) -> list[str]:
+    """Return a row: calls per second, CPU of the caller and of the listener per call in microseconds."""
+
+    async def timed(call: Callable[[], Awaitable[object]]) -> list[str]:
+        for _ in range(WARM_UP):
+            await call()
+        started, ours, theirs = time.perf_counter(), cpu(os.getpid()), cpu(pid)
+        for _ in range(calls):
+            await call()
+        took = time.perf_counter() - started
+        spent = [cpu(os.getpid()) - ours, cpu(pid) - theirs]
+        return [kind, str(size), f"{calls / took:,.0f}", *(f"{1e6 * value / calls:.0f}" for value in spent)]
+
+    message = {"clock": 1.5, "payload": bytes(size)}
+    if kind == "aiohttp":
+        body = json.dumps({"clock": 1.5, "payload": "A" * (size * 4 // 3)}).encode()
+        headers = {"Authorization": str(Claim("a", "b", "0" * 64, "0" * 32, "0" * 64)), "Content-Type": "application/json"}
+        async with aiohttp.ClientSession(auto_decompress=False) as session:
+
+            async def ask() -> None:
+                async with session.post(f"http://127.0.0.1:{port}/peer/v1/echo", data=body, headers=headers) as answer:
+                    json.loads(await answer.read())
+
+            return await timed(ask)
+    client = PeerClient(options(directory, kind, "a"), "a", lambda _: ("127.0.0.1", port))
+    try:
+        return await timed(lambda: client.call("b", "echo", message, 5.0))
+    finally:
+        await client.close()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--calls", type=int, default=3000)
+    parser.add_argument("--serve", nargs=2, metavar=("DIRECTORY", "KIND"))
+    given = parser.parse_args()
+    if given.serve:
+        asyncio.run(serve(Path(given.serve[0]), given.serve[1]))
+        return
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        prepare(directory)
+        for kind in ("key", "tls", "aiohttp"):
+            command = [sys.executable, "-m", "bench.bench_peer", "--serve", name, kind]
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+                assert process.stdout is not None
+                port = int(process.stdout.readline())
+                rows += [asyncio.run(measure(directory, kind, process.pid, port, size, given.calls)) for size in SIZES]
+                assert process.stdin is not None
+                process.stdin.close()
+    print(table(["authentication", "payload, bytes", "calls/s", "caller, µs CPU", "listener, µs CPU"], rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""This node as rounds see it: its name and members, its GPUs, whether its workers may run now, what it tells of itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from dshealthd.probe.plan import ON_DEMAND, Plan
+from dshealthd.probe.schedule import epoch_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dshealthd.probe.conclusion import Scores
+    from dshealthd.probe.membership import Membership
+    from dshealthd.probe.nursery import Nursery
+    from dshealthd.probe.policy import Gpus, Policy
+    from dshealthd.probe.roll import Roll
+    from dshealthd.probe.verdict import Judge
+
+NO_PYTHON = "no_python"
+WARMING_UP = "warming_up"
+NO_CUDA = "no_cuda"
+"""The node has GPUs, and the torch of its environment is built without CUDA."""
+LIMITED = "rate_limited"
+PREPARATION = 60.0
+"""Seconds for the import of torch from a cold disk."""
+
+
+class ThisNode:
+    """Answers what `round.Node` asks."""
+
+    def __init__(
+        self,
+        roll: Roll,
+        policy: Policy,
+        gpus: Gpus,
+        nursery: Nursery | None,
+        judge: Judge,
+        *,
+        address: str,
+        interface: str,
+        adapters: Sequence[str],
+        period: float,
+        extra_per_minute: int,
+        monotonic: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self.name = roll.me
+        self.address, self.interface, self.adapters = address, interface, adapters
+        self._roll, self._policy, self._gpus, self._nursery, self._judge = roll, policy, gpus, nursery, judge
+        self._period = period
+        self._extra_per_minute = extra_per_minute
+        self._monotonic, self._wall = monotonic, wall
+        self._extra: deque[float] = deque()
+        self._preparing: asyncio.Task[str] | None = None
+        self._trouble = ""
+
+    def membership(self) -> Membership:
+        """Return the members as they are believed to be now."""
+        return self._roll.membership
+
+    def epoch(self) -> int:
+        """Return the number of the epoch by this node's clock."""
+        return epoch_at(self._wall(), self._period)
+
+    def gpus(self) -> int:
+        """Return how many GPUs the node has."""
+        return self._gpus.count()
+
+    def scores(self) -> Scores:
+        """Return what the judge tells peers."""
+        return self._judge.scores()
+
+    def objection(self, plan: Plan) -> str:
+        """Return why no workers may run for another node's plan now."""
+        reason = self.obstacle(scheduled=plan.epoch != ON_DEMAND)
+        if reason or plan.epoch != ON_DEMAND:
+            return reason
+        now = self._monotonic()
+        while self._extra and now - self._extra[0] > 60.0:  # noqa: PLR2004 - a minute
+            self._extra.popleft()
+        if len(self._extra) >= self._extra_per_minute:
+            return LIMITED
+        self._extra.append(now)
+        return ""
+
+    def obstacle(self, *, scheduled: bool) -> str:
+        """Return why no workers may run now, as a slug; empty if they may. Where they only have to be prepared, that is begun."""
+        if self._nursery is None:
+            return NO_PYTHON
+        reason = self._policy.objection(scheduled=scheduled)
+        if reason:
+            return reason
+        if not self._nursery.ready:
+            return self._prepare(self._nursery)
+        return NO_CUDA if self._gpus.count() and not self._nursery.about.get("cuda") else ""
+
+    async def close(self) -> None:
+        """Give up a preparation in progress."""
+        if self._preparing is not None:
+            self._preparing.cancel()
+            await asyncio.gather(self._preparing, return_exceptions=True)
+
+    def _prepare(self, nursery: Nursery) -> str:
+        if self._preparing is not None and self._preparing.done():
+            self._trouble = self._preparing.result()
+            self._preparing = None
+        if self._preparing is None:
+            self._preparing = asyncio.create_task(nursery.prepare(PREPARATION), name="importing torch")
+        return self._trouble or WARMING_UP

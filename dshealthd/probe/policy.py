@@ -1,0 +1,138 @@
+"""When rounds may use the GPUs: what the collectors saw last, the window, and how long GPUs have been kept occupied already."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from dshealthd.collectors import gpu_bus, gpu_processes
+from dshealthd.result import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dshealthd.probe.options import PolicyOptions
+    from dshealthd.snapshot import Latest, Snapshot
+
+NEVER = "policy_never"
+WINDOW = "closed_window"
+BUSY = "busy_gpu"
+UNKNOWN = "gpu_unknown"
+RELEASED = "draining"
+"""An operator wants the driver free: the collectors of GPUs are off by their `release_file`."""
+DUTY = "duty"
+_MINUTE = 60
+_DAY = 24 * 60
+SAVED = 120.0
+"""Seconds whose share of GPU time can be used at once."""
+
+
+class Gpus:
+    """The node's GPUs, as the collectors `gpu_processes` and `gpu_bus` saw them last."""
+
+    def __init__(self, snapshot: Snapshot, monotonic: Callable[[], float]) -> None:
+        self._snapshot = snapshot
+        self._monotonic = monotonic
+        self._rounds: list[tuple[float, float]] = []
+
+    def used(self, begin: float, end: float) -> None:
+        """Note that workers of this node were on the GPUs between two times of the monotonic clock."""
+        self._rounds = [*self._rounds[-15:], (begin, end)]
+
+    def count(self) -> int:
+        """Return how many GPUs NVML told of; 0 where there are none, or none is known."""
+        return len(self._processes() or {})
+
+    def objection(self) -> str:
+        """Return why the GPUs count as busy, as a slug, or nothing. What is not known counts as busy; a node without GPUs never is."""
+        latest = self._latest(gpu_processes.GpuProcesses.name)
+        if latest is None or latest.sampled is None or latest.expired(self._monotonic()):
+            return UNKNOWN
+        expected = self._expected()
+        if latest.result.outcome is Outcome.NOT_AVAILABLE:
+            return "" if expected == 0 else RELEASED if expected else UNKNOWN
+        processes = self._processes()
+        if latest.result.outcome is not Outcome.OK or not processes or expected not in {0, len(processes)}:
+            return UNKNOWN
+        # A sample that was taken during a round of our own has its worker on each GPU.
+        own = any(begin <= latest.sampled <= end for begin, end in self._rounds)
+        return BUSY if max(processes.values()) > own else ""
+
+    def _expected(self) -> int | None:
+        """Return how many GPUs the bus has; None if that is not known."""
+        latest = self._latest(gpu_bus.GpuBus.name)
+        if latest is None or latest.sampled is None or latest.expired(self._monotonic()):
+            return None
+        if latest.result.outcome is Outcome.NOT_AVAILABLE:
+            return 0
+        return next((int(sample.value) for sample in latest.result.samples if sample.metric is gpu_bus.EXPECTED), None)
+
+    def _processes(self) -> dict[str, float] | None:
+        latest = self._latest(gpu_processes.GpuProcesses.name)
+        if latest is None or latest.expired(self._monotonic()):
+            return None
+        return {sample.labels[0]: sample.value for sample in latest.result.samples if sample.metric is gpu_processes.PROCESSES}
+
+    def _latest(self, name: str) -> Latest | None:
+        try:
+            return self._snapshot[name]
+        except KeyError:  # the collector is turned off
+            return None
+
+
+class Account:
+    """GPU time that rounds may use: a share of the time that passes, saved up to a bound."""
+
+    def __init__(self, ratio: float, monotonic: Callable[[], float]) -> None:
+        self._ratio = ratio
+        self._monotonic = monotonic
+        self._balance = ratio * SAVED
+        self._at = monotonic()
+        self.used = 0.0
+        """Seconds used since the start, of the GPU used longest in each round."""
+
+    @property
+    def open(self) -> bool:
+        """Whether another round may use the GPUs."""
+        self._accrue()
+        return self._balance > 0
+
+    def spend(self, seconds: float) -> None:
+        """Take GPU time from the account; it may fall below nothing by what one round takes."""
+        self._accrue()
+        self._balance -= seconds
+        self.used += seconds
+
+    def _accrue(self) -> None:
+        now = self._monotonic()
+        self._balance = min(self._ratio * SAVED, self._balance + (now - self._at) * self._ratio)
+        self._at = now
+
+
+class Policy:
+    """Says whether a round may use the GPUs now."""
+
+    def __init__(self, options: PolicyOptions, gpus: Gpus, account: Account, wall: Callable[[], float]) -> None:
+        self._options = options
+        self._gpus = gpus
+        self._account = account
+        self._wall = wall
+
+    def objection(self, *, scheduled: bool) -> str:
+        """Return why a round may not use the GPUs now, as a slug, or nothing. Only scheduled rounds are limited in their share of time."""
+        if self._options.gpus == "never":
+            return NEVER
+        if not in_window(self._options.minutes, self._wall()):
+            return WINDOW
+        busy = self._gpus.objection() if self._options.gpus == "idle" else ""
+        return busy or (DUTY if scheduled and not self._account.open else "")
+
+
+def in_window(minutes: tuple[int, int] | None, now: float) -> bool:
+    """Tell whether a Unix time is in a daily window of UTC; one that ends before it begins goes over midnight, an equal one is always."""
+    if minutes is None:
+        return True
+    begin, end = minutes
+    moment = time.gmtime(now)
+    minute = moment.tm_hour * _MINUTE + moment.tm_min
+    return (minute - begin) % _DAY < ((end - begin) % _DAY or _DAY)

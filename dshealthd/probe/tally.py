@@ -1,0 +1,179 @@
+"""What rounds came to, counted: the metrics of the probes, and the last rounds for the page."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, OrderedDict, deque
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.collector import Buckets, counter, gauge, histogram
+from dshealthd.probe.conclusion import timing_fields
+from dshealthd.probe.observation import Kind, Outcome
+from dshealthd.probe.round import DISAGREEMENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dshealthd.collector import Sample
+    from dshealthd.probe.observation import Suspect, Timing
+    from dshealthd.probe.round import Report
+
+ROUNDS = counter(
+    "dshealthd_probe_rounds_total", "Rounds of probes that this node led or took part in, by how they ended.", "kind", "outcome"
+)
+SKIPS = counter(
+    "dshealthd_probe_skips_total",
+    "Rounds that were to use the GPUs and did not, here or at the other members, by reason; most were light ones instead.",
+    "reason",
+)
+DURATION = histogram("dshealthd_probe_duration_seconds", "Time of a round from its invitation to its conclusion.", "kind")
+BANDWIDTH = gauge(
+    "dshealthd_probe_bus_bandwidth_bytes_per_second",
+    "Bus bandwidth, as nccl-tests has it, of the last round with this operation; of its slowest part. size: bytes of the payload.",
+    *("kind", "backend", "op", "size"),
+)
+OPERATION = gauge(
+    "dshealthd_probe_operation_seconds",
+    "Median time of an operation in the last round with it; of its slowest part. size: bytes of the payload.",
+    *("kind", "backend", "op", "size"),
+)
+ROUND_TRIP = gauge(
+    "dshealthd_probe_round_trip_seconds",
+    "Time of an echo between agents, over the last light rounds that this node led.",
+    "statistic",
+)
+CLOCK_OFFSET = gauge(
+    "dshealthd_probe_clock_offset_seconds",
+    "How far the clocks of the nodes met last are ahead of this one's; where most agree, their median is this node's own error.",
+    "statistic",
+)
+DISAGREES = gauge(
+    "dshealthd_probe_peer_disagrees",
+    "1 while the last round with this member was declined because the two are set up differently: clock, list of members, version.",
+    *("peer", "reason"),
+)
+SUSPECT = gauge(
+    "dshealthd_suspect",
+    "1 while this agent accuses a node, gpu, nic, link or leaf; component: NODE, NODE/PART, NODE--NODE or the leaf's name.",
+    *("kind", "component", "reason"),
+)
+LAST = gauge("dshealthd_probe_last_round_timestamp_seconds", "Unix time at which the last round ended.", "kind")
+METRICS = (ROUNDS, SKIPS, DURATION, BANDWIDTH, OPERATION, ROUND_TRIP, CLOCK_OFFSET, DISAGREES, SUSPECT, LAST)
+
+BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+LAST_ROUNDS = 20
+MAX_SERIES = 64
+"""Kinds of timings that are kept: sizes of rounds on demand are others' choice."""
+LATEST = 32
+"""Light rounds that round-trip times and offsets are of."""
+MAX_DISAGREEING = 64
+
+Operation = tuple[str, str, str, str]
+
+
+class Tally:
+    """Counts reports."""
+
+    def __init__(self) -> None:
+        self.rounds: deque[dict[str, Any]] = deque(maxlen=LAST_ROUNDS)
+        """The last rounds as the status document has them, newest last."""
+        self._ended: Counter[tuple[str, str]] = Counter()
+        self._skips: Counter[str] = Counter()
+        self._durations: dict[str, Buckets] = {}
+        self._timings: OrderedDict[Operation, Timing] = OrderedDict()
+        self._trips: deque[float] = deque(maxlen=LATEST)
+        self._offsets: OrderedDict[str, float] = OrderedDict()
+        self._disagreeing: OrderedDict[str, str] = OrderedDict()
+        self._last: dict[str, float] = {}
+
+    def skip(self, reason: str) -> None:
+        """Count a round that was not run."""
+        self._skips[reason] += 1
+
+    def add(self, report: Report, me: str) -> None:
+        """Count a round."""
+        observation = report.observation
+        kind = str(observation.kind)
+        self._ended[kind, str(observation.outcome)] += 1
+        if observation.kind is Kind.LIGHT and observation.reason and observation.outcome in {Outcome.OK, Outcome.DECLINED}:
+            self.skip(observation.reason)
+        self._durations.setdefault(kind, Buckets(BOUNDS)).observe(report.seconds)
+        self._last[kind] = observation.at
+        slowest: dict[tuple[str, int], Timing] = {}
+        for timing in observation.timings:
+            key = timing.op, timing.size
+            if key not in slowest or timing.seconds > slowest[key].seconds:
+                slowest[key] = timing
+        for (op, size), timing in slowest.items():
+            _keep(self._timings, (kind, str(observation.backend), op, str(size)), timing, MAX_SERIES)
+            if observation.kind is Kind.LIGHT and size == 0 and report.led:
+                self._trips.append(timing.seconds)
+        for peer, offset in report.offsets.items():
+            _keep(self._offsets, peer, offset, LATEST)
+        for peer in observation.members:
+            if peer != me and observation.outcome is Outcome.DECLINED and observation.reason in DISAGREEMENTS:
+                if peer in observation.late or peer == observation.members[0]:
+                    _keep(self._disagreeing, peer, observation.reason, MAX_DISAGREEING)
+            elif observation.outcome is Outcome.OK:
+                self._disagreeing.pop(peer, None)
+        self.rounds.append(_entry(report))
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Drop what concerns members other than `names`."""
+        kept = set(names)
+        for store in (self._offsets, self._disagreeing):
+            for name in [name for name in store if name not in kept]:
+                del store[name]
+
+    def samples(self, suspects: Iterable[Suspect]) -> Iterator[Sample]:
+        """Yield the metrics."""
+        for (kind, outcome), count in self._ended.items():
+            yield ROUNDS(float(count), kind, outcome)
+        for reason, count in self._skips.items():
+            yield SKIPS(float(count), reason)
+        for kind, buckets in self._durations.items():
+            yield from buckets.samples(DURATION, kind)
+        for labels, timing in self._timings.items():
+            if timing.bus_bandwidth:
+                yield BANDWIDTH(timing.bus_bandwidth, *labels)
+        for labels, timing in self._timings.items():
+            yield OPERATION(timing.seconds, *labels)
+        for metric, values in ((ROUND_TRIP, self._trips), (CLOCK_OFFSET, self._offsets.values())):
+            if values:
+                yield metric(min(values), "min")
+                yield metric(statistics.median(values), "median")
+                yield metric(max(values), "max")
+        for peer, reason in self._disagreeing.items():
+            yield DISAGREES(1.0, peer, reason)
+        for suspect in suspects:
+            yield SUSPECT(1.0, suspect.part, suspect.component, suspect.reason)
+        for kind, at in self._last.items():
+            yield LAST(at, kind)
+
+
+def _keep(store: OrderedDict[Any, Any], key: object, value: object, most: int) -> None:
+    """Put a value in a bounded dict, newest last."""
+    store[key] = value
+    store.move_to_end(key)
+    while len(store) > most:
+        store.popitem(last=False)
+
+
+def _entry(report: Report) -> dict[str, Any]:
+    """Return a round as the status document has it."""
+    seen = report.observation
+    return {
+        "time": round(seen.at, 3),
+        "epoch": seen.epoch if seen.epoch >= 0 else None,
+        "kind": seen.kind,
+        "backend": seen.backend,
+        "members": list(seen.members),
+        "led": report.led,
+        "outcome": seen.outcome,
+        "stage": seen.stage,
+        "reason": seen.reason,
+        "late": list(seen.late),
+        "seconds": round(report.seconds, 4),
+        "timings": timing_fields(seen.timings),
+        "clock_offset_seconds": {name: round(offset, 6) for name, offset in report.offsets.items()},
+    }

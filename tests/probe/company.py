@@ -1,0 +1,185 @@
+"""Several nodes in one event loop: real rounds over the real peer API on 127.0.0.N, with workers that are plain fakes or real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dshealthd.probe.job import RankResult, WorkerJob
+from dshealthd.probe.membership import Member, Membership
+from dshealthd.probe.messages import Backend
+from dshealthd.probe.observation import Kind, Observation, Outcome, Stage, Timing
+from dshealthd.probe.peer import PeerOptions
+from dshealthd.probe.peer_client import PeerClient
+from dshealthd.probe.peer_server import PeerServer
+from dshealthd.probe.plan import Plan, new_round
+from dshealthd.probe.round import Report, Rounds
+from dshealthd.probe.store import StoreError, StoreHandler
+from tests.probe.peering import KEY, secret
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from dshealthd.probe.round import Workers
+
+EPOCH = 1000
+NAMES = tuple(f"127.0.0.{number}" for number in range(11, 19))
+
+
+class FakeWorkers:
+    """Workers that meet in the store and then do what they are told."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.outcome, self.stage, self.reason = Outcome.OK, Stage.DONE, ""
+        self.counters = 10, 10
+        self.seconds = 0.001
+        self.silent = self.absent = False
+        """Meet the others, or do not, and never come back."""
+        self.deadline = 1.0
+
+    async def run(self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]) -> list[RankResult]:
+        """Meet the others and return what is set."""
+        self.runs += 1
+        (seat,) = job.seats
+        progress(seat.rank, Stage.STORE)
+        outcome, stage, reason, counters = self.outcome, self.stage, self.reason, self.counters
+        if self.absent:
+            await asyncio.sleep(3600)
+        try:
+            await store("set", f"here/{seat.rank}", b"1", self.deadline)
+            for rank in range(job.world_size):
+                assert await store("get", f"here/{rank}", None, self.deadline) == b"1"
+        except (TimeoutError, StoreError):
+            outcome, stage, reason, counters = Outcome.HUNG, Stage.STORE, "deadline", (0, 0)
+        if self.silent:
+            await asyncio.sleep(3600)
+        timings = (
+            tuple(Timing("all_reduce", size, self.seconds, size / self.seconds) for size, _ in job.steps) if outcome is Outcome.OK else ()
+        )
+        entered, left = counters
+        return [RankResult(rank=seat.rank, outcome=outcome, stage=stage, reason=reason, timings=timings, entered=entered, left=left)]
+
+
+class FakeNode:
+    """A node as rounds see it."""
+
+    def __init__(self, name: str, names: tuple[str, ...]) -> None:
+        self.name = self.address = name
+        self.interface = "lo"
+        self.adapters: tuple[str, ...] = ()
+        self.names = names
+        self.reason = ""
+        self.clock_off = 0.0
+
+    def membership(self) -> Membership:
+        """Return the members."""
+        return Membership(tuple(Member(name, 8) for name in sorted(self.names)), {}, "test")
+
+    def epoch(self) -> int:
+        """Return the epoch, with ten seconds each."""
+        return EPOCH + int(self.clock_off // 10)
+
+    def gpus(self) -> int:
+        """Return how many GPUs it has."""
+        return 0
+
+    def objection(self, _plan: Plan) -> str:
+        """Return why the GPUs are not to be used."""
+        return self.reason
+
+    def scores(self) -> tuple[tuple[str, float], ...]:
+        """Return what it tells of itself."""
+        return ((self.name, 1.0),)
+
+
+class Companion:
+    """One node with everything that belongs to it."""
+
+    def __init__(self, name: str, names: tuple[str, ...], options: PeerOptions, ports: dict[str, int], workers: Workers | None) -> None:
+        self.name = name
+        self.node = FakeNode(name, names)
+        self.workers = workers
+        self.reports: list[Report] = []
+        self.client = PeerClient(options, name, lambda peer: (peer, ports[peer]))
+        self.rounds = Rounds(self.node, self.client, workers, self.reports.append, monotonic=time.monotonic, wall=self.wall)
+        self.server = PeerServer(options, name, self.node.membership, self.rounds.handlers())
+        self._ports = ports
+
+    def wall(self) -> float:
+        """Return this node's idea of the time."""
+        return time.time() + self.node.clock_off
+
+    @property
+    def fake(self) -> FakeWorkers:
+        """The workers, where they are fakes."""
+        assert isinstance(self.workers, FakeWorkers)
+        return self.workers
+
+    @property
+    def observation(self) -> Observation:
+        """The one round it had."""
+        (report,) = self.reports
+        return report.observation
+
+    def plan(self, *others: str, epoch: int = EPOCH, steps: tuple[tuple[int, int], ...] = ((8, 3), (4096, 3))) -> Plan:
+        """Return a round that this node leads."""
+        kind = Kind.PAIR if len(others) == 1 else Kind.GROUP
+        return Plan(
+            round=new_round(),
+            epoch=epoch,
+            kind=kind,
+            backend=Backend.GLOO,
+            members=(self.name, *others),
+            digest=self.node.membership().digest,
+            steps=steps,
+        )
+
+    async def open(self) -> None:
+        """Listen."""
+        await self.server.start()
+        self._ports[self.name] = self.server.port
+
+    async def close(self) -> None:
+        """End as an agent does that is stopped."""
+        await self.rounds.close()
+        await self.server.close()
+        await self.client.close()
+
+
+@contextlib.asynccontextmanager
+async def company(
+    directory: Path, count: int, *, workers: Callable[[str], Workers | None] = lambda _: FakeWorkers(), keys: dict[str, str] | None = None
+) -> AsyncIterator[list[Companion]]:
+    """Run so many nodes; `keys` gives some of them a key of their own."""
+    names = NAMES[:count]
+    ports: dict[str, int] = {}
+    companions: list[Companion] = []
+    async with contextlib.AsyncExitStack() as stack:
+        for name in names:
+            key = secret(directory, f"key-{name}", (keys or {}).get(name, KEY))
+            companion = Companion(name, names, PeerOptions(listen_address=f"{name}:0", key_file=key), ports, workers(name))
+            await companion.open()
+            stack.push_async_callback(companion.close)
+            companions.append(companion)
+        yield companions
+
+
+async def all_have(companions: list[Companion], count: int = 1, seconds: float = 15.0) -> None:
+    """Wait until each of these nodes has had so many rounds."""
+    async with asyncio.timeout(seconds):
+        while not all(len(companion.reports) >= count for companion in companions):
+            await asyncio.sleep(0.01)
+
+
+def same(companions: list[Companion]) -> Observation:
+    """Return the observation that all of these nodes share: all but the time at which each ended its round."""
+    first, *rest = (replace(companion.observation, at=0.0, scores=()) for companion in companions)
+    scores = [sorted(companion.observation.scores) for companion in companions]
+    assert all(observation == first for observation in rest), [first, *rest]
+    assert all(score == scores[0] for score in scores)
+    return first

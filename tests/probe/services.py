@@ -1,0 +1,122 @@
+"""Several agents' probes in one event loop, each on an address of its own: 127.0.0.N, all on the same port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.collectors import gpu_bus, gpu_processes
+from dshealthd.host import Host
+from dshealthd.options import Duration
+from dshealthd.probe.membership import MembershipOptions
+from dshealthd.probe.options import PolicyOptions, ProbeOptions
+from dshealthd.probe.peer import PeerOptions
+from dshealthd.probe.service import Service
+from dshealthd.result import Outcome, Result, not_available
+from dshealthd.snapshot import Snapshot
+from tests.probe.peering import KEY, secret
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from dshealthd.collector import Sample
+
+PERIOD = 1.0
+NAMES = tuple(f"127.0.0.{number}" for number in range(21, 29))
+
+
+def free_port() -> int:
+    """Return a port that is free on all of 127.0.0.0/8."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def snapshot(gpus: Mapping[str, float] | None = None) -> Snapshot:
+    """Return what the collectors saw: compute processes by GPU; without any, a machine without GPUs."""
+    shot = Snapshot(time.monotonic, time.time)
+    for name in ("gpu_processes", "gpu_bus"):
+        shot.expect(name, 1000.0)
+    if gpus is None:
+        shot.put("gpu_processes", not_available("no NVIDIA GPU"))
+        shot.put("gpu_bus", not_available("no NVIDIA GPU"))
+    else:
+        found = tuple(gpu_processes.PROCESSES(count, gpu, f"GPU-{gpu}") for gpu, count in gpus.items())
+        shot.put("gpu_processes", Result(Outcome.OK, found))
+        shot.put("gpu_bus", Result(Outcome.OK, (gpu_bus.EXPECTED(float(len(gpus))),)))
+    return shot
+
+
+class Agent:
+    """The probes of one node."""
+
+    def __init__(self, options: ProbeOptions, state: Path, shot: Snapshot) -> None:
+        self.name = options.members.name
+        self.clock_off = 0.0
+        self.service = Service(options, host=Host(), state=state, snapshot=shot, monotonic=time.monotonic, wall=self.wall)
+
+    def wall(self) -> float:
+        """Return this node's idea of the time."""
+        return time.time() + self.clock_off
+
+    def value(self, name: str, *labels: str) -> float:
+        """Return the sum of the series of a metric that begin with these labels; 0 where there are none."""
+        return sum(sample.value for sample in self.all(name) if sample.labels[: len(labels)] == labels)
+
+    def all(self, name: str) -> list[Sample]:
+        """Return the series of a metric."""
+        return [sample for sample in self.service.samples() if sample.metric.name == f"dshealthd_{name}"]
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The last rounds, as the status document has them."""
+        return list(self.service.status()["rounds"])
+
+    @property
+    def suspects(self) -> list[dict[str, str]]:
+        """Whom it accuses."""
+        return list(self.service.status()["suspects"])
+
+
+@contextlib.asynccontextmanager
+async def agents(
+    directory: Path,
+    count: int,
+    *,
+    change: Callable[[ProbeOptions], ProbeOptions] = lambda options: options,
+    shots: Mapping[str, Snapshot] | None = None,
+    keys: Mapping[str, str] | None = None,
+    clocks: Mapping[str, float] | None = None,
+) -> AsyncIterator[list[Agent]]:
+    """Run so many agents. They are started shortly after an epoch has begun, so that all have the next one."""
+    names, port = NAMES[:count], free_port()
+    await asyncio.sleep((0.2 - time.time()) % PERIOD)
+    started: list[Agent] = []
+    try:
+        for name in names:
+            state = directory / name
+            state.mkdir()
+            options = ProbeOptions(
+                period=Duration(PERIOD),
+                members=MembershipOptions(nodes=names, name=name),
+                peer=PeerOptions(listen_address=f"{name}:{port}", key_file=secret(state, "key", (keys or {}).get(name, KEY))),
+                policy=PolicyOptions(),
+            )
+            agent = Agent(change(options), state, (shots or {}).get(name) or snapshot())
+            agent.clock_off = (clocks or {}).get(name, 0.0)
+            agent.service.start()
+            started.append(agent)
+        yield started
+    finally:
+        await asyncio.gather(*(agent.service.close() for agent in started))
+
+
+async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)

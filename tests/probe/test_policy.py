@@ -1,0 +1,116 @@
+"""When rounds may use the GPUs."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from dshealthd.collector import Reason
+from dshealthd.probe.options import PolicyOptions
+from dshealthd.probe.policy import BUSY, DUTY, NEVER, RELEASED, SAVED, UNKNOWN, WINDOW, Account, Gpus, Policy, in_window
+from dshealthd.result import failed, not_available
+from dshealthd.snapshot import Snapshot
+from tests.probe.peering import Time
+from tests.probe.services import snapshot
+
+
+def policy(shot: Snapshot, clock: Time | None = None, **given: str) -> Policy:
+    """Return a policy over what the collectors saw."""
+    options = PolicyOptions(**given)  # type: ignore[arg-type] # options by name
+    return Policy(options, Gpus(shot, time.monotonic), Account(options.duty_ratio, clock or Time()), time.time)
+
+
+def test_idle() -> None:
+    """By default a round may use the GPUs only while no process computes on any of them."""
+    assert policy(snapshot({"0": 0, "1": 0})).objection(scheduled=True) == ""
+    assert policy(snapshot({"0": 0, "1": 1})).objection(scheduled=True) == BUSY
+    assert policy(snapshot({"0": 1}), gpus="always").objection(scheduled=True) == ""
+    assert policy(snapshot({"0": 0}), gpus="never").objection(scheduled=True) == NEVER
+
+
+def test_no_gpus_is_idle() -> None:
+    """A node without GPUs has none that could be busy."""
+    assert policy(snapshot()).objection(scheduled=True) == ""
+
+
+def test_unknown_counts_as_busy() -> None:
+    """A collector that fails, that is off, that has not run yet, or that misses a GPU leaves the GPUs alone."""
+    failing = snapshot({"0": 0})
+    failing.put("gpu_processes", failed(Reason.TIMEOUT, "hangs"))
+    off = snapshot({"0": 0})
+    off.forget("gpu_processes")
+    early = Snapshot(time.monotonic, time.time)
+    early.expect("gpu_processes", 10.0)
+    early.expect("gpu_bus", 10.0)
+    fewer = snapshot({"0": 0, "1": 0})
+    fewer.put("gpu_processes", snapshot({"0": 0})["gpu_processes"].result)
+    for shot in (failing, off, early, fewer):
+        assert policy(shot).objection(scheduled=True) == UNKNOWN
+
+
+def test_released_gpus_are_not_used() -> None:
+    """Where an operator has the collectors of GPUs off, to unload the driver, no round takes them."""
+    shot = snapshot({"0": 0})
+    shot.put("gpu_processes", not_available("released by /run/dshealthd/release-gpus"))
+    assert policy(shot).objection(scheduled=True) == RELEASED
+
+
+def test_own_workers_do_not_count() -> None:
+    """A sample that was taken while this node's own workers ran has one process on each GPU; a second one is somebody's."""
+    for processes, expected in ((1, ""), (2, BUSY)):
+        shot = snapshot({"0": processes})
+        gpus = Gpus(shot, time.monotonic)
+        assert gpus.objection() == BUSY
+        gpus.used(time.monotonic() - 10, time.monotonic())
+        assert gpus.objection() == expected
+
+
+@pytest.mark.parametrize(
+    ("window", "moment", "inside"),
+    [
+        ("", "12:00", True),
+        ("22:00-04:30", "23:59", True),
+        ("22:00-04:30", "04:29", True),
+        ("22:00-04:30", "04:30", False),
+        ("22:00-04:30", "21:59", False),
+        ("09:00-17:00", "09:00", True),
+        ("09:00-17:00", "17:00", False),
+        ("00:00-00:00", "12:00", True),
+    ],
+)
+def test_window(window: str, moment: str, inside: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """The window is daily and in UTC, begins with its first minute, ends before its last, and may go over midnight."""
+    now = datetime.fromisoformat(f"2026-03-01T{moment}:00").replace(tzinfo=UTC).timestamp()
+    options = PolicyOptions(window=window)
+    assert list(options.check()) == []
+    assert in_window(options.minutes, now) is inside
+    assert Policy(options, Gpus(snapshot(), time.monotonic), Account(1, Time()), lambda: now).objection(scheduled=True) == (
+        "" if inside else WINDOW
+    )
+
+
+@pytest.mark.parametrize("window", ["22-4", "24:00-04:00", "22:00-04:60", "22:00 04:00", "٢٢:00-04:00"])
+def test_bad_window(window: str) -> None:
+    """What is no window is named."""
+    assert [key for key, _ in PolicyOptions(window=window).check()] == ["window"]
+
+
+def test_duty() -> None:
+    """Scheduled rounds use at most their share of GPU time; one that was expensive is paid off by light ones. On demand is free of it."""
+    clock = Time()
+    options = PolicyOptions()
+    account = Account(options.duty_ratio, clock)
+    limited = Policy(options, Gpus(snapshot(), time.monotonic), account, time.time)
+    full = light = 0
+    for _ in range(5000):
+        if limited.objection(scheduled=True) == DUTY:
+            assert limited.objection(scheduled=False) == ""
+            light += 1
+        else:
+            account.spend(0.03)
+            full += 1
+        clock.now += 10.0
+    assert full / (full + light) == pytest.approx(1 / 3, rel=0.05)
+    assert account.used / (5000 * 10.0) <= options.duty_ratio * (1 + SAVED / 50_000) + 0.03 / 50_000

@@ -1,0 +1,262 @@
+"""The probes of several agents together: who meets whom in each epoch, what is exported of it, and what happens when agents go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.exposition import Format, render
+from dshealthd.options import Duration
+from dshealthd.probe.membership import MembershipOptions
+from dshealthd.probe.options import PolicyOptions, ProbeOptions
+from dshealthd.probe.service import JITTER, jitter
+from tests.agents import running
+from tests.probe.peering import KEY, OTHER_KEY, run, secret
+from tests.probe.services import NAMES, PERIOD, agents, free_port, snapshot, until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.probe.services import Agent
+
+
+def partners(agent: Agent, epoch: int) -> list[str]:
+    """Return whom a node met in rounds of an epoch that went well."""
+    found = [entry for entry in agent.rounds if entry["epoch"] == epoch and entry["outcome"] == "ok"]
+    return [name for entry in found for name in entry["members"] if name != agent.name]
+
+
+def epochs(members: Sequence[Agent]) -> list[int]:
+    """Return the epochs in which all of these nodes have had a round that went well, first one first."""
+    return sorted(set.intersection(*({entry["epoch"] for entry in agent.rounds if entry["outcome"] == "ok"} for agent in members)))
+
+
+def test_every_pair_meets(tmp_path: Path) -> None:
+    """Four nodes have one round an epoch, all in pairs, each pair in one of three epochs; nothing is accused, no GPU is asked for."""
+
+    async def scene() -> None:
+        async with agents(tmp_path, 4) as members:
+            await until(lambda: len(epochs(members)) >= 3)
+            met = set()
+            for epoch in epochs(members)[:3]:
+                for agent in members:
+                    (partner,) = partners(agent, epoch)
+                    met.add(frozenset((agent.name, partner)))
+            assert len(met) == 6
+            for agent in members:
+                assert agent.value("probe_rounds_total", "light", "ok") == agent.value("probe_rounds_total")
+                assert agent.value("probe_skips_total", "no_python") == agent.value("probe_rounds_total")
+                assert agent.suspects == []
+                assert agent.value("probe_up") == 1
+                assert agent.value("members") == 4
+            assert len({agent.value("members_hash") for agent in members}) == 1
+            assert members[0].value("probe_operation_seconds", "light", "agent", "echo") > 0
+
+    run(scene())
+
+
+def test_half_the_agents_gone(tmp_path: Path) -> None:
+    """When half of the agents end at once, the survivors have found each other by the end of the next epoch, and say who is gone."""
+
+    async def scene() -> None:
+        async with agents(tmp_path, 4) as members:
+            await until(lambda: len(epochs(members)) >= 1)
+            *gone, one, two = members
+            await asyncio.gather(*(agent.service.close() for agent in gone))
+            ended = int(time.time() // PERIOD)
+            await until(lambda: any(epoch > ended for epoch in epochs([one, two])))
+            first = next(epoch for epoch in epochs([one, two]) if epoch > ended)
+            assert first <= ended + 2
+            assert partners(one, first) == [two.name]
+            names = {agent.name for agent in gone}
+            await until(lambda: {entry["component"] for entry in one.suspects} == names)
+            assert {(entry["kind"], entry["reason"]) for entry in one.suspects} == {("node", "refused")}
+
+    run(scene())
+
+
+def test_odd_one_rests(tmp_path: Path) -> None:
+    """Of three nodes one rests in every epoch, which is a skip with its reason."""
+
+    async def scene() -> None:
+        async with agents(tmp_path, 3) as members:
+            await until(lambda: all(agent.value("probe_skips_total", "resting") and agent.rounds for agent in members))
+
+    run(scene())
+
+
+def test_busy_gpu(tmp_path: Path) -> None:
+    """A busy GPU is told as the reason of the light round, at both ends."""
+
+    async def scene() -> None:
+        change = lambda options: replace(options, python=Path("/nonexistent/python"))  # noqa: E731
+        async with agents(tmp_path, 2, change=change, shots={NAMES[0]: snapshot({"0": 1.0})}) as members:
+            await until(lambda: all(len(agent.rounds) >= 2 for agent in members))
+            for agent in members:
+                assert {entry["kind"] for entry in agent.rounds} == {"light"}
+            assert members[0].value("probe_skips_total", "busy_gpu") > 0
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_clock_off(tmp_path: Path) -> None:
+    """A node whose clock is 288 s ahead is declined for that, is named with the reason by the others, and sees its own offset; no hang."""
+
+    async def scene() -> None:
+        async with agents(tmp_path, 3, clocks={NAMES[2]: 288.0}) as (one, two, off):
+            await until(
+                lambda: any(
+                    sample.labels == (off.name, "clock_differs") for agent in (one, two) for sample in agent.all("probe_peer_disagrees")
+                )
+            )
+            await until(lambda: off.value("probe_clock_offset_seconds", "median") != 0)
+            assert off.value("probe_clock_offset_seconds", "median") == pytest.approx(-288, abs=1)
+            await until(lambda: any(name == two.name for epoch in epochs([one, two]) for name in partners(one, epoch)))
+
+    run(scene())
+
+
+def test_wrong_key(tmp_path: Path) -> None:
+    """A node with another key is accused as unauthorized by the others, who go on with each other."""
+
+    async def scene() -> None:
+        async with agents(tmp_path, 3, keys={NAMES[2]: OTHER_KEY}) as (one, two, wrong):
+            expected = {"kind": "node", "component": wrong.name, "reason": "unauthorized"}
+            await until(lambda: expected in one.suspects and expected in two.suspects, 40.0)
+            assert epochs([one, two])
+            assert {entry["component"] for entry in one.suspects} == {wrong.name}
+
+    run(scene())
+
+
+def test_members_differ(tmp_path: Path) -> None:
+    """A node with another list of members is told so, by the reason and by the hash that it exports."""
+
+    async def scene() -> None:
+        def change(options: ProbeOptions) -> ProbeOptions:
+            mine = NAMES[:3] if options.members.name == NAMES[1] else NAMES[:2]
+            return replace(options, members=MembershipOptions(nodes=mine, name=options.members.name))
+
+        async with agents(tmp_path, 2, change=change) as (one, two):
+            await until(lambda: any(sample.labels == (two.name, "members_differ") for sample in one.all("probe_peer_disagrees")))
+            assert one.value("members_hash") != two.value("members_hash")
+            assert one.suspects == []
+
+    run(scene())
+
+
+def test_hostfile_is_read_again(tmp_path: Path) -> None:
+    """A hostfile that changes is taken over by the next epoch; one that is bad changes nothing but the metric and the detail."""
+    hostfile = tmp_path / "hostfile"
+
+    def write(*names: str) -> None:
+        hostfile.write_text("".join(f"{name} slots=8\n" for name in names), encoding="ascii")
+
+    async def scene() -> None:
+        write(*NAMES[:2])
+        change = lambda options: replace(options, members=MembershipOptions(hostfile=hostfile, name=options.members.name))  # noqa: E731
+        async with agents(tmp_path, 2, change=change) as (one, two):
+            await until(lambda: epochs([one, two]))
+            before = one.value("members_hash")
+            write(*NAMES[:3])
+            await until(lambda: one.value("members") == 3)
+            assert one.value("members_hash") != before
+            hostfile.write_text("127.0.0.21 slot=8\n", encoding="ascii")
+            await until(lambda: one.value("members_last_reload_successful") == 0)
+            assert one.value("members") == 3
+            assert f"{hostfile}:1" in one.service.status()["detail"]
+            write(*NAMES[:2])
+            one.service.reload()
+            two.service.reload()
+            await until(lambda: one.value("members_hash") == before == two.value("members_hash"), 3.0)
+
+    run(scene())
+
+
+def test_waits_for_what_is_missing(tmp_path: Path) -> None:
+    """Without a usable key the probes are down with the reason, and begin by themselves when it is there."""
+
+    async def scene() -> None:
+        async with agents(tmp_path, 2) as (one, two):
+            (tmp_path / two.name / "key").chmod(0o644)
+            await two.service.close()
+            two.service.start()
+            await until(lambda: two.service.status()["detail"])
+            assert "mode 0644" in two.service.status()["detail"]
+            assert two.value("probe_up") == 0
+            (tmp_path / two.name / "key").chmod(0o600)
+            two.service.reload()
+            await until(lambda: two.value("probe_up") == 1)
+            await until(lambda: epochs([one, two]))
+
+    run(scene())
+
+
+def test_real_workers(tmp_path: Path) -> None:
+    """With an interpreter that has torch the rounds are collectives, and what they told is kept over a restart."""
+
+    async def scene() -> None:
+        change = lambda options: replace(options, python=Path(sys.executable), period=Duration(2.0), large_every=0)  # noqa: E731
+        async with agents(tmp_path, 2, change=change) as members:
+            await until(lambda: all(agent.value("probe_rounds_total", "pair", "ok") >= 2 for agent in members), 40.0)
+            one = members[0]
+            assert one.value("probe_bus_bandwidth_bytes_per_second", "pair", "gloo", "all_reduce", "65536") > 0
+            assert one.value("probe_gpu_seconds_total") == 0
+            assert one.suspects == []
+            text = render(one.service.samples(), Format.PROMETHEUS)
+            assert 'dshealthd_probe_duration_seconds_bucket{kind="pair",le="+Inf"}' in text
+        kept = (tmp_path / members[0].name / "probe-baselines.json").read_bytes()
+        assert b"all_reduce" in kept
+
+    asyncio.run(asyncio.wait_for(scene(), 90))
+
+
+def test_window_makes_all_rounds_light(tmp_path: Path) -> None:
+    """Outside of the maintenance window rounds are light ones."""
+    minute = time.gmtime(time.time() + 7200)
+    window = f"{minute.tm_hour:02}:{minute.tm_min:02}-{minute.tm_hour:02}:{(minute.tm_min + 1) % 60:02}"
+
+    async def scene() -> None:
+        change = lambda options: replace(options, python=Path(sys.executable), policy=PolicyOptions(window=window))  # noqa: E731
+        async with agents(tmp_path, 2, change=change) as members:
+            await until(lambda: all(agent.value("probe_skips_total", "closed_window") for agent in members))
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_starts_are_spread() -> None:
+    """The groups of an epoch start at different moments within a second, and all members of a group know theirs."""
+    moments = [jitter(7, (f"node{n}", f"node{n + 1}"), 10.0) for n in range(0, 1000, 2)]
+    assert all(0 <= moment < JITTER for moment in moments)
+    assert max(sum(int(moment * 100) == slot for moment in moments) for slot in range(100)) <= 20
+    assert jitter(7, ("b", "a"), 10.0) == jitter(7, ("a", "b"), 10.0)
+
+
+def test_in_the_agent(tmp_path: Path) -> None:
+    """A running agent with a section `probe` exports it and shows it in its status; without, it shows that probes are off."""
+    with running(tmp_path) as agent:
+        assert json.loads(agent.get("/api/v1/status"))["probe"] == {"state": "off"}
+    secret(tmp_path, "key", KEY)
+    config = f"""
+        [probe]
+        period = "1s"
+        [probe.members]
+        nodes = ["127.0.0.31", "127.0.0.32"]
+        name = "127.0.0.31"
+        [probe.peer]
+        listen_address = "127.0.0.31:{free_port()}"
+        key_file = "{tmp_path}/key"
+    """
+    with running(tmp_path, config) as agent:
+        scrape = agent.wait(lambda s: s.value("dshealthd_probe_rounds_total", kind="light", outcome="refused"))
+        assert scrape.value("dshealthd_members") == 2
+        status = json.loads(agent.get("/api/v1/status"))["probe"]
+        assert (status["state"], status["name"], status["members"]) == ("ok", "127.0.0.31", 2)
+        assert status["rounds"][0]["late"] == ["127.0.0.32"]

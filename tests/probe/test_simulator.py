@@ -1,0 +1,98 @@
+"""Many agents with the real schedule and verdicts, small and seeded: who is named, how soon, and that nobody else is.
+
+`bench/probe_simulator.py` measures the same at full size.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.probe_simulator import Cluster, Conditions, Fault, Tally, faults, quantile, quiet, trial
+from dshealthd.probe.observation import Part, Suspect
+
+NODES, LEAF = 32, 8
+
+
+def cluster(seed: int, jitter: float = 0.015, spikes: float = 0.005, **others: float) -> Cluster:
+    """Return a cluster that has run for a minute."""
+    made = Cluster(NODES, LEAF, Conditions(jitter, spikes, **others), seed)
+    for _ in range(6):
+        made.step()
+    return made
+
+
+@pytest.mark.parametrize("name", list(faults(Cluster(NODES, LEAF, Conditions(), 0))))
+def test_fault_is_named_and_nothing_else(name: str) -> None:
+    """Each fault is named for what and where it is within half a minute or so, nobody else is accused, and it ends when the fault does."""
+    made, tally = cluster(7), Tally()
+    for _ in range(3):
+        trial(made, faults(made)[name], tally, epochs=8, rest=10)
+    assert tally.right == tally.trials == 3
+    assert not tally.wrong
+    assert max(tally.seconds) <= 40
+    assert max(tally.cleared) < float("inf")
+
+
+@pytest.mark.parametrize(("jitter", "spikes"), [(0.015, 0.005), (0.03, 0.02)])
+def test_noise_accuses_nobody(jitter: float, spikes: float) -> None:
+    """Half an hour of jitter, spikes and bursts of congestion accuses nobody."""
+    made = cluster(8, jitter, spikes)
+    assert quiet(made, 0.02) == (0, 0)
+    assert made.rounds > NODES // 2 * 170
+
+
+def test_worst_conditions_still_name_a_node() -> None:
+    """With 3 % jitter and 2 % spikes a node that takes 15 % longer is found within a minute."""
+    made, tally = cluster(9, 0.03, 0.02), Tally()
+    for _ in range(4):
+        trial(made, faults(made)["node 15 % slow"], tally, epochs=10, rest=8)
+    assert tally.right == 4
+    assert quantile(tally.seconds, 0.95) <= 60
+
+
+def test_both_ends_of_a_link_say_the_same() -> None:
+    """The two agents of a bad pair accuse the link by one name, and neither accuses anything else."""
+    made = cluster(10)
+    fault = faults(made)["link 30 % slow"]
+    made.fault = fault
+    for _ in range(6):
+        made.step()
+    link = Suspect(Part.LINK, made.component(fault), "slow")
+    assert {node: made.standing.get(node) for node in (fault.node, fault.peer)} == dict.fromkeys(
+        (fault.node, fault.peer), frozenset({link})
+    )
+    assert made.accused() == {link}
+
+
+class Twice(Cluster):
+    """A cluster with a second fault."""
+
+    second: Fault | None = None
+
+    def slowness(self, a: int, b: int, rail: int) -> float:
+        """Return the worse of both."""
+        once = super().slowness(a, b, rail)
+        first, self.fault = self.fault, self.second
+        again = super().slowness(a, b, rail)
+        self.fault = first
+        return max(once, again)
+
+
+def test_two_faults_at_once_are_both_named() -> None:
+    """A slow node does not hide the slow adapter of another one."""
+    made = Twice(NODES, LEAF, Conditions(), 11)
+    made.fault, made.second = Fault(Part.NODE, 1.3, 3), Fault(Part.NIC, 1.3, 20, rail=5)
+    for _ in range(10):
+        made.step()
+    assert made.accused() == {Suspect(Part.NODE, made.component(made.fault), "slow"), Suspect(Part.NIC, "node-0020/nic5", "slow")}
+
+
+def test_same_seed_same_result() -> None:
+    """A simulation can be repeated."""
+    logs = []
+    for _ in range(2):
+        made = cluster(12)
+        trial(made, faults(made)["NIC 30 % slow"], Tally(), epochs=5, rest=2)
+        logs.append(made.log)
+    assert logs[0] == logs[1]
+    assert logs[0]
