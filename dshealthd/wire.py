@@ -50,7 +50,9 @@ class Encoder:
 
     def pack(self, name: str, result: Result) -> bytes:
         """Return the frame that carries one collector's result."""
-        numbers, new, samples = self._numbers, [], []
+        numbers = self._numbers
+        new: list[tuple[str, tuple[str, ...]]] = []
+        samples: list[float] = []  # number and value in turn
         for metric, labels, value in result.samples:
             number = numbers.get((metric, labels))
             if number is None:
@@ -91,7 +93,9 @@ class Decoder:
         numbers = iter(message["samples"])
         return Result(
             outcome=Outcome(message["outcome"]),
-            samples=tuple(Sample(*series[number], float(value)) for number, value in zip(numbers, numbers, strict=True)),
+            samples=tuple(
+                Sample(series[number][0], series[number][1], float(value)) for number, value in zip(numbers, numbers, strict=True)
+            ),
             faults=tuple(Fault(str(part), Reason(reason), str(detail)) for part, reason, detail in message["faults"]),
             reason=None if message["reason"] is None else Reason(message["reason"]),
             detail=str(message["detail"]),

@@ -29,7 +29,7 @@ texts = st.text(alphabet=st.characters(codec="utf-8", exclude_categories=("Cc", 
 @st.composite
 def families(draw: st.DrawFn) -> list[Sample]:
     """Draw the samples of some metrics."""
-    samples = []
+    samples: list[Sample] = []
     for name in draw(st.lists(names, unique=True, max_size=4)):
         kind = draw(st.sampled_from(Kind))
         labels = tuple(draw(st.lists(names.filter(lambda name: name != "le"), unique=True, max_size=3)))
@@ -66,7 +66,7 @@ class Reference(Collector):
                     family.add_metric(values, buckets=buckets, sum_value=value)
                     buckets = []
                 elif part != "count":
-                    buckets.append((floatToGoString(part), value))
+                    buckets.append((floatToGoString(part), value))  # type: ignore[no-untyped-call] # theirs
                 continue
             kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
             plain = found.setdefault(metric, kind(metric.name, metric.help, labels=metric.labels))
