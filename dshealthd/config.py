@@ -133,7 +133,8 @@ def restart_needed(old: Config, new: Config) -> list[str]:
     """Return the keys whose change takes effect only after a restart."""
     return [
         join(section, field.name)
-        for section in ("web", "log")
+        for section in ("web", "log", "path")
         for field in dataclasses.fields(SECTIONS[section])
-        if getattr(getattr(old, section), field.name) != getattr(getattr(new, section), field.name)
+        if (section != "path" or field.name == "state")
+        and getattr(getattr(old, section), field.name) != getattr(getattr(new, section), field.name)
     ]

@@ -120,7 +120,7 @@ def test_listen_addresses() -> None:
 def test_changes_that_need_a_restart() -> None:
     """A reload can say which changed keys take effect only after a restart."""
     old = config.load(None)
-    new = config.load(None, {"web": {"listen_address": ":1"}, "log": {"level": "debug"}})
+    new = config.load(None, {"web": {"listen_address": ":1"}, "log": {"level": "debug"}, "path": {"state": "/x", "procfs": "/y"}})
     assert config.restart_needed(old, old) == []
-    assert config.restart_needed(old, new) == ["web.listen_address", "log.level"]
+    assert config.restart_needed(old, new) == ["web.listen_address", "log.level", "path.state"]
     assert isinstance(new, Config)
