@@ -1,6 +1,6 @@
 """How soon, how surely and how falsely probes accuse: the real schedule and verdicts, and a simulated network.
 
-    python -m bench.probe_simulator [--nodes 128] [--jitter 1.5 3] [--spikes 0.5 2] [--trials 40] [--days 0.25] [--seed 1]
+    python -m bench.probe_simulator [--nodes 128] [--jitter 1.5 3] [--spikes 0.5 2] [--trials 20] [--days 0.1] [--seed 1]
 
 Every node has its own `Judge`, which sees its own rounds and what its peers tell in them. A round times one 64 MiB all-reduce on each of
 eight rails: usual time x (1 + jitter) x a spike (of 1.2 to 3, by chance and per timing) x congestion (a leaf's way out, 1.2 to 2, for
@@ -41,7 +41,6 @@ DEADLINE = 3.0
 LOCAL_EVERY = 60
 """Epochs between the scheduled local rounds of a node."""
 EPOCH_0 = 1_000_000
-BANDWIDTH = 1e10
 
 
 @dataclass(frozen=True)
@@ -58,13 +57,20 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong; `node` (and `peer` of a link) by number, `factor` on times, infinite where it is dead."""
+    """One thing that is wrong; `node` (and `peer` of a link) by number, `factor` on times, infinite where it is dead or cut."""
 
     part: Part
     factor: float
     node: int = 0
     peer: int = 0
     rail: int = 0
+    outcome: Outcome = Outcome.OK
+    """How rounds end, where it is more than slow."""
+
+    @property
+    def reason(self) -> str:
+        """The reason that an accusation must give."""
+        return "slow" if self.outcome is Outcome.OK else str(self.outcome)
 
 
 @dataclass
@@ -170,12 +176,13 @@ class Cluster:
         names = tuple(self.names[member] for member in members)
         scores = tuple(score for member in members for score in self.judges[member].scores())
         fault = self.fault
-        if fault and fault.factor > BANDWIDTH and fault.node in members:
-            gone = self.names[fault.node]
-            scores = tuple(score for score in scores if not score[0].startswith(gone))
-            return Observation(
-                epoch, kind, "nccl", names, Outcome.UNREACHABLE, Stage.INVITE, (), (gone,), "", scores, self.time + DEADLINE
-            ), DEADLINE
+        if fault and self._ends_badly(fault, members, kind):
+            unreached = fault.outcome is Outcome.UNREACHABLE
+            end = self.time + (DEADLINE if unreached else ROUND)
+            stage = Stage.INVITE if unreached else Stage.VERIFY
+            # What could not be reached has told nothing; a round between two that live is seen from both ends.
+            told = () if unreached else scores
+            return Observation(epoch, kind, "nccl", names, fault.outcome, stage, scores=told, at=end), end - self.time
         if kind is Kind.LOCAL:
             slow = fault.factor if fault and fault.part is Part.GPU and fault.node == members[0] else 1.0
             timings = []
@@ -185,6 +192,11 @@ class Cluster:
             return Observation(epoch, kind, "nccl", names, Outcome.OK, Stage.DONE, tuple(timings), at=self.time + ROUND), ROUND
         timings = [] if kind is Kind.LIGHT else list(self._timings(*members))
         return Observation(epoch, kind, "nccl", names, Outcome.OK, Stage.DONE, tuple(timings), (), "", scores, self.time + ROUND), ROUND
+
+    def _ends_badly(self, fault: Fault, members: tuple[int, ...], kind: Kind) -> bool:
+        if fault.outcome is Outcome.OK or (fault.outcome is Outcome.CORRUPTED and kind is not Kind.RAIL):
+            return False
+        return {fault.node, fault.peer} == set(members) if fault.part is Part.LINK else fault.node in members
 
     # The agents
 
@@ -240,7 +252,7 @@ class Cluster:
             self.judges[node].withdraw(asked)
 
     def _dead(self, node: int) -> bool:
-        return self.fault is not None and self.fault.factor > BANDWIDTH and node == self.fault.node
+        return self.fault is not None and self.fault.factor == float("inf") and self.fault.part is Part.NODE and node == self.fault.node
 
     def _told(self, observation: Observation) -> Iterable[tuple[float, Confirmation, int]]:
         """Let all members of a round see it."""
@@ -291,8 +303,8 @@ def trial(cluster: Cluster, fault: Fault, tally: Tally, *, epochs: int = 12, res
         for at, on, suspect, _ in log
         if on and (suspect.part, suspect.component) == (fault.part, target) and suspect.reason != "ambiguous"
     ]
-    others = [s for _, on, s, _ in log if on and (s.part, s.component) != (fault.part, target)]
-    wrong = {suspect for suspect in others if suspect.reason != "ambiguous"}
+    meant = Suspect(fault.part, target, fault.reason)
+    wrong = {suspect for _, on, suspect, _ in log if on and suspect != meant and suspect.reason != "ambiguous"}
     tally.trials += 1
     tally.right += bool(right) and not wrong
     tally.ambiguous += any(suspect.reason == "ambiguous" for _, on, suspect, _ in log if on)
@@ -336,7 +348,9 @@ def faults(cluster: Cluster) -> dict[str, Fault]:
         "GPU 30 % slow": Fault(Part.GPU, 1.3, node, rail=rail),
         "leaf 30 % slow": Fault(Part.LEAF, 1.3, node),
         "link 30 % slow": Fault(Part.LINK, 1.3, node, peer),
-        "node dead": Fault(Part.NODE, float("inf"), node),
+        "link cut": Fault(Part.LINK, float("inf"), node, peer, outcome=Outcome.UNREACHABLE),
+        "node dead": Fault(Part.NODE, float("inf"), node, outcome=Outcome.UNREACHABLE),
+        "node with wrong data": Fault(Part.NODE, 1.0, node, outcome=Outcome.CORRUPTED),
     }
 
 
@@ -358,8 +372,8 @@ def main() -> None:
     parser.add_argument("--leaf-size", type=int, default=16)
     parser.add_argument("--jitter", type=float, nargs="+", default=[1.5, 3.0], help="per cent")
     parser.add_argument("--spikes", type=float, nargs="+", default=[0.5, 2.0], help="per cent of the timings")
-    parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--days", type=float, default=0.25)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--days", type=float, default=0.1)
     parser.add_argument("--burst-seconds", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()

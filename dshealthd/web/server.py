@@ -10,7 +10,7 @@ import socket
 import time
 from collections import Counter
 from http import HTTPStatus
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
@@ -29,7 +29,7 @@ from dshealthd.web.limits import Gate
 from dshealthd.web.listener import Listener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from aiohttp.abc import AbstractStreamWriter
     from aiohttp.http_parser import RawRequestMessage
@@ -89,8 +89,19 @@ def page_files() -> dict[str, tuple[bytes, str]]:
 class Server:
     """Serves a snapshot."""
 
-    def __init__(self, options: Web, snapshot: Snapshot, own: Callable[[], Iterable[Sample]], telemetry: Telemetry) -> None:
-        """Prepare to serve `snapshot` and the agent's `own` samples; `start` opens the socket. ConfigError for a bad web config file."""
+    def __init__(
+        self,
+        options: Web,
+        snapshot: Snapshot,
+        own: Callable[[], Iterable[Sample]],
+        telemetry: Telemetry,
+        sections: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """Prepare to serve `snapshot` and the agent's `own` samples; `start` opens the socket. ConfigError for a bad web config file.
+
+        `sections` are further parts of the status document, by name.
+        """
+        self._sections = sections
         self._options = options
         self._snapshot = snapshot
         self._own = own
@@ -236,7 +247,13 @@ class Server:
         made, body = self._status
         if now - made >= STATUS_KEPT:
             body = status.document(
-                self._snapshot, self._own(), node=self._node, started=self._telemetry.started, monotonic=now, wall=time.time()
+                self._snapshot,
+                self._own(),
+                node=self._node,
+                started=self._telemetry.started,
+                monotonic=now,
+                wall=time.time(),
+                sections=self._sections(),
             )
             self._status, self._packed = (now, body), b""
         headers = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__, supervisor
@@ -11,7 +12,7 @@ from dshealthd.exposition import clean, number
 from dshealthd.result import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from dshealthd.collector import Fault, Sample
     from dshealthd.snapshot import Latest, Snapshot
@@ -20,8 +21,17 @@ MAX_DETAIL = 500
 """Characters of a free text that are shown."""
 
 
-def document(snapshot: Snapshot, own: Iterable[Sample], *, node: str, started: float, monotonic: float, wall: float) -> bytes:
-    """Return the JSON of everything that is known.
+def document(
+    snapshot: Snapshot,
+    own: Iterable[Sample],
+    *,
+    node: str,
+    started: float,
+    monotonic: float,
+    wall: float,
+    sections: Mapping[str, Any] = MappingProxyType({}),
+) -> bytes:
+    """Return the JSON of everything that is known; `sections` are parts of it that are made elsewhere.
 
     `own` are the agent's own samples, `started` and `wall` Unix times, `monotonic` the snapshot's clock; all in seconds. Numbers that
     JSON does not have are strings, as Prometheus writes them.
@@ -41,6 +51,7 @@ def document(snapshot: Snapshot, own: Iterable[Sample], *, node: str, started: f
             "ready": snapshot.complete(),
             "collectors": [_collector(latest, monotonic) for latest in snapshot],
             "workers": _workers(mine),
+            **sections,
             "metrics": metrics,
         },
         allow_nan=False,

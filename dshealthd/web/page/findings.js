@@ -6,6 +6,7 @@
 import { h } from "./elements.js";
 import { duration, known, sum, words } from "./numbers.js";
 import { MARKS, NEARLY_FULL, mark } from "./pieces.js";
+import { accusations } from "./probes.js";
 
 const RECOVERY = [
   "",
@@ -29,6 +30,7 @@ export function findings(status) {
   const one = (value) => value === 1;
   const none = (value) => value === 0;
 
+  accusations(status).forEach((finding) => add(...finding));
   const visible = status.value("gpus_visible");
   const expected = status.value("gpus_expected");
   if (known(visible) && known(expected) && visible < expected)

@@ -6,6 +6,7 @@ import { gpus } from "./gpus.js";
 import { collectors, host, kernelLog } from "./host.js";
 import { clock, duration } from "./numbers.js";
 import { disks, files, infiniband, memory, network, sockets } from "./panels.js";
+import { probes } from "./probes.js";
 import { Status } from "./status.js";
 
 const LOST_AFTER = 6000; // milliseconds without an answer until the page says so
@@ -46,6 +47,7 @@ function render() {
         "div",
         { class: "panels" },
         infiniband(status),
+        probes(status),
         kernelLog(status),
         sockets(status),
         files(status),
