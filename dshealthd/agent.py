@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from dshealthd.collector import Sample
     from dshealthd.config import Config
+    from dshealthd.probe.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,8 @@ class Agent:
         self._snapshot = Snapshot(time.monotonic, time.time)
         self._scheduler = Scheduler(self._snapshot, time.monotonic, time.time, config.path.state)
         self._telemetry = Telemetry(time.time())
-        self._server = Server(config.web, self._snapshot, self._own_samples, self._telemetry)
+        self._probes: Service | None = None
+        self._server = Server(config.web, self._snapshot, self._own_samples, self._telemetry, self._sections)
 
     async def run(self, announce: Callable[[str], None]) -> None:
         """Serve until told to stop; OSError when the socket cannot be opened.
@@ -68,7 +70,7 @@ class Agent:
             for task in tasks:
                 task.cancel()
             await self._server.close()
-            await self._scheduler.close()
+            await asyncio.gather(self._scheduler.close(), self._stop_probes())
         log.info("stopped")
 
     def _make_state_directory(self) -> None:
@@ -80,6 +82,7 @@ class Agent:
 
     async def _keep_collecting(self) -> None:
         await self._scheduler.apply(self._config)
+        await self._apply_probes()
         await self._scheduler.watch()
 
     async def _keep_reloading(self, reload: asyncio.Event) -> None:
@@ -100,10 +103,38 @@ class Agent:
             log.warning("%s has changed and takes effect after a restart", key)
         self._config = config
         await self._scheduler.apply(config)
+        await self._apply_probes()
         self._telemetry.reload(time.time(), ok=True)
         log.info("configuration reloaded")
+
+    async def _apply_probes(self) -> None:
+        """Run the probes that the configuration asks for; where it has not changed, their members are read again."""
+        options = self._config.probe
+        if self._probes is not None and self._probes.options == options:
+            self._probes.reload()
+            return
+        await self._stop_probes()
+        if options.wanted:
+            from dshealthd.probe.service import Service  # an agent without probes does without what they need
+
+            paths = self._config.path
+            self._probes = Service(
+                options, host=paths.host, state=paths.state, snapshot=self._snapshot, monotonic=time.monotonic, wall=time.time
+            )
+            self._probes.start()
+
+    async def _stop_probes(self) -> None:
+        probes, self._probes = self._probes, None
+        if probes is not None:
+            await probes.close()
 
     def _own_samples(self) -> Iterator[Sample]:
         yield from self._telemetry.samples()
         yield from self._scheduler.samples()
         yield from self._server.samples()
+        if self._probes is not None:
+            yield from self._probes.samples()
+
+    def _sections(self) -> Mapping[str, Any]:
+        """Return the parts of the status document that are not collectors'."""
+        return {"probe": {"state": "off"} if self._probes is None else self._probes.status()}

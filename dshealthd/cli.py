@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
         loaded = config.load(options.config_file, flags)
         logs.configure(loaded.log)
         command: typing.Callable[..., int] = options.command
-        return command(loaded, options.config_file, flags)
+        return command(loaded, options.config_file, flags, **{name: getattr(options, name) for name in options.own})
     except ConfigError as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE
@@ -72,6 +72,16 @@ def metrics(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]
     return 0
 
 
+def probe(loaded: Config, file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any) -> int:
+    """Run small collectives now, on this machine or between nodes, and print their times.
+
+    Exit status: 0 ok, 1 failed, 2 bad usage, 3 declined, 4 unreachable, 5 refused, 6 unauthorized, 7 hung, 8 wrong data, 9 inconclusive.
+    """
+    from dshealthd.probe import command
+
+    return command.probe(loaded, file, **own)
+
+
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--config.file", dest="config_file", type=Path, metavar="FILE", help="TOML file; without it, defaults")
@@ -91,16 +101,36 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, function in (("run", run), ("check-config", check_config), ("metrics", metrics)):
         text = (function.__doc__ or "").split("\n", 1)[0]
-        commands.add_parser(name, parents=[common], help=text, description=text).set_defaults(command=function)
+        commands.add_parser(name, parents=[common], help=text, description=text).set_defaults(command=function, own=())
+    text = (probe.__doc__ or "").split("\n", 1)[0]
+    parser_of_probe = commands.add_parser("probe", parents=[common], help=text, description=probe.__doc__)
+    own = {action.dest for action in _probe_arguments(parser_of_probe)}
+    parser_of_probe.set_defaults(command=probe, own=own)
     return parser
 
 
+def _probe_arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Declare what `probe` takes beside the configuration."""
+    return [
+        parser.add_argument("--hostfile", metavar="FILE", help="DeepSpeed hostfile: probe every pair of its nodes, through their agents"),
+        parser.add_argument("--kind", choices=["local", "pair", "rail", "group", "light"], help="local without a hostfile, pair with one"),
+        parser.add_argument("--size", metavar="BYTES,...", help="payloads of the all-reduces, such as 8,32K,64M"),
+        parser.add_argument("--repetitions", type=int, metavar="N", help="times that each size is timed; the median counts"),
+        parser.add_argument("--json", dest="as_json", action="store_true", help="one JSON document instead of tables"),
+    ]
+
+
 def _flags(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return the given flags as tables by section. A flag for a number is one if it looks like one; `config.load` checks its type."""
+    """Return the given flags as tables by section. A number, true or false is one if it looks like one; `config.load` checks its type."""
     tables: dict[str, dict[str, Any]] = {}
     for key, value in vars(options).items():
         section, dot, name = key.partition(".")
         if dot:
-            number = typing.get_type_hints(SECTIONS[section])[name] is int and value.lstrip("-").isdecimal()
-            tables.setdefault(section, {})[name] = int(value) if number else value
+            tables.setdefault(section, {})[name] = _value(typing.get_type_hints(SECTIONS[section])[name], value)
     return tables
+
+
+def _value(kind: object, text: str) -> int | bool | str:
+    if kind is bool and text in {"true", "false"}:
+        return text == "true"
+    return int(text) if kind is int and text.lstrip("-").isdecimal() else text

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd import registry, snapshot, supervisor, telemetry
 from dshealthd.config import SECTIONS
 from dshealthd.options import Duration
+from dshealthd.probe import confirmation, credentials, nursery, peer_client, peer_server, roll, service, tally
 from dshealthd.web import server
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from dshealthd.collector import Metric
 
 WIDTH = 120
+PROBES = (service, roll, tally, confirmation, nursery, peer_server, peer_client, credentials)
 
 
 def config_toml() -> str:
@@ -48,6 +50,8 @@ def metrics_md() -> str:
         parts += _table(registry.metrics(kind).values())
     parts.append("\n## The agent itself\n\nCollectors, workers, web server and process.\n\n")
     parts += _table((*snapshot.METRICS, *supervisor.METRICS, *telemetry.METRICS, *server.METRICS))
+    parts.append("\n## Probes\n\nRounds with other nodes, the peer API and the worker processes. Only where probes are configured.\n\n")
+    parts += _table(metric for module in PROBES for metric in module.METRICS)
     return "".join(parts)
 
 

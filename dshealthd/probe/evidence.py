@@ -159,14 +159,20 @@ class Pair:
     accused: bool = False
     reason: str = ""
     """Of the accusation."""
-    well: int = 0
+    later: int = 0
     """Rounds with others since the first item that were good."""
+    well: int = 0
+    """Those of them that say something of the way to the peer: for one on another leaf, only what leaves the leaf does."""
     ill: int = 0
-    """Those that were bad."""
+    """Rounds with others that were bad."""
     hearings: int = 0
     """Rounds with others that were asked to learn what they know of the peer."""
     checked: int = -1
     """The epoch of the last extra round that was asked."""
+
+    def accuse(self, reason: str) -> None:
+        """Make it an accusation."""
+        self.accused, self.reason = True, reason
 
 
 @dataclass(slots=True, eq=False)
@@ -252,7 +258,8 @@ class Evidence:
     def _add_to_pair(self, item: Item, peer: str) -> None:
         for other in self.pairs.values():
             if other.peer != peer:
-                other.well += item.good
+                other.later += item.good
+                other.well += item.good and (other.first.round.near or not item.round.near or not self.track.timed)
                 other.ill += item.bad
         pair = self.pairs.get(peer)
         if pair is None:

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from dshealthd.probe.remote_store import Peers
 
 OP = "echo"
-ECHOES = 5
-"""Empty ones, beside one that opens the connection."""
-TRANSFERS = 3
+ECHOES = 3
+"""Empty ones. The connection is there already, from the invitation."""
 PAYLOAD = bytes(range(256)) * 187
 """What is transferred there and back; with base64 it fits in one message."""
 DEADLINE = 2.0
@@ -31,7 +30,7 @@ class Echoes:
     round_trip: float
     """Seconds of an empty echo, the median."""
     transfer: float
-    """Seconds of one with a payload, the median."""
+    """Seconds of one with a payload."""
     offset: float
     """Seconds by which the peer's clock is ahead of this node's, from the fastest echo; known to half of that echo's time."""
 
@@ -47,15 +46,17 @@ class Echoes:
 async def measure(peers: Peers, peer: str, monotonic: Callable[[], float], wall: Callable[[], float]) -> Echoes:
     """Exchange echoes with a peer. Raises PeerError, also where the payload comes back changed."""
     times: list[float] = []
-    transfers: list[float] = []
-    best, offset = float("inf"), 0.0
-    for payload in (b"",) * (1 + ECHOES) + (PAYLOAD,) * TRANSFERS:
+    best, offset, transfer = float("inf"), 0.0, 0.0
+    for payload in (*(b"",) * ECHOES, PAYLOAD):
         sent_at, sent = wall(), monotonic()
         answer = await peers.call(peer, OP, {"clock": sent_at, "payload": payload}, DEADLINE)
         seconds = monotonic() - sent
         if answer["payload"] != payload:
             raise PeerError(Outcome.CORRUPTED, "wrong_data")
-        (transfers if payload else times).append(seconds)
+        if payload:
+            transfer = seconds
+        else:
+            times.append(seconds)
         if seconds < best:
             best, offset = seconds, answer["clock"] - (sent_at + seconds / 2)
-    return Echoes(statistics.median(times[1:]), statistics.median(transfers), offset)
+    return Echoes(statistics.median(times), transfer, offset)

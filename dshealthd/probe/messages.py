@@ -131,6 +131,20 @@ METHODS: Mapping[str, Method] = {
         ),
         Record({}),
     ),
+    "lead": Method(  # on demand: the receiver is the first of the members
+        Record({"members": Array(Node(), MAX_MEMBERS, 2), "kind": Choice(Kind), "steps": Array(STEP, 32)}),
+        Record(
+            {
+                "kind": Choice(Kind),
+                "backend": Choice(Backend),
+                "outcome": Choice(Outcome),
+                "stage": Choice(Stage),
+                "timings": Array(TIMING, 128),
+                "late": Array(Node(), MAX_MEMBERS),
+                "reason": Slug(),
+            }
+        ),
+    ),
     "echo": Method(
         Record({"clock": CLOCK, "payload": Data(MAX_PAYLOAD)}, {"digest": Text(12), "scores": SCORES}),
         Record({"clock": CLOCK, "payload": Data(MAX_PAYLOAD)}, {"digest": Text(12), "scores": SCORES}),

@@ -32,6 +32,11 @@ class PolicyOptions:
         0.001, "Share of the time that collectives of scheduled rounds may keep the GPUs occupied.", minimum=0.0, maximum=1.0
     )
     confirmations_per_minute: int = option(6, "Extra rounds in a minute that confirm or clear a suspicion.", minimum=0, maximum=60)
+    on_demand_per_minute: int = option(
+        60,
+        "Rounds on GPUs in a minute that other nodes may ask for beside the scheduled ones: confirmations, and `dshealthd probe`.",
+        minimum=0,
+    )
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield what is wrong although its type is right."""

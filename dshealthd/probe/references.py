@@ -48,6 +48,9 @@ class References:
         """Note that members cannot take part now."""
         self._declined.update(dict.fromkeys(names, at))
 
+    def _shuns(self, name: str, now: float) -> bool:
+        return 0 <= now - self._declined.get(name, float("-inf")) < _SHUNNED
+
     def met(self, name: str, at: float, *, well: bool) -> None:
         """Note how a round with a member went."""
         self._met[name] = at, well
@@ -80,7 +83,7 @@ class References:
     def witness(self, name: str, epoch: int, now: float) -> str | None:
         """Return who was to meet a member in that epoch, and so knows about it; None if nobody can be asked."""
         for partner in self._timetable.group_of(name, epoch):
-            if partner not in {name, self.me} and now - self._declined.get(partner, 0.0) >= _SHUNNED:
+            if partner not in {name, self.me} and not self._shuns(partner, now):
                 return partner
         return None
 
@@ -92,14 +95,9 @@ class References:
         best: tuple[bool, bool, int, str] | None = None
         for name, leaf in self.leaves.items():
             at, well = self._met.get(name, (0.0, False))
-            if (
-                name == self.me
-                or (bool(self.leaf) and leaf == self.leaf) is not near
-                or name in ill
-                or now - self._declined.get(name, 0.0) < _SHUNNED
-            ):
+            if name == self.me or (bool(self.leaf) and leaf == self.leaf) is not near or name in ill or self._shuns(name, now):
                 continue
-            rank = (name in avoid, not (well and now - at < _RECENT), zlib.crc32(f"{self.me}/{name}".encode()), name)
+            rank = (name in avoid, not (well and 0 <= now - at < _RECENT), zlib.crc32(f"{self.me}/{name}".encode()), name)
             if best is None or rank < best:
                 best = rank
         return best[-1] if best else None

@@ -524,7 +524,7 @@ class Rounds:
     async def _invite_all(
         self, names: Sequence[str], invitation: Mapping[str, Any], offsets: dict[str, float]
     ) -> dict[str, dict[str, Any] | PeerError]:
-        """Return the answers to an invitation; `offsets` takes how far the clocks of those that are ready are ahead, to half a round trip."""
+        """Return the answers to an invitation; `offsets` takes how far the clocks of those that are ready are ahead."""
 
         async def invite(name: str) -> dict[str, Any] | PeerError:
             sent_at, sent = self._wall(), self._monotonic()

@@ -21,7 +21,7 @@ from dshealthd.address import listen_address
 from dshealthd.collector import counter, gauge
 from dshealthd.probe import background
 from dshealthd.probe.baseline import BaselineError, Baselines, write
-from dshealthd.probe.conclusion import Findings, Share, combine
+from dshealthd.probe.conclusion import Findings, Share, combine, timing_fields
 from dshealthd.probe.confirmation import Confirmations
 from dshealthd.probe.credentials import CredentialError, Credentials
 from dshealthd.probe.interface import interface_of
@@ -30,6 +30,7 @@ from dshealthd.probe.messages import Backend
 from dshealthd.probe.node import PREPARATION, ThisNode
 from dshealthd.probe.nursery import Nursery
 from dshealthd.probe.observation import Kind, Observation, Outcome, Stage
+from dshealthd.probe.peer import Refusal
 from dshealthd.probe.peer_client import PeerClient
 from dshealthd.probe.peer_server import PeerServer
 from dshealthd.probe.plan import DEADLINES, ON_DEMAND, PAIR, Plan, local_job, new_round, steps_at
@@ -63,7 +64,7 @@ SCORE = gauge(
 METRICS = (UP, GPU_SECONDS, SCORE)
 
 TAKE_OVER = 2.0
-"""Seconds of silence after which the next member leads."""
+"""Seconds of silence after which the next member leads; a fifth of the period where that is shorter."""
 JITTER = 1.0
 """Seconds over which the beginnings of the groups of an epoch are spread."""
 SUBSTITUTES = 6
@@ -303,7 +304,7 @@ class _Running:
             interface=address[1],
             adapters=options.worker.adapters,
             period=options.period,
-            extra_per_minute=2 * options.policy.confirmations_per_minute,
+            extra_per_minute=options.policy.on_demand_per_minute,
             monotonic=self._monotonic,
             wall=self._wall,
         )
@@ -316,7 +317,7 @@ class _Running:
             options.peer,
             self._me,
             lambda: self._roll.membership,
-            {**self.rounds.handlers(), "status": self._status},
+            {**self.rounds.handlers(), "status": self._status, "lead": self._asked},
             credentials=credentials,
             monotonic=self._monotonic,
         )
@@ -390,7 +391,7 @@ class _Running:
 
     async def _in_group(self, epoch: int, group: Sequence[str]) -> None:
         place = root_order(group, epoch).index(self._me)
-        begin = epoch * self._options.period + jitter(epoch, group, self._options.period) + TAKE_OVER * place
+        begin = epoch * self._options.period + jitter(epoch, group, self._options.period) + min(TAKE_OVER, self._options.period / 5) * place
         await asyncio.sleep(max(0.0, begin - self._wall()))
         if place and (self.rounds.joined(epoch, group) or (epoch, frozenset(group)) in self._met):
             return
@@ -417,8 +418,10 @@ class _Running:
             if report is not None and report.observation.outcome is not Outcome.DECLINED and report.observation.outcome not in _GONE:
                 return
 
-    async def _lead(self, epoch: int, members: tuple[str, ...], kind: Kind | None = None) -> Report | None:
-        """Lead a round of the kind that is possible now."""
+    async def _lead(
+        self, epoch: int, members: tuple[str, ...], kind: Kind | None = None, steps: tuple[tuple[int, int], ...] | None = None
+    ) -> Report | None:
+        """Lead a round of the kind that is possible now; `kind` and `steps` are the schedule's where they are not given."""
         gpus = self._gpus.count()
         plan = Plan(
             round=new_round(),
@@ -427,12 +430,12 @@ class _Running:
             backend=Backend.NCCL if gpus else Backend.GLOO,
             members=members,
             digest=self._roll.membership.digest,
-            steps=steps_at(max(epoch, 0), self._options.large_every),
+            steps=steps_at(max(epoch, 0), self._options.large_every) if steps is None else steps,
             ranks=gpus or 1,
         )
         if plan.kind is Kind.LIGHT:
             return await self.rounds.lead(plan.light())
-        reason = self.node.obstacle(scheduled=epoch != ON_DEMAND)
+        reason = self.node.objection(plan) if steps is not None else self.node.obstacle(scheduled=epoch != ON_DEMAND)
         return await self.rounds.lead(plan.light() if reason else plan, reason)
 
     async def confirm(self, confirmation: Confirmation) -> bool:
@@ -482,6 +485,24 @@ class _Running:
         level = logging.DEBUG if observation.outcome in {Outcome.OK, Outcome.DECLINED} else logging.WARNING
         log.log(level, "probe: %s round of %s: %s", observation.kind, ", ".join(observation.members), _words(observation))
         self._service._confirmations.add(self.judge.observe(observation))  # noqa: SLF001
+
+    async def _asked(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Lead a round that a person asks for, at another node."""
+        members, kind = body["members"], body["kind"]
+        if members[0] != self._me or len(set(members)) != len(members) or kind is Kind.LOCAL:
+            raise Refusal(Decline.MALFORMED)
+        if not set(members) <= set(self._roll.membership.names):
+            raise Refusal(Decline.MEMBERS)
+        steps = tuple((step["size"], step["repetitions"]) for step in body["steps"])
+        report = await self._lead(ON_DEMAND, members, Kind.GROUP if len(members) > PAIR and kind is Kind.PAIR else kind, steps)
+        if report is None:
+            raise Refusal(Decline.TESTING)
+        found = report.observation
+        return {
+            **{name: getattr(found, name) for name in ("kind", "outcome", "stage", "late", "reason")},
+            "backend": Backend(found.backend),
+            "timings": timing_fields(found.timings),
+        }
 
     async def _status(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:
         return {

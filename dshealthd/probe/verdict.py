@@ -13,39 +13,26 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from dshealthd.options import option
-from dshealthd.probe.accusation import AMBIGUOUS, LOCAL, Verdicts, accusations, waits_for_home
+from dshealthd.probe.accusation import AMBIGUOUS, Verdicts, accusations
 from dshealthd.probe.baseline import Series
-from dshealthd.probe.evidence import HARD, HOME, REACH, RUN, Case, Evidence, Item, Pair, Round, Told, Track, hard_track, listen, tell
+from dshealthd.probe.enquiry import Confirmation, Enquiry, State, early
+from dshealthd.probe.evidence import HARD, HOME, REACH, RUN, Case, Evidence, Item, Round, Told, Track, hard_track, listen, tell
 from dshealthd.probe.explanation import Cause, Surroundings, explain, reason_of
+from dshealthd.probe.links import SLOW, Links, accused_links, link
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Suspect
-from dshealthd.probe.references import References, unanswered
+from dshealthd.probe.references import References
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from dshealthd.probe.baseline import Baselines
 
-SLOW = "slow"
+__all__ = ["Confirmation", "Judge", "VerdictOptions"]
+
 _CALM = 0.6
 """The share of the way to the limit below which a timing counts as well: what ends an accusation lies below what starts one."""
 _CLEARED = 3
 """Good rounds in a row that clear."""
-_LEAF_GONE = 3
-"""Members of a leaf that are gone, and none that is well, make it the leaf."""
-_STALE = 6
-"""Epochs after which a suspicion of a peer that was not followed up is dropped."""
-_RECHECK = 3
-"""Epochs between two rounds that see whether an accused link has recovered."""
-_LINK_BADS = 2
-"""A link needs so many flagged rounds more than confirmations: each single flagged round opens a case on one."""
-_LINK_MOST = 12
-"""Flagged rounds of a pair after which it is called ambiguous, if the ends do not agree."""
-_LINK_HARD = 2
-"""The first and one that was asked; then others are heard."""
-_ALIKE = 2
-_HEARINGS = 4
-_PENDING = 30.0
-"""Seconds after which an extra round that was asked and never came is given up."""
 _LATEST = 6
 """Pairs that are told to peers, if they are of this epoch or the last one."""
 
@@ -57,15 +44,6 @@ class VerdictOptions:
     confirmations: int = option(4, "Extra rounds that must be flagged, with at most one that is not, before a part is accused.", minimum=2)
     told_ratio: float = option(0.07, "The own score, above 1, from which on a node takes a bad round on itself.", minimum=0.01)
     hold_epochs: int = option(4, "How many epochs an accusation of another node stands without new evidence.", minimum=2)
-
-
-@dataclass(frozen=True, slots=True)
-class Confirmation:
-    """An extra round to run at once."""
-
-    members: tuple[str, ...]
-    """This node first; alone for a local round."""
-    kind: Kind
 
 
 class Judge:
@@ -84,9 +62,8 @@ class Judge:
         self._around = self._surroundings()
         self._evidence: dict[Track, Evidence] = {}
         self._verdicts: Verdicts = {}
-        self._others: dict[str, tuple[Suspect, int]] = {}
-        """Other nodes that cannot speak for themselves, and the epoch of the last evidence."""
-        self._pending: dict[frozenset[str], float] = {}
+        self._links = Links(self._references, high=self._high, confirmations=options.confirmations, hold=options.hold_epochs)
+        self._enquiry = Enquiry(self._references)
         self._latest: dict[str, tuple[int, float]] = {}
         self._epoch = -1
         self._told: tuple[tuple[str, float], ...] | None = None
@@ -95,7 +72,7 @@ class Judge:
         """Take over a new list of members; what concerns those that are gone is forgotten."""
         self._references.members(leaves)
         self._around = self._surroundings()
-        self._others = {name: other for name, other in self._others.items() if name in leaves}
+        self._links.keep(leaves)
         for evidence in self._evidence.values():
             evidence.pairs = {peer: pair for peer, pair in evidence.pairs.items() if peer in leaves}
 
@@ -108,8 +85,9 @@ class Judge:
         if self._me not in observation.members:
             return ()
         peers = tuple(member for member in observation.members if member != self._me)
-        self._pending.pop(frozenset(observation.members), None)
-        self._epoch = max(self._epoch, observation.epoch)
+        self._enquiry.answered(observation.members)
+        if observation.epoch >= 0:
+            self._epoch = observation.epoch  # also where it is lower: the clock was wrong, and is not any more
         if observation.outcome in {Outcome.DECLINED, Outcome.INCONCLUSIVE}:
             self._references.declined(peers, observation.at)
             if not peers:
@@ -129,7 +107,7 @@ class Judge:
 
     def withdraw(self, confirmation: Confirmation) -> None:
         """Note that an extra round is not run after all; the next round asks for what is then needed."""
-        self._pending.pop(frozenset(confirmation.members), None)
+        self._enquiry.answered(confirmation.members)
 
     def _refuse_home(self) -> None:
         for evidence in self._evidence.values():
@@ -157,13 +135,14 @@ class Judge:
                 observation.kind, observation.backend, timing.op, timing.size, timing.part, width, bool(round.peers) and not round.near
             )
             reading = self._baselines.ratio(series, timing.seconds)
-            evidence = self._of(Track(family, observation.backend, timing.op, timing.size, timing.part))
+            track = Track(family, observation.backend, timing.op, timing.size, timing.part)
+            evidence = self._evidence.get(track) if reading is None else self._of(track)
             bad = False
-            if reading is not None:
+            if reading is not None and evidence is not None:
                 bad = reading.ratio >= reading.limit
                 item = Item(round, reading.ratio, bad, reading.ratio < 1 + (reading.limit - 1) * _CALM, SLOW)
                 yield evidence, item
-            if not bad and not round.extra and evidence.case is None and not self._accuse_themselves(evidence.track, round):
+            if not bad and not round.extra and (evidence is None or evidence.case is None) and not self._accuse_themselves(track, round):
                 self._baselines.update(series, timing.seconds, round.at)
 
     def _accuse_themselves(self, track: Track, round: Round) -> bool:
@@ -181,7 +160,7 @@ class Judge:
         for peer in round.peers:
             self._references.met(peer, round.at, well=not bad)
             if observation.outcome is Outcome.OK:
-                self._others.pop(peer, None)
+                self._links.answered(peer)
         if len(round.peers) == 1:
             peer = round.peers[0]
             self._latest.pop(peer, None)
@@ -197,7 +176,7 @@ class Judge:
             if evidence.case is None:
                 if not evidence.suspicious():
                     if evidence.pairs:
-                        self._age(evidence)
+                        self._links.review(evidence, self._epoch)
                     continue
                 evidence.case = Case.open(evidence.window, round.at)
                 continue
@@ -206,20 +185,10 @@ class Judge:
                 self._review(track, evidence, cause)
             elif cause is Cause.NOTHING:
                 evidence.forget()
-            elif cause not in {Cause.MORE_NEAR, Cause.MORE_FAR} and not self._early(track):
+            elif cause not in {Cause.MORE_NEAR, Cause.MORE_FAR} and not early(track, self._evidence):
                 self._verdicts[track] = (cause, reason_of((*evidence.case.earlier, *evidence.case.items)))
                 evidence.case.decided = round.at
-        self._others = {
-            name: (suspect, epoch) for name, (suspect, epoch) in self._others.items() if self._epoch - epoch <= self._options.hold_epochs
-        }
-
-    def _early(self, track: Track) -> bool:
-        """Tell whether other parts were slow in the last round too, and not before.
-
-        Chance has made this part suspect one round before them: it is too early to tell it from the node, or the node from its leaf.
-        """
-        alike = [other for key, other in self._evidence.items() if key != track and key._replace(part=track.part) == track]
-        return sum(bool(other.window) and not other.window[-1].good and not other.uneasy() for other in alike) >= _ALIKE
+        self._links.expire(self._epoch)
 
     def _review(self, track: Track, evidence: Evidence, cause: Cause) -> None:
         """Clear an accusation, or correct it."""
@@ -233,127 +202,23 @@ class Judge:
         elif cause in {Cause.SELF, Cause.LEAF, Cause.FABRIC}:
             self._verdicts[track] = (cause, reason_of((*evidence.case.earlier, *evidence.case.items)))
 
-    def _age(self, evidence: Evidence) -> None:
-        """Decide on peers, and drop what was not followed up."""
-        for peer, pair in list(evidence.pairs.items()):
-            if pair.accused:
-                continue
-            if self._epoch - pair.touched > _STALE:
-                del evidence.pairs[peer]
-            elif evidence.track.timed:
-                self._weigh(pair)
-            elif pair.bads >= _LINK_HARD:
-                self._hear(evidence, pair)
-
-    def _weigh(self, pair: Pair) -> None:
-        """Accuse the link of a slow pair, if both ends are well with others and both find the pair slow."""
-        if pair.bads < self._options.confirmations + _LINK_BADS or not _mostly_well(pair):
-            return
-        opinion = self._references.opinion(pair.peer)
-        if opinion is not None and opinion >= self._high and self._references.vouched(pair.peer, self._high):
-            pair.accused, pair.reason = True, SLOW
-        elif pair.bads >= _LINK_MOST:
-            pair.accused, pair.reason = True, AMBIGUOUS
-
-    def _hear(self, evidence: Evidence, pair: Pair) -> None:
-        """Tell a peer that is gone from a way that is gone, by what others know of the peer."""
-        if self._epoch == pair.first.round.epoch:
-            return  # what others have met until now may be older than the fault
-        since, reason = pair.first.round.at, pair.first.reason
-        known = self._references.opinions(pair.peer, since)
-        if self._references.spoke(pair.peer, since) or (known and not unanswered(known)):
-            pair.accused, pair.reason = True, reason
-        elif known:
-            del evidence.pairs[pair.peer]
-            self._accuse(pair.peer, reason, since)
-        elif pair.hearings >= _HEARINGS:
-            pair.accused, pair.reason = True, AMBIGUOUS
-
-    def _accuse(self, name: str, reason: str, since: float) -> None:
-        """Accuse a node that others do not reach either; or its leaf, where several are gone and none is well."""
-        self._others[name] = Suspect(Part.NODE, name, reason), self._epoch
-        leaf = self._references.leaves.get(name, "")
-        gone = [other for other in self._others if self._references.leaves.get(other) == leaf]
-        if leaf and leaf != self._references.leaf and len(gone) >= _LEAF_GONE and not self._references.well(leaf, since):
-            for other in gone:
-                self._others[other] = Suspect(Part.LEAF, leaf, reason), self._others[other][1]
-
-    # What to run next
-
     def _ask(self) -> tuple[Confirmation, ...]:
-        """Return the next extra round, if none is under way."""
-        now = self._wall()
-        self._pending = {members: at for members, at in self._pending.items() if 0 <= now - at < _PENDING}
-        wanted = None if self._pending else next(self._wanted(now), None)
-        if wanted is None:
-            return ()
-        self._pending[frozenset(wanted.members)] = now
-        return (wanted,)
-
-    def _wanted(self, now: float) -> Iterator[Confirmation]:
-        """Yield the extra rounds that are needed, the one that matters most first."""
-        for track, evidence in self._evidence.items():
-            if evidence.case and track not in self._verdicts and not self._early(track):
-                yield from self._for_case(track, evidence.case, now)
-        if waits_for_home(self._evidence, self._verdicts, now):
-            yield Confirmation((self._me,), Kind.LOCAL)
-        for evidence in self._evidence.values():
-            if not evidence.case:
-                for pair in evidence.pairs.values():
-                    yield from self._for_pair(evidence, pair, now)
-
-    def _for_case(self, track: Track, case: Case, now: float) -> Iterator[Confirmation]:
-        cause = explain(case, track, self._around)
-        if track.family in {LOCAL, HOME.family}:
-            case.asked += 1
-            yield Confirmation((self._me,), Kind.LOCAL)
-            return
-        ill = {pair.peer for evidence in self._evidence.values() for pair in evidence.pairs.values() if pair.accused} | self._others.keys()
-        avoid = {peer for item in (*case.earlier, *case.items) for peer in item.round.peers}
-        for near in (True, False) if cause is Cause.MORE_NEAR else (False, True):
-            name = self._references.choose(near=near, avoid=avoid, ill=ill, now=now)
-            if name:
-                case.asked += 1
-                yield Confirmation((self._me, name), Kind.LIGHT if track == REACH else _kind(case.earlier[-1]))
-                return
-
-    def _for_pair(self, evidence: Evidence, pair: Pair, now: float) -> Iterator[Confirmation]:
-        """See to a peer: only when this node is known to be well, by a later round with somebody else."""
-        kind = Kind.LIGHT if evidence.track == REACH else _kind(pair.first)
-        again = Confirmation((self._me, pair.peer), kind)
-        if pair.accused:
-            if self._epoch - pair.checked >= _RECHECK:
-                pair.checked = self._epoch
-                yield again
-            return
-        if not pair.well or self._epoch == pair.first.round.epoch:
-            return
-        if evidence.track.timed and pair.bads >= _LINK_HARD and not _mostly_well(pair):
-            name = self._references.choose(near=self._references.near([pair.peer]), avoid={pair.peer}, ill={pair.peer}, now=now)
-            if name:
-                yield Confirmation((self._me, name), kind)
-                return
-        if evidence.track.timed or pair.bads < _LINK_HARD:
-            yield again
-            return
-        witness = self._references.witness(pair.peer, self._epoch, now)
-        if witness:
-            pair.hearings += 1
-            yield Confirmation((self._me, witness), kind)
+        state = State(self._evidence, self._verdicts, self._links.gone, self._around, self._epoch, self._wall())
+        return self._enquiry.next(state)
 
     # What is told
 
     def suspects(self) -> tuple[Suspect, ...]:
         """Return all accusations that stand now."""
-        if not self._verdicts and not self._others and not any(evidence.pairs for evidence in self._evidence.values()):
+        if not self._verdicts and not self._links.gone and not any(evidence.pairs for evidence in self._evidence.values()):
             return ()
         found = list(accusations(self._me, self._references.leaf, self._evidence, self._verdicts, self._wall()))
         own = any(suspect.part in {Part.NODE, Part.LEAF} for suspect in found)
-        links = [(pair.peer, pair.reason) for evidence in self._evidence.values() for pair in evidence.pairs.values() if pair.accused]
+        if not own:
+            found += accused_links(self._me, self._evidence.values())
         if any(cause is Cause.PEER for cause, _ in self._verdicts.values()):
-            links += [(name, AMBIGUOUS) for name in self._references.leaves if name != self._me]
-        found += [Suspect(Part.LINK, "--".join(sorted((self._me, peer))), reason) for peer, reason in links if not own]
-        found += [suspect for suspect, _ in self._others.values()]
+            found += [link(self._me, name, AMBIGUOUS) for name in self._references.leaves if name != self._me]
+        found += self._links.suspects()
         return tuple(sorted(set(found), key=lambda suspect: (suspect.part, suspect.component, suspect.reason)))
 
     def score(self) -> float | None:
@@ -380,13 +245,3 @@ class Judge:
             if track.timed and track.family != "light" and (ratio := evidence.ratio()) is not None:
                 ratios[track.part] = max(ratios.get(track.part, 0.0), ratio)
         return ratios
-
-
-def _mostly_well(pair: Pair) -> bool:
-    """Tell whether this node has been well with others since the pair was bad first."""
-    return pair.well > max(1, 2 * pair.ill)
-
-
-def _kind(item: Item) -> Kind:
-    """Return the kind of round that measures the same again, with two nodes."""
-    return Kind.PAIR if item.round.kind is Kind.GROUP else item.round.kind

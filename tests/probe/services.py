@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.collectors import gpu_bus, gpu_processes
@@ -22,6 +21,7 @@ from tests.probe.peering import KEY, secret
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
+    from pathlib import Path
 
     from dshealthd.collector import Sample
 

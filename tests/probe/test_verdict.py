@@ -534,3 +534,43 @@ def test_stranger_rounds_are_ignored() -> None:
     scene = Scene()
     assert scene.round(("b0", "b1"), Answer(outcome=Outcome.HUNG)) == ()
     assert scene.judge.score() is None
+
+
+def test_clock_that_jumped_back_stops_nothing() -> None:
+    """After a clock that was years ahead is put right, faults are found and accusations end as before."""
+    scene = Scene()
+    scene.now += 3e8
+    scene.epoch += 30_000_000
+    scene.run(well, 3)
+    peer = partner(scene)
+    assert scene.run(vanished(peer, Outcome.UNREACHABLE, HARD), 2) == (Suspect(Part.NODE, peer, "unreachable"),)
+    scene.now -= 3e8
+    scene.epoch -= 30_000_000
+    assert scene.run(well, 2) == ()
+    assert scene.run(always(Answer(SLOW)), 2) == (Suspect(Part.NODE, ME, "slow"),)
+    assert scene.run(well, 3) == ()
+
+
+def test_sizes_of_rounds_on_demand_leave_no_trace() -> None:
+    """What somebody asks for by hand is not learnt, and does not grow what is told or kept."""
+    scene = Scene()
+    scene.run(well, 3)
+    before, told = len(scene.baselines), scene.judge.scores()
+    for size in range(100):
+        timing = Timing("all_reduce", size + 10, 1.0, 0.0, "0")
+        scene.judge.observe(Observation(-1, Kind.RAIL, "nccl", (ME, "b0"), Outcome.OK, Stage.DONE, (timing,), at=scene.now))
+    assert len(scene.baselines) == before
+    assert dict(scene.judge.scores())[ME] == dict(told)[ME]
+
+
+def test_withdrawn_round_is_asked_again() -> None:
+    """An extra round that could not be run does not hold up the next."""
+    scene = Scene()
+    scene.run(well, 3)
+    scene.run(always(Answer(SLOW)))
+    scene.epoch += 1
+    first = scene.round((ME, "b2"), Answer(SLOW))
+    assert len(first) == 1
+    assert scene.round((ME, "b3"), Answer(SLOW), extra=True) == ()
+    scene.judge.withdraw(first[0])
+    assert len(scene.round((ME, "b1"), Answer(SLOW), extra=True)) == 1

@@ -1,0 +1,198 @@
+"""`dshealthd probe`: the local probe as a process, and the matrix of pairs through running agents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.config import Config, ConfigError
+from dshealthd.probe import command, report
+from dshealthd.probe.conclusion import Findings
+from dshealthd.probe.membership import MembershipOptions
+from dshealthd.probe.observation import Kind, Outcome, Stage, Timing
+from tests.probe.services import NAMES, Agent, agents, until
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from pathlib import Path
+
+
+def dshealthd(*arguments: str, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    return subprocess.run(
+        [sys.executable, "-m", "dshealthd", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def run(scene: Coroutine[Any, Any, None]) -> None:
+    """Run a scene; the command is a process of its own, in which reading a hostfile blocks nobody."""
+    asyncio.run(asyncio.wait_for(scene, 60))
+
+
+def test_local() -> None:
+    """Without any configuration it runs on this machine, tells its stages on standard error, and prints nccl-tests' columns."""
+    done = dshealthd("probe", "--size", "8,32K,1M", "--repetitions", "5")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert [(line[0], int(line[2]), int(line[3])) for line in lines] == [
+        ("all_reduce", 8, 2),
+        ("all_reduce", 32768, 8192),
+        ("all_reduce", 1048576, 262144),
+    ]
+    microseconds, algorithm, bus = map(float, lines[-1][4:])
+    assert algorithm == pytest.approx(1048576 / microseconds / 1e3, rel=0.01)
+    assert bus == pytest.approx(algorithm, rel=0.01)  # 2(n-1)/n is 1 for two ranks
+    assert done.stderr.index("store") < done.stderr.index("sizes 1 of 3") < done.stderr.index("sizes 3 of 3") < done.stderr.index("verify")
+    assert "# outcome: ok" in done.stdout
+
+
+def test_local_json() -> None:
+    """`--json` prints one document with seconds and bytes per second, and nothing else on standard output."""
+    done = dshealthd("probe", "--size", "4096", "--repetitions", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["outcome"], document["kind"], document["ranks"]) == ("ok", "local", 2)
+    assert document["versions"]["torch"]
+    (timing,) = document["timings"]
+    assert timing["algbw"] == pytest.approx(4096 / timing["seconds"])
+    assert timing["count"] == 1024
+
+
+def test_no_torch() -> None:
+    """An interpreter without torch is a failure that names it, with its status; no traceback."""
+    done = dshealthd("probe", "--probe.python", "/nonexistent/python")
+    assert done.returncode == 1
+    assert "# outcome: failed, no_python" in done.stdout
+    assert "/nonexistent/python" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--size", "8,x"), '--size: "x" is not a number of bytes up to 1G, such as 8, 32K or 64M'),
+        (("--size", "2G"), '--size: "2G" is not'),
+        (("--repetitions", "0"), "--repetitions: must be from 1 to 1000"),
+        (("--kind", "pair"), "--kind: pair needs a hostfile, or members in the configuration"),
+        (("--hostfile", "/nonexistent"), "probe.peer: between nodes their agents' key and address are needed"),
+        (("--kind", "local", "--hostfile", "/nonexistent"), "--kind: local is of this machine alone"),
+    ],
+)
+def test_bad_usage(flags: tuple[str, ...], message: str) -> None:
+    """What cannot be done is said in one line, with status 2."""
+    done = dshealthd("probe", *flags)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def config(agent: Agent, hostfile_name: str = "") -> Config:
+    """Return the configuration of a running agent's node."""
+    options = agent.service.options
+    if hostfile_name:
+        options = replace(options, members=MembershipOptions(name=hostfile_name))
+    return replace(Config(), probe=options)
+
+
+def hostfile(directory: Path, names: tuple[str, ...]) -> str:
+    """Write a hostfile."""
+    path = directory / "hostfile"
+    path.write_text("".join(f"{name} slots=8\n" for name in names), encoding="ascii")
+    return str(path)
+
+
+def test_matrix(tmp_path: Path) -> None:
+    """Every pair of a hostfile is probed once through the agents, each result is told as it comes, and the matrix names who is gone."""
+
+    async def scene() -> None:
+        async with agents(tmp_path, 3) as (one, two, gone):
+            await until(lambda: all(agent.value("probe_up") for agent in (one, two, gone)))
+            await gone.service.close()
+            told: list[str] = []
+            names = NAMES[:3]
+            document = await command.between(config(one, one.name), "test", hostfile(tmp_path, names), Kind.PAIR, ((8, 3),), told.append)
+            found = {frozenset(entry["members"]): entry for entry in document["rounds"]}
+            assert len(told) == len(found) == 3
+            well = found[frozenset((one.name, two.name))]
+            assert (well["outcome"], well["kind"], well["reason"]) == (Outcome.OK, Kind.LIGHT, "no_python")
+            assert {found[frozenset((name, gone.name))]["outcome"] for name in (one.name, two.name)} == {Outcome.REFUSED}
+            assert all(gone.name in entry["late"] for pair, entry in found.items() if gone.name in pair)
+            assert document["outcome"] is Outcome.REFUSED
+            text = command.show_pairs(document)
+            assert text.count("refused") >= 5
+            assert "   2 127.0.0.22" in text
+            json.dumps(document)
+
+    run(scene())
+
+
+def test_light_and_group_on_demand(tmp_path: Path) -> None:
+    """A light matrix touches no GPU and has no reason to excuse; a group is one round of all nodes."""
+
+    async def scene() -> None:
+        async with agents(tmp_path, 3) as members:
+            await until(lambda: all(agent.value("probe_up") for agent in members))
+            light = await command.between(config(members[0]), "test", None, Kind.LIGHT, (), lambda _: None)
+            assert light["outcome"] is Outcome.OK
+            assert [entry["reason"] for entry in light["rounds"]] == [""] * 3
+            group = await command.between(config(members[0]), "test", None, Kind.GROUP, ((8, 3),), lambda _: None)
+            (entry,) = group["rounds"]
+            assert sorted(entry["members"]) == list(NAMES[:3])
+            assert entry["outcome"] is Outcome.OK
+
+    run(scene())
+
+
+def test_no_member(tmp_path: Path) -> None:
+    """On a machine that is not in the hostfile, the message says so."""
+
+    async def scene() -> None:
+        async with agents(tmp_path, 2) as members:
+            with pytest.raises(ConfigError, match="is none of the 1 members"):
+                await command.between(config(members[0], NAMES[0]), "test", hostfile(tmp_path, (NAMES[1],)), Kind.PAIR, (), print)
+
+    run(scene())
+
+
+def test_exit_statuses() -> None:
+    """Every outcome has a status of its own, none is that of bad usage, and of several the worst counts."""
+    assert set(report.EXIT) == set(Outcome) == set(report.WORST)
+    assert len(set(report.EXIT.values())) == len(Outcome)
+    assert 2 not in report.EXIT.values()
+    assert report.worst([Outcome.OK, Outcome.DECLINED, Outcome.HUNG]) is Outcome.HUNG
+    assert report.worst([]) is Outcome.OK
+
+
+def test_gpus_alone_are_all_listed() -> None:
+    """In a local probe a collective has one line, the slowest rank's, and what a GPU does alone one line for each GPU."""
+    timings = (
+        *(Timing("all_reduce", 8, seconds, 1.0, part) for part, seconds in (("0", 1e-5), ("1", 2e-5))),
+        *(Timing("matrix_product", 64, 1e-3, 1.0, part) for part in ("1", "0")),
+    )
+    found = command.replace_parts(Findings(Outcome.OK, Stage.DONE, timings))
+    assert [(timing.op, timing.part, timing.seconds) for timing in found] == [
+        ("all_reduce", "", 2e-5),
+        ("matrix_product", "0", 1e-3),
+        ("matrix_product", "1", 1e-3),
+    ]
+
+
+def test_torch_stays_out_of_the_command() -> None:
+    """The command itself imports no torch; its workers do."""
+    code = "import sys, dshealthd.probe.command, dshealthd.probe.service; print('torch' in sys.modules)"
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "False"
+    assert time.monotonic() - started < 20
