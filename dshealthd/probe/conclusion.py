@@ -33,6 +33,11 @@ class Share:
         """Whether all of them went through."""
         return all(rank.outcome is Outcome.OK for rank in self.ranks)
 
+    @property
+    def own_finding(self) -> bool:
+        """Whether one of them says what is wrong with itself."""
+        return any(rank.own_finding for rank in self.ranks)
+
     def message(self) -> dict[str, Any]:
         """Return the fields of the message that tells the root."""
         return {

@@ -39,17 +39,20 @@ class Confirmations:
         self._added = asyncio.Event()
         self._results: Counter[str] = Counter()
 
-    def add(self, confirmations: Iterable[Confirmation]) -> None:
-        """Queue what is asked for."""
+    def add(self, confirmations: Iterable[Confirmation]) -> tuple[Confirmation, ...]:
+        """Queue what is asked for; return what is not run after all."""
+        dropped = []
         for confirmation in confirmations:
             if confirmation in self._pending:
                 continue
             if not self._allowed() or len(self._pending) >= MAX_PENDING:
                 self._results["dropped"] += 1
+                dropped.append(confirmation)
                 continue
             self._begun.append(self._monotonic())
             self._pending.append(confirmation)
             self._added.set()
+        return tuple(dropped)
 
     async def work(self) -> None:
         """Run what is queued until cancelled."""
@@ -57,8 +60,8 @@ class Confirmations:
             await self._added.wait()
             self._added.clear()
             while self._pending:
-                self._results["run" if await self._run(self._pending[0]) else "not_possible"] += 1
-                self._pending.popleft()
+                confirmation = self._pending.popleft()  # it may be asked for again by what it comes to
+                self._results["run" if await self._run(confirmation) else "not_possible"] += 1
 
     def samples(self) -> Iterator[Sample]:
         """Yield how many there were."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dshealthd.probe.accusation import LOCAL, Verdicts, waits_for_home
 from dshealthd.probe.evidence import HOME, REACH, Case, Evidence, Item, Pair, Track
 from dshealthd.probe.explanation import Cause, Surroundings, explain
-from dshealthd.probe.links import HARD_BADS, mostly_well
+from dshealthd.probe.links import HARD_BADS, SLOW_MORE, mostly_well
 from dshealthd.probe.observation import Kind
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ class Enquiry:
         """See to a peer: only when this node is known to be well, by a later round with somebody else."""
         kind = _kind(evidence.track, pair.first)
         again = Confirmation((self._me, pair.peer), kind)
+        if self._references.shuns(pair.peer, state.now):
+            return
         if pair.accused:
             if not 0 <= state.epoch - pair.checked < _RECHECK:
                 pair.checked = state.epoch
@@ -113,7 +115,12 @@ class Enquiry:
                 yield Confirmation((self._me, name), kind)
                 return
         if speaks or pair.bads < HARD_BADS:
-            yield again
+            # More of the same says no more; what is missing then is that both ends are well with others, which other epochs tell.
+            if pair.bads < state.around.confirmations + SLOW_MORE or pair.checked != state.epoch:
+                pair.checked = state.epoch
+                yield again
+        elif pair.hearings and state.epoch <= pair.first.round.epoch + 1:
+            return  # another epoch is needed: that they were well with it may be older than what is wrong
         elif name := self._references.witness(pair.peer, state.epoch, state.now):
             pair.hearings += 1
             yield Confirmation((self._me, name), kind)

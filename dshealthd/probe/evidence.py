@@ -33,6 +33,11 @@ class Track(NamedTuple):
     part: str
 
     @property
+    def word(self) -> str:
+        """What a node says to its peers where it finds it slow; empty where its score says so."""
+        return self.part or (self.family if self.family == "light" else "")
+
+    @property
     def timed(self) -> bool:
         """Whether it is a timing, which can be out of the usual by chance."""
         return self.family not in {REACH.family, RUN.family, HOME.family}
@@ -63,7 +68,7 @@ class Told:
         """Tell whether it takes on itself what is wrong with a round."""
         if not track.timed:
             return self.node is not None and self.node >= HARD
-        return (self.node is not None and self.node >= high) or track.part in self.parts
+        return (self.node is not None and self.node >= high) or track.word in self.parts
 
 
 def listen(observation: Observation, peers: Iterable[str]) -> dict[str, Told]:

@@ -80,6 +80,23 @@ class WorkerJob:
     deadlines: Mapping[Stage, float] = field(default_factory=lambda: DEADLINES)
 
 
+_OWN = frozenset(
+    {
+        "stopped",
+        "uninterruptible",
+        "unkillable",
+        "killed",
+        "exited",
+        "out_of_memory",
+        "malformed",
+        "no_torch",
+        "no_python",
+        "writable",
+    }
+)
+"""Reasons that concern the rank itself."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
     """How one worker ended."""
@@ -103,6 +120,11 @@ class RankResult:
     """Of torch and CUDA."""
 
     @property
+    def own_finding(self) -> bool:
+        """Whether it says what is wrong with itself, and not merely that it waited in vain."""
+        return self.outcome is Outcome.CORRUPTED or self.reason in _OWN
+
+    @property
     def progress(self) -> tuple[int, int, int]:
         """How far it came; comparable with that of other ranks of the same round."""
         return STAGES.index(self.stage), self.entered, self.left
@@ -114,19 +136,7 @@ def late(results: Iterable[RankResult]) -> tuple[int, ...]:
     A finding of its own is wrong data, an end by a signal or an error of the process; one that merely waits for another has none.
     """
     results = tuple(results)
-    own = {
-        "stopped",
-        "uninterruptible",
-        "unkillable",
-        "killed",
-        "exited",
-        "out_of_memory",
-        "malformed",
-        "no_torch",
-        "no_python",
-        "writable",
-    }
-    guilty = tuple(result.rank for result in results if result.outcome is Outcome.CORRUPTED or result.reason in own)
+    guilty = tuple(result.rank for result in results if result.own_finding)
     if guilty or all(result.outcome is Outcome.OK for result in results):
         return guilty
     furthest = max(result.progress for result in results)

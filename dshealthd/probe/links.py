@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SLOW = "slow"
 HARD_BADS = 2
 """The first round that gave no time and one that was asked; then others are heard."""
-_SLOW_MORE = 2
+SLOW_MORE = 2
 """A link needs so many flagged rounds more than confirmations: each single flagged round opens a case on one."""
 _MOST = 12
 """Flagged rounds of a pair after which it is called ambiguous, if the ends do not agree."""
@@ -36,7 +36,7 @@ class Links:
         """`high` is the ratio from which on a round counts as slow; `hold` the epochs for which a node stays accused."""
         self._references = references
         self._high = high
-        self._enough = confirmations + _SLOW_MORE
+        self._enough = confirmations + SLOW_MORE
         self._hold = hold
         self._gone: dict[str, tuple[Suspect, int]] = {}
         """Other nodes, and the epoch of the last evidence."""
@@ -94,13 +94,13 @@ class Links:
             elif pair.bads >= _MOST:
                 pair.accuse(AMBIGUOUS)
             return
-        known = self._references.opinions(pair.peer, since)
+        known = self._references.opinions(pair.peer, since, pair.first.round.epoch)
         if known and not unanswered(known):
             pair.accuse(reason)
         elif known:
             del evidence.pairs[pair.peer]
             self._accuse(pair.peer, reason, since, epoch)
-        elif pair.hearings >= _HEARINGS:
+        elif pair.hearings >= _HEARINGS and epoch > pair.first.round.epoch + 1:
             pair.accuse(AMBIGUOUS)
 
     def _accuse(self, name: str, reason: str, since: float, epoch: int) -> None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _SHUNNED = 20.0
 """Seconds in which a member that declined is not asked again."""
+_BUSY = 2.0
+"""The same for one that is in another round: it will soon be over."""
 _RECENT = 60.0
 """Seconds for which a round says that a member is well."""
 
@@ -25,7 +27,7 @@ class References:
         self.me = me
         self._declined: dict[str, float] = {}
         self._met: dict[str, tuple[float, bool]] = {}
-        self._said: dict[str, tuple[float, Mapping[str, float]]] = {}
+        self._said: dict[str, tuple[float, Mapping[str, float], int]] = {}
         self.members(leaves)
 
     def members(self, leaves: Mapping[str, str]) -> None:
@@ -44,28 +46,33 @@ class References:
         """Tell whether all of them are known to be on this node's leaf."""
         return bool(self.leaf) and all(self.leaves.get(name) == self.leaf for name in names)
 
-    def declined(self, names: Iterable[str], at: float) -> None:
-        """Note that members cannot take part now."""
-        self._declined.update(dict.fromkeys(names, at))
+    def declined(self, names: Iterable[str], at: float, *, busy: bool = False) -> None:
+        """Note that members cannot take part now; `busy`: as they are in another round."""
+        self._declined.update(dict.fromkeys(names, at + (_BUSY if busy else _SHUNNED)))
 
-    def _shuns(self, name: str, now: float) -> bool:
-        return 0 <= now - self._declined.get(name, float("-inf")) < _SHUNNED
+    def shuns(self, name: str, now: float) -> bool:
+        """Tell whether a member has declined lately, and is not to be asked yet."""
+        return 0 < self._declined.get(name, float("-inf")) - now <= _SHUNNED
 
     def met(self, name: str, at: float, *, well: bool) -> None:
         """Note how a round with a member went."""
         self._met[name] = at, well
 
-    def heard(self, name: str, at: float, pairs: Mapping[str, float]) -> None:
+    def heard(self, name: str, at: float, pairs: Mapping[str, float], epoch: int) -> None:
         """Note what a member says of others."""
-        self._said[name] = at, pairs
+        self._said[name] = at, pairs, epoch
 
     def spoke(self, name: str, since: float) -> bool:
         """Tell whether a member has told anything since."""
         return name in self._said and self._said[name][0] > since
 
-    def opinions(self, name: str, since: float) -> list[float]:
-        """Return the ratios that others have told since of their rounds with a member."""
-        return [pairs[name] for at, pairs in self._said.values() if at > since and name in pairs]
+    def opinions(self, name: str, since: float, epoch: int) -> list[float]:
+        """Return the ratios that others have told since of their rounds with a member, with which something is wrong since that epoch.
+
+        They tell of the epoch before as well: in the first one after it, that they were well with it may be older than what is wrong.
+        """
+        said = [(pairs[name], heard) for at, pairs, heard in self._said.values() if at > since and name in pairs]
+        return [ratio for ratio, heard in said if heard > epoch + 1 or unanswered([ratio])]
 
     def vouched(self, name: str, high: float) -> bool:
         """Tell whether a member's last rounds with others than this node were good, by what it told last."""
@@ -83,7 +90,7 @@ class References:
     def witness(self, name: str, epoch: int, now: float) -> str | None:
         """Return who was to meet a member in that epoch, and so knows about it; None if nobody can be asked."""
         for partner in self._timetable.group_of(name, epoch):
-            if partner not in {name, self.me} and not self._shuns(partner, now):
+            if partner not in {name, self.me} and not self.shuns(partner, now):
                 return partner
         return None
 
@@ -95,7 +102,7 @@ class References:
         best: tuple[bool, bool, int, str] | None = None
         for name, leaf in self.leaves.items():
             at, well = self._met.get(name, (0.0, False))
-            if name == self.me or (bool(self.leaf) and leaf == self.leaf) is not near or name in ill or self._shuns(name, now):
+            if name == self.me or (bool(self.leaf) and leaf == self.leaf) is not near or name in ill or self.shuns(name, now):
                 continue
             rank = (name in avoid, not (well and 0 <= now - at < _RECENT), zlib.crc32(f"{self.me}/{name}".encode()), name)
             if best is None or rank < best:

@@ -144,6 +144,11 @@ class _Part:
     successor: _Part | None = None
     """The same group's round under another root, which came first in its order."""
 
+    @property
+    def decided(self) -> bool:
+        """Whether a share tells already what is wrong, and with whom."""
+        return any(share.own_finding for share in self.shares.values())
+
 
 class Rounds:
     """The rounds of one node."""
@@ -278,7 +283,7 @@ class Rounds:
     async def _full(self, part: _Part) -> Findings:
         """Run this node's workers and take the others' shares."""
         me = self._node.name
-        part.shares[me] = Share(await self._work(part, part.store))
+        await self._work_until_decided(part)
         others = part.plan.others(me)
         missing = await self._wait_for_shares(part, others, FIRST)
         silent: dict[str, tuple[Outcome, str]] = {}
@@ -287,12 +292,29 @@ class Rounds:
             here = await asyncio.gather(*(self._present(name) for name in missing))
             silent = {name: (error.outcome, error.reason) for name, error in zip(missing, here, strict=True) if error is not None}
             waited = [name for name in missing if name not in silent]
-            for name in await self._wait_for_shares(part, waited, SHARE):
+            # Where one has found itself at fault, who says nothing yet is waiting for that one, and learns it from the conclusion.
+            for name in [] if part.decided else await self._wait_for_shares(part, waited, SHARE):
                 silent[name] = Outcome.HUNG, SILENT
         for name, share in part.shares.items():
             part.scores[name] = share.scores or part.scores.get(name, ())
         part.scores[me] = self._node.scores()
         return combine(part.plan, part.shares, silent)
+
+    async def _work_until_decided(self, part: _Part) -> None:
+        """Run this node's workers, but not on and on for a member that has found itself at fault and will not come."""
+        working = asyncio.create_task(self._work(part, part.store), name=f"workers of round {part.plan.round}")
+        try:
+            while not working.done() and not part.decided:
+                part.arrived.clear()
+                arrival = asyncio.create_task(part.arrived.wait())
+                await asyncio.wait({working, arrival}, return_when=asyncio.FIRST_COMPLETED)
+                arrival.cancel()
+            await asyncio.wait({working}, timeout=FIRST)
+            if working.done():
+                part.shares[self._node.name] = Share(working.result())
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
 
     async def _present(self, name: str) -> PeerError | None:
         try:

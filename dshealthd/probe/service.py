@@ -276,7 +276,12 @@ class Service:
 
     async def _confirm(self, confirmation: Confirmation) -> bool:
         running = self._running
-        return running is not None and await running.confirm(confirmation)
+        if running is None:
+            return False
+        done = await running.confirm(confirmation)
+        if not done:
+            running.judge.withdraw(confirmation)
+        return done
 
 
 class _Running:
@@ -484,7 +489,8 @@ class _Running:
                 self._gone.pop(name, None)
         level = logging.DEBUG if observation.outcome in {Outcome.OK, Outcome.DECLINED} else logging.WARNING
         log.log(level, "probe: %s round of %s: %s", observation.kind, ", ".join(observation.members), _words(observation))
-        self._service._confirmations.add(self.judge.observe(observation))  # noqa: SLF001
+        for dropped in self._service._confirmations.add(self.judge.observe(observation)):  # noqa: SLF001
+            self.judge.withdraw(dropped)
 
     async def _asked(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
         """Lead a round that a person asks for, at another node."""

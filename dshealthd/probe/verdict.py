@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Confirmation", "Judge", "VerdictOptions"]
 
+BUSY = "already_testing"
+"""The reason of a round that was declined for another one in progress."""
 _CALM = 0.6
 """The share of the way to the limit below which a timing counts as well: what ends an accusation lies below what starts one."""
 _CLEARED = 3
@@ -89,14 +91,14 @@ class Judge:
         if observation.epoch >= 0:
             self._epoch = observation.epoch  # also where it is lower: the clock was wrong, and is not any more
         if observation.outcome in {Outcome.DECLINED, Outcome.INCONCLUSIVE}:
-            self._references.declined(peers, observation.at)
+            self._references.declined(peers, observation.at, busy=observation.reason == BUSY)
             if not peers:
                 self._refuse_home()
             return self._ask()
         told = listen(observation, peers)
         round = Round(self._epoch, observation.at, observation.kind, peers, self._references.near(peers), observation.epoch < 0, told)
         for peer, word in told.items():
-            self._references.heard(peer, observation.at, word.pairs)
+            self._references.heard(peer, observation.at, word.pairs, self._epoch)
         found = list(self._items(observation, round))
         for evidence, item in found:
             evidence.add(item, self._me, self._high)
@@ -231,7 +233,7 @@ class Judge:
     def scores(self) -> tuple[tuple[str, float], ...]:
         """Return what to tell in a round, for `Observation.scores` of all: the own score, slow parts, the ratios of the last pairs."""
         if self._told is None:
-            slow = {e.track.part: e.ratio() or 1.0 for e in self._evidence.values() if e.track.part and (e.suspicious() or e.case)}
+            slow = {e.track.word: e.ratio() or 1.0 for e in self._evidence.values() if e.track.word and (e.suspicious() or e.case)}
             way_out = [e for e in self._evidence.values() if e.leaves_badly()]
             pairs = {peer: value for peer, (epoch, value) in self._latest.items() if epoch >= self._epoch - 1}
             worst = max((item.ratio for e in way_out for item in e.far), default=1.0)

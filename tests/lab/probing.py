@@ -1,0 +1,147 @@
+"""Nodes of the lab that probe each other: their configuration, their saboteur, and what their agents say of each other."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dshealthd.probe.schedule import epoch_at
+from tests.lab import Lab
+from tests.lab.node import toml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tests.agents import Scrape
+    from tests.lab.node import Node
+
+PORT = 10062
+KEY = "0123456789abcdef" * 4
+OTHER_KEY = "fedcba9876543210" * 4
+ROUNDS = "dshealthd_probe_rounds_total"
+SUSPECT = "dshealthd_suspect"
+_SABOTAGE = Path(__file__).with_name("sabotage.py")
+_SHOWN = ("dshealthd_probe_", "dshealthd_suspect", "dshealthd_members", "dshealthd_peer_")
+
+
+class Suspect(NamedTuple):
+    """An accusation, as `dshealthd_suspect` has it."""
+
+    kind: str
+    component: str
+    reason: str
+
+
+def settings(node: Node, *, period: float, full: bool, gpus: str = "always", leaves: bool = False) -> dict[str, Any]:
+    """Return the section `[probe]` of a node: rounds with gloo where they are `full`, between the agents alone otherwise.
+
+    Two cores that many nodes share make all times jump: only what takes several times as long as usual counts as slow.
+    """
+    probe: dict[str, Any] = {
+        "period": f"{round(1000 * period)}ms",
+        "large_every": 0,
+        "members": {"hostfile": str(node.hostfile)},
+        "peer": {
+            "listen_address": f"{node.address}:{PORT}",
+            "key_file": str(secret(node, KEY)),
+            "off_file": str(node.directory / "probe.off"),
+        },
+        "policy": {"gpus": gpus, "confirmations_per_minute": 60},
+        "verdict": {"told_ratio": 9.0, "hold_epochs": 8},
+        "baseline": {"slow_ratio": 9.0, "light_ratio": 9.0},
+    }
+    if leaves:
+        probe["members"]["topology"] = str(node.directory / "topology.conf")
+    if full:
+        probe["python"] = str(interpreter(node))
+        probe["worker"] = {"environment": [f"SABOTAGE={node.directory / 'sabotage'}"]}
+    return {"probe": probe}
+
+
+def secret(node: Node, key: str) -> Path:
+    """Write a node's shared key, in place of one that it has, and return where."""
+    file = node.directory / "key"
+    new = node.directory / "key.new"
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+        stream.write(f"{key}\n")
+    new.replace(file)
+    return file
+
+
+def interpreter(node: Node) -> Path:
+    """Return a node's own Python, which runs the worker honestly as long as nothing stands in the node's file `sabotage`."""
+    file = node.directory / "bin" / "python"
+    file.parent.mkdir(exist_ok=True)
+    options = "-I -B -W ignore"
+    file.write_text(f'#!/bin/sh\nshift {len(options.split()) + 1}\nexec {sys.executable} {options} {_SABOTAGE} "$@"\n', encoding="ascii")
+    file.chmod(0o700)
+    return file
+
+
+class Probing(Lab):
+    """A lab whose agents probe each other."""
+
+    def __init__(
+        self,
+        directory: Path,
+        nodes: int,
+        *,
+        period: float = 1.0,
+        full: bool = True,
+        policy: str = "always",
+        collectors: Sequence[str] = ("memory",),
+        start: bool = True,
+    ) -> None:
+        """`period` in seconds; with `full` rounds run collectives with gloo, otherwise they are echoes between agents."""
+        self.period = period
+        super().__init__(
+            directory,
+            nodes,
+            gpus=1,
+            config=lambda node: toml(settings(node, period=period, full=full, gpus=policy)),
+            collectors=collectors,
+            start=start,
+        )
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of the epoch that it is."""
+        return epoch_at(time.time(), self.period)
+
+    def until_epoch(self, epoch: int) -> None:
+        """Wait until an epoch begins."""
+        time.sleep(max(0.0, epoch * self.period - time.time()))
+
+    def await_(self, condition: Callable[[Mapping[str, Scrape]], object], epochs: float, what: str) -> dict[str, Scrape]:
+        """Return the first scrapes for which a condition holds, at most so many epochs later; what all nodes say is in the error."""
+        end = time.monotonic() + epochs * self.period
+        while True:
+            found = self.scrapes()
+            if condition(found):
+                return found
+            assert time.monotonic() < end, f"not within {epochs:g} epochs: {what}\n{self.told(found)}"
+            time.sleep(0.1)
+
+    def told(self, scrapes: Mapping[str, Scrape] | None = None) -> str:
+        """Return what the agents say of probes, and the ends of their logs."""
+        lines = []
+        for name, scrape in (scrapes or self.scrapes()).items():
+            lines += [f"{name}: {line}" for line in scrape.text.splitlines() if line.startswith(_SHOWN) and "_bucket" not in line]
+        for node in self.nodes:
+            if node.log.exists():
+                lines += [f"{node.name} log: {line}" for line in node.log.read_text(encoding="utf-8").splitlines()[-15:]]
+        return "\n".join(lines)
+
+
+def suspects(scrape: Scrape) -> set[Suspect]:
+    """Return whom an agent accuses."""
+    return {Suspect(**dict(labels)) for labels, value in scrape.series.get(SUSPECT, {}).items() if value}
+
+
+def rounds(scrape: Scrape, **labels: str) -> float:
+    """Return how many rounds an agent has had."""
+    return sum(scrape.all(ROUNDS, **labels))
