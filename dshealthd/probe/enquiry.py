@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _PENDING = 30.0
 """Seconds after which an extra round that was asked and never came is given up."""
 _RECHECK = 3
-"""Epochs between two rounds that see whether an accused link has recovered."""
+"""Epochs between two rounds that see whether an accused link or GPU has recovered."""
 _ILL = 2
 """Bad rounds with others after which a pair is left alone: it is not the pair, or not the pair alone."""
 _ALIKE = 2
@@ -75,6 +75,11 @@ class Enquiry:
                 yield from self._for_case(track, evidence.case, state)
         if waits_for_home(state.evidence, state.verdicts, state.now):
             yield Confirmation((self._me,), Kind.LOCAL)
+        for track in state.verdicts:
+            case = state.evidence[track].case
+            if case and track.family in {LOCAL, HOME.family} and not 0 <= state.epoch - case.checked < _RECHECK:
+                case.checked = state.epoch
+                yield Confirmation((self._me,), Kind.LOCAL)
         for evidence in state.evidence.values():
             if not evidence.case:
                 for pair in evidence.pairs.values():

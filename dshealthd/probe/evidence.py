@@ -70,6 +70,11 @@ class Told:
             return self.node is not None and self.node >= HARD
         return (self.node is not None and self.node >= high) or track.word in self.parts
 
+    def is_well(self, but: str, high: float) -> bool:
+        """Tell whether most of its last rounds with others `but` one were good; True if it tells of none."""
+        rounds = [value < high for peer, value in self.pairs.items() if peer != but]
+        return not rounds or 2 * sum(rounds) > len(rounds)
+
 
 def listen(observation: Observation, peers: Iterable[str]) -> dict[str, Told]:
     """Return what the peers told in a round."""
@@ -142,6 +147,8 @@ class Case:
     """The items that opened it."""
     asked: int = 0
     decided: float = 0.0
+    checked: int = -1
+    """The epoch of the last local round that was asked to see whether it is over."""
     home_refused: bool = False
     """Whether a local round was asked since and declined."""
 

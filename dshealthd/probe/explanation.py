@@ -50,6 +50,7 @@ class Cause(enum.Enum):
 class Surroundings:
     """What a case is judged in."""
 
+    me: str
     neighbours: int
     """Other members on this node's leaf; 0 where the leaf is not known."""
     strangers: int
@@ -125,8 +126,8 @@ def _inward(case: Case, track: Track, count: _Count, around: Surroundings, neede
     """Tell leaf and node apart, when rounds are bad wherever they lead."""
     items = list(case.items)
     spent = len(items) >= _MOST or case.asked >= 2 * _MOST
-    near_high, near_low = _words(items, track, around.high, near=True)
-    far_high, far_low = _words(items, track, around.high, near=False)
+    near_high, near_low = _words(items, track, around, near=True)
+    far_high, far_low = _words(items, track, around, near=False)
     agreed = len(near_high) >= max(1, min(2, around.neighbours)) and len(near_high) >= _AGREED * len(near_low)
     if around.neighbours and agreed:
         if around.strangers and not far_low and (len(far_high) < 2 and not spent):  # noqa: PLR2004 - one alone may be ill itself
@@ -171,13 +172,19 @@ def _agrees(word: Told, track: Track, high: float) -> bool:
     return word.way_out or word.accuses_itself(track, high)
 
 
-def _words(items: Iterable[Item], track: Track, high: float, *, near: bool) -> tuple[set[str], set[str]]:
-    """Return who says the same of itself as this node finds, and who does not; the last word of each counts."""
-    words: dict[str, bool] = {}
+def _words(items: Iterable[Item], track: Track, around: Surroundings, *, near: bool) -> tuple[set[str], set[str]]:
+    """Return who says the same of itself as this node finds, and who does not; the last word of each counts.
+
+    Who finds itself well, and has had no more good rounds with others lately than bad ones, does not know yet.
+    """
+    words: dict[str, bool | None] = {}
     for item in items:
         if item.round.near is near:
-            words.update({peer: told.accuses_itself(track, high) for peer, told in item.round.told.items() if told.node is not None})
-    return {peer for peer, word in words.items() if word}, {peer for peer, word in words.items() if not word}
+            for peer, told in item.round.told.items():
+                if told.node is not None:
+                    same = told.accuses_itself(track, around.high)
+                    words[peer] = same if same or told.is_well(around.me, around.high) else None
+    return {peer for peer, word in words.items() if word}, {peer for peer, word in words.items() if word is False}
 
 
 def _next(items: Sequence[Item], around: Surroundings) -> Cause:

@@ -75,13 +75,14 @@ class References:
         return [ratio for ratio, heard in said if heard > epoch + 1 or unanswered([ratio])]
 
     def vouched(self, name: str, high: float) -> bool:
-        """Tell whether a member's last rounds with others than this node were good, by what it told last."""
-        others = [value < high for peer, value in self._said[name][1].items() if peer != self.me] if name in self._said else []
-        return sum(others) > max(1, len(others) - sum(others))
+        """Tell whether a member's last rounds with others were good, by what it told last.
 
-    def opinion(self, name: str) -> float | None:
-        """Return what a member told last of its rounds with this node."""
-        return self._said[name][1].get(self.me) if name in self._said else None
+        For a member on another leaf, only those rounds count that left its leaf too.
+        """
+        pairs = self._said[name][1] if name in self._said else {}
+        leaf = "" if self.near([name]) else self.leaves.get(name, "")
+        others = [value < high for peer, value in pairs.items() if peer != self.me and not (leaf and self.leaves.get(peer) == leaf)]
+        return sum(others) > max(1, len(others) - sum(others))
 
     def well(self, leaf: str, since: float) -> bool:
         """Tell whether a round with a member of that leaf went well since."""

@@ -80,7 +80,9 @@ class Judge:
 
     def _surroundings(self) -> Surroundings:
         known = self._references
-        return Surroundings(known.neighbours, known.strangers, self._high, self._options.confirmations, known_leaf=bool(known.leaf))
+        return Surroundings(
+            self._me, known.neighbours, known.strangers, self._high, self._options.confirmations, known_leaf=bool(known.leaf)
+        )
 
     def observe(self, observation: Observation) -> tuple[Confirmation, ...]:
         """Take a round into account; return the extra round that is to be run at once, if one is needed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -13,7 +14,7 @@ from tests.lab import Lab
 from tests.lab.node import toml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tests.agents import Scrape
     from tests.lab.node import Node
@@ -112,6 +113,10 @@ class Probing(Lab):
         """Return the number of the epoch that it is."""
         return epoch_at(time.time(), self.period)
 
+    def elapsed(self, since: float) -> float:
+        """Return how many epochs have passed since a Unix time."""
+        return (time.time() - since) / self.period
+
     def until_epoch(self, epoch: int) -> None:
         """Wait until an epoch begins."""
         time.sleep(max(0.0, epoch * self.period - time.time()))
@@ -135,6 +140,64 @@ class Probing(Lab):
             if node.log.exists():
                 lines += [f"{node.name} log: {line}" for line in node.log.read_text(encoding="utf-8").splitlines()[-15:]]
         return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def sabotage(node: Node, what: str) -> Iterator[None]:
+    """Have a node's workers go wrong, as `tests/probe/saboteur.py` says; only of a node whose rounds are full ones."""
+    file = node.directory / "sabotage"
+    with node.lab.injected(f"sabotage on {node.name}: {what}"):
+        file.write_text(what, encoding="ascii")
+        try:
+            yield
+        finally:
+            file.unlink()
+
+
+@contextlib.contextmanager
+def killed(node: Node) -> Iterator[None]:
+    """Kill a node's agent; the node is still there. It is started again afterwards."""
+    with node.lab.injected(f"agent of {node.name} killed"):
+        node.kill()
+        try:
+            yield
+        finally:
+            node.start()
+
+
+@contextlib.contextmanager
+def other_key(node: Node) -> Iterator[None]:
+    """Give a node another key than all others have."""
+    with node.lab.injected(f"another key on {node.name}"):
+        secret(node, OTHER_KEY)
+        try:
+            yield
+        finally:
+            secret(node, KEY)
+
+
+@contextlib.contextmanager
+def other_members(node: Node) -> Iterator[None]:
+    """Have a node believe in another list of members than all others do."""
+    before = node.hostfile.read_text(encoding="ascii")
+    with node.lab.injected(f"other members on {node.name}"):
+        node.hostfile.write_text(before.replace("slots=1", "slots=7", 1), encoding="ascii")
+        try:
+            yield
+        finally:
+            node.hostfile.write_text(before, encoding="ascii")
+
+
+def history(node: Node) -> list[dict[str, Any]]:
+    """Return a node's last rounds, as the status document has them."""
+    found: list[dict[str, Any]] = node.status()["probe"]["rounds"]
+    return found
+
+
+def bad_rounds(node: Node, since: float) -> int:
+    """Return how many of a node's scheduled rounds since a Unix time did not go well; slow ones do."""
+    told = [entry for entry in history(node) if entry["time"] >= since and entry["epoch"] is not None]
+    return sum(entry["outcome"] not in {"ok", "declined"} for entry in told)
 
 
 def suspects(scrape: Scrape) -> set[Suspect]:

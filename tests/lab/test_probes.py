@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.probe.schedule import groups, root_order
+from dshealthd.probe.service import TAKE_OVER
 from tests.lab import faults
-from tests.lab.probing import KEY, OTHER_KEY, PORT, ROUNDS, Probing, Suspect, bad_rounds, busy, rounds, sabotage, secret, suspects
+from tests.lab.probing import (
+    PORT,
+    ROUNDS,
+    Probing,
+    Suspect,
+    bad_rounds,
+    history,
+    killed,
+    other_key,
+    other_members,
+    rounds,
+    sabotage,
+    suspects,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from tests.agents import Scrape
     from tests.lab import Node
@@ -58,41 +75,233 @@ def named(
     lab: Probing,
     fault: AbstractContextManager[None],
     guilty: Node | tuple[Node, Node],
-    reasons: tuple[str, ...],
+    reasons: set[str],
     *,
     by: tuple[Node, ...],
     epochs: float,
     clear: float = CLEAR,
     wrong: int = 3,
 ) -> None:
-    """Inject a fault and have `by` name it, nobody name anything else, and all be taken back after its end.
+    """Inject a fault and have `by`, or anybody, name it, nobody name anything else, and all be taken back after its end.
 
-    It is named after at most `wrong` scheduled rounds that did not go well for the one who names it first; confirmations come on top.
+    It is named after at most `wrong` scheduled rounds that did not go well for who names it first; confirmations come on top.
     """
-    kind, component = ("node", guilty.name) if not isinstance(guilty, tuple) else ("link", "--".join(sorted(node.name for node in guilty)))
+    kind, component = ("link", "--".join(sorted(node.name for node in guilty))) if isinstance(guilty, tuple) else ("node", guilty.name)
     right = {Suspect(kind, component, reason) for reason in reasons}
-    accused: set[Suspect] = set()
 
-    def seen(scrapes: dict[str, Scrape]) -> bool:
-        for scrape in scrapes.values():
-            accused.update(suspects(scrape))
+    def accusers(scrapes: Mapping[str, Scrape]) -> list[Node]:
+        accused = set().union(*map(suspects, scrapes.values()))
         assert accused <= right, f"{accused - right} are not {right}\n{lab.told(scrapes)}"
-        return all(node.name in scrapes and suspects(scrapes[node.name]) for node in by)
+        return [node for node in lab.nodes if node.name in scrapes and suspects(scrapes[node.name])]
 
     lab.until_epoch(lab.epoch + 1)
     begin = time.time()
     with fault:
-        lab.await_(lambda s: seen(s) or (first(s)), epochs, f"{right} by anybody")
-        took = time.time() - begin
-        needed = min(bad_rounds(node, begin) for node in lab.nodes if node.runs and suspects(node.scrape()))
-        assert needed <= wrong, lab.told()
-        lab.await_(seen, epochs - took / lab.period, f"{right} by {', '.join(node.name for node in by)}")
-        everywhere = time.time() - begin
-    end = time.time()
+        found = lab.await_(accusers, epochs, f"{right} by anybody")
+        first = lab.elapsed(begin)
+        needed = min(bad_rounds(node, begin) for node in accusers(found))
+        assert needed <= wrong, lab.told(found)
+        lab.await_(lambda s: set(by) <= set(accusers(s)), epochs, f"{right} by {', '.join(node.name for node in by)}")
+        everybody = lab.elapsed(begin)
+    begin = time.time()
     lab.await_(lambda s: len(s) == len(lab.nodes) and not any(map(suspects, s.values())), clear, "no suspects after the fault")
-    print(f"{right}: first after {took:.1f} s and {needed} bad rounds, all after {everywhere:.1f} s, clear after {time.time() - end:.1f} s")
+    print(
+        f"{component} {'/'.join(reasons)}: {needed} bad rounds, {first:.1f} epochs, {everybody:.1f} all, {lab.elapsed(begin):.1f} to clear"
+    )
 
 
-def first(scrapes: dict[str, Scrape]) -> bool:
-    """Tell whether anybody is accused."""
-    return any(map(suspects, scrapes.values()))
+def test_smoke(full: Probing) -> None:
+    """Rounds between four nodes go well, are timed for each size, and accuse nobody."""
+    found = begun(full, 6).scrapes()
+    told = full.told(found)
+    for scrape in found.values():
+        assert not suspects(scrape), told
+        assert rounds(scrape, kind="pair", outcome="ok") >= 6, told
+        assert {key for key in (8, 1024, 65536) if scrape.value(OPERATION, kind="pair", backend="gloo", size=str(key))} == {8, 1024, 65536}
+        assert scrape.value("dshealthd_members") == 4
+        assert scrape.value("dshealthd_probe_up") == 1
+    assert len({scrape.value("dshealthd_members_hash") for scrape in found.values()}) == 1
+
+
+@pytest.mark.timeout(200)
+def test_eight_nodes(tmp_path: Path) -> None:
+    """In 60 epochs of 8 healthy nodes every pair of the schedule meets and nobody is accused; of the half that survives all are paired."""
+    with Probing(tmp_path, 8, period=1.25) as lab:
+        begun(namespaced(lab))
+        names = [node.name for node in lab.nodes]
+        begin, met = lab.epoch + 1, Counter[tuple[int, tuple[str, ...]]]()
+        end = begin + 60
+        while lab.epoch < end + 1:
+            lab.until_epoch(lab.epoch + 8)
+            found = lab.scrapes()
+            assert not any(map(suspects, found.values())), lab.told(found)
+            for entry in itertools.chain.from_iterable(map(history, lab.nodes)):
+                if entry["outcome"] == "ok" and entry["kind"] == "pair" and entry["epoch"] is not None:
+                    met[entry["epoch"], tuple(sorted(entry["members"]))] += 1
+        promised = {(epoch, group) for epoch in range(begin, end) for group in groups(names, {}, epoch)}
+        assert not promised - met.keys(), f"{sorted(promised - met.keys())} did not meet\n{lab.told()}"
+
+        survivors = lab.nodes[::2]
+        lab.until_epoch(lab.epoch + 1)
+        for node in lab.nodes[1::2]:
+            node.kill()
+        epoch = lab.epoch + 1
+        lab.until_epoch(epoch + 2)
+        for node in survivors:
+            partners = [
+                set(entry["members"]) - {node.name} for entry in history(node) if entry["epoch"] == epoch and entry["outcome"] == "ok"
+            ]
+            assert partners, f"{node.name} had no partner in epoch {epoch}: {history(node)}"
+            assert set.union(*partners) <= {survivor.name for survivor in survivors}
+
+
+def test_agent_dead(light: Probing) -> None:
+    """A node whose agent is gone is named by all others: it is there and refuses."""
+    one, two, *others = light.nodes
+    named(light, killed(two), two, {"refused"}, by=(one, *others), epochs=15)
+
+
+def test_node_dead(light: Probing) -> None:
+    """A node that nobody reaches is named, and told from one that refuses."""
+    one, two, *_others = light.nodes
+    named(light, faults.drop_all(two), two, {"unreachable"}, by=(one,), epochs=30)
+
+
+def test_refused_by_firewall(light: Probing) -> None:
+    """A firewall's RST at the port of the peer API is a refusal of that node."""
+    one, two, *others = light.nodes
+    named(light, faults.reset(two, PORT), two, {"refused"}, by=(one, *others), epochs=15)
+
+
+def test_dead_link(light: Probing) -> None:
+    """Two nodes that do not reach each other while others reach both: the link is named by both, and no node."""
+    one, two, *_ = light.nodes
+    named(light, faults.drop(one, two), (one, two), {"unreachable"}, by=(one, two), epochs=25)
+
+
+def test_link_dead_one_way(light: Probing) -> None:
+    """The same where only one direction is cut."""
+    one, two, *_ = light.nodes
+    named(light, faults.drop_one_way(one, two), (one, two), {"unreachable"}, by=(one, two), epochs=30)
+
+
+def test_loss(light: Probing) -> None:
+    """A node that loses half of all packets is named, by itself or others; which of its rounds fail, and how, is chance."""
+    _, two, *_ = light.nodes
+    named(light, faults.loss(two, 0.5), two, {"unreachable", "hung", "slow"}, by=(), epochs=30, wrong=6)
+
+
+def test_agent_stopped(light: Probing) -> None:
+    """A node whose agent is stopped accepts connections and answers nothing: it hangs."""
+    one, two, *_others = light.nodes
+    named(light, faults.pause(two.agent.pid), two, {"hung"}, by=(one,), epochs=25)
+
+
+def test_other_key(light: Probing) -> None:
+    """A node with another key is named as not authorized, by itself and by others."""
+    _, two, *_ = light.nodes
+    named(light, other_key(two), two, {"unauthorized"}, by=(two,), epochs=20)
+
+
+def test_other_members(light: Probing) -> None:
+    """A node with another list of members accuses nobody and is accused by nobody; all see with whom they disagree, and why."""
+    one, two, *others = light.nodes
+    with other_members(two):
+        found = light.await_(
+            lambda s: all(s[node.name].value(DISAGREES, peer="node-2", reason="members_differ") for node in (one, *others)),
+            12,
+            "disagreement",
+        )
+        assert len({scrape.value("dshealthd_members_hash") for scrape in found.values()}) == 2
+        assert not any(map(suspects, found.values())), light.told(found)
+    light.await_(lambda s: not any(scrape.all(DISAGREES) for scrape in s.values()), CLEAR, "agreement")
+
+
+def test_clock_off(light: Probing) -> None:
+    """A node whose clock is off by 288 s is told by name and reason; the others' rounds go on, and nobody is accused."""
+    one, two, *others = light.nodes
+    with faults.clock_offset(two, 288):
+        light.await_(
+            lambda s: all(s[node.name].value(DISAGREES, peer="node-2", reason="clock_differs") for node in (one, *others)), 20, "clock"
+        )
+        before = light.scrapes()
+        found = light.await_(
+            lambda s: all(rounds(s[node.name], outcome="ok") >= rounds(before[node.name], outcome="ok") + 2 for node in (one, *others)),
+            12,
+            "rounds of the others",
+        )
+        assert not any(map(suspects, found.values())), light.told(found)
+    light.await_(
+        lambda s: len(s) == 4 and not any(scrape.all(DISAGREES) or suspects(scrape) for scrape in s.values()), 2 * CLEAR, "agreement"
+    )
+
+
+def test_slow_node(light: Probing) -> None:
+    """A slow node is named by itself, and no link to it by others."""
+    begun(light, KNOWN)
+    _, two, *_ = light.nodes
+    named(light, faults.slow(two, "10mbit"), two, {"slow"}, by=(two,), epochs=15)
+
+
+def test_slow_pair(light: Probing) -> None:
+    """A slow way between two nodes that are well with others is named as the link, by both."""
+    begun(light, KNOWN)
+    one, two, *_ = light.nodes
+    named(light, faults.slow_pair(one, two, "10mbit"), (one, two), {"slow"}, by=(one, two), epochs=25)
+
+
+def test_slow_collectives(full: Probing) -> None:
+    """A slow node shows in the times of its collectives, and is named by itself."""
+    begun(full, KNOWN)
+    _, two, *_ = full.nodes
+    named(full, faults.slow(two, "25mbit"), two, {"slow"}, by=(two,), epochs=25)
+
+
+def test_wrong_data(full: Probing) -> None:
+    """A node whose worker contributes wrong data is named as corrupting it."""
+    _, two, *_ = full.nodes
+    named(full, sabotage(two, "collective:3:bad_input"), two, {"corrupted"}, by=(two,), epochs=15)
+
+
+def test_wrong_torch(full: Probing) -> None:
+    """A node with another version of torch is named: its rounds fail."""
+    _, two, *_ = full.nodes
+    named(full, sabotage(two, "versions"), two, {"failed"}, by=(two,), epochs=15)
+
+
+def test_worker_killed_in_rendezvous(full: Probing) -> None:
+    """A node whose workers are killed while they meet the others is named, and nobody who waits for them."""
+    _, two, *_ = full.nodes
+    named(full, sabotage(two, "stage:init:kill"), two, {"failed"}, by=(two,), epochs=25)
+
+
+@pytest.mark.timeout(160)
+def test_worker_stopped_in_a_collective(full: Probing) -> None:
+    """A node whose workers stop in a collective is named as hanging, after as many deadlines as it takes, and nobody who waits for them."""
+    _, two, *_ = full.nodes
+    named(full, sabotage(two, "collective:3:stop"), two, {"hung"}, by=(two,), epochs=70, clear=20, wrong=4)
+
+
+def test_busy_gpus(tmp_path: Path) -> None:
+    """Where GPUs are busy rounds are light ones, which is said, and these still name a dead link."""
+    with Probing(tmp_path, 4, policy="idle", collectors=("gpu_bus", "gpu_processes")) as lab:
+        for node in namespaced(lab).nodes:
+            node.gpus.set(None, "processes", "4242:1073741824")
+        lab.await_(lambda s: len(s) == 4 and all(scrape.all(SKIPS, reason="busy_gpu") for scrape in s.values()), 40, "busy GPUs")
+        begun(lab)
+        one, two, *_ = lab.nodes
+        named(lab, faults.drop(one, two), (one, two), {"unreachable"}, by=(one, two), epochs=25)
+        assert not any(scrape.all(ROUNDS, kind="pair", outcome="ok") for scrape in lab.scrapes().values())
+
+
+def test_both_start_at_once(tmp_path: Path) -> None:
+    """Two members that begin the round of an epoch in the same moment, as one's clock is ahead by what the other waits, have one round."""
+    with Probing(tmp_path, 2, period=3.0, full=False) as lab:
+        one, two = namespaced(lab).nodes
+        with faults.clock_offset(two, TAKE_OVER):
+            begin = lab.epoch + 2
+            lab.until_epoch(begin + 6)
+            for node in (one, two):
+                found = [entry["outcome"] for epoch in range(begin, begin + 5) for entry in history(node) if entry["epoch"] == epoch]
+                assert found == ["ok"] * 5, history(node)
+        assert any(root_order((one.name, two.name), epoch)[0] == one.name for epoch in range(begin, begin + 5)), "no epoch with both"
