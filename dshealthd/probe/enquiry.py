@@ -121,7 +121,8 @@ class Enquiry:
                 return
         if speaks or pair.bads < HARD_BADS:
             # More of the same says no more; what is missing then is that both ends are well with others, which other epochs tell.
-            if pair.bads < state.around.confirmations + SLOW_MORE or pair.checked != state.epoch:
+            enough = state.around.confirmations + SLOW_MORE if evidence.track.timed else HARD_BADS + 1
+            if pair.bads < enough or pair.checked != state.epoch:
                 pair.checked = state.epoch
                 yield again
         elif pair.hearings and state.epoch <= pair.first.round.epoch + 1:

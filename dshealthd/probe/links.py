@@ -22,6 +22,8 @@ SLOW_MORE = 2
 """A link needs so many flagged rounds more than confirmations: each single flagged round opens a case on one."""
 _MOST = 12
 """Flagged rounds of a pair after which it is called ambiguous, if the ends do not agree."""
+_EPOCHS = 2
+"""Epochs that are waited for that: extra rounds follow each other at once, and it takes other epochs to hear others."""
 _HEARINGS = 4
 _STALE = 6
 """Epochs after which a suspicion of a peer that was not followed up is dropped."""
@@ -70,19 +72,19 @@ class Links:
             if not 0 <= epoch - pair.touched <= _STALE:
                 del evidence.pairs[peer]
             elif evidence.track.timed:
-                self._weigh(pair)
+                self._weigh(pair, epoch)
             elif pair.bads >= HARD_BADS and epoch != pair.first.round.epoch:
                 # In the epoch of the first round, what others have met may be older than the fault.
                 self._hear(evidence, pair, epoch)
 
-    def _weigh(self, pair: Pair) -> None:
+    def _weigh(self, pair: Pair, epoch: int) -> None:
         """Accuse the link of a slow pair, if both ends are well with others and both find the pair slow."""
         if pair.bads < self._enough or not mostly_well(pair):
             return
         opinion = self._references.opinion(pair.peer)
         if opinion is not None and opinion >= self._high and self._references.vouched(pair.peer, self._high):
             pair.accuse(SLOW)
-        elif pair.bads >= _MOST:
+        elif pair.bads >= _MOST and epoch > pair.first.round.epoch + _EPOCHS:
             pair.accuse(AMBIGUOUS)
 
     def _hear(self, evidence: Evidence, pair: Pair, epoch: int) -> None:
@@ -91,7 +93,7 @@ class Links:
         if self._references.spoke(pair.peer, since):
             if mostly_well(pair) and self._references.vouched(pair.peer, HARD):
                 pair.accuse(reason)
-            elif pair.bads >= _MOST:
+            elif pair.bads >= _MOST and epoch > pair.first.round.epoch + _EPOCHS:
                 pair.accuse(AMBIGUOUS)
             return
         known = self._references.opinions(pair.peer, since, pair.first.round.epoch)

@@ -84,6 +84,10 @@ class References:
         others = [value < high for peer, value in pairs.items() if peer != self.me and not (leaf and self.leaves.get(peer) == leaf)]
         return sum(others) > max(1, len(others) - sum(others))
 
+    def opinion(self, name: str) -> float | None:
+        """Return what a member told last of its rounds with this node."""
+        return self._said[name][1].get(self.me) if name in self._said else None
+
     def well(self, leaf: str, since: float) -> bool:
         """Tell whether a round with a member of that leaf went well since."""
         return any(good and at >= since and self.leaves.get(name) == leaf for name, (at, good) in self._met.items())

@@ -286,7 +286,7 @@ def test_13_operator_releases_the_gpus(tmp_path: Path) -> None:
         made.until_gpus(*range(8))
         release.touch()
         agent.wait(lambda s: s.value("dshealthd_worker_up", worker="device") == 0)
-        assert agent.workers() == []
+        agent.wait(lambda _: agent.workers() == [], 5.0)
         scrape = agent.wait(lambda s: s.value("dshealthd_collector_available", collector="gpu") == 0)
         assert not scrape.all("dshealthd_collector_up", collector="gpu")
         release.unlink()

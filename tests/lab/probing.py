@@ -25,7 +25,14 @@ OTHER_KEY = "fedcba9876543210" * 4
 ROUNDS = "dshealthd_probe_rounds_total"
 SUSPECT = "dshealthd_suspect"
 _SABOTAGE = Path(__file__).with_name("sabotage.py")
-_SHOWN = ("dshealthd_probe_", "dshealthd_suspect", "dshealthd_members", "dshealthd_peer_")
+_SHOWN = (
+    "dshealthd_probe_rounds",
+    "dshealthd_probe_skips",
+    "dshealthd_probe_peer_dis",
+    "dshealthd_probe_conf",
+    "dshealthd_probe_score",
+    SUSPECT,
+)
 
 
 class Suspect(NamedTuple):
@@ -135,7 +142,7 @@ class Probing(Lab):
         """Return what the agents say of probes, and the ends of their logs."""
         lines = []
         for name, scrape in (scrapes or self.scrapes()).items():
-            lines += [f"{name}: {line}" for line in scrape.text.splitlines() if line.startswith(_SHOWN) and "_bucket" not in line]
+            lines += [f"{name}: {line}" for line in scrape.text.splitlines() if line.startswith(_SHOWN)]
         for node in self.nodes:
             if node.log.exists():
                 lines += [f"{node.name} log: {line}" for line in node.log.read_text(encoding="utf-8").splitlines()[-15:]]

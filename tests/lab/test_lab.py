@@ -129,7 +129,7 @@ def network_of_this_machine() -> list[str]:
     """Return what a lab must not change."""
     commands = (["ip", "-o", "link"], ["ip", "-o", "addr"], ["ip", "route"], ["ip", "netns"], ["nft", "list", "ruleset"], ["tc", "qdisc"])
     said = [subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout for command in commands]
-    mounts = [line for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines() if "/etc/" in line or "lab" in line]
+    mounts = [line for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines() if "/etc/" in line or "/node-" in line]
     return [*said, socket.gethostname(), *mounts]
 
 

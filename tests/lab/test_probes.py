@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.probe.schedule import groups, root_order
-from dshealthd.probe.service import TAKE_OVER
+from dshealthd.probe.schedule import groups
 from tests.lab import faults
 from tests.lab.probing import (
     PORT,
@@ -65,6 +64,13 @@ def light(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probing]:
 
 
 @pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probing]:
+    """The same with longer epochs, for faults in which a call takes two seconds to be given up."""
+    with Probing(tmp_path_factory.mktemp("calm"), 4, period=3.0, full=False) as lab:
+        yield begun(namespaced(lab), 1)
+
+
+@pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probing]:
     """Four nodes whose rounds are collectives with gloo."""
     with Probing(tmp_path_factory.mktemp("full"), 4) as lab:
@@ -94,6 +100,7 @@ def named(
         assert accused <= right, f"{accused - right} are not {right}\n{lab.told(scrapes)}"
         return [node for node in lab.nodes if node.name in scrapes and suspects(scrapes[node.name])]
 
+    lab.await_(lambda s: len(s) == len(lab.nodes) and not any(map(suspects, s.values())), CLEAR, "no suspects before the fault")
     lab.until_epoch(lab.epoch + 1)
     begin = time.time()
     with fault:
@@ -126,13 +133,13 @@ def test_smoke(full: Probing) -> None:
 @pytest.mark.timeout(200)
 def test_eight_nodes(tmp_path: Path) -> None:
     """In 60 epochs of 8 healthy nodes every pair of the schedule meets and nobody is accused; of the half that survives all are paired."""
-    with Probing(tmp_path, 8, period=1.25) as lab:
+    with Probing(tmp_path, 8, period=1.5) as lab:
         begun(namespaced(lab))
         names = [node.name for node in lab.nodes]
         begin, met = lab.epoch + 1, Counter[tuple[int, tuple[str, ...]]]()
         end = begin + 60
         while lab.epoch < end + 1:
-            lab.until_epoch(lab.epoch + 8)
+            lab.until_epoch(lab.epoch + 4)
             found = lab.scrapes()
             assert not any(map(suspects, found.values())), lab.told(found)
             for entry in itertools.chain.from_iterable(map(history, lab.nodes)):
@@ -161,40 +168,47 @@ def test_agent_dead(light: Probing) -> None:
     named(light, killed(two), two, {"refused"}, by=(one, *others), epochs=15)
 
 
-def test_node_dead(light: Probing) -> None:
+def test_node_dead(calm: Probing) -> None:
     """A node that nobody reaches is named, and told from one that refuses."""
-    one, two, *_others = light.nodes
-    named(light, faults.drop_all(two), two, {"unreachable"}, by=(one,), epochs=30)
+    one, two, *_others = calm.nodes
+    named(calm, faults.drop_all(two), two, {"unreachable"}, by=(one,), epochs=30)
 
 
 def test_refused_by_firewall(light: Probing) -> None:
-    """A firewall's RST at the port of the peer API is a refusal of that node."""
+    """A firewall that answers all TCP of a node with RST makes it a node that refuses."""
     one, two, *others = light.nodes
-    named(light, faults.reset(two, PORT), two, {"refused"}, by=(one, *others), epochs=15)
+    named(light, faults.reset(two), two, {"refused"}, by=(one, *others), epochs=15)
 
 
-def test_dead_link(light: Probing) -> None:
-    """Two nodes that do not reach each other while others reach both: the link is named by both, and no node."""
-    one, two, *_ = light.nodes
-    named(light, faults.drop(one, two), (one, two), {"unreachable"}, by=(one, two), epochs=25)
-
-
-def test_link_dead_one_way(light: Probing) -> None:
-    """The same where only one direction is cut."""
-    one, two, *_ = light.nodes
-    named(light, faults.drop_one_way(one, two), (one, two), {"unreachable"}, by=(one, two), epochs=30)
-
-
-def test_loss(light: Probing) -> None:
-    """A node that loses half of all packets is named, by itself or others; which of its rounds fail, and how, is chance."""
+@pytest.mark.xfail(strict=True, reason="a node that others cannot call, and that calls them, is well in every other round: nobody says so")
+def test_port_refused_by_firewall(light: Probing) -> None:
+    """The same where only the port of the peer API is shut, and the node's own calls to others go through."""
     _, two, *_ = light.nodes
-    named(light, faults.loss(two, 0.5), two, {"unreachable", "hung", "slow"}, by=(), epochs=30, wrong=6)
+    named(light, faults.reset(two, PORT), two, {"refused"}, by=(), epochs=12)
 
 
-def test_agent_stopped(light: Probing) -> None:
+def test_dead_link(calm: Probing) -> None:
+    """Two nodes that do not reach each other while others reach both: the link is named by both, and no node."""
+    one, two, *_ = calm.nodes
+    named(calm, faults.drop(one, two), (one, two), {"unreachable"}, by=(one, two), epochs=25)
+
+
+def test_link_dead_one_way(calm: Probing) -> None:
+    """The same where only one direction is cut."""
+    one, two, *_ = calm.nodes
+    named(calm, faults.drop_one_way(one, two), (one, two), {"unreachable"}, by=(one, two), epochs=30)
+
+
+def test_loss(calm: Probing) -> None:
+    """A node that loses half of all packets is named, by itself or others; which of its rounds fail, and how, is chance."""
+    _, two, *_ = calm.nodes
+    named(calm, faults.loss(two, 0.5), two, {"unreachable", "hung", "slow"}, by=(), epochs=30, wrong=6)
+
+
+def test_agent_stopped(calm: Probing) -> None:
     """A node whose agent is stopped accepts connections and answers nothing: it hangs."""
-    one, two, *_others = light.nodes
-    named(light, faults.pause(two.agent.pid), two, {"hung"}, by=(one,), epochs=25)
+    one, two, *_others = calm.nodes
+    named(calm, faults.pause(two.agent.pid), two, {"hung"}, by=(one,), epochs=25)
 
 
 def test_other_key(light: Probing) -> None:
@@ -225,12 +239,12 @@ def test_clock_off(light: Probing) -> None:
             lambda s: all(s[node.name].value(DISAGREES, peer="node-2", reason="clock_differs") for node in (one, *others)), 20, "clock"
         )
         before = light.scrapes()
-        found = light.await_(
+        light.await_(
             lambda s: all(rounds(s[node.name], outcome="ok") >= rounds(before[node.name], outcome="ok") + 2 for node in (one, *others)),
             12,
             "rounds of the others",
         )
-        assert not any(map(suspects, found.values())), light.told(found)
+        light.await_(lambda s: not any(map(suspects, s.values())), CLEAR, "no suspect, once it is forgotten that it was being restarted")
     light.await_(
         lambda s: len(s) == 4 and not any(scrape.all(DISAGREES) or suspects(scrape) for scrape in s.values()), 2 * CLEAR, "agreement"
     )
@@ -294,14 +308,14 @@ def test_busy_gpus(tmp_path: Path) -> None:
         assert not any(scrape.all(ROUNDS, kind="pair", outcome="ok") for scrape in lab.scrapes().values())
 
 
-def test_both_start_at_once(tmp_path: Path) -> None:
-    """Two members that begin the round of an epoch in the same moment, as one's clock is ahead by what the other waits, have one round."""
+@pytest.mark.parametrize("ahead", [0.6, 2.0], ids=["at_once", "before"])
+def test_both_start_at_once(tmp_path: Path, ahead: float) -> None:
+    """Two members that both begin an epoch's round have one round: in the same moment, or the second before the first, by their clocks."""
     with Probing(tmp_path, 2, period=3.0, full=False) as lab:
         one, two = namespaced(lab).nodes
-        with faults.clock_offset(two, TAKE_OVER):
+        with faults.clock_offset(two, ahead):
             begin = lab.epoch + 2
-            lab.until_epoch(begin + 6)
+            lab.until_epoch(begin + 5)
             for node in (one, two):
-                found = [entry["outcome"] for epoch in range(begin, begin + 5) for entry in history(node) if entry["epoch"] == epoch]
-                assert found == ["ok"] * 5, history(node)
-        assert any(root_order((one.name, two.name), epoch)[0] == one.name for epoch in range(begin, begin + 5)), "no epoch with both"
+                found = [(entry["epoch"] - begin, entry["outcome"]) for entry in history(node) if entry["epoch"] in range(begin, begin + 4)]
+                assert found == [(epoch, "ok") for epoch in range(4)], lab.told()

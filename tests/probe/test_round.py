@@ -305,6 +305,26 @@ def test_silent_member(tmp_path: Path) -> None:
     run(scene())
 
 
+@pytest.mark.parametrize("guilty", [0, 1], ids=["root", "member"])
+def test_who_waits_for_the_guilty_is_not_late(tmp_path: Path, guilty: int) -> None:
+    """A worker was killed: the round ends at once with its node's name, although the others' workers would wait for long."""
+
+    async def scene() -> None:
+        async with company(tmp_path, 2) as companions:
+            root, member = companions
+            companions[guilty].fake.outcome, companions[guilty].fake.reason = Outcome.FAILED, "killed"
+            companions[guilty].fake.stage = Stage.INIT
+            companions[1 - guilty].fake.silent = True
+            begin = time.monotonic()
+            await led(root, member)
+            await all_have(companions)
+            assert time.monotonic() - begin < 4
+            observation = same(companions)
+            assert (observation.outcome, observation.reason, observation.late) == (Outcome.FAILED, "killed", (companions[guilty].name,))
+
+    run(scene())
+
+
 def test_messages_of_strangers(tmp_path: Path) -> None:
     """Results, conclusions and store operations of another round, or of a node that is not in the round, are refused and change nothing."""
 

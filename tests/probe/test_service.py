@@ -102,7 +102,8 @@ def test_busy_gpu(tmp_path: Path) -> None:
         async with agents(tmp_path, 2, change=change, shots={NAMES[0]: snapshot({"0": 1.0})}) as members:
             await until(lambda: all(len(agent.rounds) >= 2 for agent in members))
             for agent in members:
-                assert {entry["kind"] for entry in agent.rounds} == {"light"}
+                # A local round may have been due as well; it was declined.
+                assert {entry["kind"] for entry in agent.rounds if entry["outcome"] == "ok"} == {"light"}
             await until(lambda: members[0].value("probe_skips_total", "busy_gpu"))
 
     asyncio.run(asyncio.wait_for(scene(), 60))
