@@ -9,12 +9,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pytest
+
 from dshealthd.probe.schedule import epoch_at
 from tests.lab import Lab
 from tests.lab.node import toml
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from tests.agents import Scrape
     from tests.lab.node import Node
@@ -24,6 +27,12 @@ KEY = "0123456789abcdef" * 4
 OTHER_KEY = "fedcba9876543210" * 4
 ROUNDS = "dshealthd_probe_rounds_total"
 SUSPECT = "dshealthd_suspect"
+KNOWN = 18
+"""Good rounds after which a node knows what is usual."""
+CLEAR = 12
+"""Epochs after the end of a fault in which every accusation ends: with four nodes each pair meets every third."""
+DISAGREES = "dshealthd_probe_peer_disagrees"
+SKIPS = "dshealthd_probe_skips_total"
 _SABOTAGE = Path(__file__).with_name("sabotage.py")
 _SHOWN = (
     "dshealthd_probe_rounds",
@@ -215,3 +224,56 @@ def suspects(scrape: Scrape) -> set[Suspect]:
 def rounds(scrape: Scrape, **labels: str) -> float:
     """Return how many rounds an agent has had."""
     return sum(scrape.all(ROUNDS, **labels))
+
+
+def namespaced(lab: Probing) -> Probing:
+    """Skip a test of what only namespaces give."""
+    if lab.limits:
+        pytest.skip("; ".join(lab.limits))
+    return lab
+
+
+def begun(lab: Probing, least: int = 3) -> Probing:
+    """Wait until every node has had some good rounds."""
+    lab.await_(lambda s: len(s) == len(lab.nodes) and all(rounds(x, outcome="ok") >= least for x in s.values()), 60 + least, "good rounds")
+    return lab
+
+
+def named(
+    lab: Probing,
+    fault: AbstractContextManager[None],
+    guilty: Node | tuple[Node, Node],
+    reasons: set[str],
+    *,
+    by: tuple[Node, ...],
+    epochs: float,
+    clear: float = CLEAR,
+    wrong: int = 3,
+) -> None:
+    """Inject a fault and have `by`, or anybody, name it, nobody name anything else, and all be taken back after its end.
+
+    It is named after at most `wrong` scheduled rounds that did not go well for who names it first; confirmations come on top.
+    """
+    kind, component = ("link", "--".join(sorted(node.name for node in guilty))) if isinstance(guilty, tuple) else ("node", guilty.name)
+    right = {Suspect(kind, component, reason) for reason in reasons}
+
+    def accusers(scrapes: Mapping[str, Scrape]) -> list[Node]:
+        accused = set().union(*map(suspects, scrapes.values()))
+        assert accused <= right, f"{accused - right} are not {right}\n{lab.told(scrapes)}"
+        return [node for node in lab.nodes if node.name in scrapes and suspects(scrapes[node.name])]
+
+    lab.await_(lambda s: len(s) == len(lab.nodes) and not any(map(suspects, s.values())), CLEAR, "no suspects before the fault")
+    lab.until_epoch(lab.epoch + 1)
+    begin = time.time()
+    with fault:
+        found = lab.await_(accusers, epochs, f"{right} by anybody")
+        first = lab.elapsed(begin)
+        needed = min(bad_rounds(node, begin) for node in accusers(found))
+        assert needed <= wrong, lab.told(found)
+        lab.await_(lambda s: set(by) <= set(accusers(s)), epochs, f"{right} by {', '.join(node.name for node in by)}")
+        everybody = lab.elapsed(begin)
+    begin = time.time()
+    lab.await_(lambda s: len(s) == len(lab.nodes) and not any(map(suspects, s.values())), clear, "no suspects after the fault")
+    print(
+        f"{component} {'/'.join(reasons)}: {needed} bad rounds, {first:.1f} epochs, {everybody:.1f} all, {lab.elapsed(begin):.1f} to clear"
+    )

@@ -1,0 +1,69 @@
+"""The same for collectives with gloo and their workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lab import faults
+from tests.lab.probing import KNOWN, Probing, begun, named, namespaced, rounds, sabotage, suspects
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.lab  # see test_probes.py
+
+OPERATION = "dshealthd_probe_operation_seconds"
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probing]:
+    """Four nodes whose rounds are collectives with gloo."""
+    with Probing(tmp_path_factory.mktemp("full"), 4) as lab:
+        yield begun(namespaced(lab))
+
+
+def test_smoke(full: Probing) -> None:
+    """Rounds between four nodes go well, are timed for each size, and accuse nobody."""
+    found = begun(full, 6).scrapes()
+    told = full.told(found)
+    for scrape in found.values():
+        assert not suspects(scrape), told
+        assert rounds(scrape, kind="pair", outcome="ok") >= 6, told
+        assert {key for key in (8, 1024, 65536) if scrape.value(OPERATION, kind="pair", backend="gloo", size=str(key))} == {8, 1024, 65536}
+        assert scrape.value("dshealthd_members") == 4
+        assert scrape.value("dshealthd_probe_up") == 1
+    assert len({scrape.value("dshealthd_members_hash") for scrape in found.values()}) == 1
+
+
+def test_slow_collectives(full: Probing) -> None:
+    """A slow node shows in the times of its collectives, and is named by itself."""
+    begun(full, KNOWN)
+    _, two, *_ = full.nodes
+    named(full, faults.slow(two, "25mbit"), two, {"slow"}, by=(two,), epochs=25)
+
+
+def test_wrong_data(full: Probing) -> None:
+    """A node whose worker contributes wrong data is named as corrupting it."""
+    _, two, *_ = full.nodes
+    named(full, sabotage(two, "collective:3:bad_input"), two, {"corrupted"}, by=(two,), epochs=15)
+
+
+def test_wrong_torch(full: Probing) -> None:
+    """A node with another version of torch is named: its rounds fail."""
+    _, two, *_ = full.nodes
+    named(full, sabotage(two, "versions"), two, {"failed"}, by=(two,), epochs=15)
+
+
+def test_worker_killed_in_rendezvous(full: Probing) -> None:
+    """A node whose workers are killed while they meet the others is named, and nobody who waits for them."""
+    _, two, *_ = full.nodes
+    named(full, sabotage(two, "stage:init:kill"), two, {"failed"}, by=(two,), epochs=25)
+
+
+@pytest.mark.timeout(160)
+def test_worker_stopped_in_a_collective(full: Probing) -> None:
+    """A node whose workers stop in a collective is named as hanging, after as many deadlines as it takes, and nobody who waits for them."""
+    _, two, *_ = full.nodes
+    named(full, sabotage(two, "collective:3:stop"), two, {"hung"}, by=(two,), epochs=70, clear=20, wrong=4)

@@ -1,0 +1,49 @@
+"""Eight nodes, healthy for long, and then only half of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.probe.schedule import groups
+from tests.lab.probing import Probing, begun, history, namespaced, suspects
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.lab  # see test_probes.py
+
+
+@pytest.mark.timeout(200)
+def test_eight_nodes(tmp_path: Path) -> None:
+    """In 60 epochs of 8 healthy nodes every pair of the schedule meets and nobody is accused; of the half that survives all are paired."""
+    with Probing(tmp_path, 8, period=1.5) as lab:
+        begun(namespaced(lab))
+        names = [node.name for node in lab.nodes]
+        begin, met = lab.epoch + 1, Counter[tuple[int, tuple[str, ...]]]()
+        end = begin + 60
+        while lab.epoch < end + 1:
+            lab.until_epoch(lab.epoch + 4)
+            found = lab.scrapes()
+            assert not any(map(suspects, found.values())), lab.told(found)
+            for entry in itertools.chain.from_iterable(map(history, lab.nodes)):
+                if entry["outcome"] == "ok" and entry["kind"] == "pair" and entry["epoch"] is not None:
+                    met[entry["epoch"], tuple(sorted(entry["members"]))] += 1
+        promised = {(epoch, group) for epoch in range(begin, end) for group in groups(names, {}, epoch)}
+        assert not promised - met.keys(), f"{sorted(promised - met.keys())} did not meet\n{lab.told()}"
+
+        survivors = lab.nodes[::2]
+        lab.until_epoch(lab.epoch + 1)
+        for node in lab.nodes[1::2]:
+            node.kill()
+        epoch = lab.epoch + 1
+        lab.until_epoch(epoch + 2)
+        for node in survivors:
+            partners = [
+                set(entry["members"]) - {node.name} for entry in history(node) if entry["epoch"] == epoch and entry["outcome"] == "ok"
+            ]
+            assert partners, f"{node.name} had no partner in epoch {epoch}: {history(node)}"
+            assert set.union(*partners) <= {survivor.name for survivor in survivors}
