@@ -41,7 +41,7 @@ def test_slow_collectives(full: Probing) -> None:
     """A slow node shows in the times of its collectives, and is named by itself."""
     begun(full, KNOWN)
     _, two, *_ = full.nodes
-    named(full, faults.slow(two, "25mbit"), two, {"slow"}, by=(two,), epochs=25)
+    named(full, faults.slow(two, "15mbit"), two, {"slow"}, by=(two,), epochs=30)
 
 
 def test_wrong_data(full: Probing) -> None:
