@@ -133,4 +133,4 @@ def scores_of(body: Mapping[str, Any], *names: str) -> Scores:
 
 
 def _speaker(component: str, names: Sequence[str]) -> bool:
-    return any(component == name or component.startswith((f"{name}/", f"{name}--")) for name in names)
+    return any(component == name or component.startswith((f"{name}/", f"{name}--", f"{name}->")) for name in names)

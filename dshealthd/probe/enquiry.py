@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,6 +44,8 @@ class State:
     verdicts: Verdicts
     gone: Collection[str]
     """Members that are not worth asking."""
+    back: Collection[str]
+    """Those of them that have called since."""
     around: Surroundings
     epoch: int
     now: float
@@ -80,6 +83,8 @@ class Enquiry:
             if case and track.family in {LOCAL, HOME.family} and not 0 <= state.epoch - case.checked < _RECHECK:
                 case.checked = state.epoch
                 yield Confirmation((self._me,), Kind.LOCAL)
+        for name in state.back:
+            yield Confirmation((self._me, name), Kind.LIGHT)
         for evidence in state.evidence.values():
             if not evidence.case:
                 for pair in evidence.pairs.values():
@@ -93,9 +98,9 @@ class Enquiry:
             return
         cause = explain(case, track, state.around)
         accused = {pair.peer for evidence in state.evidence.values() for pair in evidence.pairs.values() if pair.accused}
-        avoid = {peer for item in (*case.earlier, *case.items) for peer in item.round.peers}
+        asked = Counter(peer for item in (*case.earlier, *case.items) for peer in item.round.peers)
         for near in (True, False) if cause is Cause.MORE_NEAR else (False, True):
-            name = self._references.choose(near=near, avoid=avoid, ill=accused.union(state.gone), now=state.now)
+            name = self._references.choose(near=near, asked=asked, ill=accused.union(state.gone), now=state.now)
             if name:
                 yield Confirmation((self._me, name), _kind(track, case.earlier[-1]))
                 return
@@ -113,10 +118,11 @@ class Enquiry:
             return
         if not pair.later or pair.ill > _ILL or state.epoch == pair.first.round.epoch:
             return
-        speaks = evidence.track.timed or self._references.spoke(pair.peer, pair.first.round.at)
+        uncalled = evidence.track == REACH and pair.first.round.led and pair.bads >= HARD_BADS  # others tell whether they can call it
+        speaks = evidence.track.timed or (not uncalled and pair.since is not None and self._references.spoke(pair.peer, pair.since.round.at))
         if speaks and pair.bads >= HARD_BADS and not mostly_well(pair):
             near = self._references.near([pair.peer])
-            if name := self._references.choose(near=near, avoid=(), ill={pair.peer, *state.gone}, now=state.now):
+            if name := self._references.choose(near=near, asked={}, ill={pair.peer, *state.gone}, now=state.now):
                 yield Confirmation((self._me, name), kind)
                 return
         if speaks or pair.bads < HARD_BADS:

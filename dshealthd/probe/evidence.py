@@ -63,6 +63,8 @@ class Told:
     """Whether what leaves its leaf is slow for it, and what stays inside is not."""
     pairs: Mapping[str, float] = field(default_factory=dict)
     """The ratios of its last rounds, by peer."""
+    calls: Mapping[str, float] = field(default_factory=dict)
+    """The same of those that it led: a member that calls others may still be one that nobody can call."""
 
     def accuses_itself(self, track: Track, high: float) -> bool:
         """Tell whether it takes on itself what is wrong with a round."""
@@ -80,7 +82,7 @@ def listen(observation: Observation, peers: Iterable[str]) -> dict[str, Told]:
     """Return what the peers told in a round."""
     told: dict[str, Told] = {}
     for peer in peers:
-        node, parts, way_out, pairs = None, set(), False, {}
+        node, parts, way_out, pairs, calls = None, set(), False, {}, {}
         for component, value in observation.scores:
             if component == peer:
                 node = value
@@ -90,8 +92,10 @@ def listen(observation: Observation, peers: Iterable[str]) -> dict[str, Told]:
                 parts.add(part)
             elif component.startswith(f"{peer}--"):
                 pairs[component[len(peer) + 2 :]] = value
-        if node is not None or parts or pairs:
-            told[peer] = Told(node, frozenset(parts - {_LEAF}), way_out, pairs)
+            elif component.startswith(f"{peer}->"):
+                calls[component[len(peer) + 2 :]] = value
+        if node is not None or parts or pairs or calls:
+            told[peer] = Told(node, frozenset(parts - {_LEAF}), way_out, pairs, calls)
     return told
 
 
@@ -101,6 +105,7 @@ def tell(me: str, told: Told, parts: Mapping[str, float], way_out: float) -> tup
     scores += [(f"{me}/{part}", value) for part, value in parts.items()]
     scores += [(f"{me}/{_LEAF}", way_out)] if told.way_out else []
     scores += [(f"{me}--{peer}", value) for peer, value in told.pairs.items()]
+    scores += [(f"{me}->{peer}", value) for peer, value in told.calls.items()]
     return tuple((component, min(round(value, 4), HARD)) for component, value in scores)
 
 
@@ -117,6 +122,8 @@ class Round:
     """Whether all of it is on this node's leaf."""
     extra: bool
     """Whether it was not in the schedule: to be used for what it was run for, and not for what is usual."""
+    led: bool
+    """Whether this node has called the others, and not they this node."""
     told: Mapping[str, Told]
 
 
@@ -166,6 +173,8 @@ class Pair:
     first: Item
     touched: int
     """The epoch of the last item."""
+    since: Item | None
+    """The first bad item after the last good one; None after a good one."""
     bads: int = 1
     goods: int = 0
     accused: bool = False
@@ -276,14 +285,18 @@ class Evidence:
         pair = self.pairs.get(peer)
         if pair is None:
             if item.bad:
-                self.pairs[peer] = Pair(peer, item, item.round.epoch)
+                self.pairs[peer] = Pair(peer, item, item.round.epoch, item)
             return
         pair.touched = item.round.epoch
+        if item.good and self.track == REACH and pair.first.round.led and not item.round.led:
+            return  # that it calls does not mean that it can be called
         if item.bad:
             pair.bads += 1
             pair.goods = 0 if pair.accused else pair.goods
+            pair.since = pair.since or item
         elif item.good or not pair.accused:
             pair.goods += 1
+            pair.since = None
         if pair.goods >= (2 if pair.bads > 1 else 1):
             del self.pairs[peer]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.probe.accusation import AMBIGUOUS
-from dshealthd.probe.evidence import HARD
+from dshealthd.probe.evidence import HARD, REACH
 from dshealthd.probe.observation import Part, Suspect
 from dshealthd.probe.references import unanswered
 
@@ -42,11 +42,17 @@ class Links:
         self._hold = hold
         self._gone: dict[str, tuple[Suspect, int]] = {}
         """Other nodes, and the epoch of the last evidence."""
+        self._back: set[str] = set()
 
     @property
     def gone(self) -> frozenset[str]:
         """Nodes that are accused."""
         return frozenset(self._gone)
+
+    @property
+    def back(self) -> frozenset[str]:
+        """Those of them that have called this node since it last failed to call them: they may be well again."""
+        return frozenset(self._back)
 
     def suspects(self) -> list[Suspect]:
         """Return the nodes, or their leaves, that are accused."""
@@ -55,14 +61,25 @@ class Links:
     def keep(self, names: Iterable[str]) -> None:
         """Forget who is no member."""
         self._gone = {name: self._gone[name] for name in names if name in self._gone}
+        self._back &= self._gone.keys()
 
-    def answered(self, name: str) -> None:
-        """Take back an accusation: the node has taken part in a round."""
-        self._gone.pop(name, None)
+    def met(self, name: str, epoch: int, *, well: bool, led: bool) -> None:
+        """Take back an accusation, if the node has answered a call; where it has called itself, that is still to be seen."""
+        if name not in self._gone:
+            return
+        if well and not led:
+            self._back.add(name)
+            return
+        self._back.discard(name)
+        if well:
+            del self._gone[name]
+        elif led:
+            self._gone[name] = self._gone[name][0], epoch
 
     def expire(self, epoch: int) -> None:
         """Let go what is old: who meets the node now says what it is like."""
         self._gone = {name: (suspect, since) for name, (suspect, since) in self._gone.items() if 0 <= epoch - since <= self._hold}
+        self._back &= self._gone.keys()
 
     def review(self, evidence: Evidence, epoch: int) -> None:
         """Decide on the pairs of a track, and drop what was not followed up."""
@@ -89,14 +106,18 @@ class Links:
 
     def _hear(self, evidence: Evidence, pair: Pair, epoch: int) -> None:
         """Tell a peer that is gone from a way that is gone, by what it says itself, or what others know of it."""
-        since, reason = pair.first.round.at, pair.first.reason
-        if self._references.spoke(pair.peer, since):
+        if pair.since is None:
+            return
+        since, began, reason = pair.since.round.at, pair.since.round.epoch, pair.since.reason
+        speaks = self._references.spoke(pair.peer, since)
+        if speaks and not (evidence.track == REACH and pair.first.round.led):
             if mostly_well(pair) and self._references.vouched(pair.peer, HARD):
                 pair.accuse(reason)
             elif pair.bads >= _MOST and epoch > pair.first.round.epoch + _EPOCHS:
                 pair.accuse(AMBIGUOUS)
             return
-        known = self._references.opinions(pair.peer, since, pair.first.round.epoch)
+        # Who calls others may still be one that nobody can call; who is silent may still be one that others meet.
+        known = self._references.opinions(pair.peer, since, began, calls=speaks)
         if known and not unanswered(known):
             pair.accuse(reason)
         elif known:
@@ -108,6 +129,7 @@ class Links:
     def _accuse(self, name: str, reason: str, since: float, epoch: int) -> None:
         """Accuse a node that others do not reach either; or its leaf, where several are gone and none is well."""
         self._gone[name] = Suspect(Part.NODE, name, reason), epoch
+        self._back.discard(name)
         leaf = self._references.leaves.get(name, "")
         gone = [other for other in self._gone if self._references.leaves.get(other) == leaf]
         if leaf and leaf != self._references.leaf and len(gone) >= _LEAF_GONE and not self._references.well(leaf, since):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.probe.evidence import HARD
 from dshealthd.probe.schedule import Timetable
@@ -11,12 +11,22 @@ from dshealthd.probe.schedule import Timetable
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from dshealthd.probe.evidence import Told
+
 _SHUNNED = 20.0
 """Seconds in which a member that declined is not asked again."""
 _BUSY = 2.0
 """The same for one that is in another round: it will soon be over."""
 _RECENT = 60.0
 """Seconds for which a round says that a member is well."""
+
+
+class _Word(NamedTuple):
+    """What a member has told last."""
+
+    at: float
+    epoch: int
+    told: Told
 
 
 class References:
@@ -27,7 +37,7 @@ class References:
         self.me = me
         self._declined: dict[str, float] = {}
         self._met: dict[str, tuple[float, bool]] = {}
-        self._said: dict[str, tuple[float, Mapping[str, float], int]] = {}
+        self._said: dict[str, _Word] = {}
         self.members(leaves)
 
     def members(self, leaves: Mapping[str, str]) -> None:
@@ -58,20 +68,22 @@ class References:
         """Note how a round with a member went."""
         self._met[name] = at, well
 
-    def heard(self, name: str, at: float, pairs: Mapping[str, float], epoch: int) -> None:
+    def heard(self, name: str, at: float, epoch: int, told: Told) -> None:
         """Note what a member says of others."""
-        self._said[name] = at, pairs, epoch
+        self._said[name] = _Word(at, epoch, told)
 
     def spoke(self, name: str, since: float) -> bool:
         """Tell whether a member has told anything since."""
-        return name in self._said and self._said[name][0] > since
+        return name in self._said and self._said[name].at > since
 
-    def opinions(self, name: str, since: float, epoch: int) -> list[float]:
+    def opinions(self, name: str, since: float, epoch: int, *, calls: bool = False) -> list[float]:
         """Return the ratios that others have told since of their rounds with a member, with which something is wrong since that epoch.
 
-        They tell of the epoch before as well: in the first one after it, that they were well with it may be older than what is wrong.
+        With `calls` only of those that they led. They tell of the epoch before as well: in the first one after it, that they were well
+        with it may be older than what is wrong.
         """
-        said = [(pairs[name], heard) for at, pairs, heard in self._said.values() if at > since and name in pairs]
+        words = [(word.told.calls if calls else word.told.pairs, word.epoch) for word in self._said.values() if word.at > since]
+        said = [(pairs[name], heard) for pairs, heard in words if name in pairs]
         return [ratio for ratio, heard in said if heard > epoch + 1 or unanswered([ratio])]
 
     def vouched(self, name: str, high: float) -> bool:
@@ -79,14 +91,14 @@ class References:
 
         For a member on another leaf, only those rounds count that left its leaf too.
         """
-        pairs = self._said[name][1] if name in self._said else {}
+        pairs: Mapping[str, float] = self._said[name].told.pairs if name in self._said else {}
         leaf = "" if self.near([name]) else self.leaves.get(name, "")
         others = [value < high for peer, value in pairs.items() if peer != self.me and not (leaf and self.leaves.get(peer) == leaf)]
         return sum(others) > max(1, len(others) - sum(others))
 
     def opinion(self, name: str) -> float | None:
         """Return what a member told last of its rounds with this node."""
-        return self._said[name][1].get(self.me) if name in self._said else None
+        return self._said[name].told.pairs.get(self.me) if name in self._said else None
 
     def well(self, leaf: str, since: float) -> bool:
         """Tell whether a round with a member of that leaf went well since."""
@@ -99,17 +111,17 @@ class References:
                 return partner
         return None
 
-    def choose(self, *, near: bool, avoid: Collection[str], ill: Collection[str], now: float) -> str | None:
+    def choose(self, *, near: bool, asked: Mapping[str, int], ill: Collection[str], now: float) -> str | None:
         """Return a member for an extra round: one met lately and found well first, in an order of this node's own; None if there is none.
 
-        Those to `avoid` have been asked; they are taken only when there is nobody else. Nobody of `ill` is taken.
+        `asked` has how often each was asked: those that were least come first. Nobody of `ill` is taken.
         """
-        best: tuple[bool, bool, int, str] | None = None
+        best: tuple[int, bool, int, str] | None = None
         for name, leaf in self.leaves.items():
             at, well = self._met.get(name, (0.0, False))
             if name == self.me or (bool(self.leaf) and leaf == self.leaf) is not near or name in ill or self.shuns(name, now):
                 continue
-            rank = (name in avoid, not (well and 0 <= now - at < _RECENT), zlib.crc32(f"{self.me}/{name}".encode()), name)
+            rank = (asked.get(name, 0), not (well and 0 <= now - at < _RECENT), zlib.crc32(f"{self.me}/{name}".encode()), name)
             if best is None or rank < best:
                 best = rank
         return best[-1] if best else None

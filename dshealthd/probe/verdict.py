@@ -67,6 +67,7 @@ class Judge:
         self._links = Links(self._references, high=self._high, confirmations=options.confirmations, hold=options.hold_epochs)
         self._enquiry = Enquiry(self._references)
         self._latest: dict[str, tuple[int, float]] = {}
+        self._calls: dict[str, tuple[int, float]] = {}
         self._epoch = -1
         self._told: tuple[tuple[str, float], ...] | None = None
 
@@ -98,9 +99,18 @@ class Judge:
                 self._refuse_home()
             return self._ask()
         told = listen(observation, peers)
-        round = Round(self._epoch, observation.at, observation.kind, peers, self._references.near(peers), observation.epoch < 0, told)
+        round = Round(
+            epoch=self._epoch,
+            at=observation.at,
+            kind=observation.kind,
+            peers=peers,
+            near=self._references.near(peers),
+            extra=observation.epoch < 0,
+            led=observation.members[0] == self._me,
+            told=told,
+        )
         for peer, word in told.items():
-            self._references.heard(peer, observation.at, word.pairs, self._epoch)
+            self._references.heard(peer, observation.at, self._epoch, word)
         found = list(self._items(observation, round))
         for evidence, item in found:
             evidence.add(item, self._me, self._high)
@@ -163,14 +173,14 @@ class Judge:
         bad = [item.ratio for item in items if item.bad]
         for peer in round.peers:
             self._references.met(peer, round.at, well=not bad)
-            if observation.outcome is Outcome.OK:
-                self._links.answered(peer)
+            self._links.met(peer, self._epoch, well=observation.outcome is Outcome.OK, led=round.led)
         if len(round.peers) == 1:
-            peer = round.peers[0]
-            self._latest.pop(peer, None)
-            self._latest[peer] = self._epoch, max(bad) if bad else sorted(item.ratio for item in items)[len(items) // 2]
-            if len(self._latest) > _LATEST:
-                del self._latest[next(iter(self._latest))]
+            ratio = max(bad) if bad else sorted(item.ratio for item in items)[len(items) // 2]
+            for store in (self._latest, self._calls) if round.led else (self._latest,):
+                store.pop(round.peers[0], None)
+                store[round.peers[0]] = self._epoch, ratio
+                if len(store) > _LATEST:
+                    del store[next(iter(store))]
 
     # What it means
 
@@ -207,7 +217,7 @@ class Judge:
             self._verdicts[track] = (cause, reason_of((*evidence.case.earlier, *evidence.case.items)))
 
     def _ask(self) -> tuple[Confirmation, ...]:
-        state = State(self._evidence, self._verdicts, self._links.gone, self._around, self._epoch, self._wall())
+        state = State(self._evidence, self._verdicts, self._links.gone, self._links.back, self._around, self._epoch, self._wall())
         return self._enquiry.next(state)
 
     # What is told
@@ -237,9 +247,11 @@ class Judge:
         if self._told is None:
             slow = {e.track.word: e.ratio() or 1.0 for e in self._evidence.values() if e.track.word and (e.suspicious() or e.case)}
             way_out = [e for e in self._evidence.values() if e.leaves_badly()]
-            pairs = {peer: value for peer, (epoch, value) in self._latest.items() if epoch >= self._epoch - 1}
+            pairs, calls = (
+                {peer: value for peer, (epoch, value) in store.items() if epoch >= self._epoch - 1} for store in (self._latest, self._calls)
+            )
             worst = max((item.ratio for e in way_out for item in e.far), default=1.0)
-            self._told = tell(self._me, Told(self.score(), way_out=bool(way_out), pairs=pairs), slow, worst)
+            self._told = tell(self._me, Told(self.score(), way_out=bool(way_out), pairs=pairs, calls=calls), slow, worst)
         return self._told
 
     def _ratios(self) -> dict[str, float]:

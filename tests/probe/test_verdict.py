@@ -325,6 +325,44 @@ def test_node_of_which_nobody_tells_is_ambiguous() -> None:
     assert scene.run(vanished(peer, Outcome.UNREACHABLE, None), 6) == (Suspect(Part.LINK, f"{ME}--{peer}", "ambiguous"),)
 
 
+def test_node_that_calls_and_cannot_be_called() -> None:
+    """Calls to a node are refused, by others too; its own calls go well: the node, until a call to it goes well."""
+    scene = Scene(dict.fromkeys(("a0", "a1", "a2", "a3"), ""))
+    scene.run(well, 3)
+    told = {"a2--a1": 1.0, "a3--a1": 1.0, "a2->a1": HARD, "a3->a1": HARD}
+    refused = Answer(outcome=Outcome.REFUSED, stage=Stage.INVITE, late=("a1",), silent=True)
+    found: set[Suspect] = set()
+    for _ in range(6):
+        scene.epoch += 1
+        group = [peer for peer in Timetable(scene.leaves, scene.leaves).group_of(ME, scene.epoch) if peer != ME]
+        asked = list(scene.round((ME, *group), refused if "a1" in group else Answer(told=told)))
+        if "a1" in group:
+            asked += scene.round(("a1", ME), Answer(told={"a1--a2": 1.0, "a1--a3": 1.0}))
+        for _ in range(10):
+            if asked:
+                members = asked.pop().members
+                asked += scene.round(members, refused if "a1" in members else Answer(told=told), extra=True, kind=Kind.LIGHT)
+        found.update(scene.judge.suspects())
+    assert found == {Suspect(Part.NODE, "a1", "refused")}
+    assert scene.judge.suspects()
+    (request,) = scene.round(("a1", ME), Answer(), kind=Kind.LIGHT)
+    assert request.members == (ME, "a1")
+    scene.round(request.members, Answer(), extra=True, kind=Kind.LIGHT)
+    assert scene.judge.suspects() == ()
+
+
+def test_peer_that_comes_and_goes_and_then_stays_away() -> None:
+    """A node that answered now and then before it vanished is the node all the same: what counts is the time since its last answer."""
+    scene = Scene()
+    scene.run(well, 3)
+    peer = partner(scene)
+    scene.run(vanished(peer, Outcome.UNREACHABLE, HARD))
+    scene.now += 1
+    scene.round((ME, peer), Answer(), extra=True, kind=Kind.LIGHT)
+    found = {suspect for _ in range(8) for suspect in scene.run(vanished(peer, Outcome.UNREACHABLE, HARD))}
+    assert found == {Suspect(Part.NODE, peer, "unreachable")}
+
+
 def test_word_from_before_the_fault_is_not_believed() -> None:
     """A good round that another member had with the node before it was lost says nothing: no link is accused in the first epoch."""
     scene = Scene()
