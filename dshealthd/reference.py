@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from dshealthd.collector import Metric
 
 WIDTH = 120
+AGENT = (snapshot, supervisor, telemetry, server)
 PROBES = (service, roll, tally, confirmation, nursery, peer_server, peer_client, credentials)
+
+
+def all_metrics() -> dict[str, Metric]:
+    """Return every metric by name: of the collectors, of the agent itself, of the probes."""
+    found = {name: metric for kind in registry.all_collectors().values() for name, metric in registry.metrics(kind).items()}
+    return found | {metric.name: metric for module in (*AGENT, *PROBES) for metric in module.METRICS}
 
 
 def config_toml() -> str:
@@ -49,7 +56,7 @@ def metrics_md() -> str:
         parts.append(f"\n## `{name}`\n\n{_summary(kind)} Read in {where}.\n\n")
         parts += _table(registry.metrics(kind).values())
     parts.append("\n## The agent itself\n\nCollectors, workers, web server and process.\n\n")
-    parts += _table((*snapshot.METRICS, *supervisor.METRICS, *telemetry.METRICS, *server.METRICS))
+    parts += _table(metric for module in AGENT for metric in module.METRICS)
     parts.append("\n## Probes\n\nRounds with other nodes, the peer API and the worker processes. Only where probes are configured.\n\n")
     parts += _table(metric for module in PROBES for metric in module.METRICS)
     return "".join(parts)

@@ -1,0 +1,27 @@
+"""Symptoms: what can go wrong with a training cluster, one file each, and the single source of alert rules and runbooks.
+
+The package lists its own folder: a file `<slug>.md` here is a symptom, and nothing else names it.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from dshealthd.symptoms.entry import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dshealthd.symptoms.entry import Symptom
+
+SUFFIX = ".md"
+
+
+@functools.cache
+def all_symptoms() -> Mapping[str, Symptom]:
+    """Return every symptom by slug, in the order of the slugs. EntryError says everything that is wrong with the first bad file."""
+    files = (file for file in resources.files(__name__).iterdir() if file.name.endswith(SUFFIX))
+    entries = (parse(file.name.removesuffix(SUFFIX), file.read_text(encoding="utf-8")) for file in files)
+    return {symptom.slug: symptom for symptom in sorted(entries, key=lambda symptom: symptom.slug)}

@@ -1,0 +1,34 @@
+"""What a PromQL expression reads: the names of its metrics and the labels that it selects them by.
+
+Not a parser: promtool is one. It finds names well enough to prove that each of them exists.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|`[^`]*`')
+_COMMENT = re.compile(r"#[^\n]*")
+_LABELS = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", re.IGNORECASE)
+_SELECTOR = re.compile(r"(?<![\w:.$])([a-zA-Z_:][\w:]*)\s*(?:\{([^}]*)\})?(?!\s*\()(?![\w:])")
+_LABEL = re.compile(r"([a-zA-Z_]\w*)\s*(?:=~|!~|!=|=)")
+_WORDS = frozenset({"and", "or", "unless", "bool", "offset", "inf", "nan", "atan2", "group_left", "group_right", "start", "end"})
+
+
+class Selector(NamedTuple):
+    """A metric and the names of the labels that it is selected by."""
+
+    metric: str
+    labels: frozenset[str]
+
+
+def selectors(expression: str) -> Iterator[Selector]:
+    """Yield every selector of an expression that names its metric; one as `{__name__=~"…"}` is not found."""
+    bare = _LABELS.sub(" ", _COMMENT.sub("", _STRING.sub('""', expression)))
+    for match in _SELECTOR.finditer(re.sub(r"\[[^\]]*\]", "", bare)):
+        if match[1].lower() not in _WORDS:
+            yield Selector(match[1], frozenset(_LABEL.findall(match[2] or "")))

@@ -1,0 +1,96 @@
+"""The alert rules for Prometheus, made from the symptoms.
+
+`python -m dshealthd.symptoms.rules deploy/prometheus` writes `alerts.yml`, `--check` compares and fails where it differs. `--runbooks URL`
+makes links to runbooks that are kept elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from dshealthd.symptoms import SUFFIX, all_symptoms
+from dshealthd.symptoms.entry import COMPONENTS, EntryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dshealthd.symptoms.entry import Alert, Symptom
+
+RUNBOOKS = "https://github.com/dshealthd/dshealthd/blob/main/dshealthd/symptoms"
+"""Where the runbooks are read, without the slash at the end."""
+FILE = "alerts.yml"
+HEADER = """\
+# Alerts, made from dshealthd/symptoms/*.md by `./dev generate`; do not edit.
+# What they compare with is in thresholds.yml; change it there.
+"""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as it is read."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def rules(symptoms: Iterable[Symptom], runbooks: str = RUNBOOKS) -> str:
+    """Return the rule file: one group for each component and pace, in the order of COMPONENTS and of the symptoms."""
+    groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for symptom in symptoms:
+        for alert in symptom.alerts:
+            groups.setdefault((COMPONENTS.index(alert.component), alert.every), []).append(_rule(symptom, alert, runbooks))
+    document = {"groups": list(_groups(groups))}
+    return HEADER + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True)
+
+
+def _groups(groups: dict[tuple[int, str], list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    for (component, every), found in sorted(groups.items()):
+        name = f"dshealthd-{COMPONENTS[component]}"
+        yield {"name": f"{name}-{every}", "interval": every, "rules": found} if every else {"name": name, "rules": found}
+
+
+def _rule(symptom: Symptom, alert: Alert, runbooks: str) -> dict[str, Any]:
+    return {
+        "alert": alert.name,
+        "expr": alert.expr,
+        **({"for": alert.hold} if alert.hold else {}),
+        "labels": {"severity": alert.severity, "component": alert.component, "symptom": symptom.slug},
+        "annotations": {
+            "summary": alert.summary,
+            "description": alert.description,
+            "runbook_url": f"{runbooks.rstrip('/')}/{symptom.slug}{SUFFIX}",
+        },
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check the rule file in a directory; status 1 when it is out of date or a symptom is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    parser.add_argument("--runbooks", metavar="URL", default=RUNBOOKS, help="where runbooks are read; default %(default)s")
+    options = parser.parse_args(arguments)
+    try:
+        text = rules(all_symptoms().values(), options.runbooks)
+    except EntryError as error:
+        print(error, file=sys.stderr)
+        return 1
+    file = options.directory / FILE
+    if not options.check:
+        file.write_text(text, encoding="utf-8")
+    elif not file.exists() or file.read_text(encoding="utf-8") != text:
+        print(f"{file} is out of date: run ./dev generate", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

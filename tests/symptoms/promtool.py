@@ -1,0 +1,60 @@
+"""The files of `tests/symptoms/*.yml` as promtool reads them, and what they expect of each alert."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parent.parent.parent
+RULES = [ROOT / "deploy/prometheus" / name for name in ("thresholds.yml", "recording.yml", "alerts.yml")]
+FILES = sorted(Path(__file__).parent.glob("*.yml"))
+_ALERT = re.compile(r'alertname="(\w+)"')
+_UNIT = {"h": 3600, "m": 60, "s": 1, "d": 86400}
+
+
+class Expectation(NamedTuple):
+    """That an alert fires at a time, or does not."""
+
+    alert: str
+    seconds: float
+    fires: bool
+
+
+def promtool(*arguments: str | Path) -> str:
+    """Run promtool and return what it prints; AssertionError with that if it fails."""
+    done = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-20_000:]
+    return done.stdout + done.stderr
+
+
+def rule_groups() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every rule with the name of its file."""
+    for file in RULES:
+        for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]:
+            yield from ((file.name, rule) for rule in group["rules"])
+
+
+def scenes() -> Iterator[list[Expectation]]:
+    """Yield what each scene, an element of `tests`, expects."""
+    for file in FILES:
+        for scene in yaml.safe_load(file.read_text(encoding="utf-8"))["tests"]:
+            yield list(_expectations(scene))
+
+
+def _expectations(scene: dict[str, Any]) -> Iterator[Expectation]:
+    for entry in scene.get("alert_rule_test", ()):
+        yield Expectation(entry["alertname"], _seconds(entry["eval_time"]), bool(entry.get("exp_alerts")))
+    for entry in scene.get("promql_expr_test", ()):
+        if 'alertstate="firing"' in entry["expr"] and (match := _ALERT.search(entry["expr"])):
+            yield Expectation(match[1], _seconds(entry["eval_time"]), bool(entry.get("exp_samples")))
+
+
+def _seconds(text: str) -> float:
+    return sum(float(number) * _UNIT[unit] for number, unit in re.findall(r"(\d+)([dhms])", text))

@@ -1,0 +1,180 @@
+"""The rules for Prometheus: that promtool accepts them, that they do what their tests say, and that none lacks tests, runbook or row."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd import reference
+from dshealthd.collector import Kind
+from dshealthd.symptoms import all_symptoms, rules
+from dshealthd.symptoms.expression import selectors
+from tests.symptoms.promtool import FILES, ROOT, RULES, promtool, rule_groups, scenes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.symptoms.promtool import Expectation
+
+METRICS = reference.all_metrics()
+SCENES = list(scenes())
+NAMED = re.compile(r"(?<![\w./-])(dshealthd(?:_[a-z0-9_]+|(?::[a-z0-9_]+)+))(?![\w*/.-]*[*/])")
+"""Names of metrics in a runbook, but not files or patterns such as `dshealthd_gpu_*`."""
+QUERY = re.compile(r'(?:query|printf) ["`]([^"`]*(?:`|\\"[^"`]*)*)["`]')
+ALERTS = {alert.name: alert for symptom in all_symptoms().values() for alert in symptom.alerts}
+RECORDED = {rule["record"] for _, rule in rule_groups() if "record" in rule}
+OF_TARGETS = frozenset({"cluster", "job", "instance", "node", "exported_job"})
+"""Labels that a scrape adds; `exported_job` is what becomes of the label `job` of a training job."""
+OF_PROMETHEUS = frozenset({"up", "ALERTS"})
+ROWS = range(1, 44)
+
+
+def test_generated_file_is_up_to_date() -> None:
+    """alerts.yml is what the symptoms say."""
+    assert rules.main([str(ROOT / "deploy/prometheus"), "--check"]) == 0
+
+
+def test_check_notices_a_stale_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--check` fails for a file that is missing or differs, and writes nothing; without it the file is written."""
+    assert rules.main([str(tmp_path), "--check"]) == 1
+    assert list(tmp_path.iterdir()) == []
+    assert rules.main([str(tmp_path)]) == 0
+    assert rules.main([str(tmp_path), "--check"]) == 0
+    assert rules.main([str(tmp_path), "--check", "--runbooks", "https://wiki/runbooks"]) == 1
+    assert "run ./dev generate" in capsys.readouterr().err
+
+
+def test_promtool_accepts_them() -> None:
+    """Rules and configuration are valid, and free of what promtool's lint finds."""
+    promtool("check", "rules", "--lint=all", "--lint-fatal", *RULES)
+    promtool("check", "config", "--lint=all", ROOT / "deploy/prometheus/prometheus.yml")
+
+
+@pytest.mark.timeout(180)
+def test_promtool_tests_pass() -> None:
+    """Alerts fire on the faults, not on the near misses, and clear afterwards, as tests/symptoms/*.yml say."""
+    promtool("test", "rules", *FILES)
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_every_alert_is_tested(name: str) -> None:
+    """Each alert has a scene in which it fires and later clears, and one in which it never fires; the Watchdog always does."""
+    found = [[expected for expected in scene if expected.alert == name] for scene in SCENES]
+    assert any(expected.fires for scene in found for expected in scene), f"no scene of {name} fires"
+    if ALERTS[name].severity != "none":
+        assert any(_clears(scene) for scene in found), f"no scene of {name} clears"
+        assert any(scene and not any(expected.fires for expected in scene) for scene in found), f"no scene of {name} stays quiet"
+
+
+def _clears(scene: list[Expectation]) -> bool:
+    last = max((expected.seconds for expected in scene if expected.fires), default=float("inf"))
+    return any(expected.seconds > last for expected in scene)
+
+
+def test_tests_name_alerts_that_exist() -> None:
+    """No scene expects something of an alert that there is not, which would hold for ever."""
+    assert {expected.alert for scene in SCENES for expected in scene} <= ALERTS.keys()
+
+
+def test_names_are_unique() -> None:
+    """An alert's name belongs to one symptom."""
+    names = Counter(alert.name for symptom in all_symptoms().values() for alert in symptom.alerts)
+    assert [name for name, times in names.items() if times > 1] == []
+
+
+def test_every_row_has_its_symptom() -> None:
+    """Each row of the symptom table is there once."""
+    assert Counter(symptom.row for symptom in all_symptoms().values() if symptom.row is not None) == Counter(ROWS)
+
+
+@pytest.mark.parametrize("slug", all_symptoms())
+def test_means_are_kept(slug: str) -> None:
+    """A symptom that is to be alerted has an alert of its own or another's, or says what it waits for; one that is not has none."""
+    symptom = all_symptoms()[slug]
+    assert set(symptom.covered_by) <= all_symptoms().keys()
+    covered = any(all_symptoms()[other].alerts for other in symptom.covered_by)
+    if "alert" in symptom.means:
+        assert symptom.alerts or covered or symptom.waits_for
+    else:
+        assert not symptom.alerts
+
+
+@pytest.mark.parametrize("slug", all_symptoms())
+def test_every_metric_exists(slug: str) -> None:
+    """What an alert reads is exported or recorded, under labels that it has; what a runbook names is too."""
+    symptom = all_symptoms()[slug]
+    for alert in symptom.alerts:
+        assert wrong(alert.expr) == []
+        assert [name for query in QUERY.findall(alert.description) for name in wrong(query)] == []
+    named = {name for text in symptom.sections.values() for name in NAMED.findall(text)}
+    assert {name for name in named if not exists(name)} == set()
+
+
+@pytest.mark.parametrize("rule", [rule for _, rule in rule_groups() if "record" in rule], ids=lambda rule: rule["record"])
+def test_every_recorded_metric_exists(rule: dict[str, str]) -> None:
+    """What a recording rule reads is exported or recorded, under labels that it has."""
+    assert wrong(rule["expr"]) == []
+
+
+def test_wrong_names_are_noticed() -> None:
+    """The check itself finds a metric that there is not, and a label that a metric does not have."""
+    assert wrong("dshealthd_gpu_upp == 0") == ["dshealthd_gpu_upp does not exist"]
+    assert wrong('dshealthd_gpu_up{reason="x"}') == ["dshealthd_gpu_up has no label reason"]
+    assert wrong("dshealthd:threshold:nothing") == ["dshealthd:threshold:nothing does not exist"]
+
+
+def test_thresholds() -> None:
+    """Every threshold is a number with a comment that names its source, and some rule or runbook reads it."""
+    file = RULES[0]
+    names = re.findall(r"record: (\S+)\n +expr: vector\([\d.e+-]+\)", file.read_text(encoding="utf-8"))
+    assert names == [rule["record"] for place, rule in rule_groups() if place == file.name]
+    comments = re.findall(r"      # (.*)\n(?=      - record)", file.read_text(encoding="utf-8"))
+    assert [text for text in comments if not re.search(r"\[[RSO]\]$|\(B\d+\)\.$", text)] == []
+    read = {found.metric for _, rule in rule_groups() for found in selectors(rule["expr"])}
+    assert [name for name in names if name not in read] == []
+
+
+def test_the_count_of_thresholds_is_the_rules() -> None:
+    """DshealthdThresholdsMissing expects as many thresholds as there are."""
+    thresholds = [name for name in RECORDED if name.startswith("dshealthd:threshold:")]
+    assert ALERTS["DshealthdThresholdsMissing"].expr.split()[-1] == str(len(thresholds))
+
+
+def test_application_xids_are_the_pages() -> None:
+    """The Xids that the agent's page takes for an application's doing are those that no rule takes for the GPU's."""
+    script = (ROOT / "dshealthd/web/page/findings.js").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"APPLICATION_XIDS = new Set\(\[(.*?)\]\)", script)
+    application = set(re.findall(r'"(\d+)"', listed))
+    selected = {
+        code
+        for alert in ALERTS.values()
+        if alert.name != "DshealthdApplicationXids"
+        for value in re.findall(r'xid=~?"([\d|]+)"', alert.expr)
+        for code in value.split("|")
+    }
+    assert application
+    assert selected & application == set()
+    assert {"48", "63", "64", "74", "79", "94", "95"} <= selected
+
+
+def wrong(expression: str) -> list[str]:
+    """Return what an expression reads that does not exist."""
+    found = []
+    for name, labels in selectors(expression):
+        metric = METRICS.get(re.sub("_(bucket|sum|count)$", "", name)) if name not in METRICS else METRICS[name]
+        if not exists(name):
+            found.append(f"{name} does not exist")
+        elif metric is not None:
+            missing = labels - set(metric.labels) - OF_TARGETS - ({"le"} if metric.kind is Kind.HISTOGRAM else set())
+            found += [f"{name} has no label {label}" for label in sorted(missing)]
+    return found
+
+
+def exists(name: str) -> bool:
+    """Tell whether a metric is exported, recorded or Prometheus' own; a histogram is so with its suffixes."""
+    histogram = re.sub("_(bucket|sum|count)$", "", name)
+    whole = histogram != name and histogram in METRICS and METRICS[histogram].kind is Kind.HISTOGRAM
+    return name in METRICS or name in RECORDED or name in OF_PROMETHEUS or whole
