@@ -1,0 +1,130 @@
+"""What is told and what is held back, by a real Alertmanager: alerts are posted to it, and its webhooks seen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.lab.receiver import Receiver
+    from tests.lab.servers import Server
+
+Labels = dict[str, str]
+
+NETWORK = ("bad-link", "nccl-timeout", "rendezvous-unreachable", "slow-communication", "straggler")
+
+
+def alert(symptom: str, severity: str = "critical", component: str = "node", **labels: str) -> Labels:
+    """Return the labels of an alert."""
+    return {"alertname": f"Test {symptom}", "symptom": symptom, "severity": severity, "component": component, "job": "dshealthd", **labels}
+
+
+GPU = {"node": "a", "gpu": "3"}
+
+SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
+    "a node that is down, over all of its own and what others say of it": (
+        [alert("agent-gone", node="a")],
+        [
+            alert("gpu-lost", component="gpu", **GPU),
+            alert("time-wait", "warning", node="a"),
+            alert("nccl-timeout", node="a", part="a"),
+            alert("disk-full", component="path", node="a", path="/data"),
+        ],
+    ),
+    "a node that is down, over none of another's": (
+        [alert("agent-gone", node="a"), alert("gpu-lost", component="gpu", node="b", gpu="3")],
+        [],
+    ),
+    "a node that is down, over nothing that names no node": ([alert("agent-gone"), alert("watchdog", "none"), alert("node-drift")], []),
+    "critical over warning of the same symptom of the same part": (
+        [alert("gpu-throttled", component="gpu", **GPU)],
+        [alert("gpu-throttled", "warning", "gpu", **GPU)],
+    ),
+    "but not of another GPU, another symptom or another path": (
+        [
+            alert("gpu-throttled", component="gpu", **GPU),
+            alert("gpu-throttled", "warning", "gpu", node="a", gpu="4"),
+            alert("cuda-oom", "warning", "gpu", **GPU),
+            alert("disk-full", component="path", node="a", path="/data"),
+            alert("disk-full", "warning", "path", node="a", path="/scratch"),
+        ],
+        [],
+    ),
+    "a leaf switch over its nodes and the ways to them": (
+        [alert("slow-communication", component="leaf", leaf="l1"), alert("agent-gone", node="d", leaf="l2")],
+        [
+            *(alert(symptom, component="nic" if symptom == "bad-link" else "node", node="a", leaf="l1") for symptom in NETWORK),
+            alert("agent-gone", node="b", leaf="l1"),
+        ],
+    ),
+    "but not over disks and GPUs of its nodes": (
+        [
+            alert("slow-communication", component="leaf", leaf="l1"),
+            alert("disk-full", component="path", node="a", leaf="l1", path="/data"),
+            alert("gpu-lost", component="gpu", leaf="l1", **GPU),
+            alert("straggler", "warning", node="e"),
+        ],
+        [],
+    ),
+    "a GPU that is lost, over what follows for the same GPU": (
+        [alert("gpu-lost", component="gpu", **GPU), alert("gpu-throttled", component="gpu", node="a", gpu="4")],
+        [alert("bad-link", component="gpu", link="2", **GPU), alert("nvml-broken", component="gpu", **GPU)],
+    ),
+    "NVML that hangs, over readings that are missing": (
+        [alert("nvml-broken", node="a"), alert("gpu-metrics-gone", node="b")],
+        [alert("gpu-metrics-gone", node="a"), alert("collector-failing", "warning", node="a")],
+    ),
+    "a job that hangs, over its stragglers": (
+        [alert("training-hang", component="job") | {"job": "slurm-7"}, alert("straggler", "warning", "job") | {"job": "slurm-8"}],
+        [alert("straggler", "warning", "job", node="a") | {"job": "slurm-7"}],
+    ),
+    "a node whose rounds hang, over that it is slow": (
+        [alert("nccl-timeout", node="a"), alert("straggler", "warning", node="b")],
+        [alert("straggler", "warning", node="a"), alert("slow-communication", "warning", node="a")],
+    ),
+    "a part that is broken, over that its node is slow": (
+        [
+            alert("bad-link", component="nic", node="a", device="mlx5_0", port="1"),
+            alert("bad-link", "warning", "nic", node="b", device="x"),
+        ],
+        [alert("straggler", "warning", node="a")],
+    ),
+    "but a warning of a part holds back nothing": (
+        [alert("bad-link", "warning", "nic", node="b", device="x"), alert("straggler", "warning", node="b")],
+        [],
+    ),
+    "a full disk, over that nothing can be written there": (
+        [alert("disk-full", component="path", node="a", path="/data"), alert("checkpoint-path", component="path", node="a", path="/ckpt")],
+        [alert("checkpoint-path", component="path", node="a", path="/data")],
+    ),
+}
+
+
+def identity(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    """Return labels as a member of a set."""
+    return frozenset(labels.items())
+
+
+@pytest.fixture(scope="module")
+def told(server: Server, receiver: Receiver) -> dict[str, list[frozenset[tuple[str, str]]]]:
+    """Post every scene, each in a cluster of its own; return what was told of it, two seconds after all that is expected has come."""
+    alerts = [{"labels": labels | {"cluster": scene}} for scene, groups in SCENES.items() for group in groups for labels in group]
+    server.ask("/api/v2/alerts", alerts)
+    everybody = ("page", "ticket", "watchdog")
+    expected = sum(len(shown) for shown, _ in SCENES.values())
+    receiver.wait(lambda: len(receiver.firing(*everybody)) >= expected, 20)
+    receiver.wait(lambda: len(receiver.firing(*everybody)) > expected, 2)
+    found: dict[str, list[frozenset[tuple[str, str]]]] = {scene: [] for scene in SCENES}
+    for entry in receiver.firing(*everybody):
+        found[entry.labels["cluster"]].append(identity({key: value for key, value in entry.labels.items() if key != "cluster"}))
+    return found
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_inhibition(scene: str, told: Mapping[str, list[Any]]) -> None:
+    """Of the alerts of a scene, those that are causes or stand alone are told, and their consequences are held back."""
+    shown, held_back = SCENES[scene]
+    assert set(told[scene]) == set(map(identity, shown)), f"held back should be {held_back}"

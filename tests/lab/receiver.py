@@ -1,0 +1,142 @@
+"""Who is told: a server that takes what Alertmanager sends by webhook, or as it sends to Slack and PagerDuty, and remembers it."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tests.lab.station import listen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+    from tests.lab.station import Station
+
+FIRING, RESOLVED = "firing", "resolved"
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One alert of a notification."""
+
+    receiver: str
+    """The path that it came to: page, ticket, watchdog."""
+    status: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    fingerprint: str
+
+    def __str__(self) -> str:
+        """Tell what it is about in one line."""
+        parts = " ".join(f"{key}={value}" for key, value in sorted(self.labels.items()))
+        return f"{self.receiver} {self.status}: {parts}"
+
+
+@dataclass(frozen=True)
+class Notification:
+    """One request, as it came."""
+
+    receiver: str
+    received: float
+    """By the monotonic clock."""
+    document: Any
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """Return the alerts of a webhook's document."""
+        return [
+            Alert(self.receiver, alert["status"], alert["labels"], alert["annotations"], alert["fingerprint"])
+            for alert in self.document["alerts"]
+        ]
+
+
+class Receiver:
+    """Listens on a machine of the lab from `__enter__` to `__exit__`; its thread is this process's."""
+
+    def __init__(self, station: Station, show: Callable[[Notification], None] = lambda _: None) -> None:
+        """`show` is called with every notification, in the receiver's thread."""
+        self.notifications: list[Notification] = []
+        self._changed = threading.Condition()
+        self._show = show
+        self._socket = listen(station)
+        self.address, self.port = self._socket.getsockname()
+
+    def __enter__(self) -> Self:
+        """Begin to answer."""
+        self._server = _server(self)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="receiver", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def url(self) -> str:
+        """Return the address without a path."""
+        return f"http://{self.address}:{self.port}"
+
+    def take(self, notification: Notification) -> None:
+        """Remember a notification and tell those who wait."""
+        with self._changed:
+            self.notifications.append(notification)
+            self._changed.notify_all()
+        self._show(notification)
+
+    def told(self, *receivers: str, since: float = 0.0) -> list[Alert]:
+        """Return the alerts that came to these receivers, or to page and ticket, in their order."""
+        wanted = receivers or ("page", "ticket")
+        with self._changed:
+            return [
+                alert
+                for notification in self.notifications
+                if notification.receiver in wanted and notification.received >= since
+                for alert in notification.alerts
+            ]
+
+    def firing(self, *receivers: str) -> list[Alert]:
+        """Return the alerts that were last said to fire."""
+        last = {(alert.receiver, alert.fingerprint): alert for alert in self.told(*receivers)}
+        return [alert for alert in last.values() if alert.status == FIRING]
+
+    def wait(self, condition: Callable[[], object], seconds: float) -> bool:
+        """Wait until a condition on what was received holds; False if it does not in time."""
+        end = time.monotonic() + seconds
+        with self._changed:
+            while not condition():
+                if not self._changed.wait(max(0.0, end - time.monotonic())) and time.monotonic() >= end:
+                    return bool(condition())
+        return True
+
+
+def _server(receiver: Receiver) -> http.server.ThreadingHTTPServer:
+    """Return a server on the receiver's socket."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            name = self.path.strip("/").replace("v2/enqueue", "pagerduty")
+            receiver.take(Notification(name, time.monotonic(), json.loads(body)))
+            self.send_response(202 if name == "pagerduty" else 200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"ok")
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Say nothing: standard error is the test's."""
+
+    server = http.server.ThreadingHTTPServer((receiver.address, receiver.port), Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = receiver._socket
+    server.server_activate()
+    return server

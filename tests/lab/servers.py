@@ -1,0 +1,151 @@
+"""The real Prometheus and Alertmanager, on a machine of the lab, with the files that are shipped.
+
+Of the shipped files a lab changes only what is a place or a pace: where targets, Alertmanager and receivers are, and how often Prometheus
+scrapes and evaluates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import shutil
+import subprocess
+import time
+import urllib.parse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tests.lab.station import NotPermitted, connect, listen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tests.lab.receiver import Receiver
+    from tests.lab.station import Station
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+ALERTMANAGER = DEPLOY / "alertmanager"
+PROMETHEUS = DEPLOY / "prometheus"
+PACE = "5s"
+"""How often the lab's Prometheus scrapes and evaluates."""
+START_SECONDS = 30.0
+
+
+class Server:
+    """One of the two, running."""
+
+    def __init__(self, name: str, process: subprocess.Popen[Any], station: Station, port: int, log: Path) -> None:
+        """`name` is the command's; it serves on `port` of the station."""
+        self.name, self.process, self.station, self.port, self.log = name, process, station, port, log
+
+    @property
+    def url(self) -> str:
+        """Return its address, as its station and the nodes reach it."""
+        return f"http://{self.station.address}:{self.port}"
+
+    def ask(self, path: str, document: Any = None) -> Any:
+        """Return the answer's JSON, or its text where it is none; with a document, POST it. RuntimeError for an answer that is no good."""
+        connection = http.client.HTTPConnection(self.station.address, self.port)
+        connection.sock = connect(self.station, (self.station.address, self.port))
+        with contextlib.closing(connection):
+            body = None if document is None else json.dumps(document)
+            connection.request("GET" if body is None else "POST", path, body, {"Content-Type": "application/json", "Connection": "close"})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+        if answer.status >= http.client.BAD_REQUEST:
+            message = f"{self.name}{path}: {answer.status} {text}"
+            raise RuntimeError(message)
+        return json.loads(text) if "json" in (answer.getheader("Content-Type") or "") else text
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """Return the result of an instant query."""
+        result: list[dict[str, Any]] = self.ask("/api/v1/query?" + urllib.parse.urlencode({"query": expression}))["data"]["result"]
+        return result
+
+    def wait_ready(self, seconds: float = START_SECONDS) -> None:
+        """Wait until it says that it is ready."""
+        finish = time.monotonic() + seconds
+        while True:
+            with contextlib.suppress(OSError, RuntimeError):
+                self.ask("/-/ready")
+                return
+            if self.process.poll() is not None or time.monotonic() > finish:
+                message = f"{self.name} is not ready:\n{self.log.read_text(encoding='utf-8')}"
+                raise RuntimeError(message)
+            time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def alertmanager(
+    station: Station, directory: Path, receiver: Receiver, adapt: Callable[[dict[str, Any]], object] = lambda _: None
+) -> Iterator[Server]:
+    """Run Alertmanager with the shipped configuration, whose webhooks go to the receiver. `adapt` may change more of it."""
+    folder = directory / "alertmanager"
+    shutil.copytree(ALERTMANAGER, folder)
+    file = folder / "alertmanager.yml"
+    config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for found in config["receivers"]:
+        for webhook in found.get("webhook_configs", ()):
+            webhook["url"] = receiver.url + urllib.parse.urlsplit(webhook["url"]).path
+    adapt(config)
+    file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    flags = [f"--config.file={file}", f"--storage.path={folder / 'data'}", "--cluster.listen-address=", "--log.level=warn"]
+    with _running("prometheus-alertmanager", flags, station, folder) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def prometheus(
+    station: Station,
+    directory: Path,
+    discovery: dict[str, Any],
+    alertmanagers: Sequence[str] = (),
+    *,
+    pace: str = PACE,
+    files: Path = PROMETHEUS,
+) -> Iterator[Server]:
+    """Run Prometheus with the shipped configuration and rules.
+
+    `discovery` is the part of its scrape configuration that says where the agents are, such as `{"file_sd_configs": …}`; `alertmanagers`
+    are HOST:PORT.
+    """
+    folder = directory / "prometheus"
+    shutil.copytree(files, folder)
+    file = folder / "prometheus.yml"
+    config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    config["global"] |= {"scrape_interval": pace, "evaluation_interval": pace}
+    config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": list(alertmanagers)}]}]}
+    for scrape in config["scrape_configs"]:
+        scrape.pop("scrape_interval", None)
+        for key in [key for key in scrape if key.endswith("_sd_configs") or key == "static_configs"]:
+            del scrape[key]
+        scrape.update(discovery if scrape["job_name"] == "dshealthd" else {})
+    file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    flags = [f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}", "--log.level=warn"]
+    with _running("prometheus", flags, station, folder) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _running(name: str, flags: Sequence[str], station: Station, folder: Path) -> Iterator[Server]:
+    command = shutil.which(name)
+    if command is None:
+        message = f"{name} is not installed"
+        raise NotPermitted(message)
+    with listen(station) as free:
+        port = free.getsockname()[1]
+    log = folder / "log"
+    with log.open("wb") as output:
+        process = station.popen(
+            [command, *flags, f"--web.listen-address={station.address}:{port}"], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+    try:
+        server = Server(name, process, station, port, log)
+        server.wait_ready()
+        yield server
+    finally:
+        process.terminate()
+        process.wait(20)
