@@ -119,7 +119,9 @@ class Enquiry:
         if not pair.later or pair.ill > _ILL or state.epoch == pair.first.round.epoch:
             return
         uncalled = evidence.track == REACH and pair.first.round.led and pair.bads >= HARD_BADS  # others tell whether they can call it
-        speaks = evidence.track.timed or (not uncalled and pair.since is not None and self._references.spoke(pair.peer, pair.since.round.at))
+        speaks = evidence.track.timed or (
+            not uncalled and pair.since is not None and self._references.spoke(pair.peer, pair.since.round.at)
+        )
         if speaks and pair.bads >= HARD_BADS and not mostly_well(pair):
             near = self._references.near([pair.peer])
             if name := self._references.choose(near=near, asked={}, ill={pair.peer, *state.gone}, now=state.now):

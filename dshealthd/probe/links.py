@@ -24,6 +24,8 @@ _MOST = 12
 """Flagged rounds of a pair after which it is called ambiguous, if the ends do not agree."""
 _EPOCHS = 2
 """Epochs that are waited for that: extra rounds follow each other at once, and it takes other epochs to hear others."""
+_UNHEARD = 4
+"""The same where nobody has told anything of the peer: where packets are lost it takes longer until somebody does."""
 _HEARINGS = 4
 _STALE = 6
 """Epochs after which a suspicion of a peer that was not followed up is dropped."""
@@ -123,7 +125,7 @@ class Links:
         elif known:
             del evidence.pairs[pair.peer]
             self._accuse(pair.peer, reason, since, epoch)
-        elif pair.hearings >= _HEARINGS and epoch > pair.first.round.epoch + 1:
+        elif pair.hearings >= _HEARINGS and epoch > began + _UNHEARD:
             pair.accuse(AMBIGUOUS)
 
     def _accuse(self, name: str, reason: str, since: float, epoch: int) -> None:

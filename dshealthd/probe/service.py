@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from dshealthd.collector import Sample
     from dshealthd.host import Host
+    from dshealthd.probe.membership import Membership
     from dshealthd.probe.options import ProbeOptions
     from dshealthd.probe.verdict import Confirmation
     from dshealthd.snapshot import Snapshot
@@ -119,6 +120,11 @@ class Service:
         self._task: asyncio.Task[None] | None = None
         self._again = asyncio.Event()
         self._problem = ""
+
+    @property
+    def membership(self) -> Membership:
+        """The members as this agent believes them to be; LookupError while it does not know."""
+        return self._roll.membership
 
     def start(self) -> None:
         """Begin, if the configuration asks for it."""

@@ -20,6 +20,7 @@ from dshealthd.probe.evidence import HARD, HOME, REACH, RUN, Case, Evidence, Ite
 from dshealthd.probe.explanation import Cause, Surroundings, explain, reason_of
 from dshealthd.probe.links import SLOW, Links, accused_links, link
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Suspect
+from dshealthd.probe.outages import INTERMITTENT, SILENCES, Outages
 from dshealthd.probe.references import References
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ _CALM = 0.6
 """The share of the way to the limit below which a timing counts as well: what ends an accusation lies below what starts one."""
 _CLEARED = 3
 """Good rounds in a row that clear."""
+_STEADY = 8
+"""The same where good rounds and bad ones took turns."""
 _LATEST = 6
 """Pairs that are told to peers, if they are of this epoch or the last one."""
 
@@ -68,6 +71,7 @@ class Judge:
         self._enquiry = Enquiry(self._references)
         self._latest: dict[str, tuple[int, float]] = {}
         self._calls: dict[str, tuple[int, float]] = {}
+        self._outages = Outages()
         self._epoch = -1
         self._told: tuple[tuple[str, float], ...] | None = None
 
@@ -114,6 +118,7 @@ class Judge:
         found = list(self._items(observation, round))
         for evidence, item in found:
             evidence.add(item, self._me, self._high)
+        self._note_outages(observation, round)
         self._remember(observation, round, [item for _, item in found])
         self._told = None
         self._consider(round)
@@ -168,6 +173,14 @@ class Judge:
             evidence = self._evidence[track] = Evidence(track)
         return evidence
 
+    def _note_outages(self, observation: Observation, round: Round) -> None:
+        """Note which peers gave no answer, and which did, but for those that take it on themselves."""
+        if observation.outcome is Outcome.OK:
+            self._outages.answered(round.peers, self._epoch)
+        elif observation.outcome in SILENCES and hard_track(observation) == REACH:
+            self._outages.silent((name for name in observation.late if name != self._me), self._epoch)
+        self._outages.explained(name for name, word in round.told.items() if word.accuses_itself(REACH, self._high))
+
     def _remember(self, observation: Observation, round: Round, items: list[Item]) -> None:
         """Keep who was met, and what is told about that to others."""
         bad = [item.ratio for item in items if item.bad]
@@ -186,6 +199,10 @@ class Judge:
 
     def _consider(self, round: Round) -> None:
         """Open, decide and close cases."""
+        if REACH not in self._verdicts and self._outages.many(self._epoch):
+            reach = self._of(REACH)
+            reach.case = Case.open(reach.window, round.at)
+            self._verdicts[REACH] = Cause.SELF, INTERMITTENT
         for track, evidence in self._evidence.items():
             if evidence.case is None:
                 if not evidence.suspicious():
@@ -208,12 +225,14 @@ class Judge:
         """Clear an accusation, or correct it."""
         assert evidence.case is not None  # noqa: S101 - a verdict has a case
         leaf_alone = self._verdicts[track][0] in {Cause.LEAF, Cause.FABRIC} and not any(i.bad and i.round.near for i in evidence.case.items)
-        telling = [item for item in evidence.case.items if not (leaf_alone and item.round.near)][-_CLEARED:]
-        if len(telling) == _CLEARED and all(item.good for item in telling):
+        enough = _STEADY if self._verdicts[track][1] == INTERMITTENT else _CLEARED
+        telling = [item for item in evidence.case.items if not (leaf_alone and item.round.near)][-enough:]
+        if len(telling) == enough and all(item.good for item in telling):
             evidence.forget()
+            self._outages.forget()
             evidence.pairs.clear()  # what was bad with others was this
             del self._verdicts[track]
-        elif cause in {Cause.SELF, Cause.LEAF, Cause.FABRIC}:
+        elif cause in {Cause.SELF, Cause.LEAF, Cause.FABRIC} and any(item.bad for item in evidence.case.items):
             self._verdicts[track] = (cause, reason_of((*evidence.case.earlier, *evidence.case.items)))
 
     def _ask(self) -> tuple[Confirmation, ...]:
@@ -237,7 +256,7 @@ class Judge:
 
     def score(self) -> float | None:
         """Return this node's own score, the median of its parts' ratios over its recent peers; None before the first round."""
-        if any(self._evidence[track].suspicious() for track in (REACH, RUN, HOME) if track in self._evidence):
+        if any(track in self._verdicts or self._evidence[track].suspicious() for track in (REACH, RUN, HOME) if track in self._evidence):
             return HARD
         parts = self._ratios()
         return median(parts.values()) if parts else (1.0 if REACH in self._evidence else None)

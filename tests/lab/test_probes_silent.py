@@ -47,11 +47,10 @@ def test_agent_stopped(calm: Probing) -> None:
     named(calm, faults.pause(two.agent.pid), two, {"hung"}, by=(one,), epochs=25)
 
 
-@pytest.mark.xfail(strict=False, reason="by chance some rounds with it go well: at times the others call their ways to it ambiguous")
 def test_loss(calm: Probing) -> None:
     """A node that loses half of all packets is named, by itself or others; which of its rounds fail, and how, is chance."""
     _, two, *_ = calm.nodes
-    named(calm, faults.loss(two, 0.5), two, {"unreachable", "hung", "slow"}, by=(), epochs=30, wrong=6)
+    named(calm, faults.loss(two, 0.5), two, {"intermittent", "unreachable", "hung", "slow"}, by=(), epochs=40, wrong=8)
 
 
 def test_busy_gpus(tmp_path: Path) -> None:

@@ -363,6 +363,38 @@ def test_peer_that_comes_and_goes_and_then_stays_away() -> None:
     assert found == {Suspect(Part.NODE, peer, "unreachable")}
 
 
+def silences(scene: Scene, names: Sequence[str], told: dict[str, float] | None = None) -> set[Suspect]:
+    """Let peers in turn give no answer, and answer at once when they are asked again; return who is accused meanwhile."""
+    found: set[Suspect] = set()
+    for name in names:
+        scene.epoch += 1
+        scene.round((ME, name), Answer(outcome=Outcome.HUNG, stage=Stage.INVITE, late=(name,), silent=True), kind=Kind.LIGHT)
+        scene.epoch += 1
+        scene.round((ME, name), Answer(told=told or {}), kind=Kind.LIGHT)
+        found.update(scene.judge.suspects())
+    return found
+
+
+def test_short_outages_with_several_peers_are_this_node() -> None:
+    """Three times a peer is silent and answers soon after, and it is not always the same: packets of this node are lost."""
+    scene = Scene()
+    scene.run(well, 3)
+    assert silences(scene, ("a1", "b2", "a1")) == {Suspect(Part.NODE, ME, "intermittent")}
+    assert scene.judge.score() == HARD
+    assert scene.run(well, 6)
+    assert scene.run(well, 6) == ()
+
+
+def test_short_outages_of_one_peer_are_not_this_node() -> None:
+    """With one peer only it is the peer or the way to it; and a peer that takes them on itself does not count."""
+    scene = Scene()
+    scene.run(well, 3)
+    assert silences(scene, ("a1", "a1", "a1", "a1")) <= {Suspect(Part.LINK, f"{ME}--a1", "ambiguous")}
+    scene = Scene()
+    scene.run(well, 3)
+    assert silences(scene, ("a1", "b2", "c1", "a1"), {"a1": HARD, "b2": HARD, "c1": HARD}) == set()
+
+
 def test_word_from_before_the_fault_is_not_believed() -> None:
     """A good round that another member had with the node before it was lost says nothing: no link is accused in the first epoch."""
     scene = Scene()

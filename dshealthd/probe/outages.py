@@ -1,0 +1,59 @@
+"""Short outages: peers that gave no answer and soon after answered again, as where packets are lost."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from dshealthd.probe.observation import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+INTERMITTENT = "intermittent"
+"""The reason of an accusation for them."""
+SILENCES = frozenset({Outcome.UNREACHABLE, Outcome.HUNG})
+"""Not a refusal: an agent that is started anew refuses for a moment."""
+_SHORT = 3
+"""Epochs within which the peer answers again; a node that boots takes longer."""
+_MEMORY = 16
+"""Epochs for which a short outage counts."""
+_ENOUGH = 3
+"""Of them with two peers or more, which therefore are not to blame."""
+
+
+class Outages:
+    """The short outages that one node has met."""
+
+    def __init__(self) -> None:
+        self._silent: dict[str, int] = {}
+        self._ended: deque[tuple[int, str]] = deque(maxlen=_MEMORY)
+
+    def silent(self, peers: Iterable[str], epoch: int) -> None:
+        """Note who gave no answer."""
+        for peer in peers:
+            self._silent.setdefault(peer, epoch)
+
+    def answered(self, peers: Iterable[str], epoch: int) -> None:
+        """Note who took part in a round."""
+        for peer in peers:
+            if 0 <= epoch - self._silent.pop(peer, -_MEMORY) <= _SHORT:
+                self._ended.append((epoch, peer))
+
+    def explained(self, peers: Iterable[str]) -> None:
+        """Leave out peers that are known to be at fault themselves."""
+        out = set(peers)
+        for peer in out:
+            self._silent.pop(peer, None)
+        self._ended = deque((entry for entry in self._ended if entry[1] not in out), maxlen=_MEMORY)
+
+    def many(self, epoch: int) -> bool:
+        """Tell whether there were so many of late, and with so many peers, that it is this node."""
+        while self._ended and not 0 <= epoch - self._ended[0][0] <= _MEMORY:
+            self._ended.popleft()
+        return len(self._ended) >= _ENOUGH and len({peer for _, peer in self._ended}) > 1
+
+    def forget(self) -> None:
+        """Start afresh."""
+        self._silent.clear()
+        self._ended.clear()
