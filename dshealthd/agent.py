@@ -40,7 +40,7 @@ class Agent:
         self._scheduler = Scheduler(self._snapshot, time.monotonic, time.time, config.path.state)
         self._telemetry = Telemetry(time.time())
         self._probes: Service | None = None
-        self._server = Server(config.web, self._snapshot, self._own_samples, self._telemetry, self._sections)
+        self._server = Server(config.web, self._snapshot, self._own_samples, self._telemetry, self._sections, self._targets)
 
     async def run(self, announce: Callable[[str], None]) -> None:
         """Serve until told to stop; OSError when the socket cannot be opened.
@@ -134,6 +134,15 @@ class Agent:
         yield from self._server.samples()
         if self._probes is not None:
             yield from self._probes.samples()
+
+    def _targets(self, port: int) -> bytes:
+        """Return what Prometheus is to scrape; LookupError where it is not known who takes part in probes."""
+        if self._probes is None:
+            message = "no probes are configured"
+            raise LookupError(message)
+        from dshealthd.targets import document  # with what probes need
+
+        return document(self._probes.membership, port)
 
     def _sections(self) -> Mapping[str, Any]:
         """Return the parts of the status document that are not collectors'."""

@@ -82,6 +82,17 @@ def probe(loaded: Config, file: Path | None, _flags: dict[str, dict[str, Any]], 
     return command.probe(loaded, file, **own)
 
 
+def targets(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any) -> int:
+    """Print the nodes that are probed as targets for Prometheus' file service discovery.
+
+    An agent serves the same list at /api/v1/targets for HTTP service discovery. Every agent is taken to listen on the port that is
+    configured here.
+    """
+    from dshealthd.targets import targets as command
+
+    return command(loaded, **own)
+
+
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--config.file", dest="config_file", type=Path, metavar="FILE", help="TOML file; without it, defaults")
@@ -106,6 +117,11 @@ def _parser() -> argparse.ArgumentParser:
     parser_of_probe = commands.add_parser("probe", parents=[common], help=text, description=probe.__doc__)
     own = {action.dest for action in _probe_arguments(parser_of_probe)}
     parser_of_probe.set_defaults(command=probe, own=own)
+    text = (targets.__doc__ or "").split("\n", 1)[0]
+    parser_of_targets = commands.add_parser("targets", parents=[common], help=text, description=targets.__doc__)
+    parser_of_targets.add_argument("--hostfile", metavar="FILE", help="DeepSpeed hostfile, instead of the configured members")
+    parser_of_targets.add_argument("--output", metavar="FILE", help="file to replace; it stays as it is where the members cannot be told")
+    parser_of_targets.set_defaults(command=targets, own=("hostfile", "output"))
     return parser
 
 

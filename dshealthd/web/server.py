@@ -1,4 +1,4 @@
-"""The HTTP server: `/`, `/metrics`, `/api/v1/status`, `/-/healthy`, `/-/ready`."""
+"""The HTTP server: `/`, `/metrics`, `/api/v1/status`, `/api/v1/targets`, `/-/healthy`, `/-/ready`."""
 
 from __future__ import annotations
 
@@ -96,11 +96,14 @@ class Server:
         own: Callable[[], Iterable[Sample]],
         telemetry: Telemetry,
         sections: Callable[[], Mapping[str, Any]] = dict,
+        targets: Callable[[int], bytes] | None = None,
     ) -> None:
         """Prepare to serve `snapshot` and the agent's `own` samples; `start` opens the socket. ConfigError for a bad web config file.
 
-        `sections` are further parts of the status document, by name.
+        `sections` are further parts of the status document, by name; `targets` gives, for the port that this agent is served on, what
+        Prometheus is to scrape, or LookupError.
         """
+        self._targets = targets
         self._sections = sections
         self._options = options
         self._snapshot = snapshot
@@ -123,6 +126,7 @@ class Server:
         self._routes: dict[str, Callable[[BaseRequest], Response]] = {
             "/metrics": self._metrics,
             "/api/v1/status": self._api_status,
+            "/api/v1/targets": self._api_targets,
             HEALTHY: self._healthy,
             "/-/ready": self._ready,
             **dict.fromkeys(self._page, self._page_file),
@@ -268,6 +272,16 @@ class Server:
                 self._packed = gzip.compress(body, 1)
             body = self._packed
         return Response(body=body, headers=headers)
+
+    def _api_targets(self, _request: BaseRequest) -> Response:
+        """Answer Prometheus' HTTP service discovery. It keeps the targets that it had where the answer is an error."""
+        if self._targets is None:
+            return plain(HTTPStatus.NOT_FOUND)
+        try:
+            body = self._targets(self._listener.port)
+        except LookupError as error:
+            return plain(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        return Response(body=body, headers={"Content-Type": "application/json", "Cache-Control": "no-store"})
 
     def _page_file(self, request: BaseRequest) -> Response:
         body, kind = self._page[request.path]

@@ -1,0 +1,69 @@
+"""What Prometheus scrapes: the nodes that are probed, in the form that its file and HTTP service discovery read."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dshealthd.address import listen_address
+from dshealthd.probe.membership import MembershipError, MembershipOptions, load
+
+if TYPE_CHECKING:
+    from dshealthd.config import Config
+    from dshealthd.probe.membership import Membership
+
+EXIT_FAILURE = 1
+
+
+def document(membership: Membership, port: int) -> bytes:
+    """Return the list of targets: every member at `port`, with the labels `node` and, where the topology is known, `leaf`."""
+    groups = []
+    for name in membership.names:
+        leaf = membership.leaves.get(name, "")
+        labels = {"node": name, "leaf": leaf} if leaf else {"node": name}
+        groups.append(json.dumps({"targets": [f"{_host(name)}:{port}"], "labels": labels}))
+    lines = ",\n".join(groups)
+    return f"[\n{lines}\n]\n".encode()
+
+
+def _host(name: str) -> str:
+    """Return a member's name as it stands before a port."""
+    try:
+        return f"[{name}]" if ipaddress.ip_address(name).version == 6 else name  # noqa: PLR2004 - of the protocol
+    except ValueError:
+        return name
+
+
+def targets(loaded: Config, hostfile: str | None, output: str | None) -> int:
+    """Print the targets, or replace a file whole; where the members cannot be told the file stays as it is."""
+    options = MembershipOptions(hostfile=Path(hostfile)) if hostfile is not None else loaded.probe.members
+    try:
+        text = document(load(options), listen_address(loaded.web.listen_address)[1])
+        if output is None:
+            sys.stdout.write(text.decode())
+        else:
+            _replace(Path(output), text)
+    except (MembershipError, OSError) as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILURE
+    return 0
+
+
+def _replace(file: Path, content: bytes) -> None:
+    """Write a file that others may read, so that no reader and no crash finds half of it."""
+    descriptor, new = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fchmod(stream.fileno(), 0o644)
+            os.fsync(stream.fileno())
+        os.replace(new, file)
+    except BaseException:
+        os.unlink(new)
+        raise
