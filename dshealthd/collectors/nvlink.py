@@ -35,6 +35,7 @@ RECEIVED = counter(
     "dshealthd_nvlink_receive_bytes_total", "Data that the GPU received over all its links, without protocol overhead.", *_ID
 )
 LINKS = gauge("dshealthd_nvlinks", "Links of the GPU, by version and by what is at the other end.", *_ID, "version", "remote")
+LINKS_UP = gauge("dshealthd_nvlinks_up", "Links of the GPU that are up: the sum of dshealthd_nvlink_up, in one series for a fleet.", *_ID)
 
 FABRIC_STATE = gauge("dshealthd_gpu_fabric_state", "Registration with the NVLink fabric: 1 not started, 2 in progress, 3 completed.", *_ID)
 FABRIC_HEALTHY = gauge(
@@ -100,10 +101,12 @@ class Nvlink(GpuCollector):
         labels = device.keep(("link labels",), lambda: [(*gpu.labels, str(link)) for link in range(count)])
         values = device.fields(_link_fields(count))
         field = {name: values[place * count : (place + 1) * count] for place, name in enumerate(_EACH)}
-        for link, state in enumerate(field[_STATE]):
-            now = device.ask("nvmlDeviceGetNvLinkState", link) if state is None else state
-            if now is not None:
-                yield UP(float(now in _UP), *labels[link])
+        states = [device.ask("nvmlDeviceGetNvLinkState", link) if state is None else state for link, state in enumerate(field[_STATE])]
+        for link, state in enumerate(states):
+            if state is not None:
+                yield UP(float(state in _UP), *labels[link])
+        if None not in states:
+            yield LINKS_UP(sum(state in _UP for state in states), *gpu.labels)
         for kind, (name, older) in _ERRORS.items():
             for link, errors in enumerate(field[name]):
                 yield from told(

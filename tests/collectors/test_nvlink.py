@@ -34,6 +34,8 @@ def test_state(node: Node, state: int, up: int) -> None:
     seen = node.collect("nvlink")
     assert seen.value("nvlink_up", gpu="1", uuid=node.uuid(1), link="7") == up
     assert sum(seen.values("nvlink_up").values()) == 35 + up
+    assert seen.value("nvlinks_up", gpu="1", uuid=node.uuid(1)) == 17 + up
+    assert seen.value("nvlinks_up", gpu="0", uuid=node.uuid(0)) == 18
 
 
 def test_errors_of_a_link(node: Node) -> None:
