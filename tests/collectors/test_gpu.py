@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FIXTURES = Path(__file__).parent / "fixtures"
-SERIES = {"h100": 1154, "a100": 922, "v100": 794, "b200": 1162}
+SERIES = {"h100": 1162, "a100": 930, "v100": 802, "b200": 1170}
 
 
 @pytest.fixture
