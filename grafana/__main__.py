@@ -1,0 +1,47 @@
+"""`python -m grafana`: write or check the dashboards' JSON."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from dshealthd.symptoms.rules import RUNBOOKS
+from grafana import fleet, limits, node, probes
+from grafana.board import Source, write
+
+BOARDS = (fleet, node, probes)
+DIRECTORY = Path(__file__).parent / "dashboards"
+
+
+def documents(source: Source) -> dict[str, str]:
+    """Return the JSON of every dashboard by the name of its file."""
+    boards = (module.board(source) for module in BOARDS)
+    return {f"{board.uid}.json": write(board) for board in boards}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check the files; status 1 when one is out of date or is no dashboard's any more."""
+    parser = argparse.ArgumentParser(prog="python -m grafana", description="Write the dashboards' JSON.")
+    parser.add_argument("directory", type=Path, nargs="?", default=DIRECTORY, help="where to; default %(default)s")
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    parser.add_argument("--thresholds", metavar="FILE", type=Path, default=limits.FILE, help="what colours go by; default %(default)s")
+    parser.add_argument("--runbooks", metavar="URL", default=RUNBOOKS, help="where runbooks are read; default %(default)s")
+    options = parser.parse_args(arguments)
+    source = Source(limits=limits.read(options.thresholds), runbooks=options.runbooks.rstrip("/"))
+    made = documents(source)
+    there = {file.name for file in options.directory.glob("dshealthd-*.json")}
+    stale = {name for name, text in made.items() if name not in there or (options.directory / name).read_text(encoding="utf-8") != text}
+    if options.check:
+        for name in sorted(stale | there - made.keys()):
+            print(f"{options.directory / name} is out of date: run ./dev generate", file=sys.stderr)
+        return 1 if stale or there - made.keys() else 0
+    for name in there - made.keys():
+        (options.directory / name).unlink()
+    for name in stale:
+        (options.directory / name).write_text(made[name], encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Panels of firing alerts, which more than one dashboard has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grafana.board import Source, node_link
+from grafana.panels import BLUE, ORANGE, RED, YELLOW
+from grafana.queries import ROWS, parts
+from grafana.tables import Column, rows
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.models import dashboard
+
+    from grafana.panels import States
+
+SEVERITIES: States = {"critical": ("page", RED), "warning": ("ticket", ORANGE), "info": ("info", BLUE)}
+PARTS = ("gpu", "link", "device", "port", "path", "part", "peer", "leaf", "xid", "sensor", "collector", "worker", "reason")
+"""Labels by which an alert says which part of its node it means."""
+KEPT = "severity, alertname, symptom, cluster, node, which"
+RULES_LOADED = 'sum(ALERTS{@alerts,alertname="DshealthdWatchdog",alertstate="firing"})'
+"""Nothing where no rules are evaluated: no alerts is no good news then."""
+
+
+def firing(source: Source, matchers: str, *, limit: int = ROWS, size: tuple[int, int]) -> dashboard.Panel:
+    """Return a table of alerts that fire now, the latest `limit` of each severity, pages first."""
+
+    def since(severity: str) -> str:
+        # The value of ALERTS_FOR_STATE is the time at which the alert's condition became true.
+        both = f'{matchers},severity="{severity}"'
+        fired = f'ALERTS_FOR_STATE{{{both}}} and ignoring (alertstate) ALERTS{{{both},alertstate="firing"}}'
+        return f"topk({limit}, 1000 * min by ({KEPT}) ({parts(fired, *PARTS)}))"
+
+    return rows(
+        "Firing alerts",
+        f"""Alerts that fire now, pages first: at most the latest {limit} of each severity. "Since" is when the condition became true.
+        The runbook says how to confirm it and what helps.""",
+        [
+            Column(title="Severity", label="severity", states=SEVERITIES, width=90),
+            Column(title="Alert", label="alertname", link=source.runbook()),
+            Column(title="Node", label="node", link=node_link()),
+            Column(title="Part", label="which"),
+            Column(title="Since", expr=f"{since('critical')} or {since('warning')}", unit="dateTimeFromNow", width=150),
+            Column(title="Symptom", label="symptom", link=source.runbook()),
+        ],
+        sort=("Severity", False),
+        size=size,
+    )
+
+
+def by_rule(source: Source, *, size: tuple[int, int]) -> dashboard.Panel:
+    """Return a table of the rules that fire, with the number of alerts of each: what a fault of many nodes is read from."""
+    return rows(
+        "Firing alerts by rule",
+        "How many alerts of each rule fire: one line where a leaf takes forty nodes with it.",
+        [
+            Column(title="Severity", label="severity", states=SEVERITIES, width=90),
+            Column(title="Alert", label="alertname", link=source.runbook()),
+            Column(
+                title="Alerts",
+                expr='count by (severity, alertname, symptom) (ALERTS{@alerts,alertstate="firing",severity=~"critical|warning|info"})',
+                steps=((1, YELLOW), (10, ORANGE), (100, RED)),
+                width=80,
+            ),
+            Column(title="Symptom", label="symptom", link=source.runbook()),
+        ],
+        sort=("Alerts", True),
+        size=size,
+    )

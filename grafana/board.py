@@ -1,0 +1,204 @@
+"""A dashboard: its rows of panels, its variables, its links to the others, and the alerts drawn into its graphs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard, prometheus
+
+from grafana.limits import Limits
+from grafana.panels import DATA_SOURCE, ORANGE, RED, Link
+from grafana.queries import promql
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+WIDTH = 24
+TAG = "dshealthd"
+NO_PROBES = "no probes"
+"""Where no agent takes part in probes, their numbers are not 0."""
+KEPT = "${datasource:queryparam}&${cluster:queryparam}&${__url_time_range}"
+"""What a link to another dashboard takes along."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What dashboards are made from: the thresholds, and where runbooks are read (an URL without the slash at its end)."""
+
+    limits: Limits
+    runbooks: str
+
+    def runbook(self) -> Link:
+        """Return a table's link to the runbook of the symptom in its column `symptom`."""
+        return Link(title="Runbook", url=f"{self.runbooks}/${{__data.fields.symptom}}.md")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A heading and the panels below it; those of a closed row are queried once it is opened."""
+
+    title: str
+    panels: Sequence[dashboard.Panel]
+    closed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """A dashboard as its module declares it."""
+
+    uid: str
+    title: str
+    description: str
+    variables: Sequence[dashboard.VariableModel]
+    rows: Sequence[Row]
+    alerts: str = "@alerts"
+    """The matchers of those alerts whose beginning and end are drawn into graphs."""
+    since: str = "now-6h"
+
+
+def node_link(field: str = "${__data.fields.node}") -> Link:
+    """Return a link to the dashboard of the node that `field` names; without it, of a table's row."""
+    return Link(title="Node", url=f"/d/dshealthd-node/dshealthd-node?var-node={field}&{KEPT}")
+
+
+def series_link() -> Link:
+    """Return a link to the dashboard of the node that a line, a band or a square is about."""
+    return node_link("${__field.labels.node}")
+
+
+def data_source() -> dashboard.VariableModel:
+    """Return the variable that chooses the Prometheus."""
+    return dashboard.VariableModel(type_val=dashboard.VariableType.DATASOURCE, name="datasource", label="Data source", query="prometheus")
+
+
+def choice(
+    name: str,
+    label: str,
+    query: str,
+    *,
+    description: str = "",
+    regex: str = "",
+    several: bool = False,
+    everything: str | None = None,
+    hidden: bool = False,
+) -> dashboard.VariableModel:
+    """Return a variable of the values that a query finds; `everything` is the expression for all of them, "" for their list."""
+    every = None if everything is None else dashboard.VariableOption(selected=True, text="All", value="$__all")
+    return dashboard.VariableModel(
+        type_val=dashboard.VariableType.QUERY,
+        name=name,
+        label=label,
+        description=description or None,
+        hide=dashboard.VariableHide.HIDE_VARIABLE if hidden else dashboard.VariableHide.DONT_HIDE,
+        query={"query": promql(query), "refId": name},
+        definition=promql(query),
+        datasource=DATA_SOURCE,
+        regex=regex,
+        refresh=dashboard.VariableRefresh.ON_TIME_RANGE_CHANGED,
+        sort=dashboard.VariableSort.NATURAL_ASC,
+        multi=several,
+        include_all=every is not None,
+        all_value=everything or None,
+        current=every,
+    )
+
+
+def cluster() -> dashboard.VariableModel:
+    """Return the variable of the cluster; everything, where no series has such a label."""
+    return choice("cluster", "Cluster", "label_values(dshealthd_build_info, cluster)", several=True, everything=".*")
+
+
+def scrape_job() -> dashboard.VariableModel:
+    """Return the hidden variable of the scrape jobs that agents are found in: `up` is everybody's metric."""
+    return choice(
+        "job", "Scrape job", 'label_values(dshealthd_build_info{cluster=~"$cluster"}, job)', several=True, everything="", hidden=True
+    )
+
+
+def write(board: Board) -> str:
+    """Return the JSON of a dashboard."""
+    document = json.loads(json.dumps(_model(board), cls=JSONEncoder))
+    return json.dumps(_without_placement(document), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _without_placement(value: Any) -> Any:
+    """Leave out what the SDK writes unasked, and which moves links and annotations from above the panels into a menu of their own."""
+    if isinstance(value, dict):
+        return {key: _without_placement(entry) for key, entry in value.items() if (key, entry) != ("placement", "inControlsMenu")}
+    return [_without_placement(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _model(board: Board) -> dashboard.Dashboard:
+    return dashboard.Dashboard(
+        uid=board.uid,
+        title=board.title,
+        description=" ".join(board.description.split()),
+        tags=[TAG],
+        editable=False,
+        graph_tooltip=dashboard.DashboardCursorSync.CROSSHAIR,
+        time=dashboard.DashboardDashboardTime(from_val=board.since, to="now"),
+        timepicker=dashboard.TimePickerConfig(),
+        refresh="30s",
+        panels=_place(board.rows),
+        templating=dashboard.DashboardDashboardTemplating(list_val=list(board.variables)),
+        annotations=dashboard.AnnotationContainer(
+            list_val=[_annotation("Pages", "critical", RED, board), _annotation("Tickets", "warning", ORANGE, board)]
+        ),
+        links=[
+            dashboard.DashboardLink(
+                title="dshealthd",
+                type_val=dashboard.DashboardLinkType.DASHBOARDS,
+                icon="external link",
+                tags=[TAG],
+                keep_time=True,
+                include_vars=True,
+            )
+        ],
+    )
+
+
+def _annotation(name: str, severity: str, color: str, board: Board) -> dashboard.AnnotationQuery:
+    """Return what draws alerts of a severity: one line for each rule, and not for each of the nodes that it fires for."""
+    expr = promql(f'count by (alertname, symptom) (ALERTS{{{board.alerts},alertstate="firing",severity="{severity}"}})')
+    return dashboard.AnnotationQuery(
+        name=name,
+        datasource=DATA_SOURCE,
+        enable=severity == "critical",
+        icon_color=color,
+        expr=expr,
+        title_format="{{alertname}}",
+        text_format="{{symptom}}",
+        tag_keys="symptom",
+        step="60s",
+        target=prometheus.Dataquery(expr=expr, ref_id="Anno", range_val=True, instant=False, legend_format="{{alertname}}"),
+    )
+
+
+def _place(rows: Iterable[Row]) -> list[dashboard.Panel | dashboard.RowPanel]:
+    """Set rows below one another, the panels of each from left to right, and number all of them."""
+    placed: list[dashboard.Panel | dashboard.RowPanel] = []
+    number, top = 1, 0
+    for row in rows:
+        heading = dashboard.RowPanel(
+            title=row.title, collapsed=row.closed, id_val=number, grid_pos=dashboard.GridPos(x=0, y=top, w=WIDTH, h=1)
+        )
+        placed.append(heading)
+        left, line, number, below = 0, 0, number + 1, top + 1
+        for panel in row.panels:
+            size = panel.grid_pos or dashboard.GridPos()
+            if left + size.w > WIDTH:
+                left, below, line = 0, below + line, 0
+            panel.grid_pos = dashboard.GridPos(x=left, y=below, w=size.w, h=size.h)
+            panel.id_val = number
+            left, line, number = left + size.w, max(line, size.h), number + 1
+        if row.closed:  # its panels take no place until it is opened
+            heading.panels = list(row.panels)
+            top += 1
+        else:
+            placed += row.panels
+            top = below + line
+    return placed

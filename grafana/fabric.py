@@ -1,0 +1,237 @@
+"""The rows of the dashboard *Probes and fabric* that are about InfiniBand, NVLink, PCIe and Ethernet in the whole fleet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grafana.board import Row, Source, node_link, series_link
+from grafana.panels import BLUE, GREEN, ORANGE, RED, YELLOW, graph, number
+from grafana.queries import ROWS, SERIES, worst
+from grafana.tables import Column, rows
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.models import dashboard
+
+PORT = "cluster, node, device, port"
+LINK = "cluster, node, gpu, link"
+
+
+def board_rows(source: Source) -> list[Row]:
+    """Return the rows."""
+    return [
+        Row(title="InfiniBand and RoCE", panels=_infiniband(source)),
+        Row(title="NVLink and PCIe", panels=_nvlink(source)),
+        Row(title="Ethernet", panels=_ethernet(), closed=True),
+    ]
+
+
+def _infiniband(source: Source) -> list[dashboard.Panel]:
+    up = "dshealthd_infiniband_port_up{@nodes}"
+    flaps = f"max by ({PORT}) (increase(dshealthd_infiniband_port_flaps_total{{@nodes}}[12h]))"
+    errors = f"max by ({PORT}, type) (increase(dshealthd_infiniband_port_errors_total{{@nodes}}[$__range]))"
+    return [
+        number("Ports", "InfiniBand and RoCE ports of all nodes.", f"count({up})", unknown="no ports", size=(4, 4)),
+        number(
+            "Ports not up",
+            "Ports that are not active, uncabled ones among them.",
+            f"count({up}) - sum({up})",
+            steps=((None, GREEN), (1, ORANGE)),
+            unknown="no ports",
+            size=(4, 4),
+        ),
+        graph(
+            "InfiniBand traffic",
+            "Data sent by all ports together, and by the busiest port.",
+            ("sum(rate(dshealthd_infiniband_port_transmit_bytes_total{@nodes}[$__rate_interval]))", "all"),
+            ("max(rate(dshealthd_infiniband_port_transmit_bytes_total{@nodes}[$__rate_interval]))", "busiest port"),
+            unit="Bps",
+            size=(8, 8),
+        ),
+        graph(
+            "Port errors",
+            f"Errors a minute by kind, of all ports together: the {SERIES} most frequent kinds. Kinds with flush_error grow when jobs end.",
+            (
+                worst("sum by (type) (60 * rate(dshealthd_infiniband_port_errors_total{@nodes}[$__rate_interval]))", "type"),
+                "{{type}}",
+            ),
+            unit="none",
+            size=(8, 8),
+        ),
+        rows(
+            "Ports that went down",
+            f"Ports that are down and were up in the time shown, and flaps in 12 hours: at most {ROWS} of each.",
+            [
+                Column(title="Node", label="node", link=node_link()),
+                Column(title="Device", label="device"),
+                Column(title="Port", label="port", width=60),
+                Column(
+                    title="Down",
+                    expr=f"topk({ROWS}, max by ({PORT}) ({up} == 0 and max_over_time({up}[$__range]) == 1))",
+                    states={0: ("down", RED)},
+                ),
+                Column(
+                    title="Flaps in 12 h",
+                    expr=f"round(topk({ROWS}, {flaps} > 0))",
+                    steps=((None, YELLOW), (source.limits["infiniband_flaps_in_12h"], ORANGE)),
+                ),
+            ],
+            sort=("Flaps in 12 h", True),
+            unknown="",
+            size=(12, 8),
+        ),
+        rows(
+            "Ports with most errors",
+            f"""Errors in the time shown, by port and kind: at most {ROWS}. Kinds differ in what they mean; the alerts have a threshold for
+            each.""",
+            [
+                Column(title="Node", label="node", link=node_link()),
+                Column(title="Device", label="device"),
+                Column(title="Port", label="port", width=60),
+                Column(title="Kind", label="type"),
+                Column(title="Errors", expr=f"round(topk({ROWS}, {errors} > 0))", steps=((None, BLUE), (10, YELLOW), (1000, ORANGE))),
+            ],
+            sort=("Errors", True),
+            size=(12, 8),
+        ),
+        rows(
+            "Rates of ports",
+            f"How many active ports run at each rate; a rare one is worth a look. At most {ROWS}.",
+            [
+                Column(title="Bytes a second", label="rate"),
+                Column(
+                    title="Ports",
+                    expr=f'bottomk({ROWS}, count_values("rate", dshealthd_infiniband_port_rate_bytes_per_second{{@nodes}}))',
+                ),
+            ],
+            sort=("Ports", False),
+            unknown="no ports",
+            size=(8, 8),
+        ),
+        graph(
+            "Congestion",
+            f"Congestion notifications a second, by kind, of all ports together: the {SERIES} most frequent; no error by themselves.",
+            (
+                worst("sum by (type) (rate(dshealthd_infiniband_port_congestion_total{@nodes}[$__rate_interval]))", "type"),
+                "{{type}}",
+            ),
+            unit="none",
+        ),
+        graph(
+            "Waiting for credits",
+            f"Ticks a second that ports had data and could not send, in the adapters' own unit: the {SERIES} ports that wait most now.",
+            (
+                worst(f"max by ({PORT}) (rate(dshealthd_infiniband_port_transmit_wait_total{{@nodes}}[$__rate_interval]))", PORT),
+                "{{node}} {{device}} {{port}}",
+            ),
+            unit="none",
+            link=series_link(),
+        ),
+    ]
+
+
+def _nvlink(source: Source) -> list[dashboard.Panel]:
+    limits = source.limits
+    up = "dshealthd_nvlink_up{@nodes}"
+    errors = f"max by ({LINK}, type) (increase(dshealthd_nvlink_errors_total{{@nodes}}[$__range]))"
+    return [
+        graph(
+            "NVLink errors",
+            """Errors a minute on one GPU, by kind: the GPUs with most. The threshold is that of replays and recoveries of one link; CRC
+            errors count by the second.""",
+            (
+                worst(
+                    "sum by (cluster, node, gpu, type) (60 * rate(dshealthd_nvlink_errors_total{@nodes}[$__rate_interval]))",
+                    "cluster, node, gpu, type",
+                ),
+                "{{node}} GPU {{gpu}} {{type}}",
+            ),
+            unit="none",
+            steps=((limits["nvlink_errors_per_minute"], RED),),
+            link=series_link(),
+        ),
+        rows(
+            "NVLinks that went down",
+            f"Links that are not up and were in the time shown: at most {ROWS}.",
+            [
+                Column(title="Node", label="node", link=node_link()),
+                Column(title="GPU", label="gpu", width=60),
+                Column(title="Link", label="link", width=60),
+                Column(title="", expr=f"topk({ROWS}, max by ({LINK}) ({up} == 0 and max_over_time({up}[$__range]) == 1)) + 1"),
+            ],
+        ),
+        rows(
+            "NVLinks with most errors",
+            f"Errors in the time shown, by link and kind: at most {ROWS}.",
+            [
+                Column(title="Node", label="node", link=node_link()),
+                Column(title="GPU", label="gpu", width=60),
+                Column(title="Link", label="link", width=60),
+                Column(title="Kind", label="type"),
+                Column(title="Errors", expr=f"round(topk({ROWS}, {errors} > 0))", steps=((None, BLUE), (1, ORANGE))),
+            ],
+            sort=("Errors", True),
+        ),
+        graph(
+            "Bit errors of NVLink 5",
+            f"Bit errors per bit after correction, of a GPU's worst link: the {SERIES} GPUs with most.",
+            (
+                worst("max by (cluster, node, gpu) (dshealthd_nvlink_effective_bit_error_ratio{@nodes})", "cluster, node, gpu"),
+                "{{node}} GPU {{gpu}}",
+            ),
+            unit="sci",
+            steps=((limits["nvlink_bit_error_ratio"], RED),),
+            link=series_link(),
+        ),
+        graph(
+            "PCIe replays",
+            f"Packets sent again after an error, a minute: the {SERIES} GPUs with most.",
+            (
+                worst(
+                    "max by (cluster, node, gpu) (60 * rate(dshealthd_pcie_replays_total{@nodes}[$__rate_interval]))", "cluster, node, gpu"
+                ),
+                "{{node}} GPU {{gpu}}",
+            ),
+            unit="none",
+            steps=((limits["pcie_replays_per_minute"], ORANGE), (limits["pcie_replays_critical_per_minute"], RED)),
+            link=series_link(),
+        ),
+        rows(
+            "PCIe links narrower than they could be",
+            f"GPUs with fewer lanes than they and their slot allow: at most {ROWS}.",
+            [
+                Column(title="Node", label="node", link=node_link()),
+                Column(title="GPU", label="gpu", width=60),
+                Column(
+                    title="Lanes",
+                    expr=f"""topk({ROWS}, max by (cluster, node, gpu)
+                        (dshealthd_pcie_link_width{{@nodes}} < dshealthd_pcie_link_width_max{{@nodes}}))""",
+                ),
+            ],
+        ),
+    ]
+
+
+def _ethernet() -> list[dashboard.Panel]:
+    link = series_link()
+
+    def most(kind: str) -> tuple[str, str]:
+        rate = f"max by (cluster, node, device) (rate(dshealthd_network_{kind}_total{{@nodes}}[$__rate_interval]))"
+        return worst(rate, "cluster, node, device"), "{{node}} {{device}}"
+
+    return [
+        graph("Receive errors", f"Bad packets a second: the {SERIES} interfaces with most.", most("receive_errors"), unit="pps", link=link),
+        graph(
+            "Receive drops",
+            f"Packets dropped a second: the {SERIES} interfaces with most.",
+            most("receive_drops"),
+            unit="pps",
+            link=series_link(),
+        ),
+        graph(
+            "Carrier changes",
+            f"Changes of the carrier a second; a flap is two: the {SERIES} interfaces with most.",
+            most("carrier_changes"),
+            unit="none",
+            link=series_link(),
+        ),
+    ]

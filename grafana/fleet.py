@@ -1,0 +1,168 @@
+"""The dashboard *Fleet*: which nodes need me now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grafana import alerts, trends, trouble
+from grafana.board import NO_PROBES, Board, Row, Source, cluster, data_source, node_link, scrape_job, series_link
+from grafana.panels import GREEN, GREY, ORANGE, PURPLE, RED, number, squares, timeline
+from grafana.queries import NODES, ROWS, SERIES, worst
+from grafana.tables import Column, rows
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.models import dashboard
+
+    from grafana.panels import States, Steps
+
+NO_RULES = "no rules"
+STATES: States = {0: ("nothing fires", GREEN), 1: ("ticket", ORANGE), 2: ("page", RED), 3: ("does not answer", PURPLE)}
+STEPS: Steps = ((None, GREY), (0, GREEN), (1, ORANGE), (2, RED), (3, PURPLE))
+ANY: Steps = ((None, GREEN), (1, RED))
+SEVERITY = "max by (cluster, node) (dshealthd:node:severity{@rules} or 3 + 0 * (up{@fleet} == 0))"
+"""What needs attention on a node, as STATES has it."""
+BAD_ROUNDS = 'dshealthd_probe_rounds_total{@fleet,outcome!~"ok|declined"}'
+
+
+def board(source: Source) -> Board:
+    """Return the dashboard."""
+    return Board(
+        uid="dshealthd-fleet",
+        title="dshealthd / Fleet",
+        description="Which nodes need me now, out of all of them, and why.",
+        variables=[data_source(), cluster(), scrape_job()],
+        rows=[
+            Row(title="Which nodes need me now", panels=_now(source)),
+            Row(title="Suspects and probes", panels=_probes(source)),
+            Row(title="GPUs", panels=trouble.panels(source)),
+            Row(title="Over time", panels=trends.panels(source), closed=True),
+            Row(title="Differences between nodes", panels=trends.differences(), closed=True),
+        ],
+    )
+
+
+def _now(source: Source) -> list[dashboard.Panel]:
+    def nodes_with(severity: str) -> str:
+        of = f'ALERTS{{@alerts,alertstate="firing",severity="{severity}",node!=""}}'
+        return f"count(count by (cluster, node) ({of})) or 0 * {alerts.RULES_LOADED}"
+
+    return [
+        number("Nodes", "Nodes that Prometheus is to scrape: the targets of the scrape job.", "count(up{@fleet})"),
+        number(
+            "Not answering",
+            "Nodes whose agent did not answer the last scrape. Nothing else is known of them.",
+            "count(up{@fleet}) - sum(up{@fleet})",
+            steps=((None, GREEN), (1, PURPLE)),
+        ),
+        number(
+            "Nodes with a page",
+            f"Nodes with a critical alert. “{NO_RULES}”: Prometheus evaluates no rules, so no alert can fire.",
+            nodes_with("critical"),
+            steps=ANY,
+            unknown=NO_RULES,
+        ),
+        number(
+            "Nodes with a ticket",
+            "Nodes with an alert of severity warning, those with a page included.",
+            nodes_with("warning"),
+            steps=((None, GREEN), (1, ORANGE)),
+            unknown=NO_RULES,
+        ),
+        number(
+            "Suspects",
+            f"Nodes, GPUs, links and leaves that the probes accuse. “{NO_PROBES}”: no agent takes part in probes.",
+            "count(dshealthd:suspect:accusers{@rules}) or 0 * sum(dshealthd_probe_up{@fleet} == 1)",
+            steps=((None, GREEN), (1, ORANGE)),
+            unknown=NO_PROBES,
+        ),
+        number(
+            "GPUs not readable",
+            "GPUs on the PCI bus that the driver cannot be asked about: lost, hung, denied, or without a driver.",
+            "sum(dshealthd_gpus_expected{@fleet}) - (sum(dshealthd_gpu_up{@fleet}) or vector(0))",
+            steps=ANY,
+            unknown="no GPUs",
+        ),
+        alerts.firing(source, "@alerts", size=(16, 10)),
+        alerts.by_rule(source, size=(8, 10)),
+        squares(
+            "Nodes by what fires",
+            f"""Every node, the worst first and at most {NODES}: green where nothing fires, orange a ticket, red a page, purple where the
+            agent does not answer. Without squares there are no rules: `deploy/prometheus/recording.yml` is not loaded.""",
+            f"sort_desc(topk({NODES}, {SEVERITY}))",
+            name="{{node}}",
+            steps=STEPS,
+            states=STATES,
+            link=series_link(),
+            size=(24, 9),
+        ),
+    ]
+
+
+def _probes(source: Source) -> list[dashboard.Panel]:
+    worst_nodes = f"topk({ROWS}, sum by (cluster, node) (increase({BAD_ROUNDS}[$__range])))"
+    matrix = rows(
+        "Rounds by how they ended",
+        f"""Rounds of probes in the time shown, by node and outcome, of the {ROWS} nodes with the most that ended neither well nor declined.
+        A node with many whose peers have few is the bad one; a column that is full speaks of the fabric.""",
+        [
+            Column(title="Node", label="node"),
+            Column(title="Outcome", label="outcome"),
+            Column(
+                title="Rounds",
+                expr=f"""round(sum by (cluster, node, outcome) (increase(dshealthd_probe_rounds_total{{@fleet}}[$__range])))
+                    and on (cluster, node) {worst_nodes}""",
+                decimals=0,
+            ),
+        ],
+        matrix=("node", "outcome"),
+        unknown=NO_PROBES,
+        size=(12, 9),
+    )
+    return [
+        rows(
+            "Suspects",
+            f"""Whom the probes accuse now, and how many agents do: at most {ROWS}, those with the most accusers. A link is named by its two
+            nodes, a part as NODE/PART.""",
+            [
+                Column(title="Kind", label="kind", width=70),
+                Column(title="Accused", label="part"),
+                Column(title="Reason", label="reason"),
+                Column(
+                    title="Accusers",
+                    expr=f"topk({ROWS}, max by (cluster, kind, part, node, reason) (dshealthd:suspect:accusers{{@rules}}))",
+                    steps=((1, ORANGE), (3, RED)),
+                    width=90,
+                ),
+                Column(title="Node", label="node", link=node_link()),
+            ],
+            sort=("Accusers", True),
+            size=(12, 9),
+        ),
+        matrix,
+        rows(
+            "Slowest nodes",
+            f"""The nodes' own scores: the median ratio of their timings to what is usual between these nodes; 1 is usual, 1.2 a fifth
+            slower. At most {SERIES}.""",
+            [
+                Column(title="Node", label="node", link=node_link()),
+                Column(
+                    title="Times as long as usual",
+                    expr=f"topk({SERIES}, max by (cluster, node) (dshealthd_probe_score_ratio{{@fleet}}))",
+                    decimals=2,
+                    steps=((None, GREEN), (source.limits["fleet_score_ratio"], ORANGE)),
+                ),
+            ],
+            sort=("Times as long as usual", True),
+            unknown=NO_PROBES,
+            size=(8, 8),
+        ),
+        timeline(
+            "Nodes that need attention, over time",
+            f"The {SERIES} nodes that are worst at the end of the time shown, those that do not answer among them.",
+            worst(SEVERITY, "cluster, node"),
+            "{{node}}",
+            STATES,
+            link=series_link(),
+            size=(16, 8),
+        ),
+    ]

@@ -1,0 +1,271 @@
+"""The rows of the dashboard *Node* that are about its GPUs and their links."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grafana.board import Row, Source
+from grafana.panels import BLUE, GREEN, ORANGE, RED, UP, YELLOW, graph, timeline
+from grafana.queries import ROWS
+from grafana.tables import Column, rows
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.models import dashboard
+
+    from grafana.panels import States, Steps
+
+GPU = "GPU {{gpu}}"
+CLEAN: Steps = ((None, GREEN), (1, ORANGE))
+BROKEN: Steps = ((None, GREEN), (1, RED))
+ACTIONS: States = {
+    0: ("none", GREEN),
+    1: ("GPU reset", ORANGE),
+    2: ("reboot", RED),
+    3: ("drain peers", ORANGE),
+    4: ("drain and reset", ORANGE),
+    5: ("IMEX recovery", ORANGE),
+    6: ("bus reset", RED),
+}
+HELD: States = {0: ("free", GREEN), 1: ("held down", RED)}
+NOT_IDLE = 'reason!~"gpu_idle|applications_clocks_setting|sync_boost|display_clock_setting"'
+"""Reasons that are no trouble are left out: idleness, and what somebody set."""
+XIDS = f"topk({ROWS}, max by (gpu, pci, xid) (dshealthd_xid_last_timestamp_seconds{{@node}}))"
+LINK_ERRORS = "sum by (gpu, link) (increase(dshealthd_nvlink_errors_total{@gpus}[$__range]))"
+BAD_LINKS = f"""(topk({ROWS}, {LINK_ERRORS} > 0)
+    or max by (gpu, link) (dshealthd_nvlink_up{{@gpus}} == 0 and max_over_time(dshealthd_nvlink_up{{@gpus}}[$__range]) == 1))"""
+
+
+def board_rows(source: Source) -> list[Row]:
+    """Return the rows."""
+    return [
+        Row(title="GPUs", panels=[_table(source), *_vital(source)]),
+        Row(title="GPU memory errors and Xids", panels=_errors(source)),
+        Row(title="NVLink and PCIe", panels=_links(source), closed=True),
+    ]
+
+
+def _each(expression: str) -> str:
+    return f"max by (gpu) ({expression})"
+
+
+def _table(source: Source) -> dashboard.Panel:
+    limits = source.limits
+    ecc = 'dshealthd_gpu_ecc_errors_total{@gpus,type="uncorrected",counter="volatile"}'
+    return rows(
+        "GPUs",
+        """One line a GPU. A cell says “unknown” where the part does not tell, or could not be read. "Held" is how many reasons hold its
+        clocks down now, idleness left out; ECC counts uncorrected errors since the driver was loaded.""",
+        [
+            Column(title="GPU", label="gpu", width=55),
+            Column(title="Readable", expr=_each("dshealthd_gpu_up{@gpus}"), states=UP, width=80),
+            Column(
+                title="Core",
+                expr=_each('dshealthd_gpu_temperature_celsius{@gpus,sensor="core"}'),
+                unit="celsius",
+                steps=(
+                    (None, GREEN),
+                    (limits["gpu_temperature_celsius"], ORANGE),
+                    (limits["gpu_temperature_critical_celsius"], RED),
+                ),
+            ),
+            Column(title="Power", expr=_each("dshealthd_gpu_power_watts{@gpus}"), unit="watt", decimals=0),
+            Column(title="Busy", expr=_each("dshealthd_gpu_utilization_ratio{@gpus}"), unit="percentunit", decimals=0),
+            Column(
+                title="Memory used",
+                expr=_each("dshealthd_gpu_memory_used_bytes{@gpus} / dshealthd_gpu_memory_total_bytes{@gpus}"),
+                unit="percentunit",
+                decimals=0,
+                steps=((None, GREEN), (limits["gpu_memory_used_ratio"], ORANGE)),
+            ),
+            Column(title="Processes", expr=_each("dshealthd_gpu_compute_processes{@gpus}")),
+            Column(
+                title="Held", expr=f"sum by (gpu) (dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}})", steps=((None, GREEN), (1, YELLOW))
+            ),
+            Column(title="ECC", expr=_each(ecc), steps=BROKEN),
+            Column(title="Remap pending", expr=_each("dshealthd_gpu_remapped_rows_pending{@gpus}"), steps=CLEAN),
+            Column(title="Remap failed", expr=_each("dshealthd_gpu_remapped_rows_failed{@gpus}"), steps=BROKEN),
+            Column(title="NVLinks up", expr="sum by (gpu) (dshealthd_nvlink_up{@gpus})"),
+            Column(title="PCIe lanes", expr=_each("dshealthd_pcie_link_width{@gpus}")),
+            Column(title="Asks for", expr=_each("dshealthd_gpu_recovery_action{@gpus}"), states=ACTIONS),
+        ],
+        sort=("GPU", False),
+        unknown="unknown",
+        size=(24, 9),
+    )
+
+
+def _vital(source: Source) -> list[dashboard.Panel]:
+    limits = source.limits
+    return [
+        graph(
+            "Core temperature",
+            """Temperature of the core. Red and dashed: the part's own limits, where it tells them; the thresholds are those of the alerts
+            for parts that tell none.""",
+            (_each('dshealthd_gpu_temperature_celsius{@gpus,sensor="core"}'), GPU),
+            ('min by (limit) (dshealthd_gpu_temperature_limit_celsius{@gpus,limit=~"slowdown|max_operating"})', "limit: {{limit}}"),
+            unit="celsius",
+            steps=((limits["gpu_temperature_celsius"], ORANGE), (limits["gpu_temperature_critical_celsius"], RED)),
+            limits=["limit"],
+            minimum=None,
+        ),
+        graph(
+            "Memory temperature and margin",
+            """Temperature of the memory, and the distance of the core to its highest operating temperature; parts that have the sensors
+            only.""",
+            (_each('dshealthd_gpu_temperature_celsius{@gpus,sensor="memory"}'), f"{GPU} memory"),
+            (_each("dshealthd_gpu_temperature_margin_celsius{@gpus}"), f"{GPU} margin"),
+            unit="celsius",
+            minimum=None,
+        ),
+        graph(
+            "Power",
+            "Power drawn by the board, and the limit in force.",
+            (_each("dshealthd_gpu_power_watts{@gpus}"), GPU),
+            ('max(dshealthd_gpu_power_limit_watts{@gpus,limit="enforced"})', "limit"),
+            unit="watt",
+            limits=["limit"],
+        ),
+        graph(
+            "Utilisation",
+            "Share of time in which a kernel ran. All of it with little power and idle memory is a collective that waits.",
+            (_each("dshealthd_gpu_utilization_ratio{@gpus}"), GPU),
+            unit="percentunit",
+            maximum=1,
+        ),
+        graph(
+            "Memory in use",
+            "Share of the memory in use. The threshold is where the next allocation is likely to fail.",
+            (_each("dshealthd_gpu_memory_used_bytes{@gpus} / dshealthd_gpu_memory_total_bytes{@gpus}"), GPU),
+            unit="percentunit",
+            steps=((limits["gpu_memory_used_ratio"], ORANGE),),
+            maximum=1,
+        ),
+        graph(
+            "SM clock",
+            "Clock of the multiprocessors, and the part's highest.",
+            (_each('dshealthd_gpu_clock_hertz{@gpus,domain="sm"}'), GPU),
+            ('max(dshealthd_gpu_clock_max_hertz{@gpus,domain="sm"})', "limit"),
+            unit="hertz",
+            limits=["limit"],
+        ),
+        timeline(
+            "What holds the clocks down",
+            "GPUs and reasons for which clocks are held down at any time shown; idleness and limits that somebody set are left out.",
+            f"""max by (gpu, reason) (dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}}) and on (gpu, reason) topk({ROWS}, max by (gpu,
+            reason) (max_over_time(dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}}[$__range] @ end())) > 0)""",
+            f"{GPU} {{{{reason}}}}",
+            HELD,
+            size=(16, 8),
+        ),
+        rows(
+            "GPU faults",
+            "Why a GPU, or one of the calls that read it, fails now.",
+            [
+                Column(title="GPU", label="gpu", width=60),
+                Column(title="Reason", label="reason"),
+                Column(title="", expr="max by (gpu, reason) (dshealthd_gpu_fault{@gpus}) == 1"),
+            ],
+            size=(8, 8),
+        ),
+    ]
+
+
+def _errors(source: Source) -> list[dashboard.Panel]:
+    return [
+        graph(
+            "ECC errors",
+            "Uncorrected and corrected ECC errors in a minute. The threshold is that of corrected ones; any uncorrected one is an alert.",
+            (
+                'sum by (gpu, type) (60 * rate(dshealthd_gpu_ecc_errors_total{@gpus,counter="volatile"}[$__rate_interval]))',
+                f"{GPU} {{{{type}}}}",
+            ),
+            unit="none",
+            steps=((source.limits["ecc_corrected_per_minute"], ORANGE),),
+        ),
+        rows(
+            "Remapped rows and retired pages",
+            "Memory put out of use for good, by what led to it.",
+            [
+                Column(title="GPU", label="gpu", width=60),
+                Column(title="Errors", label="type"),
+                Column(
+                    title="Rows or pages",
+                    expr="max by (gpu, type) (dshealthd_gpu_remapped_rows{@gpus} or dshealthd_gpu_retired_pages{@gpus})",
+                    steps=((None, GREEN), (1, YELLOW)),
+                ),
+            ],
+            sort=("Rows or pages", True),
+            size=(8, 8),
+        ),
+        rows(
+            "Xids",
+            f"""Errors that the GPU driver wrote into the kernel log since boot, and when last: at most {ROWS}, the latest. NVIDIA's
+            catalogue says what a number means; 13, 31, 43, 45, 68 and 69 are the application's own.""",
+            [
+                Column(title="GPU", label="gpu", width=60),
+                Column(title="PCI", label="pci"),
+                Column(title="Xid", label="xid", width=60),
+                Column(
+                    title="Lines",
+                    expr=f"max by (gpu, pci, xid) (dshealthd_xid_errors_total{{@node}}) and on (gpu, pci, xid) {XIDS}",
+                    width=70,
+                ),
+                Column(title="Last", expr=f"1000 * {XIDS}", unit="dateTimeFromNow"),
+            ],
+            sort=("Last", True),
+            size=(8, 8),
+        ),
+    ]
+
+
+def _links(source: Source) -> list[dashboard.Panel]:
+    limits = source.limits
+    return [
+        graph(
+            "NVLinks up",
+            "Links that are active or asleep. A link that is not wired counts as not up: compare a GPU with its peers and with its past.",
+            ("sum by (gpu) (dshealthd_nvlink_up{@gpus})", GPU),
+            unit="none",
+        ),
+        graph(
+            "NVLink errors",
+            """Errors a minute on all links of a GPU together, by kind. The threshold is that of replays and recoveries of one link; CRC
+            errors count by the second.""",
+            ("sum by (gpu, type) (60 * rate(dshealthd_nvlink_errors_total{@gpus}[$__rate_interval]))", f"{GPU} {{{{type}}}}"),
+            unit="none",
+            steps=((limits["nvlink_errors_per_minute"], RED),),
+        ),
+        rows(
+            "Links that are down or have errors",
+            f"NVLinks that went down, or had errors, in the time shown: at most {ROWS} of each.",
+            [
+                Column(title="GPU", label="gpu", width=60),
+                Column(title="Link", label="link", width=60),
+                Column(title="Up", expr=f"max by (gpu, link) (dshealthd_nvlink_up{{@gpus}}) and on (gpu, link) {BAD_LINKS}", states=UP),
+                Column(title="Errors", expr=f"{LINK_ERRORS} and on (gpu, link) {BAD_LINKS}", decimals=0, steps=((None, BLUE), (1, ORANGE))),
+            ],
+            sort=("Errors", True),
+            size=(8, 8),
+        ),
+        graph(
+            "NVLink traffic",
+            "Data that each GPU sends over all its links.",
+            (_each("rate(dshealthd_nvlink_transmit_bytes_total{@gpus}[$__rate_interval])"), GPU),
+            unit="Bps",
+        ),
+        graph(
+            "PCIe link",
+            "Lanes of each GPU's PCIe link, and the most that it and its slot allow.",
+            (_each("dshealthd_pcie_link_width{@gpus}"), GPU),
+            ("max(dshealthd_pcie_link_width_max{@gpus})", "limit"),
+            unit="none",
+            limits=["limit"],
+        ),
+        graph(
+            "PCIe replays",
+            "Packets sent again after an error, a minute.",
+            (_each("60 * rate(dshealthd_pcie_replays_total{@gpus}[$__rate_interval])"), GPU),
+            unit="none",
+            steps=((limits["pcie_replays_per_minute"], ORANGE), (limits["pcie_replays_critical_per_minute"], RED)),
+        ),
+    ]

@@ -1,0 +1,240 @@
+"""The rows of the dashboard *Node* that are about the host: fabric, memory, sockets, storage, and the agent itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grafana import ports
+from grafana.board import Row, Source
+from grafana.panels import BLUE, ORANGE, RED, UP, YELLOW, graph
+from grafana.queries import ROWS
+from grafana.tables import Column, rows
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.models import dashboard
+
+
+def board_rows(source: Source) -> list[Row]:
+    """Return the rows."""
+    return [
+        Row(title="InfiniBand and network", panels=ports.panels(source), closed=True),
+        Row(title="Memory, CPU, kernel", panels=_kernel(source), closed=True),
+        Row(title="Sockets and open files", panels=_sockets(source), closed=True),
+        Row(title="Storage", panels=_storage(source), closed=True),
+        Row(title="Software and the agent", panels=_agent(), closed=True),
+    ]
+
+
+def _kernel(source: Source) -> list[dashboard.Panel]:
+    limits = source.limits
+    return [
+        graph(
+            "Memory",
+            "Memory that can be had without swapping, in tmpfs and shared segments, and locked, of all that the kernel manages.",
+            ("max(dshealthd_memory_available_bytes{@node})", "available"),
+            ("max(dshealthd_memory_shared_bytes{@node})", "shared"),
+            ("max(dshealthd_memory_locked_bytes{@node})", "locked"),
+            ("max(dshealthd_memory_total_bytes{@node})", "total"),
+            unit="bytes",
+            limits=["total"],
+        ),
+        graph(
+            "Time spent waiting",
+            "Share of time in which some, or all (full), tasks waited for a resource. The threshold is that of memory, full.",
+            ("max by (resource, tasks) (dshealthd_pressure_stalled_ratio{@node})", "{{resource}} {{tasks}}"),
+            unit="percentunit",
+            steps=((limits["memory_pressure_ratio"], ORANGE),),
+            maximum=1,
+        ),
+        graph(
+            "Load",
+            "Tasks that run, want to run or sleep uninterruptibly, averaged over 5 minutes, and the CPUs there are.",
+            ('max(dshealthd_load_average{@node,minutes="5"})', "load"),
+            ("max(dshealthd_cpus_online{@node})", "CPUs"),
+            unit="none",
+            limits=["CPUs"],
+        ),
+        rows(
+            "Kernel log",
+            f"Faults that the kernel reported since boot, and in the time shown: at most {ROWS} kinds.",
+            [
+                Column(title="Event", label="event"),
+                Column(title="Since boot", expr=f"topk({ROWS}, max by (event) (dshealthd_kernel_events_total{{@node}} > 0))"),
+                Column(
+                    title="In the time shown",
+                    expr=f"""round(max by (event) (increase(dshealthd_kernel_events_total{{@node}}[$__range])))
+                        and on (event) topk({ROWS}, max by (event) (dshealthd_kernel_events_total{{@node}} > 0))""",
+                    steps=((None, BLUE), (1, ORANGE)),
+                ),
+            ],
+            sort=("In the time shown", True),
+            size=(8, 8),
+        ),
+        graph(
+            "Threads and asynchronous I/O",
+            "Threads of all processes and reserved asynchronous I/O requests, as shares of what the system allows.",
+            ("max(dshealthd_threads{@node} / dshealthd_threads_limit{@node})", "threads"),
+            ("max(dshealthd_aio_requests{@node} / dshealthd_aio_requests_limit{@node})", "asynchronous I/O"),
+            unit="percentunit",
+        ),
+        graph(
+            "OOM kills",
+            "Processes killed for lack of memory, an hour.",
+            ("max(increase(dshealthd_oom_kills_total{@node}[1h]))", "kills"),
+            unit="none",
+        ),
+    ]
+
+
+def _sockets(source: Source) -> list[dashboard.Panel]:
+    limits = source.limits
+    return [
+        graph(
+            "TCP sockets",
+            "Sockets of the agent's network namespace, by state.",
+            ("max by (state) (dshealthd_tcp_sockets{@node})", "{{state}}"),
+            unit="none",
+        ),
+        graph(
+            "Rendezvous ports",
+            """Sockets that hold one of the ports that training jobs meet on, by state. The threshold is that of TIME_WAIT, which holds a
+            port for a minute.""",
+            ("max by (state) (dshealthd_rendezvous_sockets{@node})", "{{state}}"),
+            unit="none",
+            steps=((limits["rendezvous_time_wait_sockets"], ORANGE),),
+        ),
+        rows(
+            "Listeners on rendezvous ports",
+            "Listeners, and the age of the oldest, by whether the process that started their owner is gone.",
+            [
+                Column(title="Orphaned", label="orphaned"),
+                Column(title="Listeners", expr="max by (orphaned) (dshealthd_rendezvous_listeners{@node})"),
+                Column(
+                    title="Oldest",
+                    expr="max by (orphaned) (dshealthd_rendezvous_listener_age_seconds{@node})",
+                    unit="s",
+                    steps=((None, BLUE), (limits["orphan_listener_seconds"], YELLOW)),
+                ),
+            ],
+            unknown="none",
+            size=(8, 8),
+        ),
+        graph(
+            "Limits of TCP",
+            "Sockets in TIME_WAIT and ephemeral ports in use, as shares of what there is.",
+            ('max(dshealthd_tcp_sockets{@node,state="time_wait"}) / max(dshealthd_tcp_time_wait_limit{@node})', "TIME_WAIT"),
+            ("max(dshealthd_tcp_ephemeral_ports_used{@node} / dshealthd_tcp_ephemeral_ports{@node})", "ephemeral ports"),
+            unit="percentunit",
+            steps=((limits["time_wait_ratio"], ORANGE),),
+        ),
+        graph(
+            "Open files",
+            "Open files as a share of the limit: of the system, of the process nearest to its own, and of the worst process of any job.",
+            ("max by (scope) (dshealthd_open_files{@node} / dshealthd_open_files_limit{@node})", "{{scope}}"),
+            unit="percentunit",
+            steps=((limits["open_files_ratio"], ORANGE), (limits["open_files_critical_ratio"], RED)),
+        ),
+        graph(
+            "Loopback",
+            "How long a connection of the agent to itself over 127.0.0.1 takes.",
+            ("max(dshealthd_loopback_connect_seconds{@node})", "connect"),
+            unit="s",
+            steps=((limits["loopback_connect_seconds"], ORANGE),),
+        ),
+    ]
+
+
+def _storage(source: Source) -> list[dashboard.Panel]:
+    limits = source.limits
+    full = ((limits["filesystem_used_ratio"], ORANGE), (limits["filesystem_used_critical_ratio"], RED))
+    return [
+        graph(
+            "Space in use",
+            "Share of the space in use, of the file systems of the configured paths.",
+            ("1 - min by (path) (dshealthd_filesystem_free_bytes{@node} / dshealthd_filesystem_size_bytes{@node})", "{{path}}"),
+            unit="percentunit",
+            steps=full,
+            maximum=1,
+        ),
+        graph(
+            "Inodes in use",
+            "Share of the inodes in use, where the file system has a fixed number of them.",
+            ("1 - min by (path) (dshealthd_filesystem_files_free{@node} / dshealthd_filesystem_files{@node})", "{{path}}"),
+            unit="percentunit",
+            steps=full,
+            maximum=1,
+        ),
+        graph(
+            "Write tests",
+            "How long the last write test took that passed: create, write 4 KiB, sync, remove. Paths with a write test only.",
+            ("max by (path) (dshealthd_path_write_seconds{@node})", "{{path}}"),
+            unit="s",
+            steps=((limits["path_write_seconds"], ORANGE),),
+        ),
+        rows(
+            "Paths that fail",
+            "Configured paths that cannot be looked at or written to, and why.",
+            [
+                Column(title="Path", label="path"),
+                Column(title="Reason", label="reason"),
+                Column(title="", expr="max by (path, reason) (dshealthd_path_failing{@node}) == 1"),
+            ],
+        ),
+    ]
+
+
+def _agent() -> list[dashboard.Panel]:
+    return [
+        rows(
+            "Versions",
+            f"Software of the node, of configured environments, and of those that jobs run in: at most {4 * ROWS}.",
+            [
+                Column(title="Component", label="component"),
+                Column(title="Version", label="version"),
+                Column(title="Environment", label="environment"),
+                Column(title="Job", label="exported_job"),
+                Column(
+                    title="",
+                    expr=f"topk({4 * ROWS}, max by (component, version, environment, exported_job) (dshealthd_software_info{{@node}}))",
+                ),
+            ],
+            sort=("Component", False),
+            size=(12, 9),
+        ),
+        rows(
+            "Collectors",
+            """Whether the last collection read its source, how long it took, and when it last did. Sources that this machine lacks are
+            left out.""",
+            [
+                Column(title="Collector", label="collector"),
+                Column(title="Up", expr="max by (collector) (dshealthd_collector_up{@node})", states=UP, width=60),
+                Column(title="Took", expr="max by (collector) (dshealthd_collector_duration_seconds{@node})", unit="s"),
+                Column(
+                    title="Last success",
+                    expr="1000 * max by (collector) (dshealthd_collector_last_success_timestamp_seconds{@node})",
+                    unit="dateTimeFromNow",
+                ),
+            ],
+            sort=("Up", False),
+            unknown="unknown",
+            size=(12, 9),
+        ),
+        graph(
+            "Worker failures",
+            "Worker processes given up in ten minutes, by what went wrong.",
+            ("sum by (worker, reason) (increase(dshealthd_worker_failures_total{@node}[10m]))", "{{worker}} {{reason}}"),
+            unit="none",
+        ),
+        graph(
+            "Agent: CPU",
+            "CPU time of the agent itself, as a share of one core; its workers are not counted.",
+            ("max(rate(process_cpu_seconds_total{@node}[$__rate_interval]))", "agent"),
+            unit="percentunit",
+        ),
+        graph(
+            "Agent: memory",
+            "Resident memory of the agent itself, without its workers.",
+            ("max(process_resident_memory_bytes{@node})", "agent"),
+            unit="bytes",
+        ),
+    ]

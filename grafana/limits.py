@@ -1,0 +1,49 @@
+"""The thresholds of the alert rules, so that a colour changes where an alert fires."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FILE = Path(__file__).parent.parent / "deploy" / "prometheus" / "thresholds.yml"
+PREFIX = "dshealthd:threshold:"
+_VECTOR = re.compile(r"vector\((?P<number>[^()]+)\)")
+
+
+class Limits:
+    """Thresholds by name."""
+
+    def __init__(self, values: Mapping[str, float], source: str) -> None:
+        """Take values that come from `source`."""
+        self._values, self._source = values, source
+
+    def __getitem__(self, name: str) -> float:
+        """Return a threshold; KeyError names the file that lacks it."""
+        if name not in self._values:
+            message = f"{self._source} has no rule {PREFIX}{name}"
+            raise KeyError(message)
+        return self._values[name]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names of all thresholds."""
+        return frozenset(self._values)
+
+
+def read(file: Path = FILE) -> Limits:
+    """Return the thresholds of a rule file; ValueError names a rule that is no plain `vector(NUMBER)`."""
+    values: dict[str, float] = {}
+    for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]:
+        for rule in group["rules"]:
+            match = _VECTOR.fullmatch(str(rule["expr"]).strip())
+            if not rule["record"].startswith(PREFIX) or match is None:
+                message = f"{file}: {rule['record']} is no threshold of the form vector(NUMBER)"
+                raise ValueError(message)
+            values[rule["record"].removeprefix(PREFIX)] = float(match["number"])
+    return Limits(values, str(file))

@@ -1,0 +1,103 @@
+"""The dashboard *Node*: everything of one node, GPU by GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grafana import alerts, gpus, host
+from grafana.board import Board, Row, Source, choice, cluster, data_source, scrape_job
+from grafana.panels import GREEN, ORANGE, RED, number
+from grafana.queries import ROWS
+from grafana.tables import Column, rows
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.models import dashboard
+
+
+def board(source: Source) -> Board:
+    """Return the dashboard."""
+    return Board(
+        uid="dshealthd-node",
+        title="dshealthd / Node",
+        description="Everything that is known of one node, GPU by GPU.",
+        variables=[
+            data_source(),
+            cluster(),
+            scrape_job(),
+            choice("node", "Node", "label_values(up{@fleet}, node)"),
+            choice("gpu", "GPU", "label_values(dshealthd_gpu_up{@node}, gpu)", several=True, everything=".+"),
+        ],
+        rows=[
+            Row(title="$node", panels=_overview(source)),
+            *gpus.board_rows(source),
+            *host.board_rows(source),
+        ],
+        alerts='@alerts,node="$node"',
+    )
+
+
+def _overview(source: Source) -> list[dashboard.Panel]:
+    return [
+        number(
+            "Agent",
+            "Whether the agent answered the last scrape.",
+            "max(up{@node})",
+            states={1: ("answers", GREEN), 0: ("does not answer", RED)},
+        ),
+        number("Up since", "Time since the node booted.", "max(dshealthd_uptime_seconds{@node})", unit="s"),
+        number(
+            "GPUs not readable",
+            "GPUs on the PCI bus that the driver cannot be asked about.",
+            "sum(dshealthd_gpus_expected{@node}) - (sum(dshealthd_gpu_up{@node}) or vector(0))",
+            steps=((None, GREEN), (1, RED)),
+            unknown="no GPUs",
+        ),
+        number(
+            "Ports not up",
+            "InfiniBand and RoCE ports that are not active. A port that is not cabled is one of them.",
+            "count(dshealthd_infiniband_port_up{@node}) - sum(dshealthd_infiniband_port_up{@node})",
+            steps=((None, GREEN), (1, ORANGE)),
+            unknown="no ports",
+        ),
+        number(
+            "Score",
+            "The node's own: median ratio of its timings to what is usual, over its last peers. 1 is usual, 1.2 a fifth slower.",
+            "max(dshealthd_probe_score_ratio{@node})",
+            steps=((None, GREEN), (source.limits["fleet_score_ratio"], ORANGE)),
+            unknown="no probes",
+        ),
+        number(
+            "Collectors that fail",
+            "Sources that this machine has and that could not be read.",
+            "count(dshealthd_collector_up{@node}) - sum(dshealthd_collector_up{@node})",
+            steps=((None, GREEN), (1, ORANGE)),
+        ),
+        alerts.firing(source, '@alerts,node="$node"', size=(12, 8)),
+        rows(
+            "Accusations",
+            f"Whom the probes accuse on this node or on a link to it, and by how many agents: at most {ROWS}.",
+            [
+                Column(title="Kind", label="kind", width=70),
+                Column(title="Accused", label="part"),
+                Column(title="Reason", label="reason"),
+                Column(
+                    title="Accusers",
+                    expr=f"""topk({ROWS}, max by (kind, part, reason)
+                        (dshealthd:suspect:accusers{{@rules,node="$node"}} or dshealthd:suspect:accusers{{@rules,peer="$node"}}))""",
+                    steps=((1, ORANGE), (3, RED)),
+                    width=90,
+                ),
+            ],
+            size=(6, 8),
+        ),
+        rows(
+            "Sources that fail",
+            "Collectors whose source, or a part of it, cannot be read, and why.",
+            [
+                Column(title="Collector", label="collector"),
+                Column(title="Reason", label="reason"),
+                Column(title="", expr="max by (collector, reason) (dshealthd_collector_failing{@node}) == 1"),
+            ],
+            size=(6, 8),
+        ),
+    ]

@@ -1,0 +1,101 @@
+"""The row of the dashboard *Node* about its ports: InfiniBand, Ethernet, and what the probes say of the way to others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grafana.panels import GREEN, ORANGE, RED, graph, timeline
+from grafana.queries import SERIES, worst
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.models import dashboard
+
+    from grafana.board import Source
+
+PORT = "{{device}} port {{port}}"
+
+
+def panels(source: Source) -> list[dashboard.Panel]:
+    """Return the panels."""
+    limits = source.limits
+    return [
+        timeline(
+            "InfiniBand and RoCE ports",
+            "Ports that are active with their link up. A port that was seen and whose device is gone counts as down.",
+            "max by (device, port) (dshealthd_infiniband_port_up{@node})",
+            PORT,
+            {1: ("up", GREEN), 0: ("down", RED)},
+            size=(8, 8),
+        ),
+        graph(
+            "InfiniBand traffic",
+            "Data sent by each port, and its rate.",
+            ("max by (device, port) (rate(dshealthd_infiniband_port_transmit_bytes_total{@node}[$__rate_interval]))", PORT),
+            ("max(dshealthd_infiniband_port_rate_bytes_per_second{@node})", "limit"),
+            unit="Bps",
+            limits=["limit"],
+        ),
+        graph(
+            "InfiniBand errors",
+            f"""Errors a minute by kind: the {SERIES} that are most now. Thresholds differ by kind; the alerts have them. Kinds that end
+            with flush_error also grow when a job ends.""",
+            (
+                worst(
+                    "max by (device, port, type) (60 * rate(dshealthd_infiniband_port_errors_total{@node}[$__rate_interval]))",
+                    "device, port, type",
+                ),
+                "{{device}} {{type}}",
+            ),
+            unit="none",
+        ),
+        graph(
+            "Waiting to send, congestion",
+            "Congestion notifications a second, and ticks a second that ports waited for credits, in the adapter's own unit.",
+            ("sum by (device, type) (rate(dshealthd_infiniband_port_congestion_total{@node}[$__rate_interval]))", "{{device}} {{type}}"),
+            ("sum by (device) (rate(dshealthd_infiniband_port_transmit_wait_total{@node}[$__rate_interval]))", "{{device}} wait"),
+            unit="none",
+        ),
+        graph(
+            "Network traffic",
+            f"Bytes sent by each interface, RDMA left out: the {SERIES} that send most now.",
+            (
+                worst("max by (device) (rate(dshealthd_network_transmit_bytes_total{@node}[$__rate_interval]))", "device"),
+                "{{device}}",
+            ),
+            unit="Bps",
+        ),
+        graph(
+            "Network errors and drops",
+            f"Packets a second that were bad or dropped: the {SERIES} interfaces with most of each now.",
+            *(
+                (
+                    worst(f"max by (device) (rate(dshealthd_network_{kind}_total{{@node}}[$__rate_interval]))", "device"),
+                    f"{{{{device}}}} {kind.replace('_', ' ')}",
+                )
+                for kind in ("receive_errors", "receive_drops", "transmit_errors", "transmit_drops")
+            ),
+            unit="pps",
+        ),
+        graph(
+            "Adapter temperature",
+            "Temperature of adapters and their modules.",
+            ("max by (device, sensor) (dshealthd_infiniband_temperature_celsius{@node})", "{{device}} {{sensor}}"),
+            unit="celsius",
+            minimum=None,
+        ),
+        graph(
+            "Clock",
+            "How far the clocks of the nodes met in probes are ahead of this one's, and the bound of the error that the kernel states.",
+            ('max(dshealthd_probe_clock_offset_seconds{@node,statistic="median"})', "peers ahead"),
+            ("max(dshealthd_clock_maximum_error_seconds{@node})", "largest error"),
+            unit="s",
+            steps=((limits["clock_offset_seconds"], ORANGE),),
+            minimum=None,
+        ),
+        graph(
+            "Round trips of probes",
+            "Time of an echo between agents, over the last light rounds that this node led.",
+            ("max by (statistic) (dshealthd_probe_round_trip_seconds{@node})", "{{statistic}}"),
+            unit="s",
+        ),
+    ]

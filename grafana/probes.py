@@ -1,0 +1,199 @@
+"""The dashboard *Probes and fabric*: bandwidth against what is usual, rounds and how they end, InfiniBand and NVLink errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grafana import fabric, membership
+from grafana.board import NO_PROBES, Board, Row, Source, choice, cluster, data_source, node_link, scrape_job, series_link
+from grafana.panels import GREEN, ORANGE, RED, graph, timeline
+from grafana.queries import ROWS, SERIES, worst
+from grafana.tables import Column, rows
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.models import dashboard
+
+CLASS = "cluster, kind, backend, op, size"
+"""What timings are comparable within."""
+BANDWIDTH = f"max by ({CLASS}, node) (dshealthd_probe_bus_bandwidth_bytes_per_second{{@nodes}})"
+MEDIAN = f"quantile by ({CLASS}) (0.5, dshealthd_probe_bus_bandwidth_bytes_per_second{{@fleet}})"
+RATIO = f"{BANDWIDTH} / on ({CLASS}) group_left () {MEDIAN}"
+
+
+def board(source: Source) -> Board:
+    """Return the dashboard."""
+    return Board(
+        uid="dshealthd-probes",
+        title="dshealthd / Probes and fabric",
+        description="What the nodes find when they probe each other, and the errors of the links between GPUs and between nodes.",
+        variables=[
+            data_source(),
+            cluster(),
+            scrape_job(),
+            choice("node", "Node", "label_values(up{@fleet}, node)", several=True, everything=".+"),
+        ],
+        rows=[
+            Row(title="Bandwidth against what is usual", panels=_bandwidth(source)),
+            Row(title="Rounds", panels=_rounds(source)),
+            Row(title="Who can probe whom", panels=membership.panels(source)),
+            *fabric.board_rows(source),
+        ],
+    )
+
+
+def _bandwidth(source: Source) -> list[dashboard.Panel]:
+    limits = source.limits
+    lowest = f"bottomk({ROWS}, {RATIO})"
+    return [
+        graph(
+            "Scores",
+            f"""The {SERIES} slowest nodes at the end of the time shown, by their own scores: the median ratio of their timings to what is
+            usual between these nodes, by a baseline of days. 1 is usual; dashed, where an alert fires if it is the fleet's median.""",
+            (worst("max by (cluster, node) (dshealthd_probe_score_ratio{@nodes})", "cluster, node"), "{{node}}"),
+            ("quantile(0.5, dshealthd_probe_score_ratio{@fleet})", "median of all"),
+            unit="none",
+            steps=((limits["fleet_score_ratio"], ORANGE),),
+            limits=["median of all"],
+            minimum=None,
+            link=series_link(),
+            size=(12, 9),
+        ),
+        rows(
+            "Bus bandwidth against the fleet",
+            f"""Bus bandwidth of each node's last round with an operation, and as a share of the median of all nodes with the same
+            operation, size and backend: the {ROWS} lowest shares.""",
+            [
+                Column(title="Node", label="node", link=node_link()),
+                Column(title="Kind", label="kind", width=80),
+                Column(title="Operation", label="op"),
+                Column(title="Backend", label="backend", width=80),
+                Column(title="Payload, bytes", label="size"),
+                Column(title="Bus bandwidth", expr=f"{BANDWIDTH} and on ({CLASS}, node) {lowest}", unit="Bps"),
+                Column(
+                    title="Of the median",
+                    expr=lowest,
+                    unit="percentunit",
+                    decimals=0,
+                    steps=((None, RED), (limits["bus_bandwidth_ratio"], GREEN)),
+                ),
+            ],
+            sort=("Of the median", False),
+            unknown=NO_PROBES,
+            size=(12, 9),
+        ),
+        graph(
+            "Bus bandwidth: median of the nodes",
+            f"Of the {SERIES} classes of operation with the most nodes: the median, by operation, size of the payload and backend.",
+            (
+                worst(
+                    MEDIAN.replace("@fleet", "@nodes"),
+                    CLASS,
+                    f"count by ({CLASS}) (dshealthd_probe_bus_bandwidth_bytes_per_second{{@nodes}})",
+                ),
+                "{{kind}} {{op}} {{size}} {{backend}}",
+            ),
+            unit="Bps",
+        ),
+        graph(
+            "Bus bandwidth: slowest node",
+            """Of the same classes the node with the lowest share of the median. The dashed threshold is that of the alert.""",
+            (worst(f"min by ({CLASS}) ({RATIO})", CLASS, lowest=True), "{{kind}} {{op}} {{size}} {{backend}}"),
+            unit="percentunit",
+            steps=((None, RED), (limits["bus_bandwidth_ratio"], GREEN)),
+        ),
+        graph(
+            "Time of an operation",
+            f"Median over the nodes of the median time of an operation: the {SERIES} slowest classes. Small payloads show latency.",
+            (
+                worst(f"quantile by ({CLASS}) (0.5, dshealthd_probe_operation_seconds{{@nodes}})", CLASS),
+                "{{kind}} {{op}} {{size}} {{backend}}",
+            ),
+            unit="s",
+        ),
+    ]
+
+
+def _rounds(source: Source) -> list[dashboard.Panel]:
+    late = "time() - max by (cluster, node) (dshealthd_probe_last_round_timestamp_seconds{@nodes})"
+    return [
+        graph(
+            "Rounds by how they ended",
+            """Rounds a minute, as the nodes that take part in them count them. Declined ones are ordinary: a GPU was busy, a node was being
+            drained.""",
+            ("sum by (outcome) (60 * rate(dshealthd_probe_rounds_total{@nodes}[$__rate_interval]))", "{{outcome}}"),
+            unit="none",
+            stacked=True,
+        ),
+        graph(
+            "Rounds by kind",
+            "Rounds a minute, by kind: light ones are echoes between agents, where GPUs are busy or there is no torch.",
+            ("sum by (kind) (60 * rate(dshealthd_probe_rounds_total{@nodes}[$__rate_interval]))", "{{kind}}"),
+            unit="none",
+            stacked=True,
+        ),
+        graph(
+            "Why GPUs were left alone",
+            f"Rounds a minute that were to use the GPUs and did not, by reason; the {SERIES} most frequent.",
+            (
+                worst("sum by (reason) (60 * rate(dshealthd_probe_skips_total{@nodes}[$__rate_interval]))", "reason"),
+                "{{reason}}",
+            ),
+            unit="none",
+            stacked=True,
+        ),
+        graph(
+            "Rounds that went wrong",
+            f"Rounds a minute that ended neither well nor declined: the {SERIES} nodes with most.",
+            (
+                worst(
+                    'sum by (cluster, node) (60 * rate(dshealthd_probe_rounds_total{@nodes,outcome!~"ok|declined"}[$__rate_interval]))',
+                    "cluster, node",
+                ),
+                "{{node}}",
+            ),
+            unit="none",
+            link=series_link(),
+        ),
+        graph(
+            "Duration of a round",
+            "From the invitation to the conclusion: median and 95th percentile, by kind.",
+            *(
+                (
+                    f"""histogram_quantile({quantile},
+                        sum by (le, kind) (rate(dshealthd_probe_duration_seconds_bucket{{@nodes}}[$__rate_interval])))""",
+                    f"{{{{kind}}}} {name}",
+                )
+                for quantile, name in ((0.5, "median"), (0.95, "p95"))
+            ),
+            unit="s",
+        ),
+        graph(
+            "Cost",
+            "Share of the time of one GPU that collectives of probes keep it busy: the mean of the nodes, and the node with most.",
+            ("avg(rate(dshealthd_probe_gpu_seconds_total{@nodes}[$__rate_interval]))", "mean"),
+            ("max(rate(dshealthd_probe_gpu_seconds_total{@nodes}[$__rate_interval]))", "most"),
+            unit="percentunit",
+        ),
+        rows(
+            "Longest without a round",
+            f"The {SERIES} nodes whose last round of any kind is longest ago.",
+            [
+                Column(title="Node", label="node", link=node_link()),
+                Column(
+                    title="Ago",
+                    expr=f"topk({SERIES}, {late})",
+                    unit="s",
+                    steps=((None, GREEN), (source.limits["probe_silent_seconds"], ORANGE)),
+                ),
+            ],
+            sort=("Ago", True),
+            unknown=NO_PROBES,
+        ),
+        timeline(
+            "Accusations",
+            f"The {SERIES} that the most agents make at the end of the time shown.",
+            worst("max by (cluster, kind, part, reason) (dshealthd:suspect:accusers{@rules} > bool 0)", "cluster, kind, part, reason"),
+            "{{part}} {{reason}}",
+            {1: ("accused", ORANGE)},
+        ),
+    ]

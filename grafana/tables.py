@@ -1,0 +1,109 @@
+"""Tables, of labels and of values that queries have for them."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from grafana_foundation_sdk.models import common, dashboard, table
+
+from grafana import panels
+from grafana.panels import Link, States, Steps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a table: a label of the rows or, with `expr`, the value of a query that has one result a row."""
+
+    title: str
+    """Without one, the value is not shown: that there is a row says it all."""
+    label: str = ""
+    expr: str = ""
+    unit: str = "none"
+    decimals: int | None = None
+    steps: Steps = ()
+    states: States | None = None
+    link: Link | None = None
+    width: int | None = None
+
+
+def rows(
+    title: str,
+    description: str,
+    columns: Sequence[Column],
+    *,
+    sort: tuple[str, bool] | None = None,
+    matrix: tuple[str, str] | None = None,
+    unknown: str = "none",
+    size: tuple[int, int] = (12, 8),
+) -> dashboard.Panel:
+    """Return a table; `sort` is a column's title and whether it descends, `unknown` what stands in a cell without a value.
+
+    With `matrix` the values of two labels become its rows and its columns.
+    """
+    values = [column for column in columns if column.expr]
+    targets = [
+        panels.target(column.expr, ref, instant=True, labels=True) for ref, column in zip(string.ascii_uppercase, values, strict=False)
+    ]
+    # As the data source names the values of tables, which of them there are more than one of.
+    refs = ["Value"] if len(values) == 1 else [f"Value #{target.ref_id}" for target in targets]
+    named = {column.title: ref for column, ref in zip(values, refs, strict=True)}
+    names = {column.title: column.label or named[column.title] for column in columns if column.title}
+    transformations = [
+        *([_transformation("merge", {})] if len(values) > 1 else []),
+        _transformation("filterFieldsByName", {"include": {"names": list(names.values())}}),
+        _transformation("groupingToMatrix", {"rowField": matrix[0], "columnField": matrix[1], "valueField": "Value", "emptyValue": "zero"})
+        if matrix
+        else _transformation(
+            "organize",
+            {
+                "excludeByName": {},
+                "indexByName": {name: index for index, name in enumerate(names.values())},
+                "renameByName": {name: title for title, name in names.items()},
+            },
+        ),
+    ]
+    found = panels.panel(
+        "table",
+        title,
+        description,
+        size,
+        targets=targets,
+        options=table.Options(
+            show_header=True,
+            cell_height=common.TableCellHeight.SM,
+            sort_by=[common.TableSortByFieldState(display_name=sort[0], desc=sort[1])] if sort else None,
+        ),
+        field=dashboard.FieldConfig(custom=common.TableFieldOptions(filterable=True, inspect=False), no_value=unknown),
+        overrides=[override for column in columns if (override := _override(column))],
+    )
+    found.transformations = transformations
+    return found
+
+
+def _override(column: Column) -> dashboard.DashboardFieldConfigSourceOverrides | None:
+    properties = []
+    if column.expr:
+        properties.append(dashboard.DynamicConfigValue("unit", column.unit))
+    if column.decimals is not None:
+        properties.append(dashboard.DynamicConfigValue("decimals", column.decimals))
+    if column.width is not None:
+        properties.append(dashboard.DynamicConfigValue("custom.width", column.width))
+    if column.steps:
+        properties.append(dashboard.DynamicConfigValue("thresholds", panels.thresholds(column.steps)))
+    if column.states:
+        properties.append(dashboard.DynamicConfigValue("mappings", [panels.value_map(column.states)]))
+    if column.steps or column.states:
+        properties.append(dashboard.DynamicConfigValue("color", {"mode": "thresholds"}))
+        properties.append(dashboard.DynamicConfigValue("custom.cellOptions", {"type": "color-text"}))
+    if column.link:
+        properties.append(dashboard.DynamicConfigValue("links", [panels.field_link(column.link)]))
+    return panels.override("byName", column.title, properties) if properties and column.title else None
+
+
+def _transformation(name: str, options: dict[str, Any]) -> dashboard.DataTransformerConfig:
+    return dashboard.DataTransformerConfig(id_val=name, options=options)

@@ -1,0 +1,94 @@
+"""The row of the dashboard *Fleet* about GPUs in trouble: hot, held down, or in need of a reset or an exchange."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grafana.board import Source, node_link
+from grafana.panels import GREEN, ORANGE, RED, YELLOW
+from grafana.queries import ROWS, SERIES
+from grafana.tables import Column, rows
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.models import dashboard
+
+    from grafana.panels import Steps
+
+THROTTLES = 'reason=~"hw_.+|sw_thermal_slowdown"'
+
+
+def panels(source: Source) -> list[dashboard.Panel]:
+    """Return the panels."""
+    gpu = "cluster, node, gpu"
+    core = f'max by ({gpu}) (dshealthd_gpu_temperature_celsius{{@fleet,sensor="core"}})'
+    slowdown = f'max by ({gpu}) (dshealthd_gpu_temperature_limit_celsius{{@fleet,limit="slowdown"}}) - {core}'
+    margin = f"max by ({gpu}) (dshealthd_gpu_temperature_margin_celsius{{@fleet}})"
+    shown = f"and on ({gpu}) (bottomk({SERIES}, {margin} or {slowdown}) or topk({SERIES}, {core}))"
+    limits = source.limits
+    heat: Steps = ((None, GREEN), (limits["gpu_temperature_celsius"], ORANGE), (limits["gpu_temperature_critical_celsius"], RED))
+    cold: Steps = ((None, RED), (0.001, ORANGE), (5, GREEN))
+    return [
+        rows(
+            "Hottest GPUs",
+            f"""The {SERIES} GPUs that are nearest to their own limit, and the {SERIES} with the hottest cores. "Margin" is the distance to
+            the highest operating temperature as the part measures it, "to slowdown" that of the core to where the part slows down.""",
+            [
+                Column(title="Node", label="node", link=node_link()),
+                Column(title="GPU", label="gpu", width=60),
+                Column(title="Core", expr=f"{core} {shown}", unit="celsius", steps=heat),
+                Column(title="Margin", expr=f"{margin} {shown}", unit="celsius", steps=cold),
+                Column(title="To slowdown", expr=f"({slowdown}) {shown}", unit="celsius", steps=cold),
+            ],
+            sort=("Margin", False),
+            unknown="unknown",
+            size=(8, 9),
+        ),
+        rows(
+            "GPUs that ask for something",
+            f"""GPUs that cannot be read, whose memory needs a reset or an exchange, or for which the driver asks for an action: at most
+            {ROWS}.""",
+            [
+                Column(title="Node", label="node", link=node_link()),
+                Column(title="GPU", label="gpu", width=60),
+                Column(title="What", label="what"),
+                Column(title="", expr=f"topk({ROWS}, {_asking()})"),
+            ],
+            size=(8, 9),
+        ),
+        rows(
+            "GPUs held down",
+            f"""GPUs whose clocks the hardware, heat or power now hold down, with the share of the last ten minutes: at most {SERIES}. Idle
+            clocks and limits that somebody set are left out.""",
+            [
+                Column(title="Node", label="node", link=node_link()),
+                Column(title="GPU", label="gpu", width=60),
+                Column(title="Reason", label="reason"),
+                Column(
+                    title="Of ten minutes",
+                    expr=f"""topk({SERIES}, max by ({gpu}, reason)
+                    (avg_over_time(dshealthd_gpu_throttle_active{{@fleet,{THROTTLES}}}[10m])) > 0)""",
+                    unit="percentunit",
+                    steps=((None, YELLOW), (limits["gpu_throttled_ratio"], RED)),
+                ),
+            ],
+            sort=("Of ten minutes", True),
+            size=(8, 9),
+        ),
+    ]
+
+
+def _asking() -> str:
+    wanted = {
+        "dshealthd_gpu_up": ("== 0", "not readable"),
+        "dshealthd_gpu_remapped_rows_failed": ("== 1", "row remap failed: exchange"),
+        "dshealthd_gpu_remapped_rows_pending": ("== 1", "row remap pending: reset"),
+        "dshealthd_gpu_retired_pages_pending": ("== 1", "page retirement pending: reset"),
+        "dshealthd_gpu_sram_threshold_exceeded": ("== 1", "too many SRAM errors: exchange"),
+        "dshealthd_gpu_recovery_action": ("> 0", "the driver asks for a recovery"),
+        "dshealthd_gpu_fabric_healthy": ("== 0", "NVLink fabric unhealthy"),
+    }
+    found = (
+        f'label_replace(max by (cluster, node, gpu) ({metric}{{@fleet}}) {is_bad}, "what", "{what}", "", "")'
+        for metric, (is_bad, what) in wanted.items()
+    )
+    return f"({' or '.join(found)}) * 0 + 1"
