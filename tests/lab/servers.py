@@ -116,7 +116,7 @@ def prometheus(
     shutil.copytree(files, folder)
     file = folder / "prometheus.yml"
     config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    config["global"] |= {"scrape_interval": pace, "evaluation_interval": pace}
+    config["global"] |= {"scrape_interval": pace, "scrape_timeout": pace, "evaluation_interval": pace}
     config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": list(alertmanagers)}]}]}
     for scrape in config["scrape_configs"]:
         scrape.pop("scrape_interval", None)

@@ -1,0 +1,129 @@
+"""A lab from whose faults pages come: nodes with simulated hardware, the real Prometheus and Alertmanager, and a receiver."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import TYPE_CHECKING
+
+from dshealthd import registry
+from dshealthd.cli import main as dshealthd
+from tests.lab.hardware import CHECKPOINTS, DATA, KernelLog, equip
+from tests.lab.lab import Lab
+from tests.lab.node import toml
+from tests.lab.receiver import Receiver
+from tests.lab.servers import PACE, Server, alertmanager, prometheus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Any, Self
+
+    from tests.lab.node import Node
+    from tests.lab.receiver import Notification
+
+NOT_THE_NODES_OWN = {"clock", "pressure", "software"}
+"""Collectors of what all nodes share with the machine that the lab runs on: its clock, its load, its environments."""
+COLLECTORS = tuple(name for name in registry.all_collectors() if name not in NOT_THE_NODES_OWN)
+HANGS = "2s"
+"""Deadline for what may hang."""
+READY_SECONDS = 90.0
+
+
+def settings(node: Node) -> dict[str, Any]:
+    """Return what a node's configuration has beside the lab's own."""
+    deadlines = {name: {"deadline": HANGS} for name, kind in registry.all_collectors().items() if kind.worker == "device"}
+    filesystem = {"paths": [DATA], "write_test": [CHECKPOINTS], "write_interval": "1s", "deadline": HANGS}
+    return {
+        "path": {"dev": str(node.directory / "dev")},
+        "collectors": {**deadlines, "filesystem": filesystem, "open_files": {"full_interval": "1s"}},
+    }
+
+
+class Paging:
+    """Starts everything as a context manager, and ends it."""
+
+    lab: Lab
+    receiver: Receiver
+    prometheus: Server
+    alertmanager: Server
+
+    def __init__(
+        self,
+        directory: Path,
+        nodes: int = 3,
+        *,
+        gpus: int = 8,
+        pace: str = PACE,
+        progress: Callable[[str], None] = lambda _: None,
+        show: Callable[[Notification], None] = lambda _: None,
+        adapt: Callable[[dict[str, Any]], object] = lambda _: None,
+    ) -> None:
+        """`show` is called with what the receiver gets; `adapt` may change more of Alertmanager's configuration than a lab does anyway."""
+        self._directory, self._nodes, self._gpus, self._pace = directory, nodes, gpus, pace
+        self._progress, self._show, self._adapt = progress, show, adapt
+        self.kernel_logs: dict[str, KernelLog] = {}
+
+    def __enter__(self) -> Self:
+        """Start the nodes and the servers; what has been started is ended when something fails."""
+        with contextlib.ExitStack() as stack:
+            lab = Lab(
+                self._directory / "lab",
+                self._nodes,
+                gpus=self._gpus,
+                config=lambda node: toml(settings(node)),
+                collectors=COLLECTORS,
+                start=False,
+                progress=self._progress,
+            )
+            self.lab = stack.enter_context(lab)
+            if not lab.limits:
+                self._start(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End everything."""
+        self._stack.close()
+
+    def _start(self, stack: contextlib.ExitStack) -> None:
+        lab = self.lab
+        for node in lab.nodes:
+            log = self.kernel_logs[node.name] = equip(node)
+            stack.callback(log.close)
+        for node in lab.nodes:
+            node.begin()
+        targets = self._directory / "targets.json"
+        assert dshealthd(["targets", "--hostfile", str(lab.directory / "hostfile"), "--output", str(targets)]) == 0
+        self.receiver = stack.enter_context(Receiver(lab.services, self._show))
+        self._progress(f"receiver of pages: {self.receiver.url}")
+        self.alertmanager = stack.enter_context(alertmanager(lab.services, self._directory, self.receiver, self._adapt))
+        self._progress(f"Alertmanager: {self.alertmanager.url}")
+        for number, node in enumerate(lab.nodes, start=1):
+            node.finish()
+            self._progress(f"agents: {number} of {len(lab.nodes)} serve")
+        discovery = {"file_sd_configs": [{"files": [str(targets)]}]}
+        where = f"{self.alertmanager.station.address}:{self.alertmanager.port}"
+        self.prometheus = stack.enter_context(prometheus(lab.services, self._directory, discovery, [where], pace=self._pace))
+        self._progress(f"Prometheus: {self.prometheus.url}")
+
+    def until_watched(self, seconds: float = READY_SECONDS) -> None:
+        """Wait until every node is scraped, the thresholds are known, and the Watchdog has come through all of the chain."""
+        end = time.monotonic() + seconds
+        steps = {
+            "nodes scraped": f'count(up{{job="dshealthd"}} == 1) == {len(self.lab.nodes)}',
+            "thresholds known": 'count({__name__=~"dshealthd:threshold:.+"})',
+        }
+        for what, expression in steps.items():
+            while not self.prometheus.query(expression):
+                assert time.monotonic() < end, f"not within {seconds:g} s: {what}\n{self.prometheus.log.read_text(encoding='utf-8')}"
+                time.sleep(0.2)
+            self._progress(what)
+        assert self.receiver.wait(lambda: self.receiver.firing("watchdog"), end - time.monotonic()), "no Watchdog came"
+        self._progress("the Watchdog came through")
+
+    def pending(self) -> str:
+        """Return the alerts that Prometheus has, for the error of a test."""
+        return json.dumps(self.prometheus.ask("/api/v1/alerts")["data"]["alerts"], indent=1)

@@ -1,0 +1,64 @@
+"""A real Prometheus scrapes exactly the nodes that are probed, as one of their agents tells it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from tests.lab.node import merged, toml
+from tests.lab.probing import Probing, namespaced, settings
+from tests.lab.servers import prometheus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.lab.node import Node
+    from tests.lab.servers import Server
+
+TOPOLOGY = "SwitchName=leaf-a Nodes=node-1\nSwitchName=leaf-b Nodes=node-2\n"
+
+
+def await_(condition: Callable[[], bool], seconds: float, server: Server) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, server.log.read_text(encoding="utf-8")
+        time.sleep(0.1)
+
+
+def scraped(server: Server) -> dict[str, dict[str, str]]:
+    """Return the labels of the targets that are up, by instance."""
+    return {series["metric"]["instance"]: series["metric"] for series in server.query('up{job="dshealthd"} == 1')}
+
+
+def test_prometheus_follows_the_members(tmp_path: Path) -> None:
+    """Every member is scraped with its name and leaf; one that leaves is dropped; a broken list or a dead agent changes nothing."""
+    with Probing(tmp_path / "lab", 2, full=False) as lab:
+        namespaced(lab)
+        one, two = lab.nodes
+        for node in (one, two):
+            (node.directory / "topology.conf").write_text(TOPOLOGY, encoding="ascii")
+            node.config(toml(merged(settings(node, period=lab.period, full=False, leaves=True), {})))
+
+        def tells(node: Node) -> list[str]:
+            return [line for line in node.get("/api/v1/targets").splitlines() if "node-" in line]
+
+        lab.wait(lambda _: len(tells(one)) == 2 and "leaf-a" in tells(one)[0])
+        url = f"http://{one.name}:{one.agent.port}/api/v1/targets"
+        with prometheus(lab.services, tmp_path, {"http_sd_configs": [{"url": url, "refresh_interval": "1s"}]}, pace="1s") as server:
+            await_(lambda: len(scraped(server)) == 2, 20, server)
+            found = scraped(server)
+            assert set(found) == {"node-1:10061", "node-2:10061"}
+            assert [(labels["node"], labels["leaf"]) for _, labels in sorted(found.items())] == [("node-1", "leaf-a"), ("node-2", "leaf-b")]
+
+            one.hostfile.write_text("node-1 slots=1\n", encoding="ascii")
+            await_(lambda: set(scraped(server)) == {"node-1:10061"}, 20, server)
+            one.hostfile.write_text("nonsense\n", encoding="ascii")
+            lab.wait(lambda scrapes: scrapes["node-1"].value("dshealthd_members_last_reload_successful") == 0)
+            time.sleep(2.5)
+            assert set(scraped(server)) == {"node-1:10061"}
+            one.kill()
+            time.sleep(2.5)
+            (target,) = server.ask("/api/v1/targets?state=active")["data"]["activeTargets"]
+            assert (target["labels"]["node"], target["health"]) == ("node-1", "down")
