@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lab import faults
-from tests.lab.probing import KNOWN, Probing, begun, named, namespaced, rounds, sabotage, suspects
+from tests.lab.probing import Probing, begun, named, namespaced, rounds, sabotage, suspects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,13 +34,6 @@ def test_smoke(full: Probing) -> None:
         assert scrape.value("dshealthd_members") == 4
         assert scrape.value("dshealthd_probe_up") == 1
     assert len({scrape.value("dshealthd_members_hash") for scrape in found.values()}) == 1
-
-
-def test_slow_collectives(full: Probing) -> None:
-    """A slow node shows in the times of its collectives, and is named by itself."""
-    begun(full, KNOWN)
-    _, two, *_ = full.nodes
-    named(full, faults.slow(two, "15mbit"), two, {"slow"}, by=(two,), epochs=30)
 
 
 def test_wrong_data(full: Probing) -> None:

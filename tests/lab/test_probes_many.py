@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.lab  # see test_probes.py
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_eight_nodes(tmp_path: Path) -> None:
     """In 60 epochs of 8 healthy nodes every pair of the schedule meets and nobody is accused; of the half that survives all are paired."""
-    with Probing(tmp_path, 8, period=1.5) as lab:
+    with Probing(tmp_path, 8, period=2.0) as lab:
         begun(namespaced(lab))
         names = [node.name for node in lab.nodes]
         begin, met = lab.epoch + 1, Counter[tuple[int, tuple[str, ...]]]()
