@@ -57,7 +57,7 @@ class Board:
     rows: Sequence[Row]
     alerts: str = "@alerts"
     """The matchers of those alerts whose beginning and end are drawn into graphs."""
-    since: str = "now-6h"
+    since: str = "now-1h"
 
 
 def node_link(field: str = "${__data.fields.node}") -> Link:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from grafana.board import Row, Source, node_link, series_link
 from grafana.panels import BLUE, GREEN, ORANGE, RED, YELLOW, graph, number
-from grafana.queries import ROWS, SERIES, worst
+from grafana.queries import ROWS, SERIES, grown, worst
 from grafana.tables import Column, rows
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.models import dashboard
 
 PORT = "cluster, node, device, port"
-LINK = "cluster, node, gpu, link"
+GPU = "cluster, node, gpu"
 
 
 def board_rows(source: Source) -> list[Row]:
@@ -28,7 +28,7 @@ def board_rows(source: Source) -> list[Row]:
 def _infiniband(source: Source) -> list[dashboard.Panel]:
     up = "dshealthd_infiniband_port_up{@nodes}"
     flaps = f"max by ({PORT}) (increase(dshealthd_infiniband_port_flaps_total{{@nodes}}[12h]))"
-    errors = f"max by ({PORT}, type) (increase(dshealthd_infiniband_port_errors_total{{@nodes}}[$__range]))"
+    errors = grown("dshealthd_infiniband_port_errors_total{@nodes}")
     return [
         number("Ports", "InfiniBand and RoCE ports of all nodes.", f"count({up})", unknown="no ports", size=(4, 4)),
         number(
@@ -47,14 +47,16 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
             unit="Bps",
             size=(8, 8),
         ),
-        graph(
-            "Port errors",
-            f"Errors a minute by kind, of all ports together: the {SERIES} most frequent kinds. Kinds with flush_error grow when jobs end.",
-            (
-                worst("sum by (type) (60 * rate(dshealthd_infiniband_port_errors_total{@nodes}[$__rate_interval]))", "type"),
-                "{{type}}",
-            ),
-            unit="none",
+        rows(
+            "Port errors by kind",
+            f"""Errors in the time shown, of all ports together, and how many ports have any: at most {ROWS} kinds. Those with flush_error
+            grow when jobs end.""",
+            [
+                Column(title="Kind", label="type"),
+                Column(title="Errors", expr=f"topk({ROWS}, sum by (type) ({errors}))", steps=((None, BLUE), (1000, ORANGE))),
+                Column(title="Ports", expr=f"topk({ROWS}, count by (type) ({errors}))", width=80),
+            ],
+            sort=("Errors", True),
             size=(8, 8),
         ),
         rows(
@@ -88,7 +90,11 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
                 Column(title="Device", label="device"),
                 Column(title="Port", label="port", width=60),
                 Column(title="Kind", label="type"),
-                Column(title="Errors", expr=f"round(topk({ROWS}, {errors} > 0))", steps=((None, BLUE), (10, YELLOW), (1000, ORANGE))),
+                Column(
+                    title="Errors",
+                    expr=f"topk({ROWS}, max by ({PORT}, type) ({errors}))",
+                    steps=((None, BLUE), (10, YELLOW), (1000, ORANGE)),
+                ),
             ],
             sort=("Errors", True),
             size=(12, 8),
@@ -131,43 +137,32 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
 
 def _nvlink(source: Source) -> list[dashboard.Panel]:
     limits = source.limits
-    up = "dshealthd_nvlink_up{@nodes}"
-    errors = f"max by ({LINK}, type) (increase(dshealthd_nvlink_errors_total{{@nodes}}[$__range]))"
+    up = "dshealthd_nvlinks_up{@nodes}"
+    errors = grown("dshealthd_nvlink_errors_total{@nodes}")
     return [
-        graph(
-            "NVLink errors",
-            """Errors a minute on one GPU, by kind: the GPUs with most. The threshold is that of replays and recoveries of one link; CRC
-            errors count by the second.""",
-            (
-                worst(
-                    "sum by (cluster, node, gpu, type) (60 * rate(dshealthd_nvlink_errors_total{@nodes}[$__rate_interval]))",
-                    "cluster, node, gpu, type",
-                ),
-                "{{node}} GPU {{gpu}} {{type}}",
-            ),
-            unit="none",
-            steps=((limits["nvlink_errors_per_minute"], RED),),
-            link=series_link(),
-        ),
         rows(
             "NVLinks that went down",
-            f"Links that are not up and were in the time shown: at most {ROWS}.",
+            f"GPUs with fewer NVLinks up than at some time shown: at most {ROWS}, those that lack most.",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="GPU", label="gpu", width=60),
-                Column(title="Link", label="link", width=60),
-                Column(title="", expr=f"topk({ROWS}, max by ({LINK}) ({up} == 0 and max_over_time({up}[$__range]) == 1)) + 1"),
+                Column(
+                    title="Links lost",
+                    expr=f"topk({ROWS}, max by ({GPU}) (max_over_time({up}[$__range]) - {up} > 0))",
+                    steps=((1, RED),),
+                ),
             ],
+            sort=("Links lost", True),
         ),
         rows(
             "NVLinks with most errors",
-            f"Errors in the time shown, by link and kind: at most {ROWS}.",
+            f"Errors in the time shown, by link and kind: at most {ROWS}. A restart of the driver hides those before it.",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="GPU", label="gpu", width=60),
                 Column(title="Link", label="link", width=60),
                 Column(title="Kind", label="type"),
-                Column(title="Errors", expr=f"round(topk({ROWS}, {errors} > 0))", steps=((None, BLUE), (1, ORANGE))),
+                Column(title="Errors", expr=f"topk({ROWS}, max by ({GPU}, link, type) ({errors}))", steps=((None, BLUE), (1, ORANGE))),
             ],
             sort=("Errors", True),
         ),

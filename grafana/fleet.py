@@ -120,7 +120,7 @@ def _probes(source: Source) -> list[dashboard.Panel]:
     )
     return [
         rows(
-            "Suspects",
+            "Accused by the probes",
             f"""Whom the probes accuse now, and how many agents do: at most {ROWS}, those with the most accusers. A link is named by its two
             nodes, a part as NODE/PART.""",
             [

@@ -84,7 +84,7 @@ def _table(source: Source) -> dashboard.Panel:
             Column(title="ECC", expr=_each(ecc), steps=BROKEN),
             Column(title="Remap pending", expr=_each("dshealthd_gpu_remapped_rows_pending{@gpus}"), steps=CLEAN),
             Column(title="Remap failed", expr=_each("dshealthd_gpu_remapped_rows_failed{@gpus}"), steps=BROKEN),
-            Column(title="NVLinks up", expr="sum by (gpu) (dshealthd_nvlink_up{@gpus})"),
+            Column(title="NVLinks up", expr=_each("dshealthd_nvlinks_up{@gpus}")),
             Column(title="PCIe lanes", expr=_each("dshealthd_pcie_link_width{@gpus}")),
             Column(title="Asks for", expr=_each("dshealthd_gpu_recovery_action{@gpus}"), states=ACTIONS),
         ],
@@ -224,7 +224,7 @@ def _links(source: Source) -> list[dashboard.Panel]:
         graph(
             "NVLinks up",
             "Links that are active or asleep. A link that is not wired counts as not up: compare a GPU with its peers and with its past.",
-            ("sum by (gpu) (dshealthd_nvlink_up{@gpus})", GPU),
+            (_each("dshealthd_nvlinks_up{@gpus}"), GPU),
             unit="none",
         ),
         graph(

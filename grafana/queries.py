@@ -46,3 +46,12 @@ def parts(expression: str, *labels: str) -> str:
         expression = f'label_replace({expression}, "_{label}", "{label} $1", "{label}", "(.+)")'
     names = ", ".join(f'"_{label}"' for label in labels)
     return f'label_join({expression}, "which", " ", {names})'
+
+
+def grown(selector: str) -> str:
+    """Return by how much counters have grown in the time shown, those that have.
+
+    For counters of which a node has hundreds: `increase` would read all their samples, this reads two of each. A counter that started again
+    in the meantime is left out, unless it has passed its old value.
+    """
+    return f"({selector} - {selector} offset $__range > 0)"

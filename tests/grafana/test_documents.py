@@ -1,0 +1,245 @@
+"""The checked-in dashboards are those that the code makes, Grafana's model accepts them, and they follow the rules of dashboard-linter.
+
+The rules are those of https://github.com/grafana/dashboard-linter, with `node` in the place of `instance`, as the alert rules have it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import promql_parser
+import pytest
+import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from dshealthd.symptoms import all_symptoms
+from dshealthd.symptoms.rules import RUNBOOKS
+from grafana import limits
+from grafana.__main__ import main
+from tests.grafana.documents import FILES, documents, panels, queries, substituted, variables
+from tests.grafana.vocabulary import TARGET_LABELS, labels_of, records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PANELS = [pytest.param(uid, panel, id=f"{uid}-{panel['title']}") for uid, document in documents().items() for panel in panels(document)]
+QUERIES = [pytest.param(query, id=query.place) for query in queries()]
+RULE_LABELS = {"alertname", "alertstate", "severity", "symptom", "kind", "part", "peer", "reason"}
+"""Of alerts, and of what the shipped rules record."""
+
+
+def test_up_to_date(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--check` passes on what is checked in, and names a file that differs, one that is missing and one that nothing makes."""
+    assert main(["--check"]) == 0
+    for file in FILES[1:]:
+        (tmp_path / file.name).write_text(file.read_text(encoding="utf-8").replace("Which", "Who"), encoding="utf-8")
+    (tmp_path / "dshealthd-old.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "other.json").write_text("{}", encoding="utf-8")
+    assert main([str(tmp_path), "--check"]) == 1
+    named = capsys.readouterr().err
+    assert FILES[0].name in named
+    assert "dshealthd-old.json" in named
+    assert "other.json" not in named
+    assert main([str(tmp_path)]) == 0
+    assert {file.name: file.read_text(encoding="utf-8") for file in tmp_path.glob("dshealthd-*")} == {
+        file.name: file.read_text(encoding="utf-8") for file in FILES
+    }
+
+
+def test_thresholds_and_runbooks_are_the_users(tmp_path: Path) -> None:
+    """Another file of thresholds changes colours, and another place of the runbooks the links."""
+    text = limits.FILE.read_text(encoding="utf-8")
+    changed = re.sub(r"(record: dshealthd:threshold:gpu_temperature_celsius\n\s+expr: )vector\(\S+\)", r"\1vector(71.5)", text)
+    assert changed != text
+    (tmp_path / "thresholds.yml").write_text(changed, encoding="utf-8")
+    assert main([str(tmp_path), "--thresholds", str(tmp_path / "thresholds.yml"), "--runbooks", "https://wiki.example/runbooks/"]) == 0
+    node = (tmp_path / "dshealthd-node.json").read_text(encoding="utf-8")
+    assert '"value": 71.5' in node
+    assert "https://wiki.example/runbooks/${__data.fields.symptom}.md" in node
+    assert RUNBOOKS not in node
+
+
+def test_a_threshold_that_is_missing_or_computed_is_named(tmp_path: Path) -> None:
+    """What a dashboard needs and the file lacks is a KeyError with both names, a threshold that is no number a ValueError."""
+    file = tmp_path / "thresholds.yml"
+    file.write_text("groups: [{name: a, rules: [{record: 'dshealthd:threshold:x', expr: vector(3e8)}]}]", encoding="utf-8")
+    assert limits.read(file)["x"] == 3e8
+    with pytest.raises(KeyError, match=r"thresholds\.yml has no rule dshealthd:threshold:y"):
+        limits.read(file)["y"]
+    file.write_text("groups: [{name: a, rules: [{record: 'dshealthd:threshold:x', expr: scalar(up)}]}]", encoding="utf-8")
+    with pytest.raises(ValueError, match="dshealthd:threshold:x is no threshold"):
+        limits.read(file)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_round_trip(file: Path) -> None:
+    """Grafana's model, loaded from a file and written back, is the file: no key is misspelt, none has a value of a wrong kind.
+
+    Left out is the place of links and annotations, which the SDK always writes and never reads.
+    """
+    register_default_plugins()
+    document = json.loads(file.read_text(encoding="utf-8"))
+    again = json.loads(json.dumps(Dashboard.from_json(document), cls=JSONEncoder))
+
+    def bare(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: bare(entry) for key, entry in value.items() if (key, entry) != ("placement", "inControlsMenu")}
+        return [bare(entry) for entry in value] if isinstance(value, list) else value
+
+    assert bare(again) == document
+
+
+@pytest.mark.parametrize("uid", documents())
+def test_variables(uid: str) -> None:
+    """The data source is a variable, cluster and scrape job may be several and may be all, and no variable has a fixed data source."""
+    listed = {variable["name"]: variable for variable in documents()[uid]["templating"]["list"]}
+    assert list(listed)[:3] == ["datasource", "cluster", "job"]
+    assert (listed["datasource"]["type"], listed["datasource"]["query"]) == ("datasource", "prometheus")
+    assert listed["cluster"]["allValue"] == ".*", "series without such a label count too"
+    for name, variable in listed.items():
+        assert variable.get("label"), name
+        if name != "datasource":
+            assert variable["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+            assert variable["refresh"] == 2, "nodes come and go"
+        if name in {"cluster", "job", "gpu"}:
+            assert variable["multi"]
+            assert variable["includeAll"]
+
+
+@pytest.mark.parametrize("uid", documents())
+def test_identity(uid: str) -> None:
+    """A dashboard has a stable uid and the tag by which others link to it; panels have ids and titles of their own, and do not overlap."""
+    document = documents()[uid]
+    assert uid.startswith("dshealthd-")
+    assert document["editable"] is False
+    assert document["tags"] == document["links"][0]["tags"] == ["dshealthd"]
+    every = [entry for panel in document["panels"] for entry in (panel, *panel.get("panels", []))]
+    assert max(Counter(panel["id"] for panel in every).values()) == 1
+    assert max(Counter(panel["title"] for panel in panels(document)).values()) == 1
+    taken: set[tuple[int, int]] = set()
+    for panel in document["panels"]:
+        position = panel["gridPos"]
+        cells = {
+            (x, y) for x in range(position["x"], position["x"] + position["w"]) for y in range(position["y"], position["y"] + position["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert position["x"] + position["w"] <= 24, panel["title"]
+        taken |= cells
+
+
+@pytest.mark.parametrize(("uid", "panel"), PANELS)
+def test_panel(uid: str, panel: dict[str, Any]) -> None:
+    """A panel has a description, the variable data source, a unit, queries of their own names, and says so where nothing is known."""
+    assert panel["description"].endswith(".")
+    assert len(panel["description"]) > 20
+    assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    assert panel["targets"]
+    assert max(Counter(target["refId"] for target in panel["targets"]).values()) == 1
+    defaults = panel["fieldConfig"]["defaults"]
+    if panel["type"] != "table":
+        assert defaults["unit"]
+    for target in panel["targets"]:
+        assert target["datasource"] == panel["datasource"]
+        assert target["instant"] is not target["range"]
+        assert target["instant"] is (panel["type"] in {"stat", "table"})
+        assert target["format"] == ("table" if panel["type"] == "table" else "time_series")
+        if panel["type"] in {"timeseries", "state-timeline"}:
+            assert target["legendFormat"] not in {"", "__auto"}
+    if panel["type"] in {"stat", "table"} and panel["title"] != "Nodes by what fires":
+        assert defaults.get("noValue") is not None, f"{uid}: an empty number is not 0"
+    if panel["type"] == "stat":
+        assert panel["options"]["reduceOptions"]["calcs"] == ["lastNotNull"]
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_query(query: Any) -> None:
+    """A query parses; rates are taken over Grafana's own interval; its selectors choose cluster, scrape job and node; all names exist."""
+    expr = substituted(query.expr, variables())
+    promql_parser.parse(expr)
+    assert not re.search(r"\b(?:rate|irate)\([^()]*\[(?!\$__rate_interval)", query.expr), "rate over a fixed window"
+    declared, recorded = labels_of(), records()
+    for selector in _selectors(promql_parser.parse(expr)):
+        name = str(selector.name)
+        matched = {matcher.name for matcher in selector.matchers.matchers}
+        assert "cluster" in matched
+        if name in recorded:
+            assert name in {"dshealthd:suspect:accusers", "dshealthd:node:severity"}
+        elif name.startswith("ALERTS"):
+            assert matched <= {"cluster", "alertname", "alertstate", "severity", "node"}
+        else:
+            assert "job" in matched
+            assert matched <= declared[name] | TARGET_LABELS, f"{name} has no label {matched - declared[name] - TARGET_LABELS}"
+        if query.board == "dshealthd-node" and "alertname" not in matched:
+            assert matched & {"node", "peer"}, f"{name} is of all nodes"
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_labels_exist(query: Any) -> None:
+    """Labels that a query groups by or joins on are those of a metric in it, of its targets, of alerts, or made by the query itself."""
+    expr = substituted(query.expr, variables())
+    made = set(re.findall(r'"(\w+)"', expr))
+    used = [labels_of().get(str(selector.name), RULE_LABELS) for selector in _selectors(promql_parser.parse(expr))]
+    known = made.union(TARGET_LABELS, *used)
+    for group in re.findall(r"\b(?:by|on|ignoring) \(([^()]*)\)", expr):
+        names = {name.strip() for name in group.split(",")} - {""}
+        assert names <= known, names - known
+
+
+def test_links() -> None:
+    """Links lead to dashboards that exist, with the variables that these have, and to runbooks."""
+    text = {file.stem: file.read_text(encoding="utf-8") for file in FILES}
+    boards = documents()
+    for source, body in text.items():
+        for target in set(re.findall(r'"url": "/d/([\w-]+)/', body)):
+            assert target in boards, f"{source} links to {target}"
+    assert '"/d/dshealthd-node/' in text["dshealthd-fleet"]
+    assert '"/d/dshealthd-node/' in text["dshealthd-probes"]
+    names = {variable["name"] for variable in boards["dshealthd-node"]["templating"]["list"]}
+    for body in text.values():
+        for query in re.findall(r'"url": "/d/dshealthd-node/[^?]*\?([^"]*)"', body):
+            assert set(re.findall(r"var-(\w+)=", query)) | set(re.findall(r"\$\{(\w+):queryparam\}", query)) <= names
+    for board in ("dshealthd-fleet", "dshealthd-node"):
+        assert f"{RUNBOOKS}/${{__data.fields.symptom}}.md" in text[board]
+    assert all_symptoms(), "the runbooks are the symptoms' files"
+
+
+@pytest.mark.parametrize("uid", documents())
+def test_annotations(uid: str) -> None:
+    """Pages and tickets are drawn into graphs, one line a rule; pages are shown unasked."""
+    entries = {entry["name"]: entry for entry in documents()[uid]["annotations"]["list"]}
+    assert {name: entry["enable"] for name, entry in entries.items()} == {"Pages": True, "Tickets": False}
+    assert all(entry["expr"].startswith("count by (alertname, symptom) (ALERTS{") for entry in entries.values())
+    assert all(('node="$node"' in entry["expr"]) is (uid == "dshealthd-node") for entry in entries.values())
+
+
+def test_provisioning() -> None:
+    """Grafana's provisioning files parse, name the data source type, and are for files that nobody edits in the browser."""
+    folder = FILES[0].parent.parent / "provisioning"
+    source = yaml.safe_load((folder / "datasources" / "dshealthd.yml").read_text(encoding="utf-8"))
+    assert source["apiVersion"] == 1
+    assert [entry["type"] for entry in source["datasources"]] == ["prometheus"]
+    shipped = yaml.safe_load((limits.FILE.parent / "prometheus.yml").read_text(encoding="utf-8"))
+    assert source["datasources"][0]["jsonData"]["timeInterval"] == shipped["global"]["scrape_interval"]
+    (provider,) = yaml.safe_load((folder / "dashboards" / "dshealthd.yml").read_text(encoding="utf-8"))["providers"]
+    assert provider["allowUiUpdates"] is False
+    assert provider["options"]["path"].endswith("/grafana/dashboards")
+
+
+def _selectors(expression: promql_parser.Expr) -> Iterator[promql_parser.VectorSelector]:
+    found: list[promql_parser.VectorSelector] = []
+
+    def visit(node: promql_parser.Expr) -> None:
+        if isinstance(node, promql_parser.VectorSelector):
+            found.append(node)
+        elif isinstance(node, promql_parser.MatrixSelector):
+            found.append(node.vector_selector)
+
+    promql_parser.walk(expression, visit)
+    seen = {id(selector): selector for selector in found}
+    yield from seen.values()
