@@ -13,6 +13,7 @@ CASES = {
     "sum(a) by (x) unless ignoring(x) b and c or d # not e": {"a": set(), "b": set(), "c": set(), "d": set()},
     'label_replace(a, "x", "$1", "y", "(.*)") + quantile without (z) (0.5, b)': {"a": set(), "b": set()},
     "vector(1) + scalar(x:y) * time()": {"x:y": set()},
+    'count({__name__=~"a:.+"}) < 3': {},
     "absent(a{}) or b @ end()": {"a": set(), "b": set()},
 }
 

@@ -17,7 +17,7 @@ const RECOVERY = [
   "recover the IMEX domain",
   "reset its bus",
 ];
-export const APPLICATION_XIDS = new Set(["13", "31", "43", "45", "68", "69"]); // the application's doing by themselves, after NVIDIA's catalogue
+export const APPLICATION_XIDS = new Set(["13", "31", "43", "45", "68", "69", "141"]); // the application's doing by themselves, or to be ignored, after NVIDIA's catalogue
 
 export function findings(status) {
   const found = [];
