@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dshealthd import registry
@@ -13,10 +14,10 @@ from tests.lab.hardware import CHECKPOINTS, DATA, KernelLog, equip
 from tests.lab.lab import Lab
 from tests.lab.node import toml
 from tests.lab.receiver import Receiver
-from tests.lab.servers import PACE, Server, alertmanager, prometheus
+from tests.lab.servers import Server, alertmanager, prometheus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import TracebackType
     from typing import Any, Self
@@ -29,6 +30,8 @@ NOT_THE_NODES_OWN = {"clock", "pressure", "software"}
 COLLECTORS = tuple(name for name in registry.all_collectors() if name not in NOT_THE_NODES_OWN)
 HANGS = "2s"
 """Deadline for what may hang."""
+BRIEF = MappingProxyType({"xid_recent_seconds": 20})
+"""Thresholds by which what happens once is over sooner than the ten minutes of the shipped file."""
 READY_SECONDS = 90.0
 
 
@@ -56,14 +59,14 @@ class Paging:
         nodes: int = 3,
         *,
         gpus: int = 8,
-        pace: str = PACE,
         progress: Callable[[str], None] = lambda _: None,
         show: Callable[[Notification], None] = lambda _: None,
         adapt: Callable[[dict[str, Any]], object] = lambda _: None,
+        thresholds: Mapping[str, float] = BRIEF,
     ) -> None:
         """`show` is called with what the receiver gets; `adapt` may change more of Alertmanager's configuration than a lab does anyway."""
-        self._directory, self._nodes, self._gpus, self._pace = directory, nodes, gpus, pace
-        self._progress, self._show, self._adapt = progress, show, adapt
+        self._directory, self._nodes, self._gpus = directory, nodes, gpus
+        self._progress, self._show, self._adapt, self._thresholds = progress, show, adapt, thresholds
         self.kernel_logs: dict[str, KernelLog] = {}
 
     def __enter__(self) -> Self:
@@ -106,7 +109,7 @@ class Paging:
             self._progress(f"agents: {number} of {len(lab.nodes)} serve")
         discovery = {"file_sd_configs": [{"files": [str(targets)]}]}
         where = f"{self.alertmanager.station.address}:{self.alertmanager.port}"
-        self.prometheus = stack.enter_context(prometheus(lab.services, self._directory, discovery, [where], pace=self._pace))
+        self.prometheus = stack.enter_context(prometheus(lab.services, self._directory, discovery, [where], thresholds=self._thresholds))
         self._progress(f"Prometheus: {self.prometheus.url}")
 
     def until_watched(self, seconds: float = READY_SECONDS) -> None:

@@ -1,7 +1,6 @@
 """The real Prometheus and Alertmanager, on a machine of the lab, with the files that are shipped.
 
-Of the shipped files a lab changes only what is a place or a pace: where targets, Alertmanager and receivers are, and how often Prometheus
-scrapes and evaluates.
+Of the shipped files a lab changes only the places: where targets, Alertmanager and receivers are.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import subprocess
 import time
 import urllib.parse
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -21,7 +21,7 @@ import yaml
 from tests.lab.station import NotPermitted, connect, listen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tests.lab.receiver import Receiver
     from tests.lab.station import Station
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTMANAGER = DEPLOY / "alertmanager"
 PROMETHEUS = DEPLOY / "prometheus"
-PACE = "5s"
-"""How often the lab's Prometheus scrapes and evaluates."""
 START_SECONDS = 30.0
 
 
@@ -104,29 +102,40 @@ def prometheus(
     discovery: dict[str, Any],
     alertmanagers: Sequence[str] = (),
     *,
-    pace: str = PACE,
+    pace: str | None = None,
+    thresholds: Mapping[str, float] = MappingProxyType({}),
     files: Path = PROMETHEUS,
 ) -> Iterator[Server]:
     """Run Prometheus with the shipped configuration and rules.
 
     `discovery` is the part of its scrape configuration that says where the agents are, such as `{"file_sd_configs": …}`; `alertmanagers`
-    are HOST:PORT.
+    are HOST:PORT. `pace` is how often it scrapes and evaluates, where that is to differ from what is shipped;
+    `thresholds` are values for some of thresholds.yml, as users have them in a copy of that file.
     """
     folder = directory / "prometheus"
     shutil.copytree(files, folder)
     file = folder / "prometheus.yml"
     config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    config["global"] |= {"scrape_interval": pace, "scrape_timeout": pace, "evaluation_interval": pace}
+    if pace is not None:
+        config["global"] |= {"scrape_interval": pace, "scrape_timeout": pace, "evaluation_interval": pace}
     config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": list(alertmanagers)}]}]}
     for scrape in config["scrape_configs"]:
-        scrape.pop("scrape_interval", None)
         for key in [key for key in scrape if key.endswith("_sd_configs") or key == "static_configs"]:
             del scrape[key]
         scrape.update(discovery if scrape["job_name"] == "dshealthd" else {})
     file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    _set_thresholds(folder / "thresholds.yml", thresholds)
     flags = [f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}", "--log.level=warn"]
     with _running("prometheus", flags, station, folder) as server:
         yield server
+
+
+def _set_thresholds(file: Path, values: Mapping[str, float]) -> None:
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    rules = {rule["record"].removeprefix("dshealthd:threshold:"): rule for group in content["groups"] for rule in group["rules"]}
+    for name, value in values.items():
+        rules[name]["expr"] = f"vector({value})"
+    file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
 @contextlib.contextmanager

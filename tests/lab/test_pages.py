@@ -1,0 +1,136 @@
+"""From fault to page: every fault of the catalogue leads to exactly the page or ticket that names its node and part, and to its end.
+
+One lab for all: the faults are injected in waves, each on a node of its own, while those of the wave before are being resolved. What came
+is judged afterwards, fault by fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lab.catalogue import FAULTS
+from tests.lab.node import Node
+from tests.lab.paging import Paging
+from tests.lab.receiver import FIRING, RESOLVED, Alert
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+WAVES = (
+    ("gpu-lost", "ecc", "nvlink-down", "time-wait", "disk-full"),
+    ("infiniband-down", "thermal", "xid-79", "path-hang", "row-remap"),
+    ("open-files", "gpu-missing", "nvml-hang", "node-dead"),
+)
+NODES = max(map(len, WAVES))
+COMES, GOES = 60.0, 120.0
+"""Seconds in which all pages of a wave come, and in which the last of all are over; sockets in TIME_WAIT alone stay for 60."""
+QUIET = 6.0
+"""Seconds that each wave lasts beyond its last page: a round of all rules, in which another page would come."""
+
+# The time that the lab takes counts for the first of the tests.
+pytestmark = pytest.mark.timeout(420)
+
+
+@dataclass
+class Case:
+    """What became of one fault."""
+
+    node: Node
+    begin: float
+    over: float = 0.0
+    told: list[tuple[float, Alert]] = field(default_factory=list)
+    """When, by the monotonic clock, and what."""
+
+
+@dataclass
+class Story:
+    """What became of all."""
+
+    cases: dict[str, Case]
+    others: list[tuple[float, Alert]]
+    """What came and was not expected of any fault."""
+    left: list[Alert]
+    """What still fired at the end."""
+    healthy: list[Alert]
+    """What was told before the first fault."""
+    prometheus: str
+
+
+def wave(lab: Paging, names: tuple[str, ...], cases: dict[str, Case]) -> None:
+    """Inject the faults of a wave at once, wait until all their pages have come and a little longer, and undo them."""
+    with contextlib.ExitStack() as stack:
+        for name, node in zip(names, lab.lab.nodes, strict=False):
+            cases[name] = Case(node, time.monotonic())
+            stack.enter_context(FAULTS[name].inject(lab, node))
+
+        def come(name: str) -> bool:
+            case = cases[name]
+            return any(FAULTS[name].names(alert, case.node) for alert in lab.receiver.told(since=case.begin))
+
+        lab.receiver.wait(lambda: all(map(come, names)), COMES)
+        time.sleep(QUIET)
+    for name in names:
+        cases[name].over = time.monotonic()
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    """Run the lab through all waves."""
+    with Paging(tmp_path_factory.mktemp("pages"), NODES, gpus=4) as lab:
+        if lab.lab.limits:
+            pytest.skip("; ".join(lab.lab.limits))
+        lab.until_watched()
+        time.sleep(QUIET)
+        healthy = lab.receiver.told()
+        cases: dict[str, Case] = {}
+        for names in WAVES:
+            wave(lab, names, cases)
+        lab.receiver.wait(lambda: not lab.receiver.firing("page", "ticket"), GOES)
+        others: list[tuple[float, Alert]] = []
+        for notification in lab.receiver.notifications:
+            if notification.receiver == "watchdog":
+                continue
+            for alert in notification.alerts:
+                owner = next((name for name, case in cases.items() if FAULTS[name].names(alert, case.node)), None)
+                (others if owner is None else cases[owner].told).append((notification.received, alert))
+        yield Story(cases, others, lab.receiver.firing("page", "ticket"), healthy, lab.pending())
+
+
+def test_every_fault_is_in_a_wave() -> None:
+    """The waves hold the catalogue, each fault once."""
+    assert sorted(name for names in WAVES for name in names) == sorted(FAULTS)
+
+
+def test_a_healthy_lab_pages_nobody(story: Story) -> None:
+    """Before the first fault only the Watchdog speaks."""
+    assert [str(alert) for alert in story.healthy] == []
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_page(name: str, story: Story) -> None:
+    """The fault leads to its page, with node and part, the first step and a runbook; once the fault is over the page is."""
+    case = story.cases[name]
+    firing = [(when, alert) for when, alert in case.told if alert.status == FIRING]
+    assert firing, f"no page came\n{[str(alert) for _, alert in story.others]}\n{story.prometheus}"
+    first, alert = firing[0]
+    print(f"{name}: {alert.receiver} after {first - case.begin:.1f} s: {alert.annotations['description']}")
+    assert len({alert.fingerprint for _, alert in firing}) == 1, [str(alert) for _, alert in firing]
+    assert case.node.name in alert.annotations["description"]
+    assert "First step: " in alert.annotations["description"]
+    assert alert.annotations["runbook_url"].endswith(f"/{alert.labels['symptom']}.md")
+    over = [when for when, alert in case.told if alert.status == RESOLVED]
+    assert over, "it was never said to be over"
+    assert over[0] > case.over
+    print(f"{name}: over after {over[0] - case.over:.1f} s")
+
+
+def test_nothing_else_came(story: Story) -> None:
+    """No other page and no ticket came for any of the faults, and none is left."""
+    assert [str(alert) for _, alert in story.others] == []
+    assert [str(alert) for alert in story.left] == []
