@@ -50,6 +50,12 @@ class State:
     epoch: int
     now: float
 
+    @property
+    def unreached(self) -> set[str]:
+        """Members that did not answer when they were called last: nothing else can be learnt of them now."""
+        pairs = self.evidence[REACH].pairs.values() if REACH in self.evidence else ()
+        return {*self.gone, *(pair.peer for pair in pairs if pair.since is not None)}
+
 
 class Enquiry:
     """Asks for one extra round at a time."""
@@ -100,7 +106,7 @@ class Enquiry:
         accused = {pair.peer for evidence in state.evidence.values() for pair in evidence.pairs.values() if pair.accused}
         asked = Counter(peer for item in (*case.earlier, *case.items) for peer in item.round.peers)
         for near in (True, False) if cause is Cause.MORE_NEAR else (False, True):
-            name = self._references.choose(near=near, asked=asked, ill=accused.union(state.gone), now=state.now)
+            name = self._references.choose(near=near, asked=asked, ill=accused | state.unreached, now=state.now)
             if name:
                 yield Confirmation((self._me, name), _kind(track, case.earlier[-1]))
                 return
@@ -109,7 +115,7 @@ class Enquiry:
         """See to a peer: only when this node is known to be well, by a later round with somebody else."""
         kind = _kind(evidence.track, pair.first)
         again = Confirmation((self._me, pair.peer), kind)
-        if self._references.shuns(pair.peer, state.now):
+        if self._references.shuns(pair.peer, state.now) or (evidence.track != REACH and pair.peer in state.unreached):
             return
         if pair.accused:
             if not 0 <= state.epoch - pair.checked < _RECHECK:
@@ -124,7 +130,7 @@ class Enquiry:
         )
         if speaks and pair.bads >= HARD_BADS and not mostly_well(pair):
             near = self._references.near([pair.peer])
-            if name := self._references.choose(near=near, asked={}, ill={pair.peer, *state.gone}, now=state.now):
+            if name := self._references.choose(near=near, asked={}, ill={pair.peer, *state.unreached}, now=state.now):
                 yield Confirmation((self._me, name), kind)
                 return
         if speaks or pair.bads < HARD_BADS:

@@ -76,10 +76,11 @@ def test_other_members(light: Probing) -> None:
     light.await_(lambda s: not any(scrape.all(DISAGREES) for scrape in s.values()), CLEAR, "agreement")
 
 
-def test_clock_off(light: Probing) -> None:
-    """A node whose clock is off by 288 s is told by name and reason; the others' rounds go on, and nobody is accused."""
+@pytest.mark.parametrize("seconds", [288, -288, 10 * 365 * 86400], ids=["ahead", "behind", "ten_years"])
+def test_clock_off(light: Probing, seconds: float) -> None:
+    """A node whose clock is off is told by name and reason; the others' rounds go on, nobody is accused, durations are right."""
     one, two, *others = light.nodes
-    with faults.clock_offset(two, 288):
+    with faults.clock_offset(two, seconds):
         light.await_(
             lambda s: all(s[node.name].value(DISAGREES, peer="node-2", reason="clock_differs") for node in (one, *others)), 20, "clock"
         )
@@ -90,6 +91,9 @@ def test_clock_off(light: Probing) -> None:
             "rounds of the others",
         )
         light.await_(lambda s: not any(map(suspects, s.values())), CLEAR, "no suspect, once it is forgotten that it was being restarted")
+        for scrape in light.scrapes().values():
+            assert all(0 <= took < 30 for took in scrape.all("dshealthd_collector_duration_seconds"))
+            assert all(0 <= took < 30 for took in scrape.all("dshealthd_probe_duration_seconds_sum"))
     light.await_(
         lambda s: len(s) == 4 and not any(scrape.all(DISAGREES) or suspects(scrape) for scrape in s.values()), 2 * CLEAR, "agreement"
     )

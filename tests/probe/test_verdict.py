@@ -363,6 +363,17 @@ def test_peer_that_comes_and_goes_and_then_stays_away() -> None:
     assert found == {Suspect(Part.NODE, peer, "unreachable")}
 
 
+def test_who_refuses_is_not_asked_for_what_its_rounds_come_to() -> None:
+    """A peer whose rounds failed and who then refuses all calls is called a few times, and not again and again."""
+    scene = Scene()
+    scene.run(well, 3)
+    peer = partner(scene)
+    scene.run(with_peer(peer, Answer(outcome=Outcome.FAILED, stage=Stage.VERIFY)))
+    scene.asked.clear()
+    scene.run(with_peer(peer, Answer(outcome=Outcome.REFUSED, stage=Stage.INVITE, late=(peer,), silent=True)), 4)
+    assert 0 < sum(peer in request.members for request in scene.asked) <= 8
+
+
 def silences(scene: Scene, names: Sequence[str], told: dict[str, float] | None = None) -> set[Suspect]:
     """Let peers in turn give no answer, and answer at once when they are asked again; return who is accused meanwhile."""
     found: set[Suspect] = set()
