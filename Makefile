@@ -1,3 +1,3 @@
-.PHONY: run test lint generate lock bench
-run test lint generate lock bench:
+.PHONY: run test demo lint generate lock bench
+run test demo lint generate lock bench:
 	@./dev $@

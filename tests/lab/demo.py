@@ -130,6 +130,7 @@ def main() -> int:
         demo = Demo(directory, options.nodes, options.gpus)
         stack.enter_context(demo.paging)
         if demo.paging.lab.limits:
+            say("the demonstration needs them; nothing is shown")
             return 1
         addresses(demo, stack)
         say("waiting for Prometheus' first round of all rules, half a minute at most")

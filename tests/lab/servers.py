@@ -30,6 +30,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTMANAGER = DEPLOY / "alertmanager"
 PROMETHEUS = DEPLOY / "prometheus"
 START_SECONDS = 30.0
+RESEND = "10s"
 
 
 class Server:
@@ -126,6 +127,8 @@ def prometheus(
     file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     _set_thresholds(folder / "thresholds.yml", thresholds)
     flags = [f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}", "--log.level=warn"]
+    # An alert that fires before Alertmanager is known is sent again only after this, a minute by default.
+    flags.append(f"--rules.alert.resend-delay={RESEND}")
     with _running("prometheus", flags, station, folder) as server:
         yield server
 

@@ -1,0 +1,28 @@
+"""The demonstration, as `make demo` runs it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+SECONDS = 170
+
+
+@pytest.mark.timeout(SECONDS + 10)
+def test_a_fault_is_shown_from_beginning_to_end() -> None:
+    """`--fault` brings a cluster up, says where to look, shows the page with node, GPU and first step, and that it is over."""
+    command = [sys.executable, "-m", "tests.lab.demo", "--nodes", "1", "--gpus", "2", "--fault", "row-remap"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    if "are not permitted here" in done.stdout:
+        pytest.skip(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert re.search(r"node-1 +http://127\.0\.0\.1:\d+/\n", done.stdout)
+    page = re.search(r"PAGE, [\d.]+ s later\n\n(.*?)└", done.stdout, re.DOTALL)
+    assert page, done.stdout
+    assert "node-1 GPU 1" in page[1]
+    assert "first step: " in page[1]
+    assert re.search(r"fault over: .*\n.*OVER, [\d.]+ s later", done.stdout), done.stdout
