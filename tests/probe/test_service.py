@@ -14,9 +14,9 @@ import pytest
 
 from dshealthd.exposition import Format, render
 from dshealthd.options import Duration
+from dshealthd.probe.epochs import JITTER, jitter
 from dshealthd.probe.membership import MembershipOptions
 from dshealthd.probe.options import PolicyOptions, ProbeOptions
-from dshealthd.probe.service import JITTER, jitter
 from tests.agents import running
 from tests.probe.peering import KEY, OTHER_KEY, run, secret
 from tests.probe.services import NAMES, PERIOD, agents, free_port, snapshot, until
