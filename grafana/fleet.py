@@ -21,7 +21,6 @@ STEPS: Steps = ((None, GREY), (0, GREEN), (1, ORANGE), (2, RED), (3, PURPLE))
 ANY: Steps = ((None, GREEN), (1, RED))
 SEVERITY = "max by (cluster, node) (dshealthd:node:severity{@rules} or 3 + 0 * (up{@fleet} == 0))"
 """What needs attention on a node, as STATES has it."""
-BAD_ROUNDS = 'dshealthd_probe_rounds_total{@fleet,outcome!~"ok|declined"}'
 
 
 def board(source: Source) -> Board:
@@ -99,7 +98,9 @@ def _now(source: Source) -> list[dashboard.Panel]:
 
 
 def _probes(source: Source) -> list[dashboard.Panel]:
-    worst_nodes = f"topk({ROWS}, sum by (cluster, node) (increase({BAD_ROUNDS}[$__range])))"
+    ended = "increase(dshealthd_probe_rounds_total{@fleet}[$__range])"
+    bad = 'sum by (cluster, node) (increase(dshealthd_probe_rounds_total{@fleet,outcome!~"ok|declined"}[$__range]))'
+    worst_nodes = f"topk({ROWS}, {bad} or 0 * sum by (cluster, node) ({ended}))"
     matrix = rows(
         "Rounds by how they ended",
         f"""Rounds of probes in the time shown, by node and outcome, of the {ROWS} nodes with the most that ended neither well nor declined.
@@ -109,7 +110,7 @@ def _probes(source: Source) -> list[dashboard.Panel]:
             Column(title="Outcome", label="outcome"),
             Column(
                 title="Rounds",
-                expr=f"""round(sum by (cluster, node, outcome) (increase(dshealthd_probe_rounds_total{{@fleet}}[$__range])))
+                expr=f"""round(sum by (cluster, node, outcome) ({ended}))
                     and on (cluster, node) {worst_nodes}""",
                 decimals=0,
             ),

@@ -40,15 +40,15 @@ def panels(source: Source) -> list[dashboard.Panel]:
         number(
             "Confirmations",
             "Extra rounds an hour that suspicions asked for.",
-            "sum(increase(dshealthd_probe_confirmations_total{@nodes}[1h]))",
+            "sum(increase(dshealthd_probe_confirmations_total{@nodes}[1h])) or 0 * sum(dshealthd_probe_up{@nodes})",
             unknown=NO_PROBES,
         ),
         number(
             "Workers that hang",
             "Probe workers that hang in the kernel and cannot be killed.",
-            "sum(dshealthd_probe_workers_stuck{@nodes})",
+            "sum(dshealthd_probe_workers_stuck{@nodes}) or 0 * sum(dshealthd_probe_up{@nodes})",
             steps=((None, GREEN), (1, RED)),
-            unknown="none",
+            unknown=NO_PROBES,
         ),
         number(
             "Without torch",

@@ -1,0 +1,97 @@
+"""Two nodes with simulated GPUs and adapters that probe each other, and a Prometheus with the shipped files that scrapes them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import yaml
+
+from dshealthd import registry
+from grafana import limits
+from tests.grafana.server import prometheus
+from tests.lab import Lab
+from tests.lab.node import merged, toml
+from tests.lab.probing import rounds, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.agents import Scrape
+    from tests.grafana.server import Prometheus
+    from tests.lab import Node
+
+ADAPTERS = Path(__file__).parent.parent / "collectors" / "fixtures" / "infiniband" / "sys"
+PERIOD = 2.0
+ROUNDS = 2
+SCRAPES = 6
+DEPLOY = limits.FILE.parent
+
+
+class Cluster(NamedTuple):
+    """What the tests ask."""
+
+    prometheus: Prometheus
+    lab: Lab
+
+
+@contextlib.contextmanager
+def cluster(directory: Path, *, nodes: int = 2, gpus: int = 8) -> Iterator[Cluster]:
+    """Start nodes and Prometheus, and wait until there were rounds of both kinds and some scrapes."""
+
+    def config(node: Node) -> str:
+        tested = {"paths": [str(node.directory), "/dev/shm"], "write_test": [str(node.directory)]}
+        own = {"probe": {"members": {"name": node.member}}, "collectors": {"network": {"include": ["lo"]}, "filesystem": tested}}
+        return toml(merged(settings(node, period=PERIOD, full=True), own))
+
+    made = Lab(
+        directory,
+        nodes,
+        gpus=gpus,
+        config=config,
+        collectors=tuple(registry.all_collectors()),
+        interval="1s",
+        namespaces=False,
+        start=False,
+    )
+    with made as lab:
+        hostfile = "".join(f"{node.member} slots=1\n" for node in lab.nodes)
+        for node in lab.nodes:
+            shutil.copytree(ADAPTERS, node.sysfs, symlinks=True, dirs_exist_ok=True)
+            node.hostfile.write_text(hostfile, encoding="ascii")
+            node.begin()
+        for node in lab.nodes:
+            node.finish()
+        targets = [{"targets": [f"{node.address}:{node.agent.port}"], "labels": {"node": node.name}} for node in lab.nodes]
+        with prometheus(directory, shipped(directory, json.dumps(targets))) as server:
+            lab.wait(lambda scrapes: all(rounds(scrape, outcome="ok") >= ROUNDS for scrape in scrapes.values()), 60)
+            end = time.monotonic() + 60
+            while server.instant("min(count_over_time(up[1h]))", time.time()).values < [[SCRAPES]]:
+                assert time.monotonic() < end
+                time.sleep(0.5)
+            yield Cluster(server, lab)
+
+
+def shipped(directory: Path, targets: str, *, interval: str = "1s") -> Path:
+    """Lay out the shipped configuration and rules with these targets, all of it at a quicker pace, and return the configuration's path."""
+    for file in ("thresholds.yml", "recording.yml", "alerts.yml"):
+        rules = yaml.safe_load((DEPLOY / file).read_text(encoding="utf-8"))
+        for group in rules["groups"]:
+            group.pop("interval", None)
+        (directory / file).write_text(yaml.safe_dump(rules, sort_keys=False), encoding="utf-8")
+    config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))
+    config["global"] = {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval}
+    del config["alerting"]
+    (directory / "targets").mkdir()
+    (directory / "targets" / "nodes.json").write_text(targets, encoding="utf-8")
+    (directory / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    return directory / "prometheus.yml"
+
+
+def template(cluster: Cluster) -> Scrape:
+    """Return what one of the nodes exports."""
+    return cluster.lab.nodes[0].scrape()

@@ -1,0 +1,142 @@
+"""A fleet in the data folder of a Prometheus: what one simulated node exports, for as many nodes, some of them with faults.
+
+The text goes through `promtool tsdb create-blocks-from openmetrics`. The shipped rules run on it as they would on scraped series.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.grafana.documents import FILES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from tests.agents import Scrape
+
+OFFSETS = (-720, -420, -60, -5)
+"""When there are samples, in seconds from the moment at which they are made. A Prometheus records nothing from before its blocks' end."""
+HEALTHY = 2
+"""At how many of these times the sick nodes still are well."""
+SICK_EVERY = 8
+"""The second of so many nodes has every fault."""
+KEPT_WHOLE = 8
+"""How many nodes have all series; the others those of the dashboards about many nodes."""
+COUNTERS = ("_total", "_bucket", "_count", "_sum")
+
+
+class Series(NamedTuple):
+    """A series of one node; its value while the node is well, and what it has become then."""
+
+    name: str
+    labels: dict[str, str]
+    before: float
+    after: float
+
+
+def faults(node: int, nodes: int) -> list[Series]:
+    """Return the series that a sick node has, or has otherwise than a healthy one: one for each condition that panels look for."""
+    gpu = {"gpu": "3"}
+    port = {"device": "mlx5_0", "port": "1"}
+    peer = f"node-{node % nodes + 1}"
+    accused = {"kind": "link", "component": f"node-{node}--{peer}", "reason": "hung"}
+    return [
+        Series("dshealthd_gpu_up", gpu, 1, 0),
+        Series("dshealthd_gpu_fault", {**gpu, "reason": "gpu_lost"}, 1, 1),
+        Series("dshealthd_gpu_remapped_rows_pending", {"gpu": "1"}, 0, 1),
+        Series("dshealthd_gpu_throttle_active", {"gpu": "2", "reason": "hw_thermal_slowdown"}, 1, 1),
+        Series("dshealthd_nvlink_effective_bit_error_ratio", {"gpu": "0"}, 1e-15, 1e-11),
+        Series("dshealthd_nvlink_up", {"gpu": "0", "link": "7"}, 1, 0),
+        Series("dshealthd_nvlinks_up", {"gpu": "0"}, 18, 17),
+        Series("dshealthd_nvlink_errors_total", {"gpu": "0", "link": "7", "type": "replay"}, 0, 40),
+        Series("dshealthd_pcie_link_width", {"gpu": "4"}, 16, 8),
+        Series("dshealthd_infiniband_port_up", port, 1, 0),
+        Series("dshealthd_infiniband_port_flaps_total", port, 0, 3),
+        Series("dshealthd_infiniband_port_errors_total", {**port, "type": "symbol_error"}, 0, 50),
+        Series("dshealthd_xid_errors_total", {"gpu": "3", "pci": "0000:3b:00.0", "xid": "79"}, 1, 1),
+        Series("dshealthd_xid_last_timestamp_seconds", {"gpu": "3", "pci": "0000:3b:00.0", "xid": "79"}, 1.7e9, 1.7e9),
+        Series("dshealthd_kernel_events_total", {"event": "oom_kill"}, 0, 2),
+        Series("dshealthd_path_failing", {"path": "/data", "reason": "io_error"}, 1, 1),
+        Series("dshealthd_collector_failing", {"collector": "gpu", "reason": "gpu_lost"}, 1, 1),
+        Series("dshealthd_worker_failures_total", {"worker": "device", "reason": "timeout"}, 0, 2),
+        Series("dshealthd_rendezvous_listener_age_seconds", {"orphaned": "true"}, 3600, 3600),
+        Series("dshealthd_rendezvous_listeners", {"orphaned": "true"}, 1, 1),
+        Series("dshealthd_clock_maximum_error_seconds", {}, 0.01, 0.01),
+        Series("dshealthd_probe_rounds_total", {"kind": "pair", "outcome": "hung"}, 0, 9),
+        Series("dshealthd_probe_peer_disagrees", {"peer": peer, "reason": "clock"}, 1, 1),
+        Series("dshealthd_probe_skips_total", {"reason": "busy"}, 0, 9),
+        Series("dshealthd_suspect", accused, 1, 1),
+        Series("dshealthd_suspect", {"kind": "gpu", "component": f"{peer}/gpu-3", "reason": "slow"}, 1, 1),
+    ]
+
+
+class Fleet:
+    """A fleet of so many nodes like one that was scraped, at about the present."""
+
+    def __init__(self, template: Scrape, nodes: int) -> None:
+        """Prepare it."""
+        self.nodes = nodes
+        self.made = time.time()
+        self._template = template
+
+    def write(self, directory: Path) -> None:
+        """Write the data folder of a Prometheus."""
+        text = directory / "fleet.txt"
+        with text.open("w", encoding="utf-8") as file:
+            for node in range(1, self.nodes + 1):
+                file.writelines(self._lines(node))
+            file.write("# EOF\n")
+        promtool = shutil.which("promtool")
+        assert promtool
+        command = [promtool, "tsdb", "create-blocks-from", "openmetrics", str(text), str(directory / "data")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+        assert done.returncode == 0, done.stderr
+        text.unlink()
+
+    def _lines(self, node: int) -> Iterator[str]:
+        """Yield the samples of one node."""
+        target = f'cluster="a",instance="10.0.{node // 250}.{node % 250}:10061",job="dshealthd",node="node-{node}"'
+        times = [f"{self.made + offset:.3f}" for offset in OFFSETS]
+        own = {_key(series.name, series.labels): series for series in self._faults(node)}
+        wanted = names() if node <= KEPT_WHOLE else names("fleet", "probes")
+        yield from (f"up{{{target}}} 1 {when}\n" for when in times)
+        for name, found in self._template.series.items():
+            for labels, value in found.items() if name in wanted else ():
+                series = own.pop(_key(name, dict(labels)), None)
+                yield from _samples(name, target, dict(labels), _values(series or Series(name, {}, value, value)), times)
+        for series in own.values():
+            if series.name in wanted:
+                yield from _samples(series.name, target, series.labels, _values(series), times)
+
+    def _faults(self, node: int) -> list[Series]:
+        return faults(node, self.nodes) if node % SICK_EVERY == 2 else []
+
+
+def names(*boards: str) -> set[str]:
+    """Return the metrics that dashboards (without arguments all of them), or the rules that they show, read."""
+    files = [file for file in FILES if not boards or file.stem.removeprefix("dshealthd-") in boards]
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
+    return set(re.findall(r"\b(?:dshealthd|process)_\w+", text)) | {"dshealthd_suspect"}
+
+
+def _values(series: Series) -> list[float]:
+    """Return a series' value at each time; counters grow besides."""
+    values = [series.before] * HEALTHY + [series.after] * (len(OFFSETS) - HEALTHY)
+    return [value + step * series.name.endswith(COUNTERS) for step, value in enumerate(values)]
+
+
+def _samples(name: str, target: str, labels: Mapping[str, str], values: list[float], times: list[str]) -> Iterator[str]:
+    """Yield lines. Labels are as a scrape leaves them: a metric's own `job` is moved aside, and empty ones do not exist."""
+    renamed = {("exported_job" if label == "job" else label): value for label, value in labels.items() if value}
+    text = "".join(f',{label}="{value}"' for label, value in renamed.items())
+    yield from (f"{name}{{{target}{text}}} {value:g} {when}\n" for value, when in zip(values, times, strict=True))
+
+
+def _key(name: str, labels: Mapping[str, str]) -> tuple[str, frozenset[tuple[str, str]]]:
+    """Return what tells a series from others of its node; the number of a GPU does without its UUID."""
+    return name, frozenset((label, value) for label, value in labels.items() if label != "uuid")

@@ -1,0 +1,97 @@
+"""A real Prometheus, and what it answers to the dashboards' queries."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.grafana.documents import Query
+
+START_SECONDS = 60.0
+
+
+class Answer(NamedTuple):
+    """What a query returned: its series, by their labels, and how long it took in seconds."""
+
+    series: list[dict[str, str]]
+    values: list[list[float]]
+    seconds: float
+
+
+class Prometheus:
+    """A running server."""
+
+    def __init__(self, port: int) -> None:
+        """It listens on a port of 127.0.0.1."""
+        self._url = f"http://127.0.0.1:{port}/api/v1/"
+
+    def ask(self, query: Query, expr: str, end: float, *, span: float = 600.0, steps: int = 40) -> Answer:
+        """Run a panel's query as Grafana does, over `span` seconds or, if it is instant, at their end; RuntimeError if it is refused."""
+        return self.instant(expr, end) if query.instant else self.range(expr, end - span, end, span / steps)
+
+    def instant(self, expr: str, when: float) -> Answer:
+        """Run an instant query."""
+        return self._answer("query", query=expr, time=f"{when:.3f}")
+
+    def range(self, expr: str, start: float, end: float, step: float) -> Answer:
+        """Run a query over time."""
+        return self._answer("query_range", query=expr, start=f"{start:.3f}", end=f"{end:.3f}", step=f"{step:g}")
+
+    def ready(self) -> bool:
+        """Tell whether the server answers queries."""
+        try:
+            self.instant("1", time.time())
+        except (urllib.error.URLError, ConnectionError, RuntimeError):
+            return False
+        return True
+
+    def _answer(self, path: str, **parameters: str) -> Answer:
+        started = time.monotonic()
+        data = urllib.parse.urlencode(parameters).encode()
+        try:
+            with urllib.request.urlopen(self._url + path, data=data, timeout=60) as answer:
+                result: Any = json.load(answer)["data"]["result"]
+        except urllib.error.HTTPError as error:
+            message = f"{parameters['query']}: {error.read().decode()}"
+            raise RuntimeError(message) from error
+        seconds = time.monotonic() - started
+        if not isinstance(result, list) or (result and not isinstance(result[0], dict)):
+            return Answer([{}], [[float(result[1])]], seconds)
+        pairs = [entry.get("values") or [entry["value"]] for entry in result]
+        return Answer([entry["metric"] for entry in result], [[float(value) for _, value in found] for found in pairs], seconds)
+
+
+@contextlib.contextmanager
+def prometheus(directory: Path, config: Path) -> Iterator[Prometheus]:
+    """Run a server on a configuration, with its data in `directory`/data, until it answers; and end it."""
+    binary = shutil.which("prometheus")
+    assert binary, "./dev test installs Debian's prometheus"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+    log = directory / "prometheus.log"
+    command = [binary, f"--config.file={config}", f"--storage.tsdb.path={directory / 'data'}", f"--web.listen-address=127.0.0.1:{port}"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    server = Prometheus(port)
+    try:
+        end = time.monotonic() + START_SECONDS
+        while not server.ready():
+            assert process.poll() is None, log.read_text(encoding="utf-8")
+            assert time.monotonic() < end, log.read_text(encoding="utf-8")
+            time.sleep(0.2)
+        yield server
+    finally:
+        process.terminate()
+        process.wait(30)
