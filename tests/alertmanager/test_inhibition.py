@@ -78,8 +78,12 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         [alert("gpu-metrics-gone", node="a"), alert("collector-failing", "warning", node="a")],
     ),
     "a job that hangs, over its stragglers": (
-        [alert("training-hang", component="job") | {"job": "slurm-7"}, alert("straggler", "warning", "job") | {"job": "slurm-8"}],
-        [alert("straggler", "warning", "job", node="a") | {"job": "slurm-7"}],
+        [
+            alert("training-hang", component="job", exported_job="slurm-7"),
+            alert("straggler", "warning", "job", exported_job="slurm-8"),
+            alert("straggler", "warning", node="c"),
+        ],
+        [alert("straggler", "warning", "job", node="a", exported_job="slurm-7")],
     ),
     "a node whose rounds hang, over that it is slow": (
         [alert("nccl-timeout", node="a"), alert("straggler", "warning", node="b")],
