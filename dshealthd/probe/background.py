@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-async def call(function: Callable[[], T], deadline: float, *errors: type[Exception]) -> T:
-    """Return what `function` returns, or raise what it raises of `errors`. TimeoutError after `deadline` seconds; the thread is left alone.
+async def call(function: Callable[[], T], deadline: float | None, *errors: type[Exception]) -> T:
+    """Return what `function` returns, or raise what it raises of `errors`.
 
-    A daemon thread: one that hangs does not keep the process from ending, as one of asyncio's own executor would.
+    TimeoutError after `deadline` seconds, if there is one; the thread is left alone. It is a daemon thread: one that hangs does not keep
+    the process from ending, as one of asyncio's own executor would.
     """
     loop = asyncio.get_running_loop()
     done = asyncio.Event()

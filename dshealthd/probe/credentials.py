@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.collector import counter, gauge
+from dshealthd.probe import background
 from dshealthd.probe.secret_files import CredentialError, Secrets, place, read
 
 if TYPE_CHECKING:
@@ -86,14 +87,14 @@ class Credentials:
 
     async def _refresh(self) -> None:
         try:
-            marks, self.off = await asyncio.to_thread(self._look)
+            marks, self.off = await background.call(self._look, None)
             if marks == self._marks:
                 return
             await asyncio.sleep(SETTLE)
-            if await asyncio.to_thread(_marks, self._files) != marks:
+            if await background.call(lambda: _marks(self._files), None) != marks:
                 return  # still being written
             try:
-                self.secrets = await asyncio.to_thread(read, self._options)
+                self.secrets = await background.call(lambda: read(self._options), None, CredentialError)
             except CredentialError as error:
                 self._ok = False
                 self._failures += 1

@@ -24,7 +24,7 @@ from dshealthd.probe.outages import INTERMITTENT, SILENCES, Outages
 from dshealthd.probe.references import References
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from dshealthd.probe.baseline import Baselines
 
@@ -99,6 +99,8 @@ class Judge:
             self._epoch = observation.epoch  # also where it is lower: the clock was wrong, and is not any more
         if observation.outcome in {Outcome.DECLINED, Outcome.INCONCLUSIVE}:
             self._references.declined(peers, observation.at, busy=observation.reason == BUSY)
+            if observation.outcome is Outcome.DECLINED and observation.members[0] == self._me:
+                self._reached(peers)
             if not peers:
                 self._refuse_home()
             return self._ask()
@@ -132,6 +134,13 @@ class Judge:
         for evidence in self._evidence.values():
             if evidence.case:
                 evidence.case.home_refused = True
+
+    def _reached(self, peers: Iterable[str]) -> None:
+        """Take back that peers cannot be reached: they have answered, if only to decline."""
+        for peer in peers:
+            self._links.met(peer, self._epoch, well=True, led=True)
+            if REACH in self._evidence:
+                self._evidence[REACH].pairs.pop(peer, None)
 
     # What a round measured
 

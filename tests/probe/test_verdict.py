@@ -374,6 +374,17 @@ def test_who_refuses_is_not_asked_for_what_its_rounds_come_to() -> None:
     assert 0 < sum(peer in request.members for request in scene.asked) <= 8
 
 
+@pytest.mark.parametrize(("opinion", "part"), [(HARD, Part.NODE), (1.0, Part.LINK)])
+def test_who_declines_is_there(opinion: float, part: Part) -> None:
+    """A node that was accused of refusing calls, and now declines rounds for another reason, is not accused any more."""
+    scene = Scene()
+    scene.run(well, 3)
+    peer = partner(scene)
+    assert {suspect.part for suspect in scene.run(vanished(peer, Outcome.REFUSED, opinion), 3)} == {part}
+    scene.round((ME, peer), Answer(outcome=Outcome.DECLINED, stage=Stage.INVITE, silent=True))
+    assert scene.judge.suspects() == ()
+
+
 def silences(scene: Scene, names: Sequence[str], told: dict[str, float] | None = None) -> set[Suspect]:
     """Let peers in turn give no answer, and answer at once when they are asked again; return who is accused meanwhile."""
     found: set[Suspect] = set()
