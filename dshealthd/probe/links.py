@@ -118,8 +118,10 @@ class Links:
             elif pair.bads >= _MOST and epoch > pair.first.round.epoch + _EPOCHS:
                 pair.accuse(AMBIGUOUS)
             return
-        # Who calls others may still be one that nobody can call; who is silent may still be one that others meet.
-        known = self._references.opinions(pair.peer, since, began, calls=speaks)
+        # Who calls others may still be one that nobody can call. Who has been silent for long is no such one: whoever meets it will do.
+        known = self._references.opinions(pair.peer, since, began, calls=True)
+        if not known and not speaks and (evidence.track != REACH or epoch > began + _EPOCHS):
+            known = self._references.opinions(pair.peer, since, began)
         if known and not unanswered(known):
             pair.accuse(reason)
         elif known:

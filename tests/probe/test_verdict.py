@@ -291,7 +291,7 @@ def vanished(name: str, outcome: Outcome, opinion: float | None) -> Callable[[tu
     def world(peers: tuple[str, ...], _: Kind) -> Answer:
         if name in peers:
             return Answer(outcome=outcome, stage=Stage.INVITE, late=(name,), silent=True)
-        return Answer(told={} if opinion is None else {f"{peers[0]}--{name}": opinion})
+        return Answer(told={} if opinion is None else {f"{peers[0]}--{name}": opinion, f"{peers[0]}->{name}": opinion})
 
     return world
 
@@ -315,6 +315,19 @@ def test_node_that_others_reach_is_a_link() -> None:
     peer = partner(scene)
     assert scene.run(vanished(peer, Outcome.UNREACHABLE, 1.0), 3) == (Suspect(Part.LINK, f"{ME}--{peer}", "unreachable"),)
     assert scene.run(well, 8) == ()
+
+
+def test_node_that_calls_others_is_a_link_after_a_while() -> None:
+    """Others were called by it since, and nobody has called it: only when it stays silent towards this node is it the way there."""
+    scene = Scene()
+    scene.run(well, 3)
+    peer = partner(scene)
+
+    def world(peers: tuple[str, ...], _: Kind) -> Answer:
+        return GONE if peer in peers else Answer(told={f"{peers[0]}--{peer}": 1.0})
+
+    assert scene.run(world, 2) == ()
+    assert scene.run(world, 3) == (Suspect(Part.LINK, f"{ME}--{peer}", "unreachable"),)
 
 
 def test_node_of_which_nobody_tells_is_ambiguous() -> None:
