@@ -53,6 +53,17 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         ],
         [],
     ),
+    "critical of a job on a node, over the same symptom that no job is named for": (
+        [alert("open-files", node="a", exported_job="slurm-7"), alert("open-files", "warning", node="b")],
+        [alert("open-files", "warning", node="a"), alert("open-files", "warning", node="a", exported_job="slurm-7")],
+    ),
+    "critical over warning of the same job, and not of another": (
+        [
+            alert("training-slow", component="job", exported_job="slurm-7"),
+            alert("training-slow", "warning", "job", exported_job="slurm-8"),
+        ],
+        [alert("training-slow", "warning", "job", exported_job="slurm-7")],
+    ),
     "a leaf switch over its nodes and the ways to them": (
         [alert("slow-communication", component="leaf", leaf="l1"), alert("agent-gone", node="d", leaf="l2")],
         [

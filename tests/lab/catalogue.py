@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.lab import faults, hardware
-from tests.lab.hardware import ADAPTERS, CHECKPOINTS, DATA, PORT
+from tests.lab.hardware import ADAPTERS, CHECKPOINTS, DATA, JOB_NAME, PORT
 from tests.lab.node import Node
 from tests.lab.paging import Paging
 
@@ -99,9 +99,10 @@ FAULTS: dict[str, Fault] = {
         receiver=TICKET,
     ),
     "open-files": Fault(
-        title="a process that has nearly all the open files it may have",
+        title="a process of a training job with nearly all the open files it may have",
         inject=lambda _, node: hardware.open_files(node, 990, 1024),
         symptom="open-files",
+        part={"exported_job": JOB_NAME},
     ),
     "disk-full": Fault(
         title="a disk that is nearly full",

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 DATA, CHECKPOINTS = "/mnt", "/media"
 """Directories that every Debian has and nobody uses; mounted over on the node alone."""
 DATA_BYTES = 16 << 20
-RENDEZVOUS_PORT = 29500
+RENDEZVOUS_PORTS = range(29500, 29601)
+JOB = {"SLURM_JOB_ID": "4711", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
+"""What makes a process one of a training job: that of JOB_NAME."""
+JOB_NAME = "slurm-4711"
 ADAPTERS = ("mlx5_0", "mlx5_1")
 PORT = "ports/1"
 THAW_SECONDS = 90
@@ -154,24 +157,25 @@ def infiniband_down(node: Node, adapter: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def time_wait_flood(node: Node, number: int = 200) -> Iterator[None]:
-    """Connections to a rendezvous port that were closed a moment ago; they go by themselves, a minute later."""
+def time_wait_flood(node: Node, each: int = 3) -> Iterator[None]:
+    """Connections to all rendezvous ports that were closed a moment ago; they go by themselves, a minute later."""
 
     def flood() -> None:
-        with listener("127.0.0.1", RENDEZVOUS_PORT) as master:
-            leave_time_wait(master, number, server=True)
+        for port in RENDEZVOUS_PORTS:
+            with listener("127.0.0.1", port) as master:
+                leave_time_wait(master, each, server=True)
 
-    with node.lab.injected(f"{number} sockets in TIME_WAIT on {node.name}"):
+    with node.lab.injected(f"{each * len(RENDEZVOUS_PORTS)} sockets in TIME_WAIT on {node.name}"):
         node.station.inside(flood)
         yield
 
 
 @contextlib.contextmanager
 def open_files(node: Node, number: int, limit: int) -> Iterator[None]:
-    """A process with so many open files of as many as its limit allows."""
+    """A process of a training job with so many open files of as many as its limit allows."""
     command = ["sh", "-c", f'ulimit -n {limit}; exec "$0" -I -S -c "$1" "$2"', sys.executable, _HOLD_FILES, str(number - 3)]
     with node.lab.injected(f"{number} of {limit} open files on {node.name}"):
-        process = node.station.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = node.station.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=JOB)
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"\n"

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from dshealthd import registry
 from dshealthd.cli import main as dshealthd
+from dshealthd.options import encode
 from tests.lab.hardware import CHECKPOINTS, DATA, KernelLog, equip
 from tests.lab.lab import Lab
-from tests.lab.node import toml
+from tests.lab.node import merged, toml
 from tests.lab.receiver import Receiver
 from tests.lab.servers import Server, alertmanager, prometheus
 
@@ -35,14 +36,18 @@ BRIEF = MappingProxyType({"xid_recent_seconds": 20})
 READY_SECONDS = 90.0
 
 
-def settings(node: Node) -> dict[str, Any]:
-    """Return what a node's configuration has beside the lab's own."""
-    deadlines = {name: {"deadline": HANGS} for name, kind in registry.all_collectors().items() if kind.worker == "device"}
-    filesystem = {"paths": [DATA], "write_test": [CHECKPOINTS], "write_interval": "1s", "deadline": HANGS}
-    return {
+def settings(node: Node, *, as_shipped: bool = False) -> dict[str, Any]:
+    """Return what a node's configuration has beside the lab's own; `as_shipped`, all intervals and deadlines are the defaults."""
+    places: dict[str, Any] = {
         "path": {"dev": str(node.directory / "dev")},
-        "collectors": {**deadlines, "filesystem": filesystem, "open_files": {"full_interval": "1s"}},
+        "collectors": {"filesystem": {"paths": [DATA], "write_test": [CHECKPOINTS]}},
     }
+    if as_shipped:
+        defaults = {name: encode(registry.all_collectors()[name].Options()) for name in COLLECTORS}
+        return merged({"collectors": {name: {"interval": options["interval"]} for name, options in defaults.items()}}, places)
+    quick: dict[str, Any] = {name: {"deadline": HANGS} for name, kind in registry.all_collectors().items() if kind.worker == "device"}
+    quick |= {"filesystem": {"write_interval": "1s", "deadline": HANGS}, "open_files": {"full_interval": "1s"}}
+    return merged({"collectors": quick}, places)
 
 
 class Paging:
@@ -63,8 +68,13 @@ class Paging:
         show: Callable[[Notification], None] = lambda _: None,
         adapt: Callable[[dict[str, Any]], object] = lambda _: None,
         thresholds: Mapping[str, float] = BRIEF,
+        as_shipped: bool = False,
     ) -> None:
-        """`show` is called with what the receiver gets; `adapt` may change more of Alertmanager's configuration than a lab does anyway."""
+        """`as_shipped`: agents sample as seldom, and give up as late, as they do without a configuration.
+
+        `show` is called with what the receiver gets; `adapt` may change more of Alertmanager's configuration than a lab does anyway.
+        """
+        self._as_shipped = as_shipped
         self._directory, self._nodes, self._gpus = directory, nodes, gpus
         self._progress, self._show, self._adapt, self._thresholds = progress, show, adapt, thresholds
         self.kernel_logs: dict[str, KernelLog] = {}
@@ -76,7 +86,7 @@ class Paging:
                 self._directory / "lab",
                 self._nodes,
                 gpus=self._gpus,
-                config=lambda node: toml(settings(node)),
+                config=lambda node: toml(settings(node, as_shipped=self._as_shipped)),
                 collectors=COLLECTORS,
                 start=False,
                 progress=self._progress,

@@ -104,14 +104,15 @@ def prometheus(
     alertmanagers: Sequence[str] = (),
     *,
     pace: str | None = None,
+    scrape: str | None = None,
     thresholds: Mapping[str, float] = MappingProxyType({}),
     files: Path = PROMETHEUS,
 ) -> Iterator[Server]:
     """Run Prometheus with the shipped configuration and rules.
 
     `discovery` is the part of its scrape configuration that says where the agents are, such as `{"file_sd_configs": …}`; `alertmanagers`
-    are HOST:PORT. `pace` is how often it scrapes and evaluates, where that is to differ from what is shipped;
-    `thresholds` are values for some of thresholds.yml, as users have them in a copy of that file.
+    are HOST:PORT. `pace` is how often it scrapes and evaluates, and `scrape` how often it scrapes, where that is to differ from what is
+    shipped; `thresholds` are values for some of thresholds.yml, as users have them in a copy of that file.
     """
     folder = directory / "prometheus"
     shutil.copytree(files, folder)
@@ -119,11 +120,13 @@ def prometheus(
     config = yaml.safe_load(file.read_text(encoding="utf-8"))
     if pace is not None:
         config["global"] |= {"scrape_interval": pace, "scrape_timeout": pace, "evaluation_interval": pace}
+    if scrape is not None:
+        config["global"]["scrape_interval"] = scrape
     config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": list(alertmanagers)}]}]}
-    for scrape in config["scrape_configs"]:
-        for key in [key for key in scrape if key.endswith("_sd_configs") or key == "static_configs"]:
-            del scrape[key]
-        scrape.update(discovery if scrape["job_name"] == "dshealthd" else {})
+    for job in config["scrape_configs"]:
+        for key in [key for key in job if key.endswith("_sd_configs") or key == "static_configs"]:
+            del job[key]
+        job.update(discovery if job["job_name"] == "dshealthd" else {})
     file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     _set_thresholds(folder / "thresholds.yml", thresholds)
     flags = [f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}", "--log.level=warn"]
