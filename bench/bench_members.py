@@ -44,9 +44,7 @@ def service(directory: Path, members: tuple[str, ...], name: str, period: float)
         members=MembershipOptions(nodes=members, name=name),
         peer=PeerOptions(listen_address=f"{name}:{PORT}", key_file=directory / "key"),
     )
-    return Service(
-        options, host=Host(), state=None, snapshot=Snapshot(time.monotonic, time.time), monotonic=time.monotonic, wall=time.time
-    )
+    return Service(options, host=Host(), state=None, snapshot=Snapshot(time.monotonic, time.time), monotonic=time.monotonic, wall=time.time)
 
 
 async def run(services: list[Service], period: float, epochs: int) -> None:
@@ -77,8 +75,12 @@ def measure(count: int, period: float, epochs: int) -> list[str]:
         key.chmod(0o600)
         command = [sys.executable, "-m", "bench.bench_members", "--members", str(count), "--period", str(period), "--folder", folder]
         with (
-            subprocess.Popen([*command, "--epochs", str(epochs + 2), "--role", "others"], stdout=subprocess.DEVNULL) as others,
-            subprocess.Popen([*command, "--epochs", str(epochs), "--role", "one"], stdout=subprocess.PIPE, text=True) as one,
+            subprocess.Popen(
+                [*command, "--epochs", str(epochs + 2), "--role", "others"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ) as others,
+            subprocess.Popen(
+                [*command, "--epochs", str(epochs), "--role", "one"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            ) as one,
         ):
             out, _ = one.communicate()
             others.terminate()
