@@ -13,11 +13,11 @@ from grafana.tables import Column, rows
 if TYPE_CHECKING:
     from grafana_foundation_sdk.models import dashboard
 
-CLASS = "cluster, kind, backend, op, size"
-"""What timings are comparable within."""
-BANDWIDTH = f"max by ({CLASS}, node) (dshealthd_probe_bus_bandwidth_bytes_per_second{{@nodes}})"
-MEDIAN = f"quantile by ({CLASS}) (0.5, dshealthd_probe_bus_bandwidth_bytes_per_second{{@fleet}})"
-RATIO = f"{BANDWIDTH} / on ({CLASS}) group_left () {MEDIAN}"
+CLASS = "cluster, model, kind, backend, op, size"
+"""What bandwidths are comparable within."""
+BANDWIDTH = "dshealthd_probe_bus_bandwidth_bytes_per_second{@nodes} * on (instance) group_left (model) dshealthd:node:class{@rules}"
+MEDIAN = "dshealthd:fleet:probe_bus_bandwidth_bytes_per_second:median{@rules}"
+RATIO = 'dshealthd:node:probe_bus_bandwidth:ratio{@rules,node=~"$node"}'
 
 
 def board(source: Source) -> Board:
@@ -43,7 +43,8 @@ def board(source: Source) -> Board:
 
 def _bandwidth(source: Source) -> list[dashboard.Panel]:
     limits = source.limits
-    lowest = f"bottomk({ROWS}, {RATIO})"
+    shares = f"max by (node, {CLASS}) ({BANDWIDTH} / on ({CLASS}) group_left () {MEDIAN})"
+    lowest = f"bottomk({ROWS}, {shares})"
     return [
         graph(
             "Scores",
@@ -61,14 +62,15 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
         rows(
             "Bus bandwidth against the fleet",
             f"""Bus bandwidth of each node's last round with an operation, and as a share of the median of all nodes with the same
-            operation, size and backend: the {ROWS} lowest shares.""",
+            operation, size and backend, and GPUs of the same model: the {ROWS} lowest shares.""",
             [
                 Column(title="Node", label="node", link=node_link()),
+                Column(title="Model", label="model"),
                 Column(title="Kind", label="kind", width=80),
                 Column(title="Operation", label="op"),
                 Column(title="Backend", label="backend", width=80),
                 Column(title="Payload, bytes", label="size"),
-                Column(title="Bus bandwidth", expr=f"{BANDWIDTH} and on ({CLASS}, node) {lowest}", unit="Bps"),
+                Column(title="Bus bandwidth", expr=f"max by (node, {CLASS}) ({BANDWIDTH}) and on (node, {CLASS}) {lowest}", unit="Bps"),
                 Column(
                     title="Of the median",
                     expr=lowest,
@@ -83,29 +85,27 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Bus bandwidth: median of the nodes",
-            f"Of the {SERIES} classes of operation with the most nodes: the median, by operation, size of the payload and backend.",
-            (
-                worst(
-                    MEDIAN.replace("@fleet", "@nodes"),
-                    CLASS,
-                    f"count by ({CLASS}) (dshealthd_probe_bus_bandwidth_bytes_per_second{{@nodes}})",
-                ),
-                "{{kind}} {{op}} {{size}} {{backend}}",
-            ),
+            f"Of at most {SERIES} classes: the median of all nodes, by operation, size of the payload, backend and model of the GPUs.",
+            (worst(f"max by ({CLASS}) ({MEDIAN})", CLASS), "{{kind}} {{op}} {{size}} {{backend}} {{model}}"),
             unit="Bps",
         ),
         graph(
-            "Bus bandwidth: slowest node",
-            """Of the same classes the node with the lowest share of the median. The dashed threshold is that of the alert.""",
-            (worst(f"min by ({CLASS}) ({RATIO})", CLASS, lowest=True), "{{kind}} {{op}} {{size}} {{backend}}"),
+            "Bus bandwidth: nodes that fall short",
+            f"""Each node's bandwidth as a share of that median, in what it is worst at: the {SERIES} lowest. The dashed threshold is that
+            of the alert.""",
+            (worst(f"min by (cluster, node) ({RATIO})", "cluster, node", lowest=True), "{{node}}"),
             unit="percentunit",
             steps=((None, RED), (limits["bus_bandwidth_ratio"], GREEN)),
+            link=series_link(),
         ),
         graph(
             "Time of an operation",
             f"Median over the nodes of the median time of an operation: the {SERIES} slowest classes. Small payloads show latency.",
             (
-                worst(f"quantile by ({CLASS}) (0.5, dshealthd_probe_operation_seconds{{@nodes}})", CLASS),
+                worst(
+                    "quantile by (cluster, kind, backend, op, size) (0.5, dshealthd_probe_operation_seconds{@nodes})",
+                    "cluster, kind, backend, op, size",
+                ),
                 "{{kind}} {{op}} {{size}} {{backend}}",
             ),
             unit="s",

@@ -51,7 +51,7 @@ def parts(expression: str, *labels: str) -> str:
 def grown(selector: str) -> str:
     """Return by how much counters have grown in the time shown, those that have.
 
-    For counters of which a node has hundreds: `increase` would read all their samples, this reads two of each. A counter that started again
-    in the meantime is left out, unless it has passed its old value.
+    For counters of which a node has hundreds, almost all of them 0: `increase` would read all their samples, this reads two of each. A
+    counter that started again in the meantime is left out, unless it has passed its old value.
     """
-    return f"({selector} - {selector} offset $__range > 0)"
+    return f"(({selector} > 0) - {selector} offset $__range > 0)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from grafana.board import node_link
 from grafana.panels import BLUE, ORANGE, RED, graph
 from grafana.queries import ROWS
 from grafana.tables import Column, rows
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 def panels(source: Source) -> list[dashboard.Panel]:
     """Return the panels that show the fleet over time."""
-    core = 'dshealthd_gpu_temperature_celsius{@fleet,sensor="core"}'
+    hottest = "dshealthd:node:gpu_temperature_celsius:max{@rules}"
+    busy = "dshealthd:node:gpu_utilization_ratio:avg{@rules}"
     limits = source.limits
     return [
         graph(
@@ -36,39 +38,55 @@ def panels(source: Source) -> list[dashboard.Panel]:
         graph(
             "GPUs readable",
             "GPUs that the driver can be asked about, of those on the PCI bus.",
-            ("sum(dshealthd_gpu_up{@fleet})", "readable"),
+            ("sum(dshealthd:node:gpus_up:sum{@rules})", "readable"),
             ("sum(dshealthd_gpus_expected{@fleet})", "on the bus"),
             unit="none",
             limits=["on the bus"],
         ),
         graph(
-            "Core temperature",
-            """The hottest GPU, the 95th percentile, and the median of all; dashed, where parts that tell no limits of their own are
-            reported.""",
-            (f"max({core})", "hottest"),
-            (f"quantile(0.95, {core})", "p95"),
-            (f"quantile(0.5, {core})", "median"),
+            "Hottest GPU of each node",
+            """Core temperature of the hottest GPU of a node: the highest of all nodes, the 95th percentile, and the median. Dashed, where
+            alerts fire for parts that tell no limits of their own.""",
+            (f"max({hottest})", "highest"),
+            (f"quantile(0.95, {hottest})", "p95"),
+            (f"quantile(0.5, {hottest})", "median"),
             unit="celsius",
             steps=((limits["gpu_temperature_celsius"], ORANGE), (limits["gpu_temperature_critical_celsius"], RED)),
             minimum=None,
         ),
         graph(
-            "GPU utilisation",
-            """Share of time in which a kernel ran: median of all GPUs, and the lowest and highest tenth. It says nothing of how well it
-            ran.""",
-            ("quantile(0.1, dshealthd_gpu_utilization_ratio{@fleet})", "p10"),
-            ("quantile(0.5, dshealthd_gpu_utilization_ratio{@fleet})", "median"),
-            ("quantile(0.9, dshealthd_gpu_utilization_ratio{@fleet})", "p90"),
+            "GPU utilisation of the nodes",
+            """Share of time in which a kernel ran, mean of a node's GPUs: the lowest tenth of the nodes, the median, and the highest
+            tenth. It says nothing of how well it ran.""",
+            (f"quantile(0.1, {busy})", "p10"),
+            (f"quantile(0.5, {busy})", "median"),
+            (f"quantile(0.9, {busy})", "p90"),
             unit="percentunit",
             maximum=1,
         ),
-        graph("GPU power", "Power drawn by all GPU boards together.", ("sum(dshealthd_gpu_power_watts{@fleet})", "all GPUs"), unit="watt"),
+        graph(
+            "GPU power",
+            "Power drawn by all GPU boards together.",
+            ("sum(dshealthd:node:gpu_power_watts:sum{@rules})", "all GPUs"),
+            unit="watt",
+        ),
     ]
 
 
 def differences() -> list[dashboard.Panel]:
     """Return the panels that show in what nodes differ."""
     return [
+        rows(
+            "Nodes that differ",
+            f"""Nodes whose version or settings are not those that more than half of the nodes with the same GPUs have: at most {ROWS}.""",
+            [
+                Column(title="Node", label="node", link=node_link()),
+                Column(title="What", label="software"),
+                Column(title="Environment", label="environment"),
+                Column(title="", expr=f"topk({ROWS}, max by (cluster, node, software, environment) (dshealthd:node:drift{{@rules}}) == 1)"),
+            ],
+            size=(8, 8),
+        ),
         rows(
             "Versions in use",
             f"""How many nodes have each version of a component that is there in more than one: the rare ones are worth a look. At most
@@ -84,6 +102,7 @@ def differences() -> list[dashboard.Panel]:
                 ),
             ],
             sort=("Nodes", False),
+            size=(8, 8),
         ),
         rows(
             "GPU models and drivers",
@@ -100,5 +119,6 @@ def differences() -> list[dashboard.Panel]:
                 ),
             ],
             sort=("Number", True),
+            size=(8, 8),
         ),
     ]

@@ -53,7 +53,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
                 Column(title="What", label="what"),
                 Column(title="", expr=f"topk({ROWS}, {_asking()})"),
             ],
-            size=(8, 9),
+            size=(6, 9),
         ),
         rows(
             "GPUs held down",
@@ -72,7 +72,22 @@ def panels(source: Source) -> list[dashboard.Panel]:
                 ),
             ],
             sort=("Of ten minutes", True),
-            size=(8, 9),
+            size=(6, 9),
+        ),
+        rows(
+            "GPUs that wait",
+            f"""Nodes with GPUs that look as they do while a collective waits for ever: kernels all the time, memory and bus idle, little
+            power. A sign of a hang, no proof. At most {SERIES}.""",
+            [
+                Column(title="Node", label="node", link=node_link()),
+                Column(
+                    title="GPUs",
+                    expr=f"topk({SERIES}, max by (cluster, node) (dshealthd:node:gpus_waiting:count{{@rules}}))",
+                    steps=((1, ORANGE),),
+                ),
+            ],
+            sort=("GPUs", True),
+            size=(4, 9),
         ),
     ]
 

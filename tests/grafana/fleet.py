@@ -5,6 +5,7 @@ The text goes through `promtool tsdb create-blocks-from openmetrics`. The shippe
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tests.grafana.documents import FILES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from tests.agents import Scrape
@@ -23,6 +24,7 @@ OFFSETS = (-720, -420, -60, -5)
 """When there are samples, in seconds from the moment at which they are made. A Prometheus records nothing from before its blocks' end."""
 HEALTHY = 2
 """At how many of these times the sick nodes still are well."""
+SICK = "node-2"
 SICK_EVERY = 8
 """The second of so many nodes has every fault."""
 KEPT_WHOLE = 8
@@ -50,6 +52,10 @@ def faults(node: int, nodes: int) -> list[Series]:
         Series("dshealthd_gpu_fault", {**gpu, "reason": "gpu_lost"}, 1, 1),
         Series("dshealthd_gpu_remapped_rows_pending", {"gpu": "1"}, 0, 1),
         Series("dshealthd_gpu_throttle_active", {"gpu": "2", "reason": "hw_thermal_slowdown"}, 1, 1),
+        Series("dshealthd_gpu_utilization_ratio", {"gpu": "5"}, 1, 1),
+        Series("dshealthd_gpu_memory_activity_ratio", {"gpu": "5"}, 0.01, 0.01),
+        Series("dshealthd_gpu_power_watts", {"gpu": "5"}, 130, 130),
+        Series("dshealthd_software_fingerprint", {"component": "kernel"}, 4711, 4711),
         Series("dshealthd_nvlink_effective_bit_error_ratio", {"gpu": "0"}, 1e-15, 1e-11),
         Series("dshealthd_nvlink_up", {"gpu": "0", "link": "7"}, 1, 0),
         Series("dshealthd_nvlinks_up", {"gpu": "0"}, 18, 17),
@@ -78,9 +84,10 @@ def faults(node: int, nodes: int) -> list[Series]:
 class Fleet:
     """A fleet of so many nodes like one that was scraped, at about the present."""
 
-    def __init__(self, template: Scrape, nodes: int) -> None:
-        """Prepare it."""
+    def __init__(self, template: Scrape, nodes: int, recorded: Sequence[Mapping[str, str]] = ()) -> None:
+        """Prepare it. `recorded` is what rules had, with the value 1, of the second node of a smaller one; sick nodes have it too."""
         self.nodes = nodes
+        self._recorded = recorded
         self.made = time.time()
         self._template = template
 
@@ -103,31 +110,42 @@ class Fleet:
         target = f'cluster="a",instance="10.0.{node // 250}.{node % 250}:10061",job="dshealthd",node="node-{node}"'
         times = [f"{self.made + offset:.3f}" for offset in OFFSETS]
         own = {_key(series.name, series.labels): series for series in self._faults(node)}
-        wanted = names() if node <= KEPT_WHOLE else names("fleet", "probes")
+        wanted = None if node <= KEPT_WHOLE else names("fleet", "probes")
         yield from (f"up{{{target}}} 1 {when}\n" for when in times)
         for name, found in self._template.series.items():
-            for labels, value in found.items() if name in wanted else ():
+            for labels, value in found.items() if wanted is None or name in wanted else ():
                 series = own.pop(_key(name, dict(labels)), None)
                 yield from _samples(name, target, dict(labels), _values(series or Series(name, {}, value, value)), times)
         for series in own.values():
-            if series.name in wanted:
+            if wanted is None or series.name in wanted:
                 yield from _samples(series.name, target, series.labels, _values(series), times)
+        if self._recorded:
+            yield from self._of_rules(node, times[-1])
+
+    def _of_rules(self, node: int, when: str) -> Iterator[str]:
+        """Yield the last sample of what rules record of a node, and of their alerts."""
+        sick = node % SICK_EVERY == 2
+        for labels in self._recorded:
+            if sick or labels["__name__"] == "dshealthd:node:severity":
+                text = ",".join(f'{name}="{value.replace(SICK, f"node-{node}")}"' for name, value in labels.items() if name != "__name__")
+                yield f"{labels['__name__']}{{{text}}} {int(sick)} {when}\n"
 
     def _faults(self, node: int) -> list[Series]:
         return faults(node, self.nodes) if node % SICK_EVERY == 2 else []
 
 
+@functools.cache
 def names(*boards: str) -> set[str]:
-    """Return the metrics that dashboards (without arguments all of them), or the rules that they show, read."""
-    files = [file for file in FILES if not boards or file.stem.removeprefix("dshealthd-") in boards]
+    """Return the metrics that dashboards read."""
+    files = [file for file in FILES if file.stem.removeprefix("dshealthd-") in boards]
     text = "".join(file.read_text(encoding="utf-8") for file in files)
-    return set(re.findall(r"\b(?:dshealthd|process)_\w+", text)) | {"dshealthd_suspect"}
+    return set(re.findall(r"\b(?:dshealthd|process)_\w+", text))
 
 
 def _values(series: Series) -> list[float]:
-    """Return a series' value at each time; counters grow besides."""
+    """Return a series' value at each time; counters that ever counted anything grow besides."""
     values = [series.before] * HEALTHY + [series.after] * (len(OFFSETS) - HEALTHY)
-    return [value + step * series.name.endswith(COUNTERS) for step, value in enumerate(values)]
+    return [value + step * (value > 0 and series.name.endswith(COUNTERS)) for step, value in enumerate(values)]
 
 
 def _samples(name: str, target: str, labels: Mapping[str, str], values: list[float], times: list[str]) -> Iterator[str]:
@@ -139,4 +157,4 @@ def _samples(name: str, target: str, labels: Mapping[str, str], values: list[flo
 
 def _key(name: str, labels: Mapping[str, str]) -> tuple[str, frozenset[tuple[str, str]]]:
     """Return what tells a series from others of its node; the number of a GPU does without its UUID."""
-    return name, frozenset((label, value) for label, value in labels.items() if label != "uuid")
+    return name, frozenset((label, value) for label, value in labels.items() if value and label != "uuid")

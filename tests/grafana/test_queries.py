@@ -1,0 +1,209 @@
+"""Every query of the dashboards, asked as Grafana asks it, of a real Prometheus with the shipped rules.
+
+First of one that scrapes two real agents with simulated GPUs; then of one whose data folder holds a fleet with faults, for what is empty
+where all is well; then of 800 nodes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from grafana.queries import NODES, ROWS, SERIES
+from tests.grafana.cluster import cluster, shipped
+from tests.grafana.cost import samples
+from tests.grafana.documents import Query, documents, panels, queries, substituted, variables
+from tests.grafana.fleet import SICK, SICK_EVERY, Fleet
+from tests.grafana.server import prometheus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tests.agents import Scrape
+    from tests.grafana.cluster import Cluster
+    from tests.grafana.server import Prometheus
+
+pytestmark = pytest.mark.timeout(400)
+
+MANY = 800
+MOST_SAMPLES = 60e6
+"""For an hour of a fleet; one core of Prometheus reads 10 to 20 million a second, and its own limit is 50 million at a time."""
+ANY = "*"
+"""A reference to all queries of a panel."""
+QUIET: Mapping[tuple[str, str, str], str] = {
+    **dict.fromkeys(
+        (
+            ("fleet", "Firing alerts", ANY),
+            ("fleet", "Firing alerts by rule", ANY),
+            ("fleet", "Alerts", ANY),
+            ("node", "Firing alerts", ANY),
+            *((board, "annotation", name) for board in ("fleet", "node", "probes") for name in ("Pages", "Tickets")),
+        ),
+        "no alert fires",
+    ),
+    **{
+        (board, panel, ANY): "the probes accuse nobody"
+        for board, panel in (("fleet", "Accused by the probes"), ("node", "Accusations"), ("probes", "Accusations"))
+    },
+    ("fleet", "GPUs that ask for something", ANY): "no GPU asks for anything",
+    ("fleet", "GPUs held down", ANY): "no GPU is held down",
+    ("fleet", "GPUs that wait", ANY): "no GPU looks as in a hang",
+    ("fleet", "Nodes that differ", ANY): "the nodes are alike",
+    ("node", "Sources that fail", ANY): "no source fails",
+    ("node", "GPU faults", ANY): "no GPU fails",
+    ("node", "What holds the clocks down", ANY): "nothing does",
+    ("node", "Xids", ANY): "the kernel log has no Xid",
+    ("node", "Links that are down or have errors", ANY): "all NVLinks are well",
+    ("node", "Clock", "B"): "whether a time daemon keeps the clock is this machine's affair",
+    ("node", "Kernel log", ANY): "the kernel reported no fault, or did: this machine's affair",
+    ("node", "Listeners on rendezvous ports", "B"): "nothing listens there",
+    ("node", "Paths that fail", ANY): "no path fails",
+    ("node", "Worker failures", ANY): "no worker failed",
+    ("probes", "Why GPUs were left alone", ANY): "no round was to use a GPU that was busy",
+    ("probes", "Rounds that went wrong", ANY): "all rounds went well",
+    ("probes", "Set up differently", ANY): "the nodes are set up alike",
+    ("probes", "Port errors by kind", ANY): "no port has errors",
+    ("probes", "Ports that went down", ANY): "no port went down",
+    ("probes", "Ports with most errors", ANY): "no port has errors",
+    ("probes", "NVLinks that went down", ANY): "no link went down",
+    ("probes", "NVLinks with most errors", ANY): "no link has errors",
+    ("probes", "Bit errors of NVLink 5", ANY): "the simulated H100 has NVLink 4",
+    ("probes", "PCIe links narrower than they could be", ANY): "all links have all their lanes",
+}
+"""What returns nothing on two healthy nodes, and why."""
+QUERIES = [pytest.param(query, id=query.place) for query in queries()]
+LARGE = [pytest.param(query, id=query.place) for query in queries() if query.board != "dshealthd-node"]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two healthy nodes with eight H100 each that probe each other with gloo, scraped for some seconds."""
+    with cluster(tmp_path_factory.mktemp("two")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def template(two: Cluster) -> Scrape:
+    """Return what one of them exports."""
+    return two.lab.nodes[0].scrape()
+
+
+@pytest.fixture(scope="module")
+def eight(template: Scrape, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Eight nodes, the second with all faults, and the shipped rules at work on them."""
+    directory = tmp_path_factory.mktemp("eight")
+    Fleet(template, 8).write(directory)
+    with prometheus(directory, shipped(directory, "[]")) as server:
+        end = time.monotonic() + 60
+        while not all(server.instant(expr, time.time()).series for expr in SETTLED):
+            assert time.monotonic() < end, (directory / "prometheus.log").read_text(encoding="utf-8")
+            time.sleep(0.5)
+        yield server
+
+
+SETTLED = (
+    'ALERTS{severity="critical",alertstate="firing"}',
+    'ALERTS{severity="warning",alertstate="firing"}',
+    "dshealthd:suspect:accusers",
+    "dshealthd:node:severity == 2",
+    "dshealthd:node:probe_bus_bandwidth:ratio",
+    "dshealthd:node:drift",
+    "dshealthd:node:gpus_waiting:count",
+)
+
+
+@pytest.fixture(scope="module")
+def many(template: Scrape, eight: Prometheus, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Eight hundred nodes, every eighth with all faults and with the alerts that the rules had for one such; no rules of its own."""
+    directory = tmp_path_factory.mktemp("many")
+    recorded = eight.instant(f'{{__name__=~"ALERTS|ALERTS_FOR_STATE|dshealthd:.+",node="{SICK}"}}', time.time()).series
+    recorded += eight.instant('ALERTS{alertname="DshealthdWatchdog"}', time.time()).series
+    Fleet(template, MANY, recorded).write(directory)
+    config = directory / "prometheus.yml"
+    config.write_text("global: {}\n", encoding="utf-8")
+    with prometheus(directory, config) as server:
+        yield server
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_two_healthy_nodes(two: Cluster, query: Query) -> None:
+    """A query returns series from real agents, but for those that look for what is wrong, and these return no error."""
+    expr = substituted(query.expr, _chosen(query, node="node-1"))
+    answer = two.prometheus.ask(query, expr, _end())
+    assert answer.series or _quiet(query), f"nothing: {expr}"
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_eight_nodes_with_faults(eight: Prometheus, query: Query) -> None:
+    """Every query returns series where there are faults, those that are quiet on healthy nodes too."""
+    expr = substituted(query.expr, _chosen(query, node=SICK))
+    assert eight.ask(query, expr, _end()).series, f"nothing: {expr}"
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_series_are_few(many: Prometheus, query: Query) -> None:
+    """Of 800 nodes a panel shows no more than it says; and still something."""
+    expr = substituted(query.expr, _chosen(query, node=SICK))
+    answer = many.ask(query, expr, _end())
+    assert len(answer.series) <= _limit(query), expr
+    assert answer.series or query.board == "dshealthd-node" or "dshealthd:" in expr, f"nothing: {expr}"
+
+
+@pytest.mark.parametrize("query", LARGE)
+def test_samples_are_few(many: Prometheus, query: Query) -> None:
+    """An hour of 800 nodes, scraped every five seconds, has Prometheus read no more samples for a panel than it reads in seconds."""
+    expr = substituted(query.expr, _chosen(query, node=SICK, __range="1h", __rate_interval="20s"))
+
+    def count(selector: str) -> int:
+        counted = many.instant(f"count({selector})", _end()).values
+        return int(counted[0][0]) if counted else 0
+
+    cost = samples(expr, count, **({"steps": 1} if query.instant else {}))
+    assert cost <= MOST_SAMPLES, f"{cost:.3g} samples: {expr}"
+
+
+def test_the_worst_come_first(many: Prometheus) -> None:
+    """The grid has a square for every node, those with a page first, and none of a healthy one before them."""
+    (grid,) = (query for query in queries() if query.panel == "Nodes by what fires")
+    answer = many.ask(grid, substituted(grid.expr, variables()), _end())
+    values = [values[0] for values in answer.values]
+    assert values == sorted(values, reverse=True)
+    assert len(values) == MANY <= NODES
+    assert sum(value > 0 for value in values) == MANY // SICK_EVERY
+
+
+def test_without_rules_nothing_is_well(two: Cluster, tmp_path: object) -> None:
+    """Where the rules are not loaded, the numbers of alerts and suspects are unknown, and not 0: their queries return nothing."""
+    del tmp_path
+    for query in queries():
+        if query.panel in {"Nodes with a page", "Nodes with a ticket"}:
+            without = substituted(query.expr, variables()).replace("DshealthdWatchdog", "DshealthdNobody")
+            assert two.prometheus.ask(query, substituted(query.expr, variables()), _end()).values == [[0.0]]
+            assert two.prometheus.ask(query, without, _end()).series == []
+
+
+def _chosen(query: Query, *, node: str, **macros: str) -> dict[str, str]:
+    """Return what is chosen in a dashboard: one node, where it is about one."""
+    values = {"__rate_interval": "5m", **macros}
+    return variables(node=node, **values) if query.board == "dshealthd-node" else variables(**values)
+
+
+def _end() -> float:
+    """Return the next full minute: subqueries look at full minutes only, and a minute ago there was nothing."""
+    return 60.0 * math.ceil(time.time() / 60)
+
+
+def _quiet(query: Query) -> str | None:
+    board = query.board.removeprefix("dshealthd-")
+    return QUIET.get((board, query.panel, ANY)) or QUIET.get((board, query.panel, query.ref))
+
+
+def _limit(query: Query) -> int:
+    """Return how many series a query may have by the kind of its panel."""
+    kinds = {panel["title"]: panel["type"] for panel in panels(documents()[query.board])}
+    if query.panel == "Nodes by what fires":
+        return NODES
+    return {"stat": 1, "table": 4 * ROWS, "timeseries": 2 * SERIES, "state-timeline": ROWS}.get(kinds.get(query.panel, ""), 2 * SERIES)
