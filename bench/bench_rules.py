@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 REFRESH = 5.0
 """Seconds between two looks at the agent."""
+SLOWEST = 8
 AIM = 1 / 3
 """Share of its interval that a group may take."""
 
@@ -115,6 +116,8 @@ def measure(lab: Paging, options: argparse.Namespace, directory: Path) -> None:
                 [name, f"{group['interval']:g} s", len(group["rules"]), sum(times) / len(times), max(times), max(times) / group["interval"]]
             )
         print(table(["group", "interval", "rules", "mean s", "longest s", "share of the interval"], rows))
+        single = sorted(((rule["evaluationTime"], rule["name"]) for group in found.values() for rule in group["rules"]), reverse=True)
+        print(table(["slowest rules", "last s"], [[name, seconds] for seconds, name in single[:SLOWEST]]))
         itself = own(server)
         spent = (itself["process_cpu_seconds_total"] - cpu) / (options.seconds / 2)
         up = value(server, 'count(up{job="dshealthd"} == 1)')
@@ -129,12 +132,18 @@ def measure(lab: Paging, options: argparse.Namespace, directory: Path) -> None:
             ["memory (RSS)", f"{itself['process_resident_memory_bytes'] / 2**30:.2f} GiB"],
             ["CPU", f"{spent:.2f} cores, of which rules {sum(sum(v) / len(v) / found[n]['interval'] for n, v in longest.items()):.2f}"],
             ["rounds missed", f"{missed(server):.0f}"],
+            ["alerts that fire or are pending", ", ".join(f"{name} {count:.0f}" for name, count in alerts(server).items())],
         ]
         print(table(["", ""], rows))
         share = max(max(times) / found[name]["interval"] for name, times in longest.items())
         print(f"The longest round takes {share:.2f} of its interval; the aim is {AIM:.2f}.")
     sending.close()
     server_process.join(10)
+
+
+def alerts(server: Server) -> dict[str, float]:
+    """Return how many alerts of each name there are."""
+    return {entry["metric"]["alertname"]: float(entry["value"][1]) for entry in server.query("count by (alertname) (ALERTS)")}
 
 
 def missed(server: Server) -> float:

@@ -28,6 +28,8 @@ class Fault:
     receiver: str = PAGE
     part: Mapping[str, str] = field(default_factory=dict)
     """Labels of the alert that name the part, beside `node`."""
+    probes: bool = False
+    """Whether it takes probes between the nodes to tell."""
 
     def names(self, alert: Alert, node: Node) -> bool:
         """Tell whether an alert is the one that this fault on this node is to lead to."""
@@ -116,9 +118,17 @@ FAULTS: dict[str, Fault] = {
         symptom="checkpoint-path",
         part={"path": CHECKPOINTS},
     ),
+    "slow-node": Fault(
+        title="a node whose network is slow",
+        inject=lambda _, node: faults.slow(node, "10mbit"),
+        symptom="straggler",
+        receiver=TICKET,
+        probes=True,
+    ),
     "node-dead": Fault(
         title="a node that is gone from the network",
         inject=lambda _, node: faults.unplug(node),
         symptom="agent-gone",
     ),
 }
+WITHOUT_PROBES = [name for name, fault in FAULTS.items() if not fault.probes]

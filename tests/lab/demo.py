@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from tests.lab.catalogue import FAULTS
+from tests.lab.catalogue import FAULTS, WITHOUT_PROBES
 from tests.lab.forward import forwarded
 from tests.lab.paging import Paging
 
@@ -93,7 +93,7 @@ class Demo:
 
     def menu(self) -> None:
         """Ask for faults until there is no more."""
-        names = list(FAULTS)
+        names = WITHOUT_PROBES
         while True:
             print()
             for number, name in enumerate(names, start=1):
@@ -120,7 +120,9 @@ def addresses(demo: Demo, stack: contextlib.ExitStack) -> None:
 def main() -> int:
     """Run the demonstration; status 0, or 1 where a page did not come or could not."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fault", choices=FAULTS, metavar="NAME", help=f"inject one, show its page and its end: {', '.join(FAULTS)}")
+    parser.add_argument(
+        "--fault", choices=WITHOUT_PROBES, metavar="NAME", help=f"inject one, show its page and its end: {', '.join(WITHOUT_PROBES)}"
+    )
     parser.add_argument("--nodes", type=int, default=3, help="how many nodes (%(default)s)")
     parser.add_argument("--gpus", type=int, default=8, help="simulated GPUs of each (%(default)s)")
     options = parser.parse_args()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dshealthd import registry
 from dshealthd.cli import main as dshealthd
 from dshealthd.options import encode
+from tests.lab import probing
 from tests.lab.hardware import CHECKPOINTS, DATA, KernelLog, equip
 from tests.lab.lab import Lab
 from tests.lab.node import merged, toml
@@ -69,12 +70,14 @@ class Paging:
         adapt: Callable[[dict[str, Any]], object] = lambda _: None,
         thresholds: Mapping[str, float] = BRIEF,
         as_shipped: bool = False,
+        period: float | None = None,
     ) -> None:
-        """`as_shipped`: agents sample as seldom, and give up as late, as they do without a configuration.
+        """Prepare.
 
-        `show` is called with what the receiver gets; `adapt` may change more of Alertmanager's configuration than a lab does anyway.
+        Where `as_shipped`, the agents sample as seldom, and give up as late, as they do without a configuration; with a `period` in seconds
+        they probe each other, by echoes. `show` is called with what the receiver gets; `adapt` may change more of Alertmanager's configuration than a lab does anyway.
         """
-        self._as_shipped = as_shipped
+        self._as_shipped, self._period = as_shipped, period
         self._directory, self._nodes, self._gpus = directory, nodes, gpus
         self._progress, self._show, self._adapt, self._thresholds = progress, show, adapt, thresholds
         self.kernel_logs: dict[str, KernelLog] = {}
@@ -86,7 +89,7 @@ class Paging:
                 self._directory / "lab",
                 self._nodes,
                 gpus=self._gpus,
-                config=lambda node: toml(settings(node, as_shipped=self._as_shipped)),
+                config=lambda node: toml(self._settings(node)),
                 collectors=COLLECTORS,
                 start=False,
                 progress=self._progress,
@@ -121,6 +124,10 @@ class Paging:
         where = f"{self.alertmanager.station.address}:{self.alertmanager.port}"
         self.prometheus = stack.enter_context(prometheus(lab.services, self._directory, discovery, [where], thresholds=self._thresholds))
         self._progress(f"Prometheus: {self.prometheus.url}")
+
+    def _settings(self, node: Node) -> dict[str, Any]:
+        found = settings(node, as_shipped=self._as_shipped)
+        return found if self._period is None else merged(found, probing.settings(node, period=self._period, full=False))
 
     def until_watched(self, seconds: float = READY_SECONDS) -> None:
         """Wait until every node is scraped, the thresholds are known, and the Watchdog has come through all of the chain."""
