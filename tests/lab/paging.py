@@ -75,7 +75,8 @@ class Paging:
         """Prepare.
 
         Where `as_shipped`, the agents sample as seldom, and give up as late, as they do without a configuration; with a `period` in seconds
-        they probe each other, by echoes. `show` is called with what the receiver gets; `adapt` may change more of Alertmanager's configuration than a lab does anyway.
+        they probe each other, by echoes. `show` is called with what the receiver gets; `adapt` may change more of Alertmanager's
+        configuration than a lab does anyway.
         """
         self._as_shipped, self._period = as_shipped, period
         self._directory, self._nodes, self._gpus = directory, nodes, gpus
