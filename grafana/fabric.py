@@ -21,6 +21,9 @@ def board_rows(source: Source) -> list[Row]:
     return [
         Row(title="InfiniBand and RoCE", panels=_infiniband(source)),
         Row(title="NVLink and PCIe", panels=_nvlink(source)),
+        Row(
+            title="Errors of single ports and links: of hundreds of nodes this takes seconds, so choose some", panels=_errors(), closed=True
+        ),
         Row(title="Ethernet", panels=_ethernet(), closed=True),
     ]
 
@@ -28,7 +31,6 @@ def board_rows(source: Source) -> list[Row]:
 def _infiniband(source: Source) -> list[dashboard.Panel]:
     up = "dshealthd_infiniband_port_up{@nodes}"
     flaps = f"max by ({PORT}) (increase(dshealthd_infiniband_port_flaps_total{{@nodes}}[12h]))"
-    errors = grown("dshealthd_infiniband_port_errors_total{@nodes}")
     return [
         number("Ports", "InfiniBand and RoCE ports of all nodes.", f"count({up})", unknown="no ports", size=(4, 4)),
         number(
@@ -45,18 +47,6 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
             ("sum(rate(dshealthd_infiniband_port_transmit_bytes_total{@nodes}[$__rate_interval]))", "all"),
             ("max(rate(dshealthd_infiniband_port_transmit_bytes_total{@nodes}[$__rate_interval]))", "busiest port"),
             unit="Bps",
-            size=(8, 8),
-        ),
-        rows(
-            "Port errors by kind",
-            f"""Errors in the time shown, of all ports together, and how many ports have any: at most {ROWS} kinds. Those with flush_error
-            grow when jobs end.""",
-            [
-                Column(title="Kind", label="type"),
-                Column(title="Errors", expr=f"topk({ROWS}, sum by (type) ({errors}))", steps=((None, BLUE), (1000, ORANGE))),
-                Column(title="Ports", expr=f"topk({ROWS}, count by (type) ({errors}))", width=80),
-            ],
-            sort=("Errors", True),
             size=(8, 8),
         ),
         rows(
@@ -79,24 +69,6 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
             ],
             sort=("Flaps in 12 h", True),
             unknown="",
-            size=(12, 8),
-        ),
-        rows(
-            "Ports with most errors",
-            f"""Errors in the time shown, by port and kind: at most {ROWS}. Kinds differ in what they mean; the alerts have a threshold for
-            each.""",
-            [
-                Column(title="Node", label="node", link=node_link()),
-                Column(title="Device", label="device"),
-                Column(title="Port", label="port", width=60),
-                Column(title="Kind", label="type"),
-                Column(
-                    title="Errors",
-                    expr=f"topk({ROWS}, max by ({PORT}, type) ({errors}))",
-                    steps=((None, BLUE), (10, YELLOW), (1000, ORANGE)),
-                ),
-            ],
-            sort=("Errors", True),
             size=(12, 8),
         ),
         rows(
@@ -138,7 +110,6 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
 def _nvlink(source: Source) -> list[dashboard.Panel]:
     limits = source.limits
     up = "dshealthd_nvlinks_up{@nodes}"
-    errors = grown("dshealthd_nvlink_errors_total{@nodes}")
     return [
         rows(
             "NVLinks that went down",
@@ -153,18 +124,6 @@ def _nvlink(source: Source) -> list[dashboard.Panel]:
                 ),
             ],
             sort=("Links lost", True),
-        ),
-        rows(
-            "NVLinks with most errors",
-            f"Errors in the time shown, by link and kind: at most {ROWS}. A restart of the driver hides those before it.",
-            [
-                Column(title="Node", label="node", link=node_link()),
-                Column(title="GPU", label="gpu", width=60),
-                Column(title="Link", label="link", width=60),
-                Column(title="Kind", label="type"),
-                Column(title="Errors", expr=f"topk({ROWS}, max by ({GPU}, link, type) ({errors}))", steps=((None, BLUE), (1, ORANGE))),
-            ],
-            sort=("Errors", True),
         ),
         graph(
             "Bit errors of NVLink 5",
@@ -202,6 +161,43 @@ def _nvlink(source: Source) -> list[dashboard.Panel]:
                         (dshealthd_pcie_link_width{{@nodes}} < dshealthd_pcie_link_width_max{{@nodes}}))""",
                 ),
             ],
+        ),
+    ]
+
+
+def _errors() -> list[dashboard.Panel]:
+    ports = grown("dshealthd_infiniband_port_errors_total{@nodes}")
+    links = grown("dshealthd_nvlink_errors_total{@nodes}")
+    return [
+        rows(
+            "Ports with most errors",
+            f"""Errors in the time shown, by port and kind: at most {ROWS}. Kinds differ in what they mean; the alerts have a threshold for
+            each.""",
+            [
+                Column(title="Node", label="node", link=node_link()),
+                Column(title="Device", label="device"),
+                Column(title="Port", label="port", width=60),
+                Column(title="Kind", label="type"),
+                Column(
+                    title="Errors",
+                    expr=f"topk({ROWS}, max by ({PORT}, type) ({ports}))",
+                    steps=((None, BLUE), (10, YELLOW), (1000, ORANGE)),
+                ),
+            ],
+            sort=("Errors", True),
+            size=(12, 8),
+        ),
+        rows(
+            "NVLinks with most errors",
+            f"Errors in the time shown, by link and kind: at most {ROWS}. A restart of the driver hides those before it.",
+            [
+                Column(title="Node", label="node", link=node_link()),
+                Column(title="GPU", label="gpu", width=60),
+                Column(title="Link", label="link", width=60),
+                Column(title="Kind", label="type"),
+                Column(title="Errors", expr=f"topk({ROWS}, max by ({GPU}, link, type) ({links}))", steps=((None, BLUE), (1, ORANGE))),
+            ],
+            sort=("Errors", True),
         ),
     ]
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from tests.grafana.documents import FILES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from tests.agents import Scrape
+    from tests.grafana.server import Answer
 
 OFFSETS = (-720, -420, -60, -5)
 """When there are samples, in seconds from the moment at which they are made. A Prometheus records nothing from before its blocks' end."""
@@ -28,7 +29,11 @@ SICK = "node-2"
 SICK_EVERY = 8
 """The second of so many nodes has every fault."""
 KEPT_WHOLE = 8
-"""How many nodes have all series; the others those of the dashboards about many nodes."""
+"""How many nodes have all series; the others those of the dashboards about many nodes, without dense ones that stay 0."""
+DENSE = 100
+"""More series of one metric than this on a node are too many for what is always shown of a fleet."""
+TROUBLE = ("ALERTS", "dshealthd:suspect:", "dshealthd:node:drift", "dshealthd:node:gpus_waiting")
+"""What rules record of sick nodes only."""
 COUNTERS = ("_total", "_bucket", "_count", "_sum")
 
 
@@ -84,10 +89,11 @@ def faults(node: int, nodes: int) -> list[Series]:
 class Fleet:
     """A fleet of so many nodes like one that was scraped, at about the present."""
 
-    def __init__(self, template: Scrape, nodes: int, recorded: Sequence[Mapping[str, str]] = ()) -> None:
-        """Prepare it. `recorded` is what rules had, with the value 1, of the second node of a smaller one; sick nodes have it too."""
+    def __init__(self, template: Scrape, nodes: int, recorded: Answer | None = None) -> None:
+        """Prepare it. `recorded` is what rules had of a node with all faults, and of the fleet, in a smaller one."""
         self.nodes = nodes
-        self._recorded = recorded
+        pairs = zip(recorded.series, recorded.values, strict=True) if recorded else ()
+        self._recorded = [(labels, values[-1]) for labels, values in pairs]
         self.made = time.time()
         self._template = template
 
@@ -115,20 +121,25 @@ class Fleet:
         for name, found in self._template.series.items():
             for labels, value in found.items() if wanted is None or name in wanted else ():
                 series = own.pop(_key(name, dict(labels)), None)
-                yield from _samples(name, target, dict(labels), _values(series or Series(name, {}, value, value)), times)
+                if series or value or len(found) <= DENSE or node <= KEPT_WHOLE:
+                    values = _values(series or Series(name, {}, value, value))
+                    yield from _lines(name, target, dict(labels), zip(values, times, strict=True))
         for series in own.values():
             if wanted is None or series.name in wanted:
-                yield from _samples(series.name, target, series.labels, _values(series), times)
+                yield from _lines(series.name, target, series.labels, zip(_values(series), times, strict=True))
         if self._recorded:
             yield from self._of_rules(node, times[-1])
 
     def _of_rules(self, node: int, when: str) -> Iterator[str]:
-        """Yield the last sample of what rules record of a node, and of their alerts."""
-        sick = node % SICK_EVERY == 2
-        for labels in self._recorded:
-            if sick or labels["__name__"] == "dshealthd:node:severity":
-                text = ",".join(f'{name}="{value.replace(SICK, f"node-{node}")}"' for name, value in labels.items() if name != "__name__")
-                yield f"{labels['__name__']}{{{text}}} {int(sick)} {when}\n"
+        """Yield the last sample of what rules record of a node and, with the first, of the fleet; and of their alerts."""
+        instance, sick = f"10.0.{node // 250}.{node % 250}:10061", node % SICK_EVERY == 2
+        for labels, value in self._recorded:
+            of_node = "node" in labels
+            if (of_node and (sick or not labels["__name__"].startswith(TROUBLE))) or (not of_node and node == 1):
+                told = {**labels, "instance": instance} if "instance" in labels else labels
+                text = ",".join(f'{name}="{told[name].replace(SICK, f"node-{node}")}"' for name in told if name != "__name__")
+                is_verdict = labels["__name__"] == "dshealthd:node:severity"
+                yield f"{labels['__name__']}{{{text}}} {value if sick or not is_verdict else 0:g} {when}\n"
 
     def _faults(self, node: int) -> list[Series]:
         return faults(node, self.nodes) if node % SICK_EVERY == 2 else []
@@ -148,11 +159,11 @@ def _values(series: Series) -> list[float]:
     return [value + step * (value > 0 and series.name.endswith(COUNTERS)) for step, value in enumerate(values)]
 
 
-def _samples(name: str, target: str, labels: Mapping[str, str], values: list[float], times: list[str]) -> Iterator[str]:
+def _lines(name: str, target: str, labels: Mapping[str, str], samples: Iterable[tuple[float, str]]) -> Iterator[str]:
     """Yield lines. Labels are as a scrape leaves them: a metric's own `job` is moved aside, and empty ones do not exist."""
     renamed = {("exported_job" if label == "job" else label): value for label, value in labels.items() if value}
     text = "".join(f',{label}="{value}"' for label, value in renamed.items())
-    yield from (f"{name}{{{target}{text}}} {value:g} {when}\n" for value, when in zip(values, times, strict=True))
+    yield from (f"{name}{{{target}{text}}} {value:g} {when}\n" for value, when in samples)
 
 
 def _key(name: str, labels: Mapping[str, str]) -> tuple[str, frozenset[tuple[str, str]]]:
