@@ -16,7 +16,7 @@ import itertools
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -262,7 +262,10 @@ class Cluster:
             if self._dead(node):
                 continue
             judge = self.judges[node]
-            asked += [(self.time, confirmation, node) for confirmation in judge.observe(observation)]
+            seen = observation
+            if observation.outcome is Outcome.UNREACHABLE:  # each has called the other one itself
+                seen = replace(observation, members=(name, *(other for other in observation.members if other != name)))
+            asked += [(self.time, confirmation, node) for confirmation in judge.observe(seen)]
             suspects = frozenset(judge.suspects())
             before = self.standing.get(node, frozenset())
             if suspects != before:
