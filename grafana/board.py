@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard, prometheus
 
+from dshealthd.symptoms import SUFFIX
 from grafana.limits import Limits
 from grafana.panels import DATA_SOURCE, ORANGE, RED, Link
 from grafana.queries import promql
@@ -34,7 +35,7 @@ class Source:
 
     def runbook(self) -> Link:
         """Return a table's link to the runbook of the symptom in its column `symptom`."""
-        return Link(title="Runbook", url=f"{self.runbooks}/${{__data.fields.symptom}}.md")
+        return Link(title="Runbook", url=f"{self.runbooks}/${{__data.fields.symptom}}{SUFFIX}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,4 +42,5 @@ def _samples(node: promql_parser.Expr, count: Callable[[str], int], times: float
 
 def _bare(selector: promql_parser.VectorSelector) -> str:
     """Return a selector without what it says of time."""
-    return selector.prettify().rpartition("}")[0] + "}"
+    name, brace, rest = selector.prettify().partition("{")
+    return name + brace + rest[: rest.rindex("}") + 1] if brace else name.split()[0]
