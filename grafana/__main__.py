@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name in sorted(stale | there - made.keys()):
             print(f"{options.directory / name} is out of date: run ./dev generate", file=sys.stderr)
         return 1 if stale or there - made.keys() else 0
+    options.directory.mkdir(parents=True, exist_ok=True)
     for name in there - made.keys():
         (options.directory / name).unlink()
     for name in stale:

@@ -61,8 +61,10 @@ def test_thresholds_and_runbooks_are_the_users(tmp_path: Path) -> None:
     changed = re.sub(r"(record: dshealthd:threshold:gpu_temperature_celsius\n\s+expr: )vector\(\S+\)", r"\1vector(71.5)", text)
     assert changed != text
     (tmp_path / "thresholds.yml").write_text(changed, encoding="utf-8")
-    assert main([str(tmp_path), "--thresholds", str(tmp_path / "thresholds.yml"), "--runbooks", "https://wiki.example/runbooks/"]) == 0
-    node = (tmp_path / "dshealthd-node.json").read_text(encoding="utf-8")
+    assert (
+        main([str(tmp_path / "new"), "--thresholds", str(tmp_path / "thresholds.yml"), "--runbooks", "https://wiki.example/runbooks/"]) == 0
+    )
+    node = (tmp_path / "new" / "dshealthd-node.json").read_text(encoding="utf-8")
     assert '"value": 71.5' in node
     assert "https://wiki.example/runbooks/${__data.fields.symptom}.md" in node
     assert RUNBOOKS not in node
