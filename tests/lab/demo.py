@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from tests.lab.catalogue import FAULTS, WITHOUT_PROBES
 from tests.lab.forward import forwarded
 from tests.lab.paging import Paging
+from tests.lab.station import NotPermitted
 
 if TYPE_CHECKING:
     from typing import Any
@@ -130,7 +131,11 @@ def main() -> int:
     with contextlib.suppress(KeyboardInterrupt, EOFError), contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="dshealthd-demo-")))
         demo = Demo(directory, options.nodes, options.gpus)
-        stack.enter_context(demo.paging)
+        try:
+            stack.enter_context(demo.paging)
+        except NotPermitted as error:
+            say(f"not permitted here, nothing is shown: {error}")
+            return 1
         if demo.paging.lab.limits:
             say("the demonstration needs them; nothing is shown")
             return 1

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.lab.station import NotPermitted
 from tests.netns import leave_time_wait, listener
 
 if TYPE_CHECKING:
@@ -63,7 +64,10 @@ class KernelLog:
 
 
 def equip(node: Node) -> KernelLog:
-    """Lay out what the faults need, and return the node's kernel log; its agent takes `node.directory / "dev"` for /dev."""
+    """Lay out what the faults need, and return the node's kernel log; its agent takes `node.directory / "dev"` for /dev.
+
+    NotPermitted where file systems cannot be mounted.
+    """
     for adapter in ADAPTERS:
         link = _INFINIBAND / "class" / "infiniband" / adapter
         device = os.path.normpath(os.path.join(link.parent, os.readlink(link)))
@@ -72,12 +76,15 @@ def equip(node: Node) -> KernelLog:
         place = node.sysfs / "class" / "infiniband" / adapter
         place.parent.mkdir(exist_ok=True)
         place.symlink_to(os.path.relpath(target, place.parent))
-    node.station.tool("mount", "-t", "tmpfs", "-o", f"size={DATA_BYTES}", "lab", DATA)
     image = node.directory / "checkpoints"
     with image.open("wb") as file:
         file.truncate(16 << 20)
     node.station.tool("mkfs.ext4", "-q", str(image))
-    node.station.tool("mount", "-o", "loop", str(image), CHECKPOINTS)
+    try:
+        node.station.tool("mount", "-t", "tmpfs", "-o", f"size={DATA_BYTES}", "lab", DATA)
+        node.station.tool("mount", "-o", "loop", str(image), CHECKPOINTS)
+    except RuntimeError as error:
+        raise NotPermitted(str(error)) from error
     return KernelLog(node.directory / "dev" / "kmsg")
 
 
