@@ -39,6 +39,10 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         [],
     ),
     "a node that is down, over nothing that names no node": ([alert("agent-gone"), alert("watchdog", "none"), alert("node-drift")], []),
+    "most nodes at once, over each of them": (
+        [alert("agent-gone", component="fleet"), alert("gpu-lost", component="gpu", **GPU)],
+        [alert("agent-gone", node="b"), alert("agent-gone", node="c")],
+    ),
     "critical over warning of the same symptom of the same part": (
         [alert("gpu-throttled", component="gpu", **GPU)],
         [alert("gpu-throttled", "warning", "gpu", **GPU)],

@@ -8,6 +8,7 @@ import subprocess
 import pytest
 import yaml
 
+from dshealthd.symptoms import all_symptoms
 from tests.lab.servers import ALERTMANAGER
 
 FILE = ALERTMANAGER / "alertmanager.yml"
@@ -43,6 +44,20 @@ def test_configuration_is_valid() -> None:
 def test_who_is_told(labels: str, receiver: str) -> None:
     """Severity decides who is told, the Watchdog has a receiver of its own, and an alert of no known severity is not lost."""
     amtool("config", "routes", "test", f"--config.file={FILE}", f"--verify.receivers={receiver}", *labels.split())
+
+
+def test_every_symptom_that_is_named_exists() -> None:
+    """Routes and inhibition speak of symptoms that there are; one that is renamed would be silently left out."""
+    named = re.findall(r'symptom(?:=|!=|=~|!~)"([^"]*)"', FILE.read_text(encoding="utf-8"))
+    assert len(named) > 20
+    assert {slug for text in named for slug in text.split("|")} - set(all_symptoms()) == set()
+
+
+def test_every_severity_has_its_receiver() -> None:
+    """No alert has a severity beside those that routes speak of, and the Watchdog's."""
+    found = {alert.severity for symptom in all_symptoms().values() for alert in symptom.alerts}
+    assert found == {"critical", "warning", "info", "none"}
+    assert {symptom.slug for symptom in all_symptoms().values() for alert in symptom.alerts if alert.severity == "none"} == {"watchdog"}
 
 
 def test_no_secret_stands_in_the_file() -> None:
