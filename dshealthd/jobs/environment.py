@@ -41,6 +41,7 @@ _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"
 _MPI_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 """Names that mpirun gives to a job, the same for all its processes on all nodes."""
 _PLACES = ("CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV", "CONDA_PREFIX", "LOCAL_WORLD_SIZE")
+_RAS = ("NCCL_RAS_ADDR", "NCCL_RAS_ENABLE")
 
 ALLOWED = frozenset(
     (
@@ -49,6 +50,7 @@ ALLOWED = frozenset(
         *_RENDEZVOUS,
         *_MPI_JOBS,
         *_PLACES,
+        *_RAS,
     )
 )
 """The variables that are kept. Whoever adds one makes sure that it cannot hold a secret."""
