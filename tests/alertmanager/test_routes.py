@@ -49,7 +49,7 @@ def test_who_is_told(labels: str, receiver: str) -> None:
 def test_every_symptom_that_is_named_exists() -> None:
     """Routes and inhibition speak of symptoms that there are; one that is renamed would be silently left out."""
     named = re.findall(r'symptom(?:=|!=|=~|!~)"([^"]*)"', FILE.read_text(encoding="utf-8"))
-    assert len(named) > 20
+    assert len(named) > 10
     assert {slug for text in named for slug in text.split("|")} - set(all_symptoms()) == set()
 
 
