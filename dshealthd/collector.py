@@ -215,8 +215,8 @@ class Collector(ABC):
     name: ClassVar[str]
     Options: ClassVar[type[CollectorOptions]] = CollectorOptions
     worker: ClassVar[str | None] = None
-    """The worker process it runs in: `device` (NVML), `fabric` (sysfs of network adapters) or `storage` (paths), for sources whose
-    calls can hang; None for sources that cannot, read in the agent itself."""
+    """The worker process it runs in: `device` (NVML), `fabric` (sysfs of network adapters), `storage` (paths) or `jobs` (what training
+    jobs answer), for sources whose calls can hang; None for sources that cannot, read in the agent itself."""
 
     def __init_subclass__(cls) -> None:
         """Name the collector after its module."""

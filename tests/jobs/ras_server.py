@@ -106,7 +106,7 @@ class Process:
 
     def __init__(
         self, behaviour: str, *answers: Path, address: str = "127.0.0.1", port: int = 0, environment: Mapping[str, str] | None = None
-    ):
+    ) -> None:
         command = [sys.executable, "-m", "tests.jobs.ras_server", address, str(port), behaviour, *map(str, answers)]
         self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, env={"PATH": os.environ["PATH"], **(environment or {})})
         assert self.popen.stdout is not None
