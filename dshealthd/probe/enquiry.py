@@ -139,10 +139,10 @@ class Enquiry:
             if pair.bads < enough or pair.checked != state.epoch:
                 pair.checked = state.epoch
                 yield again
-        elif pair.hearings and state.epoch <= pair.first.round.epoch + 1:
-            return  # another epoch is needed: that they were well with it may be older than what is wrong
+        elif pair.hearings and (state.epoch <= pair.first.round.epoch + 1 or state.epoch == pair.heard):
+            return  # another epoch is needed: that they were well with it may be older than what is wrong, and nobody knows more by now
         elif name := self._references.witness(pair.peer, state.epoch, state.now):
-            pair.hearings += 1
+            pair.hearings, pair.heard = pair.hearings + 1, state.epoch
             yield Confirmation((self._me, name), kind)
 
 

@@ -188,6 +188,8 @@ class Pair:
     """Rounds with others that were bad."""
     hearings: int = 0
     """Rounds with others that were asked to learn what they know of the peer."""
+    heard: int = -1
+    """The epoch of the last of them."""
     checked: int = -1
     """The epoch of the last extra round that was asked."""
 

@@ -328,6 +328,7 @@ def test_node_that_calls_others_is_a_link_after_a_while() -> None:
 
     assert scene.run(world, 2) == ()
     assert scene.run(world, 3) == (Suspect(Part.LINK, f"{ME}--{peer}", "unreachable"),)
+    assert len(scene.asked) < 5 * 4, "others are asked once an epoch what they know"
 
 
 def test_node_of_which_nobody_tells_is_ambiguous() -> None:
