@@ -1,0 +1,51 @@
+"""Heartbeats of a training: one message a step to the agent of the node, which never waits and never fails.
+
+    from dshealthd.training import attach
+
+    attach(engine)                        # a DeepSpeed engine
+    attach(optimizer=optimizer)           # plain torch; scaler=scaler where there is a GradScaler
+
+    with attach(optimizer=optimizer) as heartbeat:
+        …
+        heartbeat.loss(loss)              # optional
+        with heartbeat.phase("evaluation"):
+            …
+
+Without a change to the script: `DSHEALTHD_HEARTBEAT=1` in its environment where the distribution `dshealthd-training` is installed, or
+`python -m dshealthd.training script.py`; see `dshealthd.training.watch` for what that can see. `DSHEALTHD_HEARTBEAT=0` turns every
+heartbeat off, `DSHEALTHD_HEARTBEAT_SOCKET` says where the agent listens.
+
+This package needs Python 3.9 and nothing but the standard library; torch is used where the training has imported it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+TYPE_CHECKING = False  # typing's own costs an import in every process that starts with DSHEALTHD_HEARTBEAT
+if TYPE_CHECKING:
+    from dshealthd.training.heartbeat import Heartbeat
+
+__all__ = ["attach"]
+
+
+def attach(engine: Any = None, *, optimizer: Any = None, scaler: Any = None, step: int = 0, socket: str | None = None) -> Heartbeat:
+    """Report every step of a DeepSpeed engine, or of a torch optimizer, to the agent, until the heartbeat is closed.
+
+    `scaler` is the `torch.amp.GradScaler` that steps the optimizer: with it, skipped steps and the loss scale are reported. `step` is
+    how many steps were made before, of an optimizer (a resumed training); an engine knows. `socket` is where the agent listens.
+
+    What cannot be attached to is said once, by `logging`, and training goes on without: nothing is raised but TypeError for a call
+    that names neither engine nor optimizer, or both.
+    """
+    from dshealthd.training.heartbeat import Heartbeat
+
+    if (engine is None) == (optimizer is None):
+        message = "attach(engine) for DeepSpeed, or attach(optimizer=optimizer) for torch"
+        raise TypeError(message)
+    heartbeat = Heartbeat(step=step, socket=socket)
+    if engine is not None:
+        heartbeat.follow_engine(engine)
+    else:
+        heartbeat.follow_optimizer(optimizer, scaler)
+    return heartbeat

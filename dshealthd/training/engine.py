@@ -1,0 +1,138 @@
+"""Steps of a DeepSpeed engine, which has no hook for them: its own methods are called through, on this one engine.
+
+What is read of the engine are numbers that it has on the host. Written against DeepSpeed 0.19; an attribute that a release does not have
+is not reported.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.training.heartbeat import Heartbeat, harmless
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def follow(heartbeat: Heartbeat, engine: Any) -> None:
+    """Report the steps of `engine`; checkpoints and evaluation (from `engine.eval()` to `engine.train()`) are marked as phases."""
+    if not (hasattr(engine, "global_steps") and hasattr(engine, "step")):
+        message = f"{type(engine).__name__} is no DeepSpeed engine"
+        raise TypeError(message)
+    if hasattr(engine, "train_batch"):  # a pipeline, which makes its steps itself
+        _after(heartbeat, engine, "train_batch", lambda loss: _step(heartbeat, engine, loss))
+    else:
+        _after(heartbeat, engine, "step", lambda _: _step(heartbeat, engine, None))
+        _before(heartbeat, engine, "backward", heartbeat.loss)
+    _around(heartbeat, engine, "save_checkpoint", "checkpoint")
+    _around(heartbeat, engine, "load_checkpoint", "checkpoint")
+    _around(heartbeat, engine, "eval_batch", "evaluation")
+    _before(heartbeat, engine, "eval", lambda: heartbeat.enter("evaluation"))
+    _before(heartbeat, engine, "train", lambda mode=True: heartbeat.enter("training" if mode else "evaluation"))
+    heartbeat.communication = Communication()
+
+
+@harmless
+def _step(heartbeat: Heartbeat, engine: Any, loss: Any) -> None:
+    """Tell what the engine knows after a call of its `step`, which is a step at the end of an accumulation only."""
+    if loss is not None:
+        heartbeat.loss(loss)
+    if engine.global_steps == heartbeat.steps:
+        heartbeat.alive()
+        return
+    heartbeat.skipped = engine.skipped_steps
+    optimizer = engine.optimizer
+    if engine.fp16_enabled():
+        scale = getattr(getattr(optimizer, "loss_scale_config", optimizer), "cur_scale", None)
+        heartbeat.loss_scale = float(scale) if isinstance(scale, (int, float)) else None
+    norm = engine.get_global_grad_norm()
+    if norm is not None:
+        heartbeat.gradient_norm(norm)
+    heartbeat.step(engine.global_steps)
+
+
+def _after(heartbeat: Heartbeat, engine: Any, name: str, then: Callable[[Any], None]) -> None:
+    """Have `then` be called with what a method of the engine returned."""
+    method = getattr(engine, name)
+
+    @functools.wraps(method)
+    def called(*arguments: Any, **named: Any) -> Any:
+        result = method(*arguments, **named)
+        then(result)
+        return result
+
+    _replace(heartbeat, engine, name, called)
+
+
+def _before(heartbeat: Heartbeat, engine: Any, name: str, first: Callable[..., None]) -> None:
+    """Have `first` be called with the first argument of a method of the engine."""
+    method = getattr(engine, name)
+
+    @functools.wraps(method)
+    def called(*arguments: Any, **named: Any) -> Any:
+        first(*(arguments or tuple(named.values()))[:1])
+        return method(*arguments, **named)
+
+    _replace(heartbeat, engine, name, called)
+
+
+def _around(heartbeat: Heartbeat, engine: Any, name: str, phase: str) -> None:
+    """Mark what a method of the engine does as a phase; an engine need not have it."""
+    method = getattr(engine, name, None)
+    if method is None:
+        return
+
+    @functools.wraps(method)
+    def called(*arguments: Any, **named: Any) -> Any:
+        with heartbeat.phase(phase):
+            return method(*arguments, **named)
+
+    _replace(heartbeat, engine, name, called)
+
+
+def _replace(heartbeat: Heartbeat, engine: Any, name: str, called: Callable[..., Any]) -> None:
+    def undo() -> None:
+        if vars(engine).get(name) is called:  # else somebody else has replaced it after us
+            delattr(engine, name)
+
+    setattr(engine, name, called)
+    heartbeat.on_close(undo)
+
+
+class Communication:
+    """Time in collectives by DeepSpeed's comms logger (`comms_logger.enabled` in its config), which waits for the device by itself.
+
+    Read from the logger's timers: the latency that it records of an operation (0.19) is the sum of all its calls so far.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is summed yet."""
+        self._seconds = 0.0
+        self._seen: dict[str, int] = {}
+
+    def __call__(self) -> float | None:
+        """Return the seconds so far; None where the logger is off. Events that the device has not come to yet wait for the next call."""
+        comm = sys.modules.get("deepspeed.comm.comm")
+        if comm is None or not comm.comms_logger.enabled:
+            return None
+        for name, timer in list(comm.timers.get_timers().items()):
+            events = timer.event_timers
+            seen = self._seen.get(name, 0)
+            seen = seen if seen <= len(events) else 0  # the timer was reset
+            for event in events[seen:]:
+                seconds = _elapsed(event)
+                if seconds is None:
+                    break
+                self._seconds += seconds
+                seen += 1
+            self._seen[name] = seen
+        return self._seconds
+
+
+def _elapsed(event: Any) -> float | None:
+    """Return the seconds of one timing: the host's, or between two events of the device; None if the second has not come yet."""
+    if isinstance(event, float):
+        return event
+    return event.start_event.elapsed_time(event.end_event) / 1000.0 if event.end_event.query() else None

@@ -1,0 +1,212 @@
+"""The heartbeat of one training process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from dshealthd.training.channel import DEFAULT_PATH, Channel
+from dshealthd.training.message import Memory, Message, Phase, encode
+from dshealthd.training.readback import Readback
+
+log = logging.getLogger("dshealthd.training")
+
+INTERVAL = 0.01
+"""Seconds from one message to the next: of shorter steps not each has its own. All that a message says is of the moment or only grows."""
+SLOW_INTERVAL = 1.0
+"""Seconds for which memory and communication, which cost more to read, are told again."""
+AVERAGED = 10
+"""Steps over which the step time is averaged."""
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def harmless(method: Method) -> Method:
+    """Keep what goes wrong in a heartbeat, the first argument, away from the training: it is said once, and the heartbeat ends."""
+
+    @functools.wraps(method)
+    def call(heartbeat: Heartbeat, *arguments: Any, **named: Any) -> Any:
+        if heartbeat.closed:
+            return None
+        try:
+            return method(heartbeat, *arguments, **named)
+        except Exception:  # noqa: BLE001 - no defect of ours and no release of torch or DeepSpeed may end a training
+            heartbeat.give_up()
+            return None
+
+    return call  # type: ignore[return-value] # the same signature
+
+
+class Heartbeat:
+    """Tells the agent of every step. A process has one; it survives fork, whose child is a sender of its own.
+
+    Nothing here waits for a device, the agent or a lock. What is told is of the moment of the message, but for these:
+
+    - loss and gradient norm on a CUDA device: late by a step or more, as `readback.Readback` says;
+    - memory and time of communication: up to a second old, as reading them costs tens of microseconds;
+    - the step time is the time from the end of one step to the end of the next on the host. Where a training never waits for its
+      device, steps end when their kernels are launched: single durations then vary, their mean is right, as launching is held up
+      when the device's queue is full.
+    """
+
+    def __init__(self, *, step: int = 0, socket: str | None = None) -> None:
+        """Prepare; `step` is how many steps were made before, `socket` where the agent listens."""
+        self.closed = os.environ.get("DSHEALTHD_HEARTBEAT") == "0"
+        self._channel = Channel(socket or os.environ.get("DSHEALTHD_HEARTBEAT_SOCKET") or DEFAULT_PATH)
+        self.steps = step
+        """Optimizer steps so far."""
+        self._phase = Phase.TRAINING
+        self._lost = 0
+        self._nonfinite = 0
+        self._finite: bool | None = None
+        self._last: float | None = None
+        self._mean: float | None = None
+        self._measured = 0
+        self._ended: float | None = None
+        self._paused = 0.0
+        self._pause_began: float | None = None
+        self._sent = 0.0
+        self._loss = Readback()
+        self._norm = Readback()
+        self._memory: Memory | None = None
+        self._communication: float | None = None
+        self._slow_due = 0.0
+        self._undo: list[Callable[[], object]] = []
+        self.skipped: int | None = None
+        """Steps that were skipped so far; None if that cannot be known."""
+        self.loss_scale: float | None = None
+        self.communication: Callable[[], float | None] | None = None
+        """Returns the seconds spent in collectives so far, without waiting."""
+
+    @harmless
+    def follow_engine(self, engine: Any) -> None:
+        """Report the steps of a DeepSpeed engine."""
+        from dshealthd.training.engine import follow
+
+        follow(self, engine)
+
+    @harmless
+    def follow_optimizer(self, optimizer: Any, scaler: Any = None) -> None:
+        """Report the steps of a torch optimizer, or those of the scaler that steps it."""
+        from dshealthd.training.optimizer import follow
+
+        follow(self, optimizer, scaler)
+
+    @harmless
+    def step(self, step: int | None = None) -> None:
+        """Say that an optimizer step was made, as `attach` does by itself; `step` is its number if it is known better."""
+        now = time.monotonic()
+        self.steps = self.steps + 1 if step is None else step
+        if self._ended is not None and self._pause_began is None:  # else it is not known how long the pause was
+            self._measure(now - self._ended - self._paused)
+        self._ended, self._paused, self._pause_began = now, 0.0, None
+        self._phase = Phase.TRAINING  # who makes steps trains, whatever was marked before
+        self._tell(now)
+
+    @harmless
+    def alive(self) -> None:
+        """Say that the process goes on, between steps: at a micro-step, say."""
+        self._tell(time.monotonic())
+
+    @harmless
+    def loss(self, loss: Any) -> None:
+        """Say what the loss is: a number, or a tensor with one element; whether it is finite is reported."""
+        self._loss.offer(loss, time.monotonic())
+
+    @harmless
+    def gradient_norm(self, norm: Any) -> None:
+        """Say what the norm of the gradients is: what `torch.nn.utils.clip_grad_norm_` returns."""
+        self._norm.offer(norm, time.monotonic())
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Mark what is no training: `evaluation`, `checkpoint`, `compile` or `other`. It counts neither as a hang nor as step time."""
+        before = self._phase
+        self.enter(name)
+        try:
+            yield
+        finally:
+            self.enter(before.name)
+
+    @harmless
+    def enter(self, name: str) -> None:
+        """Mark a phase without a with statement; the next step, or `enter("training")`, ends it."""
+        phase = getattr(Phase, name.upper(), Phase.OTHER)
+        if phase is self._phase:
+            return
+        now = time.monotonic()
+        if self._phase is Phase.TRAINING:
+            self._pause_began = now
+        elif phase is Phase.TRAINING and self._pause_began is not None:
+            self._paused += now - self._pause_began
+            self._pause_began = None
+        self._phase = phase
+        self._tell(now, at_once=True)
+
+    def close(self) -> None:
+        """Send no more, and let go of what was attached to."""
+        self.closed = True
+        while self._undo:
+            self._undo.pop()()
+        self._channel.close()
+
+    def on_close(self, undo: Callable[[], object]) -> None:
+        """Have `close` call this."""
+        self._undo.append(undo)
+
+    def give_up(self) -> None:
+        """End the heartbeat over the exception that is being handled, and say so."""
+        log.warning("the heartbeat ends, the training goes on", exc_info=sys.exc_info())
+        self.closed = True
+
+    def __enter__(self) -> Heartbeat:  # noqa: PYI034 - Self needs Python 3.11
+        """Return the heartbeat, which is closed at the end."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _measure(self, seconds: float) -> None:
+        """Note how long a step took. The first ones count alike, so that a long first one is soon forgotten."""
+        self._measured += 1
+        self._last = max(seconds, 0.0)
+        mean = self._last if self._mean is None else self._mean
+        self._mean = mean + (self._last - mean) / min(self._measured, AVERAGED)
+
+    def _tell(self, now: float, *, at_once: bool = False) -> None:
+        """Send a message, unless the last one was just now."""
+        loss = self._loss.take()
+        if loss is not None:
+            self._finite = loss - loss == 0.0
+            self._nonfinite += not self._finite
+        if now - self._sent < INTERVAL and not at_once:
+            return
+        self._sent = now
+        if now >= self._slow_due:
+            self._slow_due = now + SLOW_INTERVAL
+            self._memory = _memory()
+            if self.communication is not None:
+                self._communication = self.communication()
+        self._norm.take()
+        message = Message(
+            self.steps, now, self._phase, self._lost, self._last, self._mean, self.skipped, self._finite, self._nonfinite,
+            self.loss_scale, self._norm.value, self._memory, self._communication,
+        )  # fmt: skip
+        if not self._channel.send(encode(message), now):
+            self._lost += 1
+
+
+def _memory() -> Memory | None:
+    """Return what torch's allocator knows of the current device, by its own count; None where CUDA is not in use. Initialises nothing."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    size = torch.cuda.memory_stats_as_nested_dict()
+    allocated = size["allocated_bytes"]["all"]
+    return Memory(allocated["current"], size["reserved_bytes"]["all"]["current"], allocated["peak"])

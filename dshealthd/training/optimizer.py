@@ -1,0 +1,127 @@
+"""Steps of plain torch: of one optimizer, of the gradient scaler that steps it, or of whatever optimizer a program has."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import sys
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.training.heartbeat import Heartbeat, harmless
+from dshealthd.training.readback import Readback
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+log = logging.getLogger("dshealthd.training")
+
+_ENGINE = f"{os.sep}deepspeed{os.sep}runtime{os.sep}"
+_FRAMES = 12
+"""How far up the stack DeepSpeed is looked for."""
+
+
+def follow(heartbeat: Heartbeat, optimizer: Any, scaler: Any = None) -> None:
+    """Report the steps of `optimizer`.
+
+    With `scaler`, a step ends with `scaler.update()`, because a step that is skipped for an overflow does not reach the optimizer. It
+    is known by the scale that falls, which is read off the device at a later step; skipped steps are late by as much.
+    """
+    while not hasattr(optimizer, "_optimizer_step_post_hooks") and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer  # one that wraps torch's: Accelerate's, say
+    if scaler is None or not scaler.is_enabled():
+        handle = optimizer.register_step_post_hook(lambda _optimizer, _arguments, _named: heartbeat.step())
+        heartbeat.on_close(handle.remove)
+    else:
+        _follow_scaler(heartbeat, scaler)
+
+
+def _follow_scaler(heartbeat: Heartbeat, scaler: Any) -> None:
+    update = scaler.update
+    scale = Readback()
+    heartbeat.skipped = 0
+
+    @functools.wraps(update)
+    def updated(*arguments: Any, **named: Any) -> Any:
+        result = update(*arguments, **named)
+        _scaled(heartbeat, scale, scaler)
+        return result
+
+    def undo() -> None:
+        if vars(scaler).get("update") is updated:
+            del scaler.update
+
+    scaler.update = updated
+    heartbeat.on_close(undo)
+
+
+@harmless
+def _scaled(heartbeat: Heartbeat, scale: Readback, scaler: Any) -> None:
+    """Note a step of the scaler; `get_scale()` would wait for the device, so that the tensor behind it is read."""
+    scale.offer(scaler._scale, time.monotonic())  # noqa: SLF001 - there is no other way to it that does not wait
+    value, before = scale.take(), heartbeat.loss_scale
+    if value is not None:
+        if before is not None and 0.0 < value < before:
+            # Each skipped step lowers the scale by the same factor; between two readings there may have been several.
+            heartbeat.skipped = (heartbeat.skipped or 0) + round(math.log(value / before) / math.log(scaler.get_backoff_factor()))
+        heartbeat.loss_scale = value
+    heartbeat.step()
+
+
+class AnyOptimizer:
+    """Torch's hook for the steps of all optimizers, for a program that is not changed.
+
+    Reported is the optimizer that makes the first step; others (a second model's) are left out, as their steps are not the training's. The
+    steps that DeepSpeed makes of its own accord are left out as well: how many make one of the engine's depends on its settings. Steps that
+    a GradScaler skips are not seen.
+    """
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        """Report to `heartbeat`; `register` begins."""
+        self._heartbeat = heartbeat
+        self._main: weakref.ref[Any] | None = None
+        self._refused = False
+
+    def register(self) -> None:
+        """Have torch, which is imported, call at every step."""
+        _register(self._heartbeat, self)
+
+    def __call__(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
+        """Note a step; torch calls this."""
+        _stepped(self._heartbeat, self, optimizer)
+
+    def reports(self, optimizer: Any) -> bool:
+        """Tell whether the steps of this optimizer are the training's."""
+        main = self._main() if self._main is not None else None
+        if main is None and not self._refused and not self._driven_by_engine():
+            self._main = weakref.ref(optimizer)
+            return True
+        return main is optimizer
+
+    def _driven_by_engine(self) -> bool:
+        """Tell whether DeepSpeed makes this step."""
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001 - documented; inspect would read the sources
+        for _ in range(_FRAMES):
+            if frame is None:
+                break
+            if _ENGINE in frame.f_code.co_filename:
+                self._refused = True
+                log.warning("no heartbeat: DeepSpeed steps this optimizer; call dshealthd.training.attach(engine)")
+                return True
+            frame = frame.f_back
+        return False
+
+
+@harmless
+def _register(heartbeat: Heartbeat, hook: AnyOptimizer) -> None:
+    handle = sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(hook)
+    heartbeat.on_close(handle.remove)
+
+
+@harmless
+def _stepped(heartbeat: Heartbeat, hook: AnyOptimizer, optimizer: Any) -> None:
+    if hook.reports(optimizer):
+        heartbeat.step()
