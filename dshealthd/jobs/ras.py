@@ -110,7 +110,7 @@ class Communicator:
     """One communicator, or several that are alike in all that is told of them."""
 
     name: str
-    """Its hash, in hexadecimal digits; empty where the text form does not name it."""
+    """Its hash, in hexadecimal digits, and in JSON the second one that makes it unique; empty where the text form does not name it."""
     size: int
     """Ranks that it is made of, whether they answer or not."""
     states: Mapping[State, int]

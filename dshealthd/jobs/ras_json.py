@@ -106,7 +106,7 @@ def _communicator(entry: dict[str, Any], at: str) -> Communicator:
             troubles.append(trouble)
     spreads = _spreads(counts)
     return Communicator(
-        name=match[1].rjust(16, "0"),
+        name=f"{match[1]:0>16} {_text(entry, 'secondary_hash', at)[:40]}",
         size=_integer(entry, "size", at),
         states=dict(states),
         operations=spreads,

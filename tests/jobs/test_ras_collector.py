@@ -17,6 +17,7 @@ from dshealthd.collectors.nccl_ras import NcclRas, NcclRasOptions
 from dshealthd.exposition import Format, render
 from dshealthd.host import Host
 from dshealthd.options import Duration
+from dshealthd.registry import all_collectors
 from dshealthd.result import Outcome, Result, attempt
 from tests.jobs.machines import Machine
 from tests.jobs.ras_server import Communicator, Process, Rank, document
@@ -281,6 +282,11 @@ def test_absent_without_a_driver(tmp_path: Path) -> None:
     assert NcclRas.absent(NcclRasOptions(), host) == "no NVIDIA driver, and so no NCCL"
     (tmp_path / "nvidiactl").touch()
     assert NcclRas.absent(NcclRasOptions(), host) is None
+
+
+def test_worker_is_shared_with_none() -> None:
+    """A collection may wait for seconds, which would hold up whatever else the worker collects."""
+    assert [name for name, kind in all_collectors().items() if kind.worker == NcclRas.worker] == [NcclRas.name]
 
 
 def test_deadline_is_checked_against_timeout() -> None:

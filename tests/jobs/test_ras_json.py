@@ -25,7 +25,7 @@ def test_healthy_job() -> None:
     status = parse_json(document(Communicator(FOUR), timeouts=2))
     (communicator,) = status.communicators
     assert (status.version, status.timeouts, status.processes) == ("2.29.7", 2, {State.UNRESPONSIVE: 0, State.DEAD: 0})
-    assert (communicator.name, communicator.size, communicator.states) == ("0000000001f00ba4", 4, {State.RUNNING: 4})
+    assert (communicator.name, communicator.size, communicator.states) == ("0000000001f00ba4 0x1:0x2", 4, {State.RUNNING: 4})
     assert communicator.operations == {name: Spread(count, count) for name, count in COUNTS.items()}
     assert (communicator.behind, communicator.troubles, communicator.errors) == ((), (), {})
     assert communicator.marks == dict.fromkeys(range(4), sum(COUNTS.values()))

@@ -55,6 +55,12 @@ def test_new_communicator_is_no_progress() -> None:
     assert fed(document(first), document(second)).idle is None
 
 
+def test_communicators_of_one_hash() -> None:
+    """Two communicators whose hashes are the same by chance are two, by their second one."""
+    one, other = document(Communicator(ranks(5))), document(Communicator(ranks(9))).replace(b"0x1:0x2", b"0x1:0x3")
+    assert fed(one, other).idle is None
+
+
 def test_lagging_ranks_are_those_that_stand_still() -> None:
     """A rank that is behind while its communicator gets on is not named; once it stands still, it is, by its number in the world."""
     moving = (document(Communicator(ranks(5, 5, 4))), document(Communicator(ranks(7, 7, 6))))
@@ -90,7 +96,7 @@ def test_classes_by_size() -> None:
         Communicator(ranks(1, 1), name="c"),
         Communicator(ranks(1), name="d"),
     )
-    found = classes(parse_json(answer), {"0" * 15 + "b": True, "0" * 15 + "c": False})
+    found = classes(parse_json(answer), {f"{15 * '0'}b 0x1:0x2": True, f"{15 * '0'}c 0x1:0x2": False})
     pairs = found["2"]
     assert found.keys() == {"2", "1"}
     assert (pairs.communicators, pairs.compared, pairs.moving, pairs.states) == (3, 2, 1, {State.RUNNING: 6})
