@@ -26,19 +26,24 @@ class Outages:
     """The short outages that one node has met."""
 
     def __init__(self) -> None:
-        self._silent: dict[str, int] = {}
+        self._silent: dict[str, tuple[int, int]] = {}
+        """Epoch in which each peer was silent first, and how many outages had ended by then."""
         self._ended: deque[tuple[int, str]] = deque(maxlen=_MEMORY)
+        self._count = 0
 
     def silent(self, peers: Iterable[str], epoch: int) -> None:
         """Note who gave no answer."""
         for peer in peers:
-            self._silent.setdefault(peer, epoch)
+            self._silent.setdefault(peer, (epoch, self._count))
 
     def answered(self, peers: Iterable[str], epoch: int) -> None:
         """Note who took part in a round."""
         for peer in peers:
-            if 0 <= epoch - self._silent.pop(peer, -_MEMORY) <= _SHORT:
+            began, count = self._silent.pop(peer, (-_MEMORY, 0))
+            # One that began before another one had ended is the same: this node was cut off for a while.
+            if 0 <= epoch - began <= _SHORT and count == self._count:
                 self._ended.append((epoch, peer))
+                self._count += 1
 
     def explained(self, peers: Iterable[str]) -> None:
         """Leave out peers that are known to be at fault themselves."""

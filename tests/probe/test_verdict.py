@@ -421,6 +421,16 @@ def test_short_outages_with_several_peers_are_this_node() -> None:
     assert scene.run(well, 6) == ()
 
 
+def test_one_outage_with_everybody_is_not_intermittent() -> None:
+    """A node that was cut off for a moment does not go on to accuse itself when all answer again."""
+    scene = Scene(dict.fromkeys(("a0", "a1", "a2", "a3"), ""))
+    scene.run(well, 3)
+    scene.run(lambda peers, _: Answer(outcome=Outcome.UNREACHABLE, stage=Stage.INVITE, late=peers, silent=True), 2)
+    found = {suspect.reason for _ in range(6) for suspect in scene.run(well)}
+    assert "intermittent" not in found
+    assert scene.judge.suspects() == ()
+
+
 def test_short_outages_of_one_peer_are_not_this_node() -> None:
     """With one peer only it is the peer or the way to it; and a peer that takes them on itself does not count."""
     scene = Scene()
