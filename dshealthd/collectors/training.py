@@ -1,0 +1,196 @@
+"""Heartbeats of training processes on this node: steps, step times, loss and memory of each rank, as the ranks themselves report them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd.collector import Collector, CollectorOptions, Fault, NotAvailable, Reason, Sample, SourceError, counter, gauge
+from dshealthd.jobs.heartbeat import Receiver
+from dshealthd.jobs.heartbeat_sender import Rejected
+from dshealthd.options import option
+from dshealthd.training.channel import DEFAULT_PATH
+from dshealthd.training.message import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dshealthd.collector import Context
+    from dshealthd.jobs.heartbeat_identity import Identity
+    from dshealthd.jobs.heartbeat_sender import Sender
+    from dshealthd.training.message import Message
+
+INFO = gauge(
+    "dshealthd_job_info",
+    "1; the labels tell by whose variables the job was recognised, and how many ranks it says to have (empty where it does not).",
+    "job",
+    "launcher",
+    "world_size",
+)
+STEP = gauge("dshealthd_job_step", "Optimizer steps of a rank so far, skipped ones among them; ranks of this node only.", "job", "rank")
+STEP_SECONDS = gauge(
+    "dshealthd_job_step_seconds",
+    "Time from the end of one step to the end of the next on the rank's host, marked pauses left out: moving average over ten steps.",
+    "job",
+    "rank",
+)
+LAST_STEP_SECONDS = gauge("dshealthd_job_last_step_seconds", "The same of the last step alone.", "job", "rank")
+HEARD = gauge(
+    "dshealthd_job_heartbeat_timestamp_seconds",
+    "Unix time at which a rank sent its last heartbeat: of a step, or of a phase.",
+    "job",
+    "rank",
+)
+PHASE = gauge(
+    "dshealthd_job_phase",
+    "1 for what the rank is busy with: training, or a pause that it has marked (evaluation, checkpoint, compile, other).",
+    "job",
+    "rank",
+    "phase",
+)
+LOSS_FINITE = gauge("dshealthd_job_loss_finite", "1 if the rank's last known loss is finite, 0 if it is NaN or infinite.", "job", "rank")
+NONFINITE = counter(
+    "dshealthd_job_nonfinite_losses_total", "Losses of the rank that were NaN or infinite, of those that were read.", "job", "rank"
+)
+SKIPPED = counter("dshealthd_job_skipped_steps_total", "Steps that the rank skipped for an overflow of gradients.", "job", "rank")
+LOSS_SCALE = gauge("dshealthd_job_loss_scale", "Loss scale of mixed precision.", "job", "rank")
+NORM = gauge("dshealthd_job_gradient_norm", "Norm of the gradients, where the training computes it.", "job", "rank")
+MEMORY = gauge(
+    "dshealthd_job_memory_bytes",
+    "Memory of the rank's CUDA device by torch's own count: held by tensors (allocated), by its allocator (reserved), most so far (peak).",
+    "job",
+    "rank",
+    "type",
+)
+COMMUNICATION = counter(
+    "dshealthd_job_communication_seconds_total", "Time in collectives, where DeepSpeed's comms logger measures it.", "job", "rank"
+)
+LOST = counter("dshealthd_job_heartbeats_lost_total", "Heartbeats that a rank could not send: no agent, or one too slow.", "job", "rank")
+PROCESSES = gauge(
+    "dshealthd_job_rank_processes",
+    "Processes that report as this rank; more than 1 is a rank used twice, or a run that was left over.",
+    "job",
+    "rank",
+)
+RECEIVED = counter("dshealthd_heartbeats_received_total", "Heartbeats taken in.")
+REJECTED = counter("dshealthd_heartbeats_rejected_total", "Heartbeats and connections not taken in, by why.", "reason")
+UNIDENTIFIED = gauge(
+    "dshealthd_heartbeat_processes_unidentified",
+    "Processes that send heartbeats and are not shown, by why it is unknown what they are.",
+    "reason",
+)
+LEFT_OUT = gauge("dshealthd_heartbeat_ranks_left_out", "Ranks that are not shown, as there are more than max_ranks.")
+
+
+class Training(Collector):
+    """Shows what the receiver, which the agent's loop serves, has taken in since.
+
+    Of several processes that report as one rank, the one that started last is shown: an older one is left over from an earlier run. Their
+    children (data loaders inherit a rank's environment) are not counted.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(CollectorOptions):
+        """Options of the heartbeats."""
+
+        socket: str = option(
+            DEFAULT_PATH,
+            "Unix socket that trainings report to, which the agent makes; its directory must be there, and open to their users.",
+        )
+        max_ranks: int = option(64, "Ranks that get series of their own, those that started first.", minimum=1, maximum=256)
+
+    def __init__(self, options: Options, context: Context) -> None:
+        """Listen at the first collection."""
+        super().__init__(options, context)
+        self._receiver = Receiver(options.socket, context.host, monotonic=context.monotonic, wall=context.wall)
+
+    @property
+    def receiver(self) -> Receiver:
+        """The receiver, for what else watches jobs in this agent."""
+        return self._receiver
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Yield what the ranks have reported last. Listens if need be: a socket that was removed is made again."""
+        self._listen()
+        self._receiver.refresh()
+        yield RECEIVED(self._receiver.received)
+        for rejected in Rejected:
+            yield REJECTED(self._receiver.rejected[rejected], rejected)
+        for reason, count in self._receiver.unidentified.items():
+            yield UNIDENTIFIED(count, reason)
+        ranks = group(self._receiver.senders())
+        yield LEFT_OUT(max(0, len(ranks) - self.options.max_ranks))
+        infos = set()
+        for (job, rank), senders in sorted(ranks.items(), key=lambda entry: entry[1][0][0].process.start)[: self.options.max_ranks]:
+            who, sender = senders[-1]
+            place = who.process.launch
+            infos.add((job, str(place.launcher), "" if place.world_size is None else str(place.world_size)))
+            yield PROCESSES(len(senders), job, str(rank))
+            if sender.message is not None:
+                yield from samples(sender.message, sender.heard, job, str(rank))
+        for labels in sorted(infos):
+            yield INFO(1, *labels)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._receiver.close()
+
+    def _listen(self) -> None:
+        if self._receiver.is_open:
+            return
+        if self.context.state is None:
+            message = "heartbeats come in while an agent runs"
+            raise NotAvailable(message)
+        directory = os.path.dirname(self.options.socket)
+        if not os.path.isdir(directory):
+            message = f"{directory} is not there for the heartbeats' socket; systemd's RuntimeDirectory= makes it"
+            raise NotAvailable(message)
+        if os.readlink(self.host.proc("self")) != str(os.getpid()):
+            detail = f"{self.host.procfs} has the pids of another namespace than the agent's, which are those that senders are known by"
+            raise SourceError(Reason.NOT_FOUND, detail)
+        try:
+            self._receiver.open(asyncio.get_running_loop())
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise SourceError(Reason.IO_ERROR, f"{self.options.socket}: {error.strerror}") from error
+
+
+def group(senders: Iterable[tuple[Identity, Sender]]) -> dict[tuple[str, int], list[tuple[Identity, Sender]]]:
+    """Return the processes of each job and rank, the one that started last at the end; without the children of others of the same rank."""
+    ranks: dict[tuple[str, int], list[tuple[Identity, Sender]]] = defaultdict(list)
+    for who, sender in senders:
+        ranks[who.process.job, who.process.launch.rank].append((who, sender))
+    for key, found in ranks.items():
+        pids = {who.process.pid for who, _ in found}
+        own = [entry for entry in found if entry[0].process.parent not in pids]
+        ranks[key] = sorted(own, key=lambda entry: (entry[0].process.start, entry[0].process.pid))
+    return ranks
+
+
+def samples(message: Message, heard: float, job: str, rank: str) -> Iterator[Sample]:
+    """Yield what one message says; what it does not know is not yielded."""
+    yield STEP(message.step, job, rank)
+    yield HEARD(heard, job, rank)
+    yield PHASE(1, job, rank, Phase(message.phase).name.lower())
+    yield LOST(message.lost, job, rank)
+    if message.loss_finite is not None:
+        yield LOSS_FINITE(float(message.loss_finite), job, rank)
+        yield NONFINITE(message.nonfinite, job, rank)
+    for metric, value in (
+        (STEP_SECONDS, message.mean_seconds),
+        (LAST_STEP_SECONDS, message.last_seconds),
+        (SKIPPED, message.skipped),
+        (LOSS_SCALE, message.loss_scale),
+        (NORM, message.gradient_norm),
+        (COMMUNICATION, message.communication_seconds),
+    ):
+        if value is not None:
+            yield metric(value, job, rank)
+    if message.memory is not None:
+        for kind, size in message.memory._asdict().items():
+            yield MEMORY(size, job, rank, kind)
