@@ -81,6 +81,8 @@ class Paging:
         self._as_shipped, self._period = as_shipped, period
         self._directory, self._nodes, self._gpus = directory, nodes, gpus
         self._progress, self._show, self._adapt, self._thresholds = progress, show, adapt, thresholds
+        self.targets = directory / "targets.json"
+        """What Prometheus scrapes, which it reads again as it changes."""
         self.kernel_logs: dict[str, KernelLog] = {}
 
     def __enter__(self) -> Self:
@@ -112,8 +114,7 @@ class Paging:
             stack.callback(log.close)
         for node in lab.nodes:
             node.begin()
-        targets = self._directory / "targets.json"
-        assert dshealthd(["targets", "--hostfile", str(lab.directory / "hostfile"), "--output", str(targets)]) == 0
+        assert dshealthd(["targets", "--hostfile", str(lab.directory / "hostfile"), "--output", str(self.targets)]) == 0
         self.receiver = stack.enter_context(Receiver(lab.services, self._show))
         self._progress(f"receiver of pages: {self.receiver.url}")
         self.alertmanager = stack.enter_context(alertmanager(lab.services, self._directory, self.receiver, self._adapt))
@@ -121,7 +122,7 @@ class Paging:
         for number, node in enumerate(lab.nodes, start=1):
             node.finish()
             self._progress(f"agents: {number} of {len(lab.nodes)} serve")
-        discovery = {"file_sd_configs": [{"files": [str(targets)]}]}
+        discovery = {"file_sd_configs": [{"files": [str(self.targets)]}]}
         where = f"{self.alertmanager.station.address}:{self.alertmanager.port}"
         self.prometheus = stack.enter_context(prometheus(lab.services, self._directory, discovery, [where], thresholds=self._thresholds))
         self._progress(f"Prometheus: {self.prometheus.url}")
