@@ -63,3 +63,7 @@ class Channel:
         connection, self._socket = self._socket, None
         if connection is not None:
             connection.close()
+
+    def __del__(self) -> None:
+        """Close without the warning that a forgotten socket gives: a training need not close its heartbeat."""
+        self.close()

@@ -21,6 +21,7 @@ def follow(heartbeat: Heartbeat, engine: Any) -> None:
     if not (hasattr(engine, "global_steps") and hasattr(engine, "step")):
         message = f"{type(engine).__name__} is no DeepSpeed engine"
         raise TypeError(message)
+    heartbeat.steps = engine.global_steps
     if hasattr(engine, "train_batch"):  # a pipeline, which makes its steps itself
         _after(heartbeat, engine, "train_batch", lambda loss: _step(heartbeat, engine, loss))
     else:

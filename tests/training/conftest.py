@@ -1,0 +1,21 @@
+"""What tests of the sender share."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.training.agents_end import AgentsEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def agents_end(tmp_path: Path) -> Iterator[AgentsEnd]:
+    """An agent's end that nobody is connected to."""
+    with contextlib.closing(AgentsEnd(tmp_path / "heartbeat.sock")) as end:
+        yield end

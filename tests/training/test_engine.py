@@ -1,0 +1,146 @@
+"""A DeepSpeed engine: what is called through, and what is read of it. The real one is in `test_deepspeed.py`."""
+
+from __future__ import annotations
+
+import time
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.training import attach
+from dshealthd.training.engine import Communication
+from dshealthd.training.heartbeat import INTERVAL
+from dshealthd.training.message import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.training.agents_end import AgentsEnd
+
+
+class Engine:
+    """What of a DeepSpeed engine is used; two micro-steps a step."""
+
+    def __init__(self) -> None:
+        self.global_steps = 40
+        self.skipped_steps = 3
+        self.micro_steps = 0
+        self.optimizer = SimpleNamespace(cur_scale=65536.0)
+        self.training = True
+
+    def fp16_enabled(self) -> bool:
+        """Return whether there is a loss scale."""
+        return True
+
+    def get_global_grad_norm(self) -> float | None:
+        """Return the norm of the last step."""
+        return None if self.global_steps == 40 else 0.5
+
+    def backward(self, loss: float, scale: int = 1) -> float:
+        """Return the loss, scaled."""
+        return loss / scale
+
+    def step(self) -> str:
+        """Make a micro-step."""
+        time.sleep(1.2 * INTERVAL)
+        self.micro_steps += 1
+        self.global_steps += self.micro_steps % 2 == 0
+        return "stepped"
+
+    def save_checkpoint(self, directory: str) -> str:
+        """Fail, as a full disk makes it."""
+        raise OSError(28, "No space left on device", directory)
+
+    def train(self, mode: bool = True) -> Engine:  # noqa: FBT001, FBT002 - as torch has it
+        """Set the mode."""
+        self.training = mode
+        return self
+
+    def eval(self) -> Engine:
+        """Set the other mode."""
+        self.training = False
+        return self
+
+
+def test_steps_of_an_engine(agents_end: AgentsEnd) -> None:
+    """A step is the engine's own count, which goes on from a checkpoint; micro-steps in between say that it lives."""
+    engine = Engine()
+    with attach(engine, socket=agents_end.path):
+        for _ in range(4):
+            assert engine.backward(2.0, scale=2) == 1.0
+            assert engine.step() == "stepped"
+    messages = agents_end.messages()
+    assert [message.step for message in messages] == [40, 41, 41, 42]
+    last = messages[-1]
+    assert (last.skipped, last.loss_scale, last.gradient_norm, last.loss_finite) == (3, 65536.0, 0.5, True)
+    assert last.last_seconds is not None
+    assert last.last_seconds >= 2.4 * INTERVAL
+    assert not {"step", "backward", "train", "eval", "save_checkpoint"} & vars(engine).keys()
+
+
+def test_checkpoint_and_evaluation_are_phases(agents_end: AgentsEnd) -> None:
+    """Checkpoints and evaluation are marked, the engine's own errors come through, and its results."""
+    engine = Engine()
+    with attach(engine, socket=agents_end.path):
+        with pytest.raises(OSError, match="No space left"):
+            engine.save_checkpoint("/full")
+        assert engine.eval() is engine
+        assert engine.train() is engine
+    phases = [message.phase for message in agents_end.messages()]
+    assert phases == [Phase.CHECKPOINT, Phase.TRAINING, Phase.EVALUATION, Phase.TRAINING]
+
+
+class Timers:
+    """DeepSpeed's timers of operations: durations in seconds, one a call."""
+
+    def __init__(self) -> None:
+        self.timers = {"all_reduce": SimpleNamespace(event_timers=[0.25, 0.5])}
+
+    def get_timers(self) -> dict[str, Any]:
+        """Return the timers by name."""
+        return self.timers
+
+
+@pytest.fixture
+def comm() -> Iterator[Any]:
+    """DeepSpeed's module of collectives, with its logger on."""
+    import sys
+
+    module: Any = ModuleType("deepspeed.comm.comm")
+    module.comms_logger = SimpleNamespace(enabled=True)
+    module.timers = Timers()
+    sys.modules[module.__name__] = module
+    yield module
+    del sys.modules[module.__name__]
+
+
+def test_communication_is_summed_once(comm: Any) -> None:
+    """Each call counts once, also when DeepSpeed resets its timers."""
+    communication = Communication()
+    assert communication() == 0.75
+    events = comm.timers.timers["all_reduce"].event_timers
+    events.append(1.0)
+    assert communication() == 1.75
+    events.clear()
+    events.append(0.125)
+    assert communication() == 1.875
+    assert communication() == 1.875
+
+
+def test_communication_waits_for_no_device(comm: Any) -> None:
+    """A timing whose end the device has not come to is left for later, and so is what follows it."""
+    done = {"value": False}
+    end = SimpleNamespace(query=lambda: done["value"])
+    start = SimpleNamespace(elapsed_time=lambda _end: 500.0)
+    comm.timers.timers["all_reduce"].event_timers = [1.0, SimpleNamespace(start_event=start, end_event=end)]
+    communication = Communication()
+    assert communication() == 1.0
+    done["value"] = True
+    assert communication() == 1.5
+
+
+def test_communication_that_is_not_measured(comm: Any) -> None:
+    """With the logger off, or without DeepSpeed, the time is unknown and not 0."""
+    comm.comms_logger.enabled = False
+    assert Communication()() is None

@@ -1,0 +1,167 @@
+"""Plain torch, on the CPU: which steps are seen, and what is told of them."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.training import attach, watch
+from dshealthd.training.heartbeat import INTERVAL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.training.heartbeat import Heartbeat
+    from dshealthd.training.message import Message
+    from tests.training.agents_end import AgentsEnd
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # that NumPy is not installed
+    torch = pytest.importorskip("torch")
+
+
+class Trial:
+    """A small training."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Linear(8, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+
+    def loss(self) -> Any:
+        """Return the loss of a batch."""
+        time.sleep(1.2 * INTERVAL)  # so that each step has a message
+        return self.model(torch.randn(4, 8)).square().mean()
+
+    def step(self) -> Any:
+        """Make a step and return its loss."""
+        loss = self.loss()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+@pytest.fixture
+def trial() -> Trial:
+    """A training that has not begun."""
+    return Trial()
+
+
+@pytest.fixture
+def unchanged(agents_end: AgentsEnd) -> Iterator[Heartbeat]:
+    """The hook for programs that are not changed; gone after the test."""
+    heartbeat = watch.register(socket=agents_end.path)
+    yield heartbeat
+    heartbeat.close()
+
+
+def steps(messages: list[Message]) -> list[int]:
+    """Return the steps that are told."""
+    return [message.step for message in messages]
+
+
+def test_optimizer(agents_end: AgentsEnd, trial: Trial) -> None:
+    """Each step of the optimizer is told, until the heartbeat is closed; other optimizers are not seen."""
+    other = Trial()
+    with attach(optimizer=trial.optimizer, step=10, socket=agents_end.path):
+        for _ in range(3):
+            trial.step()
+            other.step()
+    trial.step()
+    assert steps(agents_end.messages()) == [11, 12, 13]
+
+
+def test_optimizer_that_wraps(agents_end: AgentsEnd, trial: Trial) -> None:
+    """An object that holds torch's optimizer, as Accelerate's does, is looked through."""
+
+    class Wrapper:
+        optimizer = trial.optimizer
+
+    with attach(optimizer=Wrapper(), socket=agents_end.path):
+        trial.step()
+    assert steps(agents_end.messages()) == [1]
+
+
+def test_loss_and_norm(agents_end: AgentsEnd, trial: Trial) -> None:
+    """A loss and a norm that are handed over as tensors are told with the next step."""
+    with attach(optimizer=trial.optimizer, socket=agents_end.path) as heartbeat:
+        heartbeat.loss(trial.loss())
+        heartbeat.gradient_norm(torch.nn.utils.clip_grad_norm_(trial.model.parameters(), 1.0))
+        trial.step()
+        heartbeat.loss(torch.tensor([math.nan], dtype=torch.bfloat16))
+        trial.step()
+        heartbeat.loss(torch.zeros(3))  # no scalar: left unread
+        trial.step()
+    first, second, third = agents_end.messages()
+    assert (first.loss_finite, first.nonfinite, first.gradient_norm) == (True, 0, 0.0)
+    assert (second.loss_finite, second.nonfinite) == (False, 1)
+    assert (third.loss_finite, third.nonfinite) == (False, 1)
+
+
+def test_scaler(agents_end: AgentsEnd, trial: Trial) -> None:
+    """With a scaler, steps that it skips are told as steps that were skipped, and the scale that falls; its methods are given back."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    with attach(optimizer=trial.optimizer, scaler=scaler, socket=agents_end.path):
+        for factor in (1.0, math.inf, math.inf, 1.0, 1.0):
+            loss = trial.loss() * factor
+            trial.optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(trial.optimizer)
+            scaler.update()
+    messages = agents_end.messages()
+    assert [(message.step, message.skipped, message.loss_scale) for message in messages] == [
+        (1, 0, 1024.0),
+        (2, 1, 512.0),
+        (3, 2, 256.0),
+        (4, 2, 256.0),
+        (5, 2, 512.0),
+    ]
+    assert "update" not in vars(scaler)
+
+
+def test_scaler_that_is_off(agents_end: AgentsEnd, trial: Trial) -> None:
+    """A scaler that is not enabled skips nothing, and the optimizer's own steps are told."""
+    with attach(optimizer=trial.optimizer, scaler=torch.amp.GradScaler("cpu", enabled=False), socket=agents_end.path):
+        trial.step()
+    (message,) = agents_end.messages()
+    assert (message.step, message.skipped, message.loss_scale) == (1, None, None)
+
+
+def test_any_optimizer(unchanged: Heartbeat, agents_end: AgentsEnd, trial: Trial) -> None:
+    """Without a call in the script, the first optimizer that steps is the training's; a second one does not add to its steps."""
+    second = Trial()
+    for _ in range(3):
+        trial.step()
+        second.step()
+    assert steps(agents_end.messages()) == [1, 2, 3]
+    assert not unchanged.closed
+
+
+def test_any_optimizer_that_is_replaced(unchanged: Heartbeat, agents_end: AgentsEnd) -> None:
+    """When the first optimizer is gone, the one that steps next takes its place."""
+    Trial().step()
+    replacement = Trial()
+    replacement.step()
+    assert steps(agents_end.messages()) == [1, 2]
+    assert not unchanged.closed
+
+
+def test_optimizer_that_deepspeed_steps(
+    unchanged: Heartbeat, agents_end: AgentsEnd, trial: Trial, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Steps that DeepSpeed makes are not counted as the training's, and the log says what to do."""
+    code = compile("def step(optimizer):\n    optimizer.step()\n", "/site-packages/deepspeed/runtime/zero/stage_1_and_2.py", "exec")
+    place: dict[str, Any] = {}
+    exec(code, place)
+    place["step"](trial.optimizer)
+    place["step"](trial.optimizer)
+    assert agents_end.messages() == []
+    assert [record.message for record in caplog.records] == [
+        "no heartbeat: DeepSpeed steps this optimizer; call dshealthd.training.attach(engine)"
+    ]
+    assert not unchanged.closed

@@ -1,0 +1,134 @@
+"""The package as a training environment gets it: alone, for old interpreters too, and started by a variable."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import dshealthd
+import dshealthd.training
+from dshealthd.training.heartbeat import INTERVAL
+
+if TYPE_CHECKING:
+    from tests.training.agents_end import AgentsEnd
+
+PACKAGE = Path(dshealthd.training.__file__).parent
+PROJECT = PACKAGE.parents[1] / "deploy" / "training"
+OLDEST = (3, 9)
+SCRIPT = f"""
+import sys, time
+import torch
+weight = torch.nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(3):
+    time.sleep({1.2 * INTERVAL})
+    weight.grad = torch.ones(1)
+    optimizer.step()
+print(__name__, sys.argv[1:], "dshealthd.training" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("file", sorted(PACKAGE.glob("*.py")), ids=lambda file: file.name)
+def test_stands_alone(file: Path) -> None:
+    """Each module is Python 3.9, and imports only the standard library and its own package."""
+    tree = ast.parse(file.read_text(), feature_version=OLDEST)
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            imported.add(node.module or "")
+    own = {name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names}
+    assert all(name.startswith("dshealthd.training") for name in own), own
+
+
+def test_version() -> None:
+    """The distribution for trainings has the version of dshealthd."""
+    assert tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"] == dshealthd.__version__
+
+
+def interpreters() -> list[str]:
+    """Return what older and newer interpreters this machine has."""
+    found = [shutil.which(f"python3.{minor}") for minor in range(OLDEST[1], 15)]
+    works = [path for path in found if path and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0]
+    return works or [sys.executable]
+
+
+@pytest.mark.parametrize("interpreter", interpreters())
+def test_runs_without_the_agent_installed(interpreter: str, agents_end: AgentsEnd, tmp_path: Path) -> None:
+    """A copy of the package alone sends heartbeats under every interpreter that is here, without torch too."""
+    shutil.copytree(PACKAGE, tmp_path / "site" / "dshealthd" / "training", ignore=shutil.ignore_patterns("__pycache__"))
+    code = "from dshealthd.training.heartbeat import Heartbeat; h = Heartbeat(step=4); h.loss(1.0); h.step(); print(h.closed)"
+    environment = {"PYTHONPATH": str(tmp_path / "site"), "DSHEALTHD_HEARTBEAT_SOCKET": agents_end.path, "PATH": os.defpath}
+    result = subprocess.run([interpreter, "-W", "error", "-c", code], env=environment, check=True, capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("False\n", "")
+    (message,) = agents_end.messages()
+    assert (message.step, message.loss_finite) == (5, True)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with torch and the distribution for trainings, installed as users do; its interpreter."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    directory = tmp_path_factory.mktemp("environment")
+    wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(directory), str(PROJECT)]
+    subprocess.run(wheel, check=True, timeout=100)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory / "venv")], check=True)
+    python = directory / "venv/bin/python"
+    (site,) = (directory / "venv/lib").glob("python*/site-packages")
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
+    (site / "torch.pth").write_text(str(Path(torch.origin).parents[1]))
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index"]
+    subprocess.run([*install, *map(str, directory.glob("*.whl"))], check=True, timeout=100)
+    (directory / "script.py").write_text(SCRIPT)
+    return python
+
+
+def run(python: Path, agents_end: AgentsEnd, *arguments: str, heartbeat: str | None = None) -> str:
+    """Run a program in the environment and return what it prints."""
+    variables = {"DSHEALTHD_HEARTBEAT_SOCKET": agents_end.path, "PATH": os.defpath, "OMP_NUM_THREADS": "1"}
+    if heartbeat is not None:
+        variables["DSHEALTHD_HEARTBEAT"] = heartbeat
+    folder = python.parents[2]
+    result = subprocess.run([python, "-W", "ignore", *arguments], env=variables, check=True, capture_output=True, text=True, cwd=folder)
+    return result.stdout
+
+
+@pytest.mark.parametrize("heartbeat", ["0", "", None])
+def test_nothing_happens_unasked(environment: Path, agents_end: AgentsEnd, heartbeat: str | None) -> None:
+    """Being installed changes nothing: without the variable not even a module is imported."""
+    code = "import sys; print(any(name.startswith('dshealthd') for name in sys.modules))"
+    assert run(environment, agents_end, "-c", code, heartbeat=heartbeat) == "False\n"
+
+
+def test_variable_alone(environment: Path, agents_end: AgentsEnd) -> None:
+    """With the variable set, a script that knows nothing of it reports its steps."""
+    assert run(environment, agents_end, "script.py", "--lr", "1", heartbeat="1") == "__main__ ['--lr', '1'] True\n"
+    assert [message.step for message in agents_end.messages()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("program", [("script.py",), ("-m", "script")])
+def test_started_by_the_package(environment: Path, agents_end: AgentsEnd, program: tuple[str, ...]) -> None:
+    """`python -m dshealthd.training` runs a script or a module as the interpreter would, and reports its steps."""
+    assert run(environment, agents_end, "-m", "dshealthd.training", *program, "x") == "__main__ ['x'] True\n"
+    assert [message.step for message in agents_end.messages()] == [1, 2, 3]
+
+
+def test_switch_beats_the_script(environment: Path, agents_end: AgentsEnd) -> None:
+    """`DSHEALTHD_HEARTBEAT=0` turns off what the script attaches."""
+    code = "from dshealthd.training.heartbeat import Heartbeat; Heartbeat().step()"
+    run(environment, agents_end, "-c", code, heartbeat="0")
+    assert agents_end.messages() == []
