@@ -39,7 +39,7 @@ def test_smoke(full: Probing) -> None:
 def test_wrong_data(full: Probing) -> None:
     """A node whose worker contributes wrong data is named as corrupting it."""
     _, two, *_ = full.nodes
-    named(full, sabotage(two, "collective:3:bad_input"), two, {"corrupted"}, by=(two,), epochs=15)
+    named(full, sabotage(two, "collective:3:bad_input"), two, {"corrupted"}, by=(two,), epochs=15, wrong=4)
 
 
 def test_wrong_torch(full: Probing) -> None:
