@@ -1,0 +1,193 @@
+"""The metrics of heartbeats: what is shown of a message, of which process, and where there is nothing to show."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import subprocess
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from dshealthd.collector import Context, Reason
+from dshealthd.collectors.training import Training, group, samples
+from dshealthd.exposition import Format, render
+from dshealthd.host import Host
+from dshealthd.jobs.environment import launch
+from dshealthd.jobs.heartbeat_identity import Identity
+from dshealthd.jobs.processes import TrainingProcess
+from dshealthd.result import Outcome, Result, attempt
+from dshealthd.training.message import Memory, Message, Phase
+from tests.jobs.machines import TORCH
+from tests.jobs.senders import sending
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dshealthd.jobs.heartbeat_sender import Sender
+
+
+def collector(path: Path, state: Path | None, host: Host | None = None, **options: Any) -> Training:
+    """Return the collector of an agent that keeps its state there."""
+    context = Context(host=host or Host(), monotonic=time.monotonic, wall=time.time, state=state)
+    return Training(Training.Options(socket=str(path), **options), context)
+
+
+def collected(training: Training) -> Result:
+    """Collect once, in a loop, and let go."""
+
+    async def run() -> Result:
+        try:
+            return attempt(training, time.monotonic)
+        finally:
+            training.close()
+
+    return asyncio.run(run())
+
+
+def test_everything_that_a_message_says() -> None:
+    """Each value of a message is one series, by job and rank."""
+    message = Message(
+        step=12, sent=0.0, phase=Phase.EVALUATION, lost=2, last_seconds=0.5, mean_seconds=0.25, skipped=3, loss_finite=False, nonfinite=4,
+        loss_scale=65536.0, gradient_norm=1.5, memory=Memory(1, 2, 3), communication_seconds=6.0,
+    )  # fmt: skip
+    found = {
+        (sample.metric.name.removeprefix("dshealthd_job_"), *sample.labels[2:]): sample.value
+        for sample in samples(message, 99.0, "slurm-1", "7")
+    }
+    assert found == {
+        ("step",): 12,
+        ("heartbeat_timestamp_seconds",): 99.0,
+        ("phase", "evaluation"): 1,
+        ("heartbeats_lost_total",): 2,
+        ("loss_finite",): 0,
+        ("nonfinite_losses_total",): 4,
+        ("step_seconds",): 0.25,
+        ("last_step_seconds",): 0.5,
+        ("skipped_steps_total",): 3,
+        ("loss_scale",): 65536,
+        ("gradient_norm",): 1.5,
+        ("communication_seconds_total",): 6.0,
+        ("memory_bytes", "allocated"): 1,
+        ("memory_bytes", "reserved"): 2,
+        ("memory_bytes", "peak"): 3,
+    }
+    assert all(sample.labels[:2] == ("slurm-1", "7") for sample in samples(message, 99.0, "slurm-1", "7"))
+
+
+def test_unknown_is_not_shown() -> None:
+    """A message that knows nothing but the step gives the step and when it was."""
+    names = {sample.metric.name for sample in samples(Message(step=1, sent=0.0), 1.0, "run-1", "0")}
+    assert names == {f"dshealthd_job_{name}" for name in ("step", "heartbeat_timestamp_seconds", "phase", "heartbeats_lost_total")}
+
+
+def entry(pid: int, start: int, *, parent: int = 1, rank: str = "3") -> tuple[Identity, Sender]:
+    """Return a process that reports."""
+    place = launch({**TORCH, "RANK": rank})
+    assert place is not None
+    process = TrainingProcess(pid, start, parent, "run-1", place, TORCH)
+    return Identity(process, (start, 7)), cast("Sender", SimpleNamespace(pid=pid))
+
+
+def test_processes_of_one_rank() -> None:
+    """Of two processes of one rank the one that started last is shown; a child with its parent's rank is not counted at all."""
+    ranks = group([entry(50, 300), entry(40, 100), entry(41, 400, parent=40), entry(60, 200, rank="4")])
+    assert {key: [who.process.pid for who, _ in found] for key, found in ranks.items()} == {("run-1", 3): [40, 50], ("run-1", 4): [60]}
+
+
+def test_ranks_on_metrics(tmp_path: Path) -> None:
+    """Ranks that report are shown with their job; those above max_ranks are counted; the text is what Prometheus reads."""
+
+    async def run() -> Result:
+        training = collector(tmp_path / "h.sock", tmp_path, max_ranks=2)
+        assert attempt(training, time.monotonic).outcome is Outcome.OK
+        with (
+            sending(tmp_path / "h.sock", {**TORCH, "RANK": "0"}) as first,
+            sending(tmp_path / "h.sock", {**TORCH, "RANK": "1"}) as second,
+            sending(tmp_path / "h.sock", {**TORCH, "RANK": "2"}) as third,
+        ):
+            for sender in (first, second, third):
+                sender.send(message_bytes())
+            while len(list(training.receiver.senders())) < 3:
+                await asyncio.sleep(0.01)
+            result = attempt(training, time.monotonic)
+        training.close()
+        return result
+
+    result = asyncio.run(asyncio.wait_for(run(), 10))
+    text = render(result.samples, Format.PROMETHEUS)
+    if shutil.which("promtool") is not None:
+        check = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+        assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
+    assert text.count("dshealthd_job_step{") == 2
+    assert 'launcher="torch",world_size="16"} 1' in text
+    assert "dshealthd_heartbeat_ranks_left_out 1" in text
+    assert "dshealthd_heartbeats_received_total 3" in text
+    assert result.faults == ()
+    assert not (tmp_path / "h.sock").exists()
+
+
+def message_bytes() -> Message:
+    """Return a heartbeat of now."""
+    return Message(step=5, sent=time.monotonic())
+
+
+def test_single_collection(tmp_path: Path) -> None:
+    """`dshealthd metrics` takes the socket from no agent."""
+    result = collected(collector(tmp_path / "h.sock", None))
+    assert (result.outcome, result.detail) == (Outcome.NOT_AVAILABLE, "heartbeats come in while an agent runs")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_directory(tmp_path: Path) -> None:
+    """Where nobody made the directory there is nothing to report to, and the page says what makes it."""
+    result = collected(collector(tmp_path / "none" / "h.sock", tmp_path))
+    assert result.outcome is Outcome.NOT_AVAILABLE
+    assert "RuntimeDirectory=" in result.detail
+
+
+def test_another_agent(tmp_path: Path) -> None:
+    """A socket that another agent serves is an error, which names it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        other.bind(str(tmp_path / "h.sock"))
+        other.listen()
+        result = collected(collector(tmp_path / "h.sock", tmp_path))
+    assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.IO_ERROR)
+    assert result.detail == f"{tmp_path}/h.sock: another agent listens there"
+
+
+def test_processes_of_another_namespace(tmp_path: Path) -> None:
+    """With a procfs whose pids are not the agent's, no sender could be known; this is said."""
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    (proc / "self").symlink_to("1")
+    result = collected(collector(tmp_path / "h.sock", tmp_path, Host(procfs=proc)))
+    assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.NOT_FOUND)
+    assert "another namespace" in result.detail
+
+
+def test_removed_socket_is_made_again(tmp_path: Path) -> None:
+    """A socket that somebody removed is back at the next collection."""
+
+    async def run() -> None:
+        training = collector(tmp_path / "h.sock", tmp_path)
+        attempt(training, time.monotonic)
+        (tmp_path / "h.sock").unlink()
+        attempt(training, time.monotonic)
+        assert (tmp_path / "h.sock").is_socket()
+        training.close()
+
+    asyncio.run(run())
+
+
+def test_every_user_may_report(tmp_path: Path) -> None:
+    """The socket is open to every user, as trainings run as any."""
+
+    async def run() -> None:
+        training = collector(tmp_path / "h.sock", tmp_path)
+        attempt(training, time.monotonic)
+        assert (tmp_path / "h.sock").stat().st_mode & 0o777 == 0o666
+        training.close()
+
+    asyncio.run(run())

@@ -1,0 +1,384 @@
+"""The agent's end of the heartbeats: whose they are, and what strangers, garbage and floods can do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collector import Context
+from dshealthd.host import Host
+from dshealthd.jobs.heartbeat import MAX_SENDERS_PER_USER, MESSAGE_BURST, MESSAGE_RATE, Receiver
+from dshealthd.jobs.heartbeat_identity import Unidentified
+from dshealthd.jobs.heartbeat_sender import Rejected
+from dshealthd.jobs.processes import ProcessTable
+from dshealthd.training.message import MAX_SIZE, Message, encode
+from tests.jobs.machines import TORCH
+from tests.jobs.senders import STRANGER, sending
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+
+    from dshealthd.jobs.heartbeat_identity import Identity
+    from dshealthd.jobs.heartbeat_sender import Sender
+
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="processes of other users take root")
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """Where the receiver listens: in a directory that every user can reach."""
+    directory = Path(tempfile.mkdtemp(dir="/tmp"))
+    directory.chmod(0o755)
+    yield directory / "heartbeat.sock"
+    shutil.rmtree(directory)
+
+
+@contextlib.asynccontextmanager
+async def receiving(path: Path) -> AsyncIterator[Receiver]:
+    """Run a receiver in this loop."""
+    receiver = Receiver(str(path), Host())
+    receiver.open(asyncio.get_running_loop())
+    try:
+        yield receiver
+    finally:
+        receiver.close()
+
+
+def scene(path: Path, play: Callable[[Receiver], Coroutine[None, None, None]]) -> None:
+    """Play in a loop of its own with a receiver."""
+
+    async def run() -> None:
+        async with receiving(path) as receiver:
+            await play(receiver)
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    """Wait until the condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        await asyncio.sleep(0.01)
+
+
+def shown(receiver: Receiver) -> dict[tuple[str, int], int]:
+    """Return the step of each job and rank."""
+    return {
+        (who.process.job, who.process.launch.rank): sender.message.step for who, sender in receiver.senders() if sender.message is not None
+    }
+
+
+def only(receiver: Receiver) -> tuple[Identity, Sender]:
+    """Return the one sender."""
+    (found,) = receiver.senders()
+    return found
+
+
+def beat(step: int, sent: float | None = None) -> Message:
+    """Return a heartbeat of now."""
+    return Message(step=step, sent=time.monotonic() if sent is None else sent)
+
+
+def test_sender_is_who_proc_says(path: Path) -> None:
+    """Job and rank come from the sender's environment, and are those that every other metric of the job has."""
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, TORCH) as sender:
+            sender.send(beat(7))
+            await until(lambda: shown(receiver))
+            context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+            (process,) = (found for found in ProcessTable(context).refresh() if found.pid == sender.pid)
+            assert shown(receiver) == {(process.job, 3): 7}
+            assert only(receiver)[0].process == process
+            sender.send(beat(8))
+            await until(lambda: shown(receiver)[process.job, 3] == 8)
+        await until(lambda: not shown(receiver))
+
+    scene(path, play)
+
+
+def test_sender_without_a_job(path: Path) -> None:
+    """A process that no launcher has started is counted, and not shown."""
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, {"HOME": "/"}) as sender:
+            sender.send(beat(1))
+            await until(lambda: receiver.unidentified[Unidentified.NO_LAUNCHER] == 1)
+            assert shown(receiver) == {}
+
+    scene(path, play)
+
+
+@as_root
+def test_forgery_by_another_user(path: Path) -> None:
+    """Another user's process that claims a job is counted and shown nowhere, whatever it puts into its environment and messages."""
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, TORCH) as sender:
+            sender.send(beat(7))
+            await until(lambda: shown(receiver))
+            job = only(receiver)[0].process.job
+            time.sleep(0.05)  # processes' ages are told apart by hundredths of a second
+            with sending(path, TORCH, user=STRANGER) as stranger:
+                stranger.send(beat(1_000_000))
+                await until(lambda: receiver.unidentified[Unidentified.OTHER_USER] == 1)
+                stranger.send(beat(2_000_000))
+                await until(lambda: receiver.rejected[Rejected.OTHER_USER] == 1)
+                assert shown(receiver) == {(job, 3): 7}
+                sender.send(beat(8))
+                await until(lambda: shown(receiver) == {(job, 3): 8})
+
+    scene(path, play)
+
+
+@as_root
+def test_job_of_another_user(path: Path) -> None:
+    """A job of any user is shown, and after it has ended another user may have one of that name."""
+
+    async def play(receiver: Receiver) -> None:
+        for user in (STRANGER, None):
+            with sending(path, TORCH, user=user) as sender:
+                sender.send(beat(7))
+                await until(lambda: shown(receiver))
+            await until(lambda: not shown(receiver))
+
+    scene(path, play)
+
+
+def test_connection_handed_on(path: Path) -> None:
+    """A process that sends over the connection of another, a child of fork say, is a forger: its message is dropped."""
+
+    async def play(receiver: Receiver) -> None:
+        send = f"s.send(bytes.fromhex('{encode(beat(5)).hex()}'))"
+        code = f"{send}\nif os.fork() == 0:\n    {send}\n    os._exit(0)\ntime.sleep(60)"
+        with sending(path, TORCH, code):
+            await until(lambda: receiver.rejected[Rejected.FORGED] == 1)
+            assert receiver.received == 1
+            assert shown(receiver) == {}
+
+    scene(path, play)
+
+
+@as_root
+def test_credentials_cannot_be_made_up(path: Path) -> None:
+    """The kernel does not let a user name another process; what it lets root name is dropped."""
+    message = encode(beat(5)).hex()
+    code = f"""
+import struct
+def send(pid, uid):
+    try:
+        s.sendmsg([bytes.fromhex('{message}')], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, struct.pack("iII", pid, uid, 0))])
+        return "sent"
+    except PermissionError:
+        return "refused"
+print(send(int(os.environ["VICTIM"]), os.getuid()), send(os.getpid(), 0), flush=True)
+time.sleep(60)
+"""
+
+    async def play(receiver: Receiver) -> None:
+        variables = {**TORCH, "VICTIM": str(os.getpid())}
+        with sending(path, variables, code, user=STRANGER) as stranger:
+            assert stranger.popen.stdout is not None
+            assert stranger.popen.stdout.readline() == "refused refused\n"
+        with sending(path, variables, code) as root:
+            assert root.popen.stdout is not None
+            assert root.popen.stdout.readline().startswith("sent")
+            await until(lambda: receiver.rejected[Rejected.FORGED] == 1)
+        assert receiver.received == 0
+
+    scene(path, play)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"x", b"dshb", b"\0" * 500, encode(beat(1))[:-1], encode(beat(1)) + b"\0" * MAX_SIZE, b"\xff" * 65536],
+    ids=len,
+)
+def test_garbage(path: Path, data: bytes) -> None:
+    """What is no heartbeat is counted, and its sender let go; others are not touched."""
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, TORCH) as sender, sending(path, TORCH) as vandal:
+            sender.send(beat(7))
+            vandal.send(data)
+            await until(lambda: receiver.rejected[Rejected.MALFORMED] == 1)
+            sender.send(beat(8))
+            await until(lambda: list(shown(receiver).values()) == [8])
+
+    scene(path, play)
+
+
+def test_descriptors_are_not_taken(path: Path) -> None:
+    """Descriptors that come with messages do not fill the agent's table."""
+    message = encode(beat(5)).hex()
+    code = f"""
+import array
+for _ in range(20):
+    s.sendmsg([bytes.fromhex('{message}')], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
+time.sleep(60)
+"""
+
+    async def play(receiver: Receiver) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        with sending(path, TORCH, code):
+            await until(lambda: receiver.received == 20)
+            assert len(os.listdir("/proc/self/fd")) <= before + 4  # the connection, and the test's pipes to the sender
+
+    scene(path, play)
+
+
+def test_process_that_ends_while_a_child_holds_its_connection(path: Path) -> None:
+    """A rank that is gone is not shown, although a data loader that it left behind keeps its connection open."""
+    message = encode(beat(5)).hex()
+    code = f"s.send(bytes.fromhex('{message}'))\nif os.fork() == 0:\n    time.sleep(1.5)\n    os._exit(0)\ntime.sleep(60)"
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, TORCH, code) as sender:
+            await until(lambda: shown(receiver))
+            sender.end()
+            receiver.refresh()
+            assert shown(receiver) == {}
+
+    scene(path, play)
+
+
+def test_flood(path: Path) -> None:
+    """One sender at full speed: what is taken of it is bounded, the loop goes on, and the heartbeats of others arrive."""
+    seconds = 1.5
+    code = f"data = bytes.fromhex('{encode(beat(5)).hex()}')\nwhile True:\n    s.send(data)"
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, {**TORCH, "RANK": "9"}) as sender:
+            sender.send(beat(1))
+            await until(lambda: len(shown(receiver)) == 1)
+            with sending(path, TORCH, code):
+                await until(lambda: len(shown(receiver)) == 2)
+                before, lags = receiver.received, []
+                end = time.monotonic() + seconds
+                step = 1
+                while (now := time.monotonic()) < end:
+                    step += 1
+                    sender.send(beat(step))
+                    await asyncio.sleep(0.02)
+                    lags.append(time.monotonic() - now)
+                    assert step in shown(receiver).values()
+                taken = receiver.received - before
+        assert taken <= MESSAGE_BURST + MESSAGE_RATE * (seconds + 0.2) + step
+        assert receiver.rejected[Rejected.RATE] >= 1
+        assert sorted(lags)[len(lags) // 2] < 0.1
+
+    scene(path, play)
+
+
+def test_too_many_connections(path: Path) -> None:
+    """A user has a bounded number of connections; those above are closed, and one that is given up makes room."""
+    code = "more = [connect() for _ in range(100)]\nprint(len(more), flush=True)\ntime.sleep(60)"
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, TORCH, code):
+            await until(lambda: receiver.rejected[Rejected.SENDERS] == 101 - MAX_SENDERS_PER_USER)
+        with sending(path, TORCH) as sender:
+            await asyncio.sleep(0.2)
+            sender.send(beat(3))
+            await until(lambda: list(shown(receiver).values()) == [3])
+
+    scene(path, play)
+
+
+def test_connections_that_come_and_go(path: Path) -> None:
+    """A program that connects as fast as it can is taken in at a bounded rate; who is connected is not disturbed."""
+    code = "while True:\n    s.close()\n    s = connect()"
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, {**TORCH, "RANK": "9"}) as sender:
+            sender.send(beat(1))
+            await until(lambda: shown(receiver))
+            with sending(path, TORCH, code):
+                await until(lambda: receiver.rejected[Rejected.RATE] >= 2)
+                sender.send(beat(2))
+                await until(lambda: 2 in shown(receiver).values(), 1.0)
+
+    scene(path, play)
+
+
+def test_heartbeats_of_while_the_agent_stood_still(path: Path) -> None:
+    """A stopped agent loses nothing that a queue holds, and each heartbeat keeps the time at which it was sent."""
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, TORCH) as sender:
+            sender.send(beat(1))
+            await until(lambda: shown(receiver))
+            for step in range(2, 52):
+                sender.send(beat(step))
+            sent = time.time()
+            time.sleep(0.5)
+            await until(lambda: list(shown(receiver).values()) == [51])
+            assert abs(only(receiver)[1].heard - sent) < 0.2
+
+    scene(path, play)
+
+
+@pytest.mark.parametrize("offset", [-1e9, -100.0, 100.0, 1e9])
+def test_time_that_is_made_up(path: Path, offset: float) -> None:
+    """A sender cannot say that it sent before it could have, nor in the future."""
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, TORCH) as sender:
+            sender.send(beat(1))
+            await until(lambda: shown(receiver))
+            await asyncio.sleep(0.05)
+            before = time.time()
+            sender.send(beat(2, max(0.0, time.monotonic() + offset)))
+            await until(lambda: list(shown(receiver).values()) == [2])
+            assert before - 0.5 < only(receiver)[1].heard <= time.time()
+
+    scene(path, play)
+
+
+def test_second_agent(path: Path) -> None:
+    """A second agent does not take the socket from one that lives; it says who has it."""
+
+    async def play(receiver: Receiver) -> None:
+        with pytest.raises(OSError, match="another agent listens there"):
+            Receiver(str(path), Host()).open(asyncio.get_running_loop())
+        assert receiver.is_open
+
+    scene(path, play)
+
+
+def test_socket_left_behind(path: Path) -> None:
+    """The socket of an agent that was killed is taken over; what is no socket is left alone."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
+        dead.bind(str(path))
+
+    async def play(receiver: Receiver) -> None:
+        assert receiver.is_open
+
+    scene(path, play)
+    assert not path.exists()
+    path.write_text("precious")
+    with pytest.raises(FileExistsError, match="no socket"):
+        scene(path, play)
+    assert path.read_text() == "precious"
+
+
+def test_socket_that_is_removed(path: Path) -> None:
+    """A socket that somebody removed is noticed, and one that somebody else put in its place is not removed at the end."""
+
+    async def play(receiver: Receiver) -> None:
+        path.unlink()
+        assert not receiver.is_open
+        path.write_text("other")
+
+    scene(path, play)
+    assert path.read_text() == "other"

@@ -1,0 +1,158 @@
+"""Who a pid is: what can be said of processes that vanish, are replaced, cannot be read, or hang whoever reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dshealthd.host import Host
+from dshealthd.jobs.environment import job
+from dshealthd.jobs.heartbeat_identity import (
+    THREADS,
+    THREADS_PER_USER,
+    Answer,
+    Enquiries,
+    Identity,
+    Unidentified,
+    identify,
+    parse_user,
+    same,
+)
+from tests.jobs.machines import TORCH, Machine
+from tests.jobs.senders import STRANGER, interpreter
+
+ROOT = Path(__file__).parents[2]
+BOOT = "8c0e2f0a-1111-2222-3333-444455556666"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A machine with a rank, process 50 of user 1000."""
+    machine = Machine(tmp_path / "proc")
+    rank(machine)
+    return machine
+
+
+def rank(machine: Machine, *, user: int = 1000, start: int = 100, image: int = 7) -> None:
+    """Make process 50 a rank of this user."""
+    directory = machine.process(50, TORCH, start=start, image=image)
+    (directory / "status").write_text(f"Name:\tpython\nUid:\t{user}\t0\t0\t0\nGid:\t0\t0\t0\t0\n")
+
+
+def host(machine: Machine) -> Host:
+    """Return the machine's roots."""
+    return Host(procfs=machine.root)
+
+
+def test_rank(machine: Machine) -> None:
+    """A rank's job is named as everywhere; it is the same process until it ends."""
+    found = identify(host(machine), 50, 1000)
+    assert isinstance(found, Identity)
+    assert (found.process.job, found.process.launch.rank, found.process.start) == (job(TORCH, BOOT), 3, 100)
+    assert same(host(machine), found)
+
+
+def test_pid_of_another_user_by_now(machine: Machine) -> None:
+    """The sender has ended and its pid is another user's: its messages are not that one's."""
+    rank(machine, user=1001)
+    assert identify(host(machine), 50, 1000) is Unidentified.GONE
+
+
+@pytest.mark.parametrize(("start", "image"), [(101, 7), (100, 8)])
+def test_pid_that_is_reused(machine: Machine, start: int, image: int) -> None:
+    """A process that started later, or runs another program, is not the one that was identified."""
+    found = identify(host(machine), 50, 1000)
+    assert isinstance(found, Identity)
+    rank(machine, start=start, image=image)
+    assert not same(host(machine), found)
+
+
+def test_process_that_is_gone(machine: Machine) -> None:
+    """A pid that is nobody's is gone, now and later."""
+    found = identify(host(machine), 50, 1000)
+    assert isinstance(found, Identity)
+    machine.end(50)
+    assert not same(host(machine), found)
+    assert identify(host(machine), 50, 1000) is Unidentified.GONE
+
+
+def test_no_launcher(machine: Machine) -> None:
+    """A process without a launcher's variables has no rank."""
+    (machine.root / "50/environ").write_bytes(b"HOME=/\0")
+    assert identify(host(machine), 50, 1000) is Unidentified.NO_LAUNCHER
+
+
+@pytest.mark.parametrize(("file", "text"), [("stat", "garbage"), ("status", "Name:\tx\n"), ("status", "Uid:\tx\n")])
+def test_answers_that_make_no_sense(machine: Machine, file: str, text: str) -> None:
+    """What is not understood is unknown, and not a rank."""
+    (machine.root / "50" / file).write_text(text)
+    assert identify(host(machine), 50, 1000) is Unidentified.UNREADABLE
+
+
+def test_environment_of_another_user() -> None:
+    """Without privileges it is said that others' environments may not be read."""
+    code = "from dshealthd.host import Host; from dshealthd.jobs.heartbeat_identity import identify; print(identify(Host(), 1, 0))"
+    user = STRANGER if os.getuid() == 0 else None
+    command = [interpreter(user), "-B", "-c", code]
+    result = subprocess.run(command, user=user, group=user, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert result.stdout == "permission_denied\n"
+
+
+def test_own_user() -> None:
+    """The user is found in the real kernel's answer."""
+    with open("/proc/self/status", "rb") as status:
+        assert parse_user(status.read()) == os.getuid()
+
+
+class Kernel:
+    """Answers when it is told to."""
+
+    def __init__(self, hanging: frozenset[int]) -> None:
+        self.hanging = hanging
+        self.release = threading.Event()
+        self.at_once = 0
+        self.most: dict[int, int] = {}
+        self._running: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def look(self, _pid: int, user: int) -> Answer:
+        """Hang for some users, and note how many look at a time."""
+        with self._lock:
+            self._running[user] = self._running.get(user, 0) + 1
+            self.most[user] = max(self.most.get(user, 0), self._running[user])
+            self.at_once = max(self.at_once, sum(self._running.values()))
+        if user in self.hanging:
+            self.release.wait(10)
+        with self._lock:
+            self._running[user] -= 1
+        return Unidentified.NO_LAUNCHER
+
+
+def test_processes_that_hang() -> None:
+    """One user's processes that hang whoever reads them keep neither the loop nor the processes of others waiting."""
+    kernel = Kernel(frozenset({1}))
+    answers: list[tuple[int, float]] = []
+
+    async def play() -> None:
+        enquiries = Enquiries(kernel.look, asyncio.get_running_loop())
+        asked = time.monotonic()
+        for user in (1, 2):
+            for pid in range(20):
+                enquiries.ask(pid, user, lambda _answer, user=user: answers.append((user, time.monotonic() - asked)))  # type: ignore[misc] # bound now
+        while len(answers) < 20:
+            await asyncio.sleep(0.01)
+        assert {user for user, _ in answers} == {2}
+        assert max(seconds for _, seconds in answers) < 1.0
+        kernel.release.set()
+        while len(answers) < 40:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(play(), 8))
+    assert kernel.most[1] == THREADS_PER_USER
+    assert kernel.at_once <= THREADS
