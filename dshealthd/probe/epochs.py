@@ -59,6 +59,8 @@ LOCAL_EVERY = 60
 """Epochs between two scheduled rounds among the GPUs of one node."""
 SAVE_EVERY = 300.0
 """Seconds between two times that baselines are written."""
+TRIES = 8
+"""Times in an epoch that its round is tried, while this node or another one is in an extra round."""
 BUSY_TRIES = 4
 """Times that an extra round waits for the one in progress."""
 BUSY_WAIT = 1.5
@@ -212,10 +214,12 @@ class Epochs:
             return
         members = (self._me, *(name for name in root_order(group, epoch) if name != self._me))
         report = await self._lead(epoch, members)
-        for _ in range(BUSY_TRIES):  # an extra round may be in progress here or there
+        for _ in range(TRIES - 1):  # an extra round may be in progress here or there
             if report is not None and report.observation.reason != Decline.TESTING:
                 break
-            await asyncio.sleep(self._options.period / (2 * BUSY_TRIES))
+            await asyncio.sleep(self._options.period / TRIES)
+            if epoch_at(self._wall(), self._options.period) != epoch:
+                break
             if any(at == epoch and met == frozenset(group) for at, met in self._held):
                 return
             report = await self._lead(epoch, members)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,17 +22,23 @@ def test_eight_nodes(tmp_path: Path) -> None:
     with Probing(tmp_path, 8, period=2.0) as lab:
         begun(namespaced(lab))
         names = [node.name for node in lab.nodes]
-        begin, met = lab.epoch + 1, Counter[tuple[int, tuple[str, ...]]]()
+        begin, met, seen = lab.epoch + 1, Counter[tuple[int, tuple[str, ...]]](), dict[tuple[str, float], dict[str, Any]]()
         end = begin + 60
         while lab.epoch < end + 1:
             lab.until_epoch(lab.epoch + 4)
             found = lab.scrapes()
             assert not any(map(suspects, found.values())), lab.told(found)
-            for entry in itertools.chain.from_iterable(map(history, lab.nodes)):
+            entries = [(node.name, entry) for node in lab.nodes for entry in history(node)]
+            seen |= {(name, entry["time"]): entry for name, entry in entries}
+            for _, entry in entries:
                 if entry["outcome"] == "ok" and entry["kind"] == "pair" and entry["epoch"] is not None:
                     met[entry["epoch"], tuple(sorted(entry["members"]))] += 1
         promised = {(epoch, group) for epoch in range(begin, end) for group in groups(names, {}, epoch)}
-        assert not promised - met.keys(), f"{sorted(promised - met.keys())} did not meet\n{lab.told()}"
+        missed = {
+            (epoch, group): [entry for (name, at), entry in sorted(seen.items()) if name in group and -1 < at / lab.period - epoch < 2]
+            for epoch, group in promised - met.keys()
+        }
+        assert not missed, f"did not meet, and what they did instead: {missed}"
 
         survivors = lab.nodes[::2]
         lab.until_epoch(lab.epoch + 1)
