@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 
 WAVES = (
-    ("gpu-lost", "ecc", "nvlink-down", "time-wait", "disk-full"),
+    ("gpu-lost", "ecc", "time-wait", "disk-full"),
     ("infiniband-down", "thermal", "xid-79", "path-hang", "row-remap"),
-    ("open-files", "gpu-missing", "nvml-hang", "node-dead"),
+    # That a link is down is told once it is known, a minute after Prometheus began, that it should be up.
+    ("open-files", "gpu-missing", "nvml-hang", "node-dead", "nvlink-down"),
 )
 NODES = max(map(len, WAVES))
 COMES, GOES = 60.0, 150.0
