@@ -1,8 +1,11 @@
 """Takes in the heartbeats of training processes: a socket that every user may write to, and that none can use to harm others.
 
 Each sender has a connection, and with it a queue, of its own (`dshealthd.training.channel` says why). The kernel tells of each message
-which process sent it, and that process must be the one that connected; its job and rank come from `/proc`. All that a sender can make the
-agent do is bounded: connections in all and of one user, new connections and messages a second, messages taken in one turn of the loop.
+which process sent it, and that process must be the one that connected; its job and rank come from `/proc`.
+
+Queues are looked at by the clock, a few times a second, and not as messages arrive: so that sending one wakes nobody, which would cost
+the training more than all else does, and that no sender decides what the agent does when. What a turn takes in is bounded, in
+connections and in messages, of each sender and of all; when a message was sent stands in it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.jobs.heartbeat_identity import Enquiries, Identity, Unidentified, identify, same
 from dshealthd.jobs.heartbeat_listener import listen, place
-from dshealthd.jobs.heartbeat_sender import Bucket, Rejected, Sender
+from dshealthd.jobs.heartbeat_sender import Rejected, Sender
 from dshealthd.training.message import MAX_SIZE, decode
 
 if TYPE_CHECKING:
@@ -30,14 +33,14 @@ if TYPE_CHECKING:
 
 MAX_SENDERS = 256
 MAX_SENDERS_PER_USER = 64
-TURN = 8
-"""Messages of one sender, and new connections, that are taken in one turn of the loop."""
-MESSAGE_RATE, MESSAGE_BURST = 200.0, 600.0
-"""Messages of one sender a second; a training sends half of that at most. A queue that built up while the agent stood still is 300."""
-CONNECTION_RATE, CONNECTION_BURST = 100.0, 256.0
-"""New connections a second."""
-PAUSE = 0.5
-"""Seconds for which a sender that is too fast, or new connections, are left waiting."""
+PERIOD = 0.25
+"""Seconds from one turn to the next."""
+MESSAGES_OF_SENDER = 32
+"""Messages of one sender that are taken in one turn: a training sends 25 at most. A queue that built up meanwhile is 300."""
+MESSAGES = 512
+"""Messages that are taken in one turn, some 3 ms; who was left out comes first in the next."""
+CONNECTIONS = 32
+"""New connections that are taken in one turn."""
 
 _CREDENTIALS = struct.Struct("=iII")
 _ANCILLARY = socket.CMSG_SPACE(_CREDENTIALS.size)
@@ -60,8 +63,7 @@ class Receiver:
         self._place: tuple[int, int] | None = None
         self._senders: dict[socket.socket, Sender] = {}
         self._users: Counter[int] = Counter()
-        self._accepts = Bucket.full(CONNECTION_RATE, CONNECTION_BURST, monotonic())
-        self._resume: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._enquiries: Enquiries | None = None
         self._owners: dict[str, int] = {}
         """The user of each job: that of its oldest process. A later one cannot make itself older."""
@@ -80,20 +82,18 @@ class Receiver:
         listener = listen(self.path)
         self._listener, self._loop, self._place = listener, loop, place(self.path)
         self._enquiries = Enquiries(lambda pid, user: identify(self._host, pid, user), loop)
-        loop.add_reader(listener, self._accept)
+        self._turn()
 
     def close(self) -> None:
         """Let go of the socket and of all senders, who will find the next one."""
         for sender in list(self._senders.values()):
             self._drop(sender)
-        if self._resume is not None:
-            self._resume.cancel()
-            self._resume = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         listener, self._listener = self._listener, None
         if listener is None:
             return
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(listener)
         if self._place == place(self.path):
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
@@ -112,31 +112,36 @@ class Receiver:
                 yield sender.who, sender
 
     @property
+    def connections(self) -> int:
+        """How many senders are connected."""
+        return len(self._senders)
+
+    @property
     def unidentified(self) -> Mapping[Unidentified, int]:
         """How many processes send heartbeats that are not shown, by why."""
         counts = Counter(sender.who for sender in self._senders.values() if isinstance(sender.who, Unidentified))
         counts[Unidentified.OTHER_USER] = sum(map(self._foreign, self._senders.values()))
         return {reason: counts[reason] for reason in Unidentified}
 
-    def _accept(self) -> None:
-        """Take new connections, a few at a time."""
-        listener, loop = self._listener, self._loop
-        if listener is None or loop is None:
+    def _turn(self) -> None:
+        """Take in what has come since the last turn."""
+        if self._listener is None or self._loop is None:
             return
-        for _ in range(TURN):
-            now = self._monotonic()
-            if not self._accepts.take(now):
-                self.rejected[Rejected.RATE] += 1
-                loop.remove_reader(listener)
-                self._resume = loop.call_later(PAUSE, self._accept_again)
-                return
+        self._timer = self._loop.call_later(PERIOD, self._turn)
+        left = MESSAGES
+        for sender in list(self._senders.values()):
+            if left <= 0:
+                break
+            self._senders[sender.connection] = self._senders.pop(sender.connection)  # to the end
+            left -= self._receive(sender)
+        self._accept(self._listener)  # last, so that those who have gone have made room
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Take new connections."""
+        for _ in range(CONNECTIONS):
             try:
                 connection, _ = listener.accept()
-            except BlockingIOError:
-                return
-            except OSError:  # out of descriptors, or it went away meanwhile: what waits is asked for again after a pause
-                loop.remove_reader(listener)
-                self._resume = loop.call_later(PAUSE, self._accept_again)
+            except OSError:  # none waits, or there is no descriptor for it, and it goes on waiting
                 return
             connection.settimeout(0.0)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -146,32 +151,23 @@ class Receiver:
                 connection.close()
                 continue
             self._users[user] += 1
-            sender = Sender(connection, pid, user, Bucket.full(MESSAGE_RATE, MESSAGE_BURST, now), now)
-            self._senders[connection] = sender
-            loop.add_reader(connection, self._receive, sender)
+            self._senders[connection] = Sender(connection, pid, user, self._monotonic())
 
-    def _accept_again(self) -> None:
-        if self._listener is not None and self._loop is not None:
-            self._loop.add_reader(self._listener, self._accept)
-
-    def _receive(self, sender: Sender) -> None:
-        """Take a few messages of one sender."""
-        for _ in range(TURN):
+    def _receive(self, sender: Sender) -> int:
+        """Take messages of one sender, and return how many."""
+        for number in range(MESSAGES_OF_SENDER):
             now = self._monotonic()
-            if not sender.bucket.take(now):
-                self._pause(sender)
-                return
             try:
                 data, ancillary, flags, _ = sender.connection.recvmsg(MAX_SIZE, _ANCILLARY)
             except BlockingIOError:
                 sender.drained = now
-                return
+                return number
             except OSError:  # it was reset
                 self._drop(sender)
-                return
+                return number
             if not data:
                 self._drop(sender)
-                return
+                return number
             rejected = self._take(sender, data, ancillary, flags, now)
             if rejected is None:
                 self.received += 1
@@ -179,7 +175,9 @@ class Receiver:
             self.rejected[rejected] += 1
             if rejected is not Rejected.OTHER_USER:
                 self._drop(sender)
-                return
+                return number + 1
+        self.rejected[Rejected.RATE] += 1
+        return MESSAGES_OF_SENDER
 
     def _take(self, sender: Sender, data: bytes, ancillary: Iterable[tuple[int, int, bytes]], flags: int, now: float) -> Rejected | None:
         """Keep a message, or say why not."""
@@ -226,26 +224,10 @@ class Receiver:
                 oldest[process.job] = min(oldest.get(process.job, age), age)
         self._owners = {job: user for job, (_, _, user) in oldest.items()}
 
-    def _pause(self, sender: Sender) -> None:
-        """Leave a sender that is too fast waiting; its queue fills, and it can send no more."""
-        self.rejected[Rejected.RATE] += 1
-        if self._loop is not None:
-            self._loop.remove_reader(sender.connection)
-            sender.paused = self._loop.call_later(PAUSE, self._go_on, sender)
-
-    def _go_on(self, sender: Sender) -> None:
-        sender.paused = None
-        if self._loop is not None and sender.connection in self._senders:
-            self._loop.add_reader(sender.connection, self._receive, sender)
-
     def _drop(self, sender: Sender) -> None:
         """Let go of a sender; one that still lives may connect again."""
         if self._senders.pop(sender.connection, None) is None:
             return
-        if sender.paused is not None:
-            sender.paused.cancel()
-        elif self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(sender.connection)
         sender.connection.close()
         self._users[sender.user] -= 1
         if not self._users[sender.user]:

@@ -1,8 +1,7 @@
-"""One sender of heartbeats: its connection, how fast it may be, and what it said last."""
+"""One sender of heartbeats: its connection, and what it said last."""
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import socket
 from dataclasses import dataclass
@@ -21,33 +20,9 @@ class Rejected(enum.StrEnum):
     OTHER_USER = "other_user"
     """For a job of another user."""
     RATE = "rate"
-    """More a second than a training can send: left in the sender's queue for a while."""
+    """Turns in which a sender had more than a training can have sent since: the rest waits in the sender's queue."""
     SENDERS = "senders"
     """A connection more than are kept, or than one user may have."""
-
-
-@dataclass(slots=True)
-class Bucket:
-    """So many a second, and a burst."""
-
-    rate: float
-    burst: float
-    level: float
-    filled: float
-
-    @classmethod
-    def full(cls, rate: float, burst: float, now: float) -> Bucket:
-        """Return one that nothing was taken from; `now` is monotonic time in seconds."""
-        return cls(rate, burst, burst, now)
-
-    def take(self, now: float) -> bool:
-        """Take one, if there is one."""
-        self.level = min(self.burst, self.level + (now - self.filled) * self.rate)
-        self.filled = now
-        if self.level < 1.0:
-            return False
-        self.level -= 1.0
-        return True
 
 
 @dataclass(eq=False, slots=True)
@@ -57,7 +32,6 @@ class Sender:
     connection: socket.socket
     pid: int
     user: int
-    bucket: Bucket
     drained: float
     """Monotonic time at which its queue was last seen empty."""
     who: Identity | Unidentified | None = None
@@ -65,4 +39,3 @@ class Sender:
     message: Message | None = None
     heard: float = 0.0
     """Unix time at which the last message was sent, in seconds."""
-    paused: asyncio.TimerHandle | None = None
