@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import itertools
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,7 +43,20 @@ _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"
 _MPI_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 """Names that mpirun gives to a job, the same for all its processes on all nodes."""
 _PLACES = ("CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV", "CONDA_PREFIX", "LOCAL_WORLD_SIZE")
+_DEEPSPEED = ("CROSS_SIZE", "LOCAL_SIZE")
+"""What tells `deepspeed` from others that set RANK: deepspeed/launcher/launch.py sets them, torchrun does not."""
+_STEP = ("SLURM_STEP_ID",)
 _RAS = ("NCCL_RAS_ADDR", "NCCL_RAS_ENABLE")
+NCCL_COMMON = (
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NET", "NCCL_IB_DISABLE", "NCCL_SOCKET_FAMILY", "NCCL_COLLNET_ENABLE", "NCCL_NVLS_ENABLE"),
+    *("NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_NTHREADS"),
+    *("NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
+)
+"""Settings by which each rank chooses by itself how it talks to the others: they must be the same on all."""
+_NCCL = (
+    *("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "NCCL_NET_GDR_LEVEL"),
+    *("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"),
+)
 
 ALLOWED = frozenset(
     (
@@ -50,10 +65,20 @@ ALLOWED = frozenset(
         *_RENDEZVOUS,
         *_MPI_JOBS,
         *_PLACES,
+        *_DEEPSPEED,
+        *_STEP,
         *_RAS,
+        *NCCL_COMMON,
+        *_NCCL,
     )
 )
 """The variables that are kept. Whoever adds one makes sure that it cannot hold a secret."""
+
+
+MAX_NAMES = 256
+"""Of one process; more than all that NCCL reads."""
+_OTHERS = rb"ACCELERATE_DISABLE_NCCL|CUDA_MEMORY_FRACTION|DEEPSPEED_DEBUG|DEEPSPEED_PROFILE|DS_ACCELERATORATOR"
+_NAME = re.compile(rb"(?:^|\0)((?:TORCH_)?NCCL_[A-Z0-9_]{1,60}|" + _OTHERS + rb")=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +103,36 @@ def parse_environ(data: bytes) -> dict[str, str]:
     return found
 
 
+def nccl_variables(data: bytes) -> frozenset[str]:
+    """Return the names of what a `/proc/<pid>/environ` sets for NCCL, and of what guides set beside it: no values, a bounded number."""
+    return frozenset(match[1].decode() for match in itertools.islice(_NAME.finditer(data), MAX_NAMES))
+
+
+def launched_by(environment: Mapping[str, str], place: Launch) -> str:
+    """Return what started a process: deepspeed, torchrun, openmpi, pmi, slurm, or torch where RANK was set by something else."""
+    if "TORCHELASTIC_RUN_ID" in environment:
+        return "torchrun"
+    if place.launcher is Launcher.TORCH and all(name in environment for name in _DEEPSPEED):
+        return "deepspeed"
+    return next(
+        (str(launcher) for launcher, names in _RANKS.items() if launcher is not Launcher.TORCH and names[0] in environment), "torch"
+    )
+
+
+def scheduled(environment: Mapping[str, str]) -> str | None:
+    """Return the scheduler's name of the job, such as `slurm-123`; None if there is none."""
+    for scheduler, name in _SCHEDULERS:
+        number = environment.get(name, "").partition(".")[0].partition("[")[0]
+        if _natural(number) is not None:
+            return f"{scheduler}-{number}"
+    return None
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether an address, as MASTER_ADDR has it, is that of the machine itself."""
+    return address.startswith("127.") or address in {"localhost", "::1", "[::1]"}
+
+
 def launch(environment: Mapping[str, str]) -> Launch | None:
     """Return the place of a process in its job; None if its environment is not that of a training process."""
     for launcher, (rank, local_rank, world_size) in _RANKS.items():
@@ -95,13 +150,11 @@ def job(environment: Mapping[str, str], machine: str) -> str:
     address is a job of this machine alone, and so is one that names no address: `machine` (any text that is this machine's own) keeps
     it apart from equal ones elsewhere. Two such jobs on one machine, in containers and on the same port, look the same.
     """
-    for scheduler, name in _SCHEDULERS:
-        number = environment.get(name, "").partition(".")[0].partition("[")[0]
-        if _natural(number) is not None:
-            return f"{scheduler}-{number}"
+    if (number := scheduled(environment)) is not None:
+        return number
     parts = [environment.get(name, "") for name in (*_RENDEZVOUS, *_MPI_JOBS)]
     address = parts[0] = parts[0].strip().lower()
-    if address.startswith("127.") or address in {"localhost", "::1", "[::1]"} or not (address or any(parts[-len(_MPI_JOBS) :])):
+    if is_loopback(address) or not (address or any(parts[-len(_MPI_JOBS) :])):
         parts.append(machine)
     return f"run-{hashlib.blake2b(chr(0).join(parts).encode(errors='replace'), digest_size=6).hexdigest()}"
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.collector import Reason
 from dshealthd.host import read, read_bytes
-from dshealthd.jobs.environment import Launch, job, launch, parse_environ
+from dshealthd.jobs.environment import Launch, job, launch, nccl_variables, parse_environ
 from dshealthd.result import os_reason
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ class TrainingProcess:
     launch: Launch
     environment: Mapping[str, str]
     """The allowed variables, and no others."""
+    nccl: frozenset[str] = frozenset()
+    """Names, without values, of all that is set for NCCL."""
 
 
 def parse_stat(data: bytes) -> Stat:
@@ -206,8 +208,8 @@ class ProcessTable:
         if place is not None:
             if parse_stat(read_bytes(f"{self._proc}/{pid}/stat", 4096)).image != stat.image:
                 return  # it was replaced while it was read: the next sweep looks at its successor
-            name = job(environment, self._boot())
-            self._training[pid] = TrainingProcess(int(pid), stat.start, stat.parent, name, place, environment)
+            name = job(environment, self.machine)
+            self._training[pid] = TrainingProcess(int(pid), stat.start, stat.parent, name, place, environment, nccl_variables(data))
         elif cut:
             self._unseen[pid] = Unseen.UNREADABLE
         self._known[pid] = stat.image
@@ -224,7 +226,8 @@ class ProcessTable:
         except (OSError, IndexError, ValueError):
             return math.inf
 
-    def _boot(self) -> str:
+    @property
+    def machine(self) -> str:
         """Return what only this machine has; empty where the kernel does not tell."""
         if self._machine is None:
             try:
