@@ -1,0 +1,78 @@
+"""What a process does at the moment, from `/proc/<pid>/stat`, which can be read without waiting for the process."""
+
+from __future__ import annotations
+
+import enum
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd.host import read_bytes
+
+if TYPE_CHECKING:
+    from dshealthd.host import Host
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class State(enum.StrEnum):
+    """State of a process's main thread."""
+
+    RUNNING = "running"
+    SLEEPING = "sleeping"
+    BLOCKED = "blocked"
+    """It waits in the kernel and cannot be interrupted."""
+    STOPPED = "stopped"
+    """By a signal."""
+    TRACED = "traced"
+    """By a debugger."""
+    ZOMBIE = "zombie"
+    """It has ended, and its parent has not asked how."""
+    GONE = "gone"
+    """There is no such process any more."""
+    UNKNOWN = "unknown"
+
+
+_STATES = {
+    "R": State.RUNNING,
+    "S": State.SLEEPING,
+    "I": State.SLEEPING,
+    "D": State.BLOCKED,
+    "T": State.STOPPED,
+    "t": State.TRACED,
+    "Z": State.ZOMBIE,
+    "X": State.GONE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a process does, and what it has done."""
+
+    state: State
+    start: int
+    """Clock ticks from boot to its start."""
+    cpu_seconds: float
+    """Time of all its threads on a CPU so far."""
+    exit_status: int
+    """As waitpid(2) returns it; meant of one that has ended only, and 0 where one may not know."""
+
+
+def parse_activity(data: bytes) -> Activity:
+    """Return what `/proc/<pid>/stat` says; ValueError if malformed."""
+    fields = data[data.rfind(b")") + 1 :].split()
+    try:
+        ticks = int(fields[11]) + int(fields[12])
+        return Activity(_STATES.get(fields[0].decode("ascii"), State.UNKNOWN), int(fields[19]), ticks / _TICKS, int(fields[49]))
+    except (IndexError, ValueError) as error:
+        message = f"no process status: {data[:80]!r}"
+        raise ValueError(message) from error
+
+
+def activity(host: Host, pid: int, start: int) -> Activity | None:
+    """Return what the process does that has this pid and start; None if it is gone. ValueError, OSError if it cannot be known."""
+    try:
+        found = parse_activity(read_bytes(host.proc(f"{pid}/stat"), 4096))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return found if found.start == start else None
