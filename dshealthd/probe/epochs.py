@@ -40,7 +40,7 @@ from dshealthd.probe.tally import Tally
 from dshealthd.probe.verdict import Judge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from dshealthd.probe.credentials import Credentials
     from dshealthd.probe.verdict import Confirmation
@@ -135,9 +135,8 @@ class Epochs:
         )
         self._names = membership.names
         self._gone: dict[str, int] = {}
-        self._met: deque[tuple[int, frozenset[str]]] = deque(maxlen=8)
-        self._held: deque[tuple[int, frozenset[str]]] = deque(maxlen=8)
-        """Those of them that were not declined for another round in progress."""
+        self._recent: deque[Observation] = deque(maxlen=2 * (TRIES + SUBSTITUTES))
+        """Scheduled rounds, also those that came to nothing."""
         self._saved = self._monotonic()
 
     async def open(self) -> None:
@@ -207,7 +206,7 @@ class Epochs:
         place = root_order(group, epoch).index(self._me)
         begin = epoch * self._options.period + jitter(epoch, group, self._options.period) + min(TAKE_OVER, self._options.period / 5) * place
         await asyncio.sleep(max(0.0, begin - self._wall()))
-        if self.rounds.joined(epoch, group) or (epoch, frozenset(group)) in self._met:
+        if self.rounds.joined(epoch, group) or any(set(group) == set(round.members) for round in self._of(epoch)):
             return  # also the first one in the order: the others' clocks may be ahead of its own
         if self.credentials.off:
             self._tally.skip("switched_off")
@@ -220,7 +219,7 @@ class Epochs:
             await asyncio.sleep(self._options.period / TRIES)
             if epoch_at(self._wall(), self._options.period) != epoch:
                 break
-            if any(at == epoch and met == frozenset(group) for at, met in self._held):
+            if any(set(group) == set(round.members) and round.reason != Decline.TESTING for round in self._of(epoch)):
                 return
             report = await self._lead(epoch, members)
         if report is None:
@@ -229,17 +228,25 @@ class Epochs:
             await self._substitute(epoch, group)
 
     async def _substitute(self, epoch: int, group: Sequence[str]) -> None:
-        """Find another partner, as the one that the schedule names is gone."""
-        others = [name for name in self._roll.membership.names if name not in group and epoch - self._gone.get(name, -GONE_FOR) >= GONE_FOR]
-        for name in sorted(others, key=lambda name: _affinity(epoch, self._me, name))[:SUBSTITUTES]:
-            if (
-                any(at == epoch and met != frozenset(group) for at, met in self._met)
-                or epoch_at(self._wall(), self._options.period) > epoch
-            ):
-                return  # another one has found this node
-            report = await self._lead(epoch, (self._me, name))
-            if report is not None and report.observation.outcome is not Outcome.DECLINED and report.observation.outcome not in _GONE:
-                return
+        """Find another partner, as the one that the schedule names is gone; who is in another round now may have time later."""
+        others = [name for name in self._roll.membership.names if name not in group]
+        others.sort(key=lambda name: _affinity(epoch, self._me, name))
+        for _ in range(TRIES):
+            for name in [name for name in others if epoch - self._gone.get(name, -GONE_FOR) >= GONE_FOR][:SUBSTITUTES]:
+                if self._paired(epoch) or epoch_at(self._wall(), self._options.period) != epoch:
+                    return  # another one has found this node, or it is too late
+                report = await self._lead(epoch, (self._me, name))
+                if report is not None and report.observation.outcome is Outcome.DECLINED and report.observation.reason != Decline.TESTING:
+                    others.remove(name)
+            await asyncio.sleep(self._options.period / TRIES)
+
+    def _of(self, epoch: int) -> Iterator[Observation]:
+        """Yield the rounds that this node has had in an epoch."""
+        return (round for round in self._recent if round.epoch == epoch)
+
+    def _paired(self, epoch: int) -> bool:
+        """Tell whether one of them came about."""
+        return any(round.outcome is not Outcome.DECLINED and round.outcome not in _GONE for round in self._of(epoch))
 
     async def _lead(
         self, epoch: int, members: tuple[str, ...], kind: Kind | None = None, steps: tuple[tuple[int, int], ...] | None = None
@@ -296,9 +303,7 @@ class Epochs:
         observation = report.observation
         self._tally.add(report, self._me)
         if observation.epoch != ON_DEMAND:
-            self._met.append((observation.epoch, frozenset(observation.members)))
-            if observation.reason != Decline.TESTING:
-                self._held.append((observation.epoch, frozenset(observation.members)))
+            self._recent.append(observation)
         if observation.backend == Backend.NCCL:
             now = self._monotonic()
             self._gpus.used(now - report.seconds, now)

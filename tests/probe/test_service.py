@@ -64,22 +64,38 @@ def test_every_pair_meets(tmp_path: Path) -> None:
     run(scene())
 
 
+async def survive(members: Sequence[Agent]) -> None:
+    """End all agents but the last two at once, and require that those have found each other by the end of the next epoch."""
+    await until(lambda: len(epochs(members)) >= 1)
+    *gone, one, two = members
+    await asyncio.gather(*(agent.service.close() for agent in gone))
+    ended = int(time.time() // PERIOD)
+    await until(lambda: any(epoch > ended for epoch in epochs([one, two])))
+    first = next(epoch for epoch in epochs([one, two]) if epoch > ended)
+    assert first <= ended + 2
+    assert partners(one, first) == [two.name]
+
+
 def test_half_the_agents_gone(tmp_path: Path) -> None:
     """When half of the agents end at once, the survivors have found each other by the end of the next epoch, and say who is gone."""
 
     async def scene() -> None:
         async with agents(tmp_path, 4) as members:
-            await until(lambda: len(epochs(members)) >= 1)
-            *gone, one, two = members
-            await asyncio.gather(*(agent.service.close() for agent in gone))
-            ended = int(time.time() // PERIOD)
-            await until(lambda: any(epoch > ended for epoch in epochs([one, two])))
-            first = next(epoch for epoch in epochs([one, two]) if epoch > ended)
-            assert first <= ended + 2
-            assert partners(one, first) == [two.name]
+            await survive(members)
+            *gone, one, _ = members
             names = {agent.name for agent in gone}
             await until(lambda: {entry["component"] for entry in one.suspects} == names)
             assert {(entry["kind"], entry["reason"]) for entry in one.suspects} == {("node", "refused")}
+
+    run(scene())
+
+
+def test_most_agents_gone(tmp_path: Path) -> None:
+    """Of many that are gone none keeps the last two from finding each other."""
+
+    async def scene() -> None:
+        async with agents(tmp_path, 8) as members:
+            await survive(members)
 
     run(scene())
 
