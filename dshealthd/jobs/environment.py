@@ -47,6 +47,7 @@ _DEEPSPEED = ("CROSS_SIZE", "LOCAL_SIZE")
 """What tells `deepspeed` from others that set RANK: deepspeed/launcher/launch.py sets them, torchrun does not."""
 _STEP = ("SLURM_STEP_ID",)
 _RAS = ("NCCL_RAS_ADDR", "NCCL_RAS_ENABLE")
+_INSPECTOR = ("NCCL_INSPECTOR_DUMP_DIR",)
 NCCL_COMMON = (
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NET", "NCCL_IB_DISABLE", "NCCL_SOCKET_FAMILY", "NCCL_COLLNET_ENABLE", "NCCL_NVLS_ENABLE"),
     *("NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_NTHREADS"),
@@ -68,6 +69,7 @@ ALLOWED = frozenset(
         *_DEEPSPEED,
         *_STEP,
         *_RAS,
+        *_INSPECTOR,
         *NCCL_COMMON,
         *_NCCL,
     )

@@ -1,0 +1,268 @@
+"""Inspector files of jobs on this node: found, taken if fresh and their job's own, dropped and counted otherwise."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collector import Context, Fault, Reason
+from dshealthd.collectors import nccl_inspector
+from dshealthd.collectors.nccl_inspector import NcclInspector, NcclInspectorOptions
+from dshealthd.exposition import Format, render
+from dshealthd.host import Host
+from dshealthd.jobs import inspector_files
+from dshealthd.result import Outcome, Result, attempt
+from tests.jobs.inspector_plugin import UUID, file_name, line
+from tests.jobs.machines import TORCH, Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+OTHER = "00000000-0000-0000-0000-00000000000b"
+NOBODY = 65534
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+
+
+class Node:
+    """A node with a rank whose file system is a directory, in which it has /dump for the Inspector."""
+
+    def __init__(self, root: Path, **options: object) -> None:
+        self.machine = Machine(root / "proc")
+        self.inside = root / "container"
+        self.dump = self.inside / "dump"
+        self.dump.mkdir(parents=True)
+        self.hung: set[str] = set()
+        (root / "dev").mkdir()
+        (root / "dev/nvidiactl").touch()
+        host = Host(procfs=root / "proc", sysfs=root / "sys", dev=root / "dev", rootfs=root / "host")
+        self.context = Context(host=host, monotonic=time.monotonic, wall=time.time, approach=self._approach)
+        self.collector = NcclInspector(NcclInspectorOptions(**options), self.context)  # type: ignore[arg-type] # of several types
+
+    def _approach(self, part: str) -> Fault | None:
+        return Fault(part, Reason.TIMEOUT, "hung") if part in self.hung else None
+
+    def rank(self, pid: int = 50, path: str = "/dump", **variables: str) -> None:
+        """Start a rank that names a directory."""
+        directory = self.machine.process(pid, {**TORCH, "NCCL_INSPECTOR_DUMP_DIR": path, **variables})
+        (directory / "root").symlink_to(self.inside)
+        (directory / "cwd").symlink_to(self.inside)
+
+    def gpus(self, *uuids: str) -> None:
+        """Have the driver tell of these GPUs."""
+        for number, uuid in enumerate(uuids):
+            slot = self.machine.root / f"driver/nvidia/gpus/0000:{number:02x}:00.0"
+            slot.mkdir(parents=True)
+            (slot / "information").write_text(f"Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-{uuid}\nVideo BIOS: \t 96.00\n")
+
+    def write(self, text: str, uuid: str = UUID, age: float = 10.0) -> Path:
+        """Write a GPU's file."""
+        place = self.dump / file_name(uuid)
+        place.write_text(text)
+        os.utime(place, (time.time() - age,) * 2)
+        return place
+
+    def sweep(self) -> Result:
+        """Collect in a new sweep."""
+        self.context.sweep += 1
+        return attempt(self.collector, time.monotonic)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """A node without ranks."""
+    return Node(tmp_path)
+
+
+def files(result: Result) -> Mapping[str, float]:
+    """Return what became of files, without what there is none of."""
+    return {sample.labels[0]: sample.value for sample in result.samples if sample.metric is nccl_inspector.FILES and sample.value}
+
+
+def bandwidths(result: Result) -> Mapping[tuple[str, ...], float]:
+    """Return the bandwidths in GB/s."""
+    return {sample.labels: sample.value / 1e9 for sample in result.samples if sample.metric is nccl_inspector.BANDWIDTH}
+
+
+def test_exposition(node: Node) -> None:
+    """A rank's file becomes series in base units, under the name of its job and the UUID that NVML has."""
+    node.rank(SLURM_JOB_ID="12")
+    place = node.write(line(400, 1000, job="12") + line(20, 50, operation="Send", ranks="8", nodes="1", message="1-2MB"))
+    os.utime(place, (1000, int(time.time())))
+    text = render(node.sweep().samples, Format.PROMETHEUS)
+    prefix = "dshealthd_job_nccl_"
+    large = f'{{job="slurm-12",message="256MiB-",nodes="2",operation="AllReduce",size="16",uuid="GPU-{UUID}"}}'
+    small = f'{{job="slurm-12",message="1MiB-16MiB",nodes="1",operation="Send",size="8",uuid="GPU-{UUID}"}}'
+    assert f"\n{prefix}bus_bandwidth_bytes_per_second{large} 400000000000\n" in text
+    assert f"\n{prefix}operation_seconds{small} 5e-05\n" in text
+    assert f'\n{prefix}inspector_written_timestamp_seconds{{job="slurm-12",uuid="GPU-{UUID}"}} {int(place.stat().st_mtime)}\n' in text
+
+
+def test_stale(node: Node) -> None:
+    """Old numbers are not healthy numbers: a file that is no longer written, or is from the future, gives none and is counted."""
+    node.rank()
+    place = node.write(line(400, 1000), age=121)
+    node.write(line(400, 1000), OTHER, age=-3600)
+    result = node.sweep()
+    assert (bandwidths(result), files(result)) == ({}, {"stale": 2})
+    os.utime(place)
+    assert files(node.sweep()) == {"taken": 1, "stale": 1}
+
+
+def test_relative_directory(node: Node) -> None:
+    """A relative directory is that below where the process is."""
+    node.rank(path="dump")
+    node.write(line(400, 1000))
+    assert files(node.sweep()) == {"taken": 1}
+
+
+def test_configured_directory(tmp_path: Path) -> None:
+    """Configured directories need no job that names them; without one, the job is unknown."""
+    node = Node(tmp_path, directories=("/dump",))
+    (tmp_path / "host").symlink_to(node.inside)
+    node.write(line(400, 1000))
+    assert {labels[0] for labels in bandwidths(node.sweep())} == {"unknown"}
+
+
+def test_directory_named_twice(tmp_path: Path) -> None:
+    """A directory that is configured and named by several processes is read once."""
+    node = Node(tmp_path, directories=("/dump",))
+    (tmp_path / "host").symlink_to(node.inside)
+    node.rank()
+    node.rank(51)
+    node.rank(52, path="./dump/")
+    node.write(line(400, 1000))
+    result = node.sweep()
+    assert files(result) == {"taken": 1}
+    assert {labels[0][:4] for labels in bandwidths(result)} == {"run-"}
+
+
+def test_job_of_another_owner(node: Node) -> None:
+    """A file that names a Slurm job of which its owner has no process here is not shown as that job's."""
+    node.rank(SLURM_JOB_ID="12")
+    node.write(line(400, 1000, job="99"))
+    assert {labels[0] for labels in bandwidths(node.sweep())} == {"slurm-12"}
+
+
+def test_shared_directory(node: Node) -> None:
+    """In a directory that nodes share, this node's files are those of the GPUs that its driver tells, whatever host they name."""
+    node.gpus(UUID)
+    node.rank()
+    node.write(line(400, 1000, node="container-7"))
+    node.write(line(300, 1000), OTHER)
+    result = node.sweep()
+    assert files(result) == {"taken": 1, "elsewhere": 1}
+    assert {labels[1] for labels in bandwidths(result)} == {f"GPU-{UUID}"}
+
+
+def test_shared_directory_without_driver(node: Node) -> None:
+    """Where the driver tells nothing, the host's name in the file does."""
+    node.rank()
+    node.write(line(400, 1000, node="elsewhere"))
+    result = node.sweep()
+    assert (bandwidths(result), files(result)) == ({}, {"elsewhere": 1})
+
+
+def test_not_regular(node: Node, tmp_path: Path) -> None:
+    """Links, FIFOs and directories are not opened: nothing waits, and nobody's file is read through a link."""
+    node.rank()
+    target = tmp_path / "secret"
+    target.write_text(line(400, 1000))
+    (node.dump / file_name()).symlink_to(target)
+    os.mkfifo(node.dump / file_name(OTHER))
+    (node.dump / file_name(OTHER.replace("b", "c"))).mkdir()
+    started = time.monotonic()
+    result = node.sweep()
+    assert time.monotonic() - started < 1
+    assert (bandwidths(result), files(result)) == ({}, {"irregular": 3})
+
+
+@root_only
+def test_foreign(node: Node) -> None:
+    """A file of a user other than the rank's is not taken, whoever may write into the directory."""
+    node.rank()
+    os.chown(node.write(line(400, 1000)), NOBODY, NOBODY)
+    result = node.sweep()
+    assert (bandwidths(result), files(result)) == ({}, {"foreign": 1})
+
+
+@root_only
+def test_owner_of_the_rank(node: Node) -> None:
+    """The file of the user who runs the rank is taken from a directory that belongs to root."""
+    node.rank()
+    os.chown(node.machine.root / "50", NOBODY, NOBODY)
+    os.chown(node.write(line(400, 1000)), NOBODY, NOBODY)
+    assert files(node.sweep()) == {"taken": 1}
+
+
+@pytest.mark.parametrize(("path", "number"), [("/link", errno.ELOOP), ("/link/dump", errno.ELOOP), ("/dump/../dump", errno.ENOTDIR)])
+def test_paths_that_lead_away(node: Node, path: str, number: int) -> None:
+    """No symbolic link and no `..` is followed on the way to a directory that a process names: either may leave its container."""
+    (node.inside / "link").symlink_to(node.inside)
+    node.rank(path=path)
+    node.write(line(400, 1000))
+    with pytest.raises(OSError, match=path) as raised:
+        os.close(inspector_files.enter(str(node.machine.root / "50"), path))
+    assert raised.value.errno == number
+    result = node.sweep()
+    assert (result.outcome, bandwidths(result)) == (Outcome.OK, {})
+    assert [fault.part for fault in result.faults] == [f"inspector {path}"]
+
+
+def test_bounds(tmp_path: Path) -> None:
+    """Files too large are not read, more files than max_files are left out, and so are operations; all are counted."""
+    node = Node(tmp_path, max_files=3, max_bytes=4096, max_operations=2)
+    node.rank()
+    for number in range(5):
+        node.write(line(400, 1000, ranks=str(number + 2)), f"{number:08x}-0000-0000-0000-000000000000")
+    node.write(line(400, 1000) * 20, "00000000-0000-0000-0000-000000000000")
+    result = node.sweep()
+    assert files(result) == {"taken": 2, "too_large": 1, "left_out": 2}
+    node.write("", "00000000-0000-0000-0000-000000000000")
+    node.write(line(1, 1, ranks="2") + line(1, 1, ranks="64") + line(1, 1, ranks="8"), "00000001-0000-0000-0000-000000000000")
+    node.write("", "00000002-0000-0000-0000-000000000000")
+    result = node.sweep()
+    assert {labels[3] for labels in bandwidths(result)} == {"64", "8"}
+    assert [sample.value for sample in result.samples if sample.metric is nccl_inspector.LEFT_OUT] == [1]
+
+
+def test_not_there_yet(node: Node) -> None:
+    """A directory that the plugin has not made yet is no fault."""
+    node.rank(path="/not/yet")
+    result = node.sweep()
+    assert (result.outcome, result.faults, files(result)) == (Outcome.OK, (), {})
+
+
+def test_hung_directory(node: Node) -> None:
+    """A directory under quarantine is a fault, and the others are read."""
+    node.rank()
+    node.write(line(400, 1000))
+    (node.inside / "nfs").mkdir()
+    node.rank(60, path="/nfs", SLURM_JOB_ID="9")
+    node.hung.add("inspector /nfs")
+    result = node.sweep()
+    assert files(result) == {"taken": 1}
+    assert [(fault.part, fault.reason) for fault in result.faults] == [("inspector /nfs", Reason.TIMEOUT)]
+
+
+def test_no_descriptor_is_left(node: Node) -> None:
+    """However a collection ends, it leaves nothing open."""
+    node.rank()
+    node.rank(51, path="/dump/../x")
+    node.write(line(400, 1000))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        node.sweep()
+    samples = node.collector.collect()
+    next(samples)
+    del samples
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_absent() -> None:
+    """A machine without NVIDIA's driver has no NCCL, and is asked for nothing."""
+    assert NcclInspector.absent(NcclInspectorOptions(), Host(dev="/nowhere", sysfs="/nowhere")) is not None  # type: ignore[arg-type] # any path
