@@ -93,13 +93,15 @@ def test_exposition(node: Node) -> None:
     node.rank(SLURM_JOB_ID="12")
     place = node.write(line(400, 1000, job="12") + line(20, 50, operation="Send", ranks="8", nodes="1", message="1-2MB"))
     os.utime(place, (1000, int(time.time())))
-    text = render(node.sweep().samples, Format.PROMETHEUS)
+    result = node.sweep()
+    text = render(result.samples, Format.PROMETHEUS)
     prefix = "dshealthd_job_nccl_"
     large = f'{{job="slurm-12",message="256MiB-",nodes="2",operation="AllReduce",size="16",uuid="GPU-{UUID}"}}'
     small = f'{{job="slurm-12",message="1MiB-16MiB",nodes="1",operation="Send",size="8",uuid="GPU-{UUID}"}}'
-    assert f"\n{prefix}bus_bandwidth_bytes_per_second{large} 400000000000\n" in text
+    assert f"\n{prefix}bus_bandwidth_bytes_per_second{large} 4e+11\n" in text
     assert f"\n{prefix}operation_seconds{small} 5e-05\n" in text
-    assert f'\n{prefix}inspector_written_timestamp_seconds{{job="slurm-12",uuid="GPU-{UUID}"}} {int(place.stat().st_mtime)}\n' in text
+    written = [sample for sample in result.samples if sample.metric is nccl_inspector.WRITTEN]
+    assert written == [nccl_inspector.WRITTEN(place.stat().st_mtime, "slurm-12", f"GPU-{UUID}")]
 
 
 def test_stale(node: Node) -> None:
