@@ -87,6 +87,10 @@ class RankState:
     """What its process does."""
     ended: How | None = None
     """How its process has ended; None while it runs."""
+    ended_at: float | None = None
+    """Unix time in seconds at which that was noticed."""
+    settled: bool = True
+    """Whether it has made more than its first steps, since it was first heard."""
     cpu: float | None = None
     """Share of a core's time that its process took since its last heartbeat; None where that tells nothing: it uses a GPU, on which waiting
     takes time too."""
