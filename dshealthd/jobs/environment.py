@@ -56,8 +56,10 @@ NCCL_COMMON = (
 """Settings by which each rank chooses by itself how it talks to the others: they must be the same on all."""
 _NCCL = (
     *("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "NCCL_NET_GDR_LEVEL"),
+    *("NCCL_IB_SL", "NCCL_IB_TC", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"),
     *("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"),
 )
+"""The others whose values are checked."""
 
 ALLOWED = frozenset(
     (
@@ -125,7 +127,7 @@ def scheduled(environment: Mapping[str, str]) -> str | None:
     """Return the scheduler's name of the job, such as `slurm-123`; None if there is none."""
     for scheduler, name in _SCHEDULERS:
         number = environment.get(name, "").partition(".")[0].partition("[")[0]
-        if _natural(number) is not None:
+        if natural(number) is not None:
             return f"{scheduler}-{number}"
     return None
 
@@ -138,10 +140,10 @@ def is_loopback(address: str) -> bool:
 def launch(environment: Mapping[str, str]) -> Launch | None:
     """Return the place of a process in its job; None if its environment is not that of a training process."""
     for launcher, (rank, local_rank, world_size) in _RANKS.items():
-        place = _natural(environment.get(rank))
-        size = _natural(environment.get(world_size))
+        place = natural(environment.get(rank))
+        size = natural(environment.get(world_size))
         if place is not None and (size is not None or (launcher is Launcher.SLURM and "SLURM_JOB_ID" in environment)):
-            return Launch(launcher, place, _natural(environment.get(local_rank)), size)
+            return Launch(launcher, place, natural(environment.get(local_rank)), size)
     return None
 
 
@@ -161,6 +163,6 @@ def job(environment: Mapping[str, str], machine: str) -> str:
     return f"run-{hashlib.blake2b(chr(0).join(parts).encode(errors='replace'), digest_size=6).hexdigest()}"
 
 
-def _natural(text: str | None) -> int | None:
+def natural(text: str | None) -> int | None:
     """Return the number that `text` writes in plain digits; None otherwise."""
     return int(text) if text and len(text) <= 12 and text.isascii() and text.isdigit() else None  # noqa: PLR2004 - 12 digits hold any id

@@ -59,7 +59,7 @@ class Owner:
         self._descriptor = host.proc(f"{pid}/fd/{descriptor}")
         self._inode = inode
         self._first = self.process = self._read()
-        self._parent_started_it = self._started_by(self._first.parent)
+        self._parent_started_it = started_by(host, pid, self._first.parent)
 
     def refresh(self) -> bool:
         """Look again; False if the process is gone or has the socket no longer."""
@@ -79,21 +79,22 @@ class Owner:
     def _read(self) -> Process:
         return parse_stat(read(self._host.proc(f"{self._pid}/stat")))
 
-    def _started_by(self, parent: int) -> bool | None:
-        """Tell whether the parent that the process is first seen with is the one that started it.
 
-        Any parent is, but one that takes in orphans. That is systemd, the system's or a user's; those that it started itself it told so,
-        by `SYSTEMD_EXEC_PID` (systemd 248). Another process 1, as containers have, may have started the process or taken it in.
-        """
-        if parent == 0:  # the first process of a container, or started from outside of it
-            return True
-        try:
-            if read(self._host.proc(f"{parent}/comm")).strip() in _SYSTEMD:
-                environment = read_bytes(self._host.proc(f"{self._pid}/environ"))
-                return f"SYSTEMD_EXEC_PID={self._pid}".encode() in environment.split(b"\0")
-        except OSError:
-            return None
-        return None if parent == 1 else True
+def started_by(host: Host, pid: int, parent: int) -> bool | None:
+    """Tell whether the parent that a process is first seen with is the one that started it; None where that cannot be told.
+
+    Any parent is, but one that takes in orphans. That is systemd, the system's or a user's; those that it started itself it told so,
+    by `SYSTEMD_EXEC_PID` (systemd 248). Another process 1, as containers have, may have started the process or taken it in.
+    """
+    if parent == 0:  # the first process of a container, or started from outside of it
+        return True
+    try:
+        if read(host.proc(f"{parent}/comm")).strip() in _SYSTEMD:
+            environment = read_bytes(host.proc(f"{pid}/environ"))
+            return f"SYSTEMD_EXEC_PID={pid}".encode() in environment.split(b"\0")
+    except OSError:
+        return None
+    return None if parent == 1 else True
 
 
 class Search:

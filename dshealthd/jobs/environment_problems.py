@@ -1,0 +1,138 @@
+"""What is wrong with the environment of a rank: in itself, on its node, and beside the other ranks."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, TypeAlias
+
+from dshealthd.jobs.environment import NCCL_COMMON, launched_by, natural
+from dshealthd.jobs.nccl_names import misnomer
+from dshealthd.jobs.nccl_selection import Entry, Selection, parse_selection
+from dshealthd.jobs.nccl_settings import misfit, number
+from dshealthd.jobs.visible_devices import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from dshealthd.jobs.environment import Launch
+    from dshealthd.jobs.network_devices import Interfaces, Ports
+
+Finding: TypeAlias = tuple[str, str]
+"""A variable, and what is wrong with it: a `Problem`, `Misfit` or `Misnomer`. Both are bounded, whatever a user writes."""
+
+_ONE_ADAPTER = re.compile(r".*_\d+")
+_SHARED = ("torchrun", "deepspeed")
+"""Launchers that give all ranks of a node the same GPUs; others may give each rank one that it knows as number 0."""
+
+
+class Problem(enum.StrEnum):
+    """What is wrong, beside names and values."""
+
+    BEYOND = "beyond"
+    """Of RANK and LOCAL_RANK: not below the number of ranks, or of visible GPUs."""
+    REPEATED = "repeated"
+    """Of CUDA_VISIBLE_DEVICES: a GPU is listed twice, and CUDA shows none."""
+    ABSENT = "absent"
+    """It names an interface, adapter or GPU that this node does not have."""
+    DOWN = "down"
+    """It names one that is there and does not work."""
+    LOOPBACK = "loopback"
+    """It leaves a run of several nodes the loopback interface alone."""
+    DISABLED = "disabled"
+    """It switches off a transport."""
+    DIFFERS = "differs"
+    """Most ranks of the run on this node have another value."""
+
+
+def names(have: Iterable[str]) -> Iterator[Finding]:
+    """Yield what is wrong with the names of the variables that are set for NCCL."""
+    return (found for name in have if (found := misnomer(name)) is not None)
+
+
+def values(settings: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield what is wrong with values, and which transports they switch off."""
+    for name, value in settings.items():
+        if (found := misfit(name, value)) is not None:
+            yield name, found
+    if number(settings.get("NCCL_P2P_DISABLE", "")) == 1:
+        yield "NCCL_P2P_DISABLE", Problem.DISABLED
+    elif (level := settings.get("NCCL_P2P_LEVEL", "")) == "LOC" or (level[:1].isdecimal() and number(level) == 0):
+        yield "NCCL_P2P_LEVEL", Problem.DISABLED
+    for name in ("NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"):
+        if number(settings.get(name, "")):
+            yield name, Problem.DISABLED
+    if settings.get("NCCL_NET", "").lower() == "socket":
+        yield "NCCL_NET", Problem.DISABLED
+
+
+def place(launch: Launch, environment: Mapping[str, str], gpus: int | None) -> Iterator[Finding]:
+    """Yield what is wrong with a rank's numbers and its GPUs. `gpus` is how many the node has; None, or 0, if none can be told."""
+    if launch.world_size is not None and launch.rank >= launch.world_size:
+        yield "RANK", Problem.BEYOND
+    limits = [] if (local := natural(environment.get("LOCAL_WORLD_SIZE"))) is None else [local]
+    if gpus:
+        listed = environment.get("CUDA_VISIBLE_DEVICES")
+        seen = visible(",".join(map(str, range(gpus))) if listed is None else listed, gpus)
+        if seen.repeated:
+            yield "CUDA_VISIBLE_DEVICES", Problem.REPEATED
+        if seen.missing:
+            yield "CUDA_VISIBLE_DEVICES", Problem.ABSENT
+        if len(seen.devices) > 1 or (seen.devices and launched_by(environment, launch) in _SHARED):
+            limits.append(len(seen.devices))
+    if launch.local_rank is not None and limits and launch.local_rank >= min(limits):
+        yield "LOCAL_RANK", Problem.BEYOND
+
+
+def interface(text: str, interfaces: Interfaces, *, many_nodes: bool) -> Iterator[Finding]:
+    """Yield what is wrong with NCCL_SOCKET_IFNAME; NCCL takes no notice of a value of one character."""
+    if len(text) < 2:  # noqa: PLR2004 - as in ncclFindInterfaces
+        return
+    selection = parse_selection(text)
+    taken = {name: runs for name, runs in interfaces.items() if selection.takes(name)}
+    if not taken:
+        yield "NCCL_SOCKET_IFNAME", Problem.ABSENT
+    elif all(runs is False for runs in taken.values()):
+        yield "NCCL_SOCKET_IFNAME", Problem.DOWN
+    elif many_nodes and {name for name, runs in taken.items() if runs is not False} == {"lo"}:
+        yield "NCCL_SOCKET_IFNAME", Problem.LOOPBACK
+
+
+def adapters(text: str, ports: Ports) -> Iterator[Finding]:
+    """Yield what is wrong with NCCL_IB_HCA: nothing is left, or an entry that names one adapter names none that works.
+
+    An entry that is a mere prefix may be there for other nodes, as long as others stand for something.
+    """
+    selection = parse_selection(text)
+    found: set[Problem] = set()
+    if selection.exclude:
+        if ports:
+            found = _broken({port: active for port, active in ports.items() if selection.takes(*port)})
+    elif selection.entries:
+        found = _broken({port: active for port, active in ports.items() if selection.takes(*port)})
+        for entry in selection.entries:
+            if _names_one(selection, entry):
+                found |= _broken({port: active for port, active in ports.items() if selection.names(entry, *port)})
+    for problem in sorted(found):
+        yield "NCCL_IB_HCA", problem
+
+
+def differing(settings: Mapping[int, Mapping[str, str]]) -> Iterator[tuple[int, Finding]]:
+    """Yield the ranks whose settings are not those of most ranks here, by rank: of what all ranks of a run must have in common."""
+    for name in NCCL_COMMON:
+        found = {rank: values.get(name) for rank, values in sorted(settings.items())}
+        if len(set(found.values())) > 1:
+            usual = Counter(found.values()).most_common(1)[0][0]
+            yield from ((rank, (name, Problem.DIFFERS)) for rank, value in found.items() if value != usual)
+
+
+def _names_one(selection: Selection, entry: Entry) -> bool:
+    return selection.exact or entry.port is not None or _ONE_ADAPTER.fullmatch(entry.name) is not None
+
+
+def _broken(ports: Ports) -> set[Problem]:
+    """Return what is wrong with all of these ports together."""
+    if not ports:
+        return {Problem.ABSENT}
+    return {Problem.DOWN} if all(active is False for active in ports.values()) else set()

@@ -1,0 +1,99 @@
+"""The network interfaces and InfiniBand or RoCE ports that a training process could use, and which of them work."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from dshealthd.collector import Fault, Reason
+from dshealthd.devices.adapter import parse_state, read_attribute
+from dshealthd.host import read
+from dshealthd.result import os_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dshealthd.collector import Context
+
+Interfaces = dict[str, "bool | None"]
+"""Whether each runs, in the sense of IFF_RUNNING, by name; None where that is unknown."""
+Ports = dict[tuple[str, int], "bool | None"]
+"""Whether each port is active, by adapter and number; None where that is unknown."""
+
+_IFF_UP = 1
+_ACTIVE = 4
+_RUNNING = frozenset({"up", "unknown"})  # what the kernel calls operational: netif_oper_up()
+
+
+def parse_names(text: str) -> list[str]:
+    """Return the interfaces of a `/proc/<pid>/net/dev`."""
+    return [name.strip() for name, colon, _ in (line.rpartition(":") for line in text.splitlines()[2:]) if colon]
+
+
+class NetworkDevices:
+    """What there is in one sweep; each network namespace and the adapters are read once, when they are asked for."""
+
+    def __init__(self, context: Context) -> None:
+        """Read nothing yet."""
+        self._context = context
+        self._host = context.host
+        self._interfaces: dict[tuple[int, int] | None, Interfaces] = {}
+        self._ports: Ports | None = None
+        self.faults: list[Fault] = []
+        """Adapters that could not be read."""
+
+    def interfaces(self, pid: int) -> Interfaces:
+        """Return the interfaces of a process's network namespace; of another than the agent's it is unknown which run. Raises OSError."""
+        ours = self._namespace("self")
+        try:
+            theirs = self._namespace(str(pid))
+        except PermissionError:
+            theirs = None
+            ours = ours or (0, 0)  # which is not theirs
+        if theirs is None or theirs not in self._interfaces:
+            names = parse_names(read(self._host.proc(f"{pid}/net/dev")))
+            self._interfaces[theirs] = {name: self._runs(name) if theirs == ours else None for name in names}
+        return self._interfaces[theirs]
+
+    def ports(self) -> Ports:
+        """Return the ports of all adapters; empty where there is none."""
+        if self._ports is None:
+            self._ports = {}
+            try:
+                adapters = sorted(os.listdir(self._host.sys("class/infiniband")))
+            except FileNotFoundError:
+                adapters = []
+            for adapter in adapters:
+                self._ports |= self._adapter(adapter)
+        return self._ports
+
+    def _namespace(self, pid: str) -> tuple[int, int] | None:
+        """Return what a network namespace is known by; None where `/proc` does not tell of namespaces."""
+        try:
+            status = os.stat(self._host.proc(f"{pid}/ns/net"))
+        except FileNotFoundError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def _runs(self, name: str) -> bool | None:
+        place = self._host.sys(f"class/net/{name}")
+        try:
+            return bool(int(read(f"{place}/flags"), 16) & _IFF_UP) and read(f"{place}/operstate").strip() in _RUNNING
+        except (OSError, ValueError):
+            return None
+
+    def _adapter(self, name: str) -> Mapping[tuple[str, int], bool | None]:
+        """Return the ports of one adapter, whose firmware is asked and may not answer."""
+        place = self._host.sys(f"class/infiniband/{name}/ports")
+        found: Ports = {}
+        try:
+            found = {(name, int(port)): None for port in os.listdir(place)}
+            if (fault := self._context.approach(f"adapter {name}")) is None:
+                found = {port: parse_state(read_attribute(f"{place}/{port[1]}/state")) == _ACTIVE for port in found}
+            else:
+                self.faults.append(fault)
+        except OSError as error:
+            self.faults.append(Fault(f"adapter {name}", os_reason(error), str(error)))
+        except ValueError as error:
+            self.faults.append(Fault(f"adapter {name}", Reason.MALFORMED, f"{place}: {error}"))
+        return found
