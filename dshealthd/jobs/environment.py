@@ -48,6 +48,8 @@ _DEEPSPEED = ("CROSS_SIZE", "LOCAL_SIZE")
 _STEP = ("SLURM_STEP_ID",)
 _RAS = ("NCCL_RAS_ADDR", "NCCL_RAS_ENABLE")
 _INSPECTOR = ("NCCL_INSPECTOR_DUMP_DIR",)
+_FLIGHT_RECORDER = ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""Prefixes of paths: where PyTorch takes the order to dump its last collectives, and where it writes them."""
 NCCL_COMMON = (
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NET", "NCCL_IB_DISABLE", "NCCL_SOCKET_FAMILY", "NCCL_COLLNET_ENABLE", "NCCL_NVLS_ENABLE"),
     *("NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_NTHREADS"),
@@ -72,6 +74,7 @@ ALLOWED = frozenset(
         *_STEP,
         *_RAS,
         *_INSPECTOR,
+        *_FLIGHT_RECORDER,
         *NCCL_COMMON,
         *_NCCL,
     )
