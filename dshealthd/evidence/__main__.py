@@ -1,0 +1,79 @@
+"""The collecting process: `python -m dshealthd.evidence DESCRIPTOR`, a socket to the agent.
+
+The agent asks, is told the name of the bundle once it is begun, gives its metrics again some seconds later, and is told how it ended:
+
+→ {"case": {…}, "host": {…}, "directory": PATH, "limits": {…}, "begun": SECONDS, "node": NAME, "metrics": TEXT, "probes": {…}}
+← {"bundle": NAME}
+→ {"metrics": TEXT, "interval": SECONDS}
+← {"outcome": OUTCOME, "detail": TEXT, "kept": {NAME: BYTES}}
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from dshealthd import wire
+from dshealthd.evidence import bundle as bundles
+from dshealthd.evidence.collection import Collection
+from dshealthd.evidence.findings import Case
+from dshealthd.evidence.stacks import find_py_spy
+from dshealthd.host import Host
+from dshealthd.options import Errors, decode
+
+PATIENCE = 20.0
+"""Seconds to wait for the second exposition after all else is done."""
+
+
+def main(descriptor: int) -> None:
+    """Serve one request."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = socket.socket(fileno=descriptor)
+    messages = wire.frames(channel)
+    request = next(messages)
+    directory = Path(request["directory"])
+    try:
+        answer = _take(request, directory, channel, messages)
+    except bundles.Refused as refusal:
+        answer = {"outcome": "refused", "detail": str(refusal)}
+    except OSError as error:
+        answer = {"outcome": "failed", "detail": str(error)}
+    try:
+        kept = {entry.name: bundles.size(directory / entry.name) for entry in bundles.kept(directory)}
+    except OSError as error:
+        kept = {}
+        answer["detail"] += f"; {error}"
+    channel.sendall(wire.pack({**answer, "kept": kept}))
+
+
+def _take(request: dict[str, Any], directory: Path, channel: socket.socket, messages: Any) -> dict[str, Any]:
+    """Make a bundle. `Refused`, OSError."""
+    case = Case(**{**request["case"], "culprits": _pairs(request["case"]["culprits"]), "ranks": _pairs(request["case"]["ranks"])})
+    begun = request["begun"]
+    bundle = bundles.make(directory, case.job, begun, **request["limits"])
+    errors = Errors()
+    host = decode(Host, request["host"], "", errors)
+    if errors:
+        raise ValueError("; ".join(errors))
+    collection = Collection(case, host, bundle, request["node"], py_spy=find_py_spy())
+    collection.begin(request["metrics"], request["probes"])
+    channel.sendall(wire.pack({"bundle": bundle.path.name}))
+    collection.collect()
+    channel.settimeout(PATIENCE)
+    try:
+        later: dict[str, Any] = next(messages, {})
+    except TimeoutError:
+        later = {}
+    collection.end(later.get("metrics"), later.get("interval", 0.0))
+    return {"outcome": "complete" if collection.whole else "partial", "detail": "; ".join(collection.findings.missing)[:500]}
+
+
+def _pairs(value: list[list[Any]]) -> tuple[tuple[Any, Any], ...]:
+    return tuple((first, second) for first, second in value)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

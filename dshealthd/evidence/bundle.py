@@ -1,0 +1,140 @@
+"""Bundles: directories of evidence below the agent's state, named by time and job; none but the agent's user can read them."""
+
+from __future__ import annotations
+
+import calendar
+import os
+import re
+import shutil
+import stat
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SUMMARY = "summary.txt"
+_NAME = re.compile(r"(\d{8}T\d{6}Z)-([A-Za-z0-9_.-]{1,80}?)(?:-again(\d+))?")
+_FILE = re.compile(r"[a-z0-9][a-z0-9.-]{0,80}")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+_TIME = "%Y%m%dT%H%M%SZ"
+
+
+class Refused(Exception):
+    """No bundle can be made, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A bundle that is there."""
+
+    name: str
+    job: str
+    taken: float
+    """Unix time at which it was begun."""
+
+
+def parse_name(name: str) -> Kept | None:
+    """Return which bundle a directory's name stands for; None if it is no bundle's."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    try:
+        taken = time.strptime(match[1], _TIME)
+    except ValueError:
+        return None
+    return Kept(name, match[2], float(calendar.timegm(taken)))
+
+
+def kept(directory: Path) -> list[Kept]:
+    """Return the bundles that are there, the oldest first; OSError if that cannot be told, none where there is no directory."""
+    try:
+        found = [bundle for name in os.listdir(directory) if (bundle := parse_name(name)) is not None]
+    except FileNotFoundError:
+        return []
+    return sorted(found, key=lambda bundle: (bundle.taken, bundle.name))
+
+
+def size(directory: str | Path) -> int:
+    """Return the bytes of all files in a directory and below."""
+    return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(directory) for name in names)
+
+
+class Bundle:
+    """A new bundle, with room for so many bytes."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        """Make the directory. OSError."""
+        os.mkdir(path, 0o700)
+        self.path = path
+        self.full = False
+        """Whether something had no room."""
+        self._left = max_bytes
+
+    @property
+    def left(self) -> int:
+        """Bytes for which there is room."""
+        return self._left
+
+    def append(self, name: str, data: bytes) -> None:
+        """Append to a file of the bundle; what goes beyond the room is left out. ValueError if the name is none for a file. OSError."""
+        if not _FILE.fullmatch(name):
+            message = f"no name for a file of evidence: {name[:100]!r}"
+            raise ValueError(message)
+        self.full = self.full or len(data) > self._left
+        data = data[: self._left]
+        self._left -= len(data)
+        descriptor = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+
+    def summarize(self, text: str) -> None:
+        """Replace the summary whole, which always has room. OSError."""
+        new = self.path / f".{SUMMARY}"
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, self.path / SUMMARY)
+
+
+def make(directory: Path, job: str, now: float, *, max_bundles: int, max_bytes: int, bundle_bytes: int, min_free: int) -> Bundle:
+    """Make a new bundle below a directory, after removing the oldest ones that there is no room for beside it.
+
+    `now` is Unix time; all sizes are in bytes. `Refused` where the file system would be left with less than `min_free`, OSError.
+    """
+    directory.mkdir(mode=0o700, exist_ok=True)
+    found = os.lstat(directory)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        message = f"{directory} is not a directory that only its owner, the agent's user, can read"
+        raise Refused(message)
+    for old in _surplus(directory, max_bundles - 1, max_bytes - bundle_bytes):
+        shutil.rmtree(directory / old)
+    disk = os.statvfs(directory)
+    free = disk.f_bavail * disk.f_frsize
+    if free < min_free + bundle_bytes:
+        message = (
+            f"{directory}: {free >> 20} MiB are free, and {min_free >> 20} MiB must be left after a bundle of {bundle_bytes >> 20} MiB"
+        )
+        raise Refused(message)
+    stem = f"{time.strftime(_TIME, time.gmtime(now))}-{_UNSAFE.sub('_', job)[:80] or 'all'}"
+    for name in (stem, *(f"{stem}-again{number}" for number in range(2, 10))):
+        try:
+            return Bundle(directory / name, bundle_bytes)
+        except FileExistsError:
+            continue
+    message = f"{directory / stem} and others of its name are there already"
+    raise Refused(message)
+
+
+def _surplus(directory: Path, most: int, most_bytes: int) -> Iterator[str]:
+    """Yield the bundles that must go so that so many, and so many bytes, are left; the oldest first."""
+    bundles = kept(directory)
+    sizes = {bundle.name: size(directory / bundle.name) for bundle in bundles}
+    while bundles and (len(bundles) > most or sum(sizes.values()) > most_bytes):
+        oldest = bundles.pop(0)
+        del sizes[oldest.name]
+        yield oldest.name

@@ -1,0 +1,80 @@
+"""Who is behind whom, from the flight recorders of several ranks: one rank's collectives are numbered as all others' of its group are."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Digest: TypeAlias = "Mapping[str, Any]"
+"""What `dshealthd.evidence.dump.digest` returns."""
+MAX_NAMED = 8
+
+
+def compare(digests: Mapping[int, Digest]) -> list[str]:
+    """Return what the dumps of these ranks say together: who has not entered what the others wait in, and where operations differ."""
+    groups: dict[tuple[str, str], dict[int, Digest]] = defaultdict(dict)
+    for rank, digest in digests.items():
+        for group in digest["groups"]:
+            groups[group["name"], group["ranks"]][rank] = group
+    lines = []
+    for (name, members), ranks in groups.items():
+        where = f"group {name}" + (f" of ranks {members}" if members else "")
+        lines += [f"{where}: {line}" for line in [*_apart(ranks), *_different(ranks)]]
+    return lines
+
+
+def _apart(ranks: Mapping[int, Digest]) -> list[str]:
+    """Compare how many operations each rank has entered."""
+    first = max(group["entered"] for group in ranks.values())
+    ahead = sorted(rank for rank, group in ranks.items() if group["entered"] == first)
+    behind = sorted((group["entered"], rank) for rank, group in ranks.items() if group["entered"] < first)
+    lines = []
+    for entered, rank in behind[:MAX_NAMED]:
+        missed = _described(ranks[ahead[0]], entered + 1)
+        at = _described(ranks[rank], entered)
+        lines.append(f"rank {rank} has not entered {missed}, which {_ranks(ahead)} entered; its last is {at}")
+    if len(behind) > MAX_NAMED:
+        lines.append(f"and {len(behind) - MAX_NAMED} more ranks are behind")
+    if not behind and (pending := {rank: group["pending"] for rank, group in ranks.items() if group["pending"]}):
+        numbers = {found[0]["number"] for found in pending.values()}
+        if len(numbers) == 1:
+            rank = min(pending)
+            what = _described(ranks[rank], pending[rank][0]["number"])
+            lines.append(f"{_ranks(sorted(pending))} entered {what} and wait for it, none of these ranks is behind")
+    return lines
+
+
+def _different(ranks: Mapping[int, Digest]) -> list[str]:
+    """Look for the first operation of which ranks disagree what it is."""
+    by_number: dict[int, dict[int, tuple[str, str]]] = defaultdict(dict)
+    for rank, group in ranks.items():
+        for operation in (*group["pending"], *group["last"]):
+            by_number[operation["number"]][rank] = operation["name"], operation["sizes"]
+    for number, found in sorted(by_number.items()):
+        names = {name for name, _ in found.values()}
+        if len(names) > 1:
+            told = ", ".join(f"{_ranks(sorted(rank for rank in found if found[rank][0] == name))} {name}" for name in sorted(names))
+            return [f"operation {number} is not the same for all: {told}"]
+        shapes = {sizes for _, sizes in found.values()}
+        if len(shapes) > 1 and names <= {"all_reduce", "reduce", "broadcast"}:
+            told = ", ".join(f"{_ranks(sorted(rank for rank in found if found[rank][1] == sizes))} {sizes}" for sizes in sorted(shapes))
+            return [f"operation {number} ({names.pop()}) has not the same size for all: {told}"]
+    return []
+
+
+def _described(group: Digest, number: int) -> str:
+    """Return an operation by its number: what it is, of what size, called from where."""
+    for operation in (*group["pending"], *group["last"]):
+        if operation["number"] == number:
+            size = f" of {operation['sizes']}" if operation["sizes"] else ""
+            at = f" at {operation['at']}" if operation["at"] else ""
+            return f"{operation['name']} {number}{size} ({operation['state']}{at})"
+    return f"operation {number}" if number >= 0 else "none"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    named = ", ".join(map(str, ranks[:MAX_NAMED])) + (f" and {len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else "")
+    return f"rank {named}" if len(ranks) == 1 else f"ranks {named}"

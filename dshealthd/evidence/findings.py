@@ -1,0 +1,64 @@
+"""What a collection is about, and what it has found: plain values that travel as JSON between the agent and the collecting process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Why evidence is taken, and what is known before it is."""
+
+    job: str
+    """Empty for all jobs of the node."""
+    reason: str
+    """The class of the hang, such as `desync`; `requested` where somebody asked for the evidence."""
+    since: float | None = None
+    """Unix time of the last sign of life."""
+    culprits: tuple[tuple[int, str], ...] = ()
+    """Ranks of this node that are at fault, and why."""
+    ranks: tuple[tuple[int, int], ...] = ()
+    """Ranks of this node with their pids, as the heartbeats tell; those that do not report may be missing."""
+    always_ask: bool = False
+    """Whether NCCL's RAS is asked although rank 0 is on another node, whose agent asks."""
+
+
+@dataclass(slots=True)
+class Rank:
+    """What was found of one rank of this node."""
+
+    job: str
+    rank: int
+    pid: int
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Answers of the steps `kernel`, `stacks` and `recorder`."""
+    problems: dict[str, str] = field(default_factory=dict)
+    """Why a step has no answer."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """All that was found, for the summary."""
+
+    case: Case
+    node: str
+    begun: float
+    """Unix time."""
+    seconds: float = 0.0
+    ranks: list[Rank] = field(default_factory=list)
+    collectives: list[str] = field(default_factory=list)
+    """Who is behind whom, by the flight recorders."""
+    ras: Mapping[str, Any] | None = None
+    moved: list[str] = field(default_factory=list)
+    """Counters of GPUs, fabric and kernel that are different at the end."""
+    interval: float = 0.0
+    """Seconds between the two looks at those."""
+    metrics: str = ""
+    """The exposition at the beginning."""
+    rounds: list[Mapping[str, Any]] = field(default_factory=list)
+    """Rounds of probes of the last hour."""
+    missing: list[str] = field(default_factory=list)
+    """What could not be had, and why."""
+    finished: bool = False

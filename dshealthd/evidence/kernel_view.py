@@ -1,0 +1,119 @@
+"""What the kernel says of one rank: state and waiting place of each thread, and whether it used the CPU or read and wrote meanwhile.
+
+No arguments and no environment: these may hold secrets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.evidence.step import Missing
+from dshealthd.host import read
+from dshealthd.jobs.activity import parse_activity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.evidence.step import Emit
+    from dshealthd.host import Host
+
+INTERVAL = 1.0
+"""Seconds between two looks."""
+MAX_THREADS = 128
+_STATUS = ("Name", "State", "Uid", "Threads", "VmHWM", "VmRSS", "VmSwap", "SigPnd", "ShdPnd", "Cpus_allowed_list", "Mems_allowed_list")
+_IO = ("rchar", "wchar", "read_bytes", "write_bytes")
+
+
+def look(emit: Emit, host: Host, pid: int, rank: int) -> dict[str, Any]:
+    """Emit `rank-<rank>.kernel.txt` and return the state, where the main thread waits, and what moved; `Missing` if it is gone."""
+    name = f"rank-{rank}.kernel.txt"
+    before, transferred = _cpu(host, pid), _transferred(host, pid)
+    if before is None:
+        message = f"process {pid} is gone"
+        raise Missing(message)
+    started = time.monotonic()
+    for line in _status(host, pid):
+        emit(name, line.encode(errors="replace"))
+    waits = ""
+    for number, thread in enumerate(_threads(host, pid)):
+        text, place = _thread(host, f"{pid}/task/{thread}")
+        emit(name, text.encode(errors="replace"))
+        waits = place if number == 0 else waits
+    time.sleep(max(0.0, INTERVAL - (time.monotonic() - started)))
+    after = _cpu(host, pid)
+    moved = _moved(transferred, _transferred(host, pid))
+    if after is None:
+        return {"state": "gone", "waits": waits, "cpu": None, "io": moved}
+    state, cpu = after
+    share = (cpu - before[1]) / (time.monotonic() - started)
+    emit(name, f"\nCPU time since the first look: {share:.2f} of a core; read and written: {moved}\n".encode())
+    return {"state": state, "waits": waits, "cpu": round(share, 2), "io": moved}
+
+
+def _status(host: Host, pid: int) -> Iterator[str]:
+    try:
+        lines = read(host.proc(f"{pid}/status"), 1 << 16).splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    for line in lines:
+        if line.partition(":")[0] in _STATUS:
+            yield f"{line}\n"
+
+
+def _threads(host: Host, pid: int) -> list[str]:
+    """Return the threads, the main one first."""
+    try:
+        names = sorted(os.listdir(host.proc(f"{pid}/task")), key=int)
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [str(pid)] * (str(pid) in names) + [name for name in itertools.islice(names, MAX_THREADS) if name != str(pid)]
+
+
+def _thread(host: Host, place: str) -> tuple[str, str]:
+    """Return what is to be written of a thread, and where it waits in the kernel."""
+    parts = {name: _read(host, f"{place}/{name}") for name in ("comm", "wchan", "syscall", "stack")}
+    try:
+        state = parse_activity(_read(host, f"{place}/stat").encode()).state.value
+    except ValueError:
+        state = "unknown"
+    waits = parts["wchan"] if parts["wchan"] not in {"", "0"} else ""
+    text = (
+        f"\nthread {place.rpartition('/')[2]} {parts['comm']!r}: {state}, waits in {waits or '-'}, system call {parts['syscall'] or '-'}\n"
+    )
+    return text + "".join(f"    {line}\n" for line in parts["stack"].splitlines()), waits
+
+
+def _read(host: Host, place: str) -> str:
+    """Return a line or more; in brackets why it cannot be read."""
+    try:
+        return read(host.proc(place), 1 << 14).strip()
+    except OSError as error:
+        return f"({error.strerror})"
+
+
+def _cpu(host: Host, pid: int) -> tuple[str, float] | None:
+    try:
+        found = parse_activity(read(host.proc(f"{pid}/stat"), 4096).encode())
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return found.state.value, found.cpu_seconds
+
+
+def _transferred(host: Host, pid: int) -> dict[str, int]:
+    """Return what the process has read and written so far; nothing where one may not know."""
+    found = {}
+    for line in _read(host, f"{pid}/io").splitlines():
+        name, _, value = line.partition(":")
+        if name in _IO and value.strip().isdecimal():
+            found[name] = int(value)
+    return found
+
+
+def _moved(before: dict[str, int], after: dict[str, int]) -> str:
+    if not before or not after:
+        return "unknown"
+    moved = {name: after[name] - before[name] for name in _IO if after.get(name, 0) > before.get(name, 0)}
+    return " ".join(f"{name} {value}" for name, value in moved.items()) or "nothing"

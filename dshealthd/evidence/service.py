@@ -1,0 +1,274 @@
+"""Has evidence taken of hangs, by a process of its own, one at a time; the agent's loop waits for nothing and is slowed by nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dshealthd import wire
+from dshealthd.collector import counter, gauge
+from dshealthd.evidence.bundle import kept, parse_name
+from dshealthd.options import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from dshealthd.collector import Sample
+    from dshealthd.evidence.findings import Case
+    from dshealthd.evidence.options import EvidenceOptions
+    from dshealthd.host import Host
+
+log = logging.getLogger(__name__)
+
+BUNDLES = counter(
+    "dshealthd_evidence_bundles_total",
+    "Bundles of evidence by what became of them: complete, partial (a rank could not be looked at, or there was no room), killed at its "
+    "deadline (what there was is kept), refused (the disk is nearly full), failed.",
+    "outcome",
+)
+LAST = gauge("dshealthd_evidence_last_timestamp_seconds", "Unix time at which the newest bundle that is kept was begun.")
+KEPT = gauge("dshealthd_evidence_bundles_kept", "Bundles that are kept on this node; absent if it is unknown.")
+BYTES = gauge("dshealthd_evidence_bytes", "Bytes of all bundles that are kept, as of the last collection.")
+INFO = gauge(
+    "dshealthd_evidence_bundle_info", "1 for the newest bundle of a job that is kept, a directory below path.state.", "job", "bundle"
+)
+RUNNING = gauge("dshealthd_evidence_running", "1 while evidence is taken.")
+METRICS = (BUNDLES, LAST, KEPT, BYTES, INFO, RUNNING)
+OUTCOMES = ("complete", "partial", "killed", "refused", "failed")
+
+DIRECTORY = "evidence"
+INTERVAL = 10.0
+"""Seconds from the first exposition to the second."""
+MAX_WAITING = 8
+KILL_DEADLINE = 1.0
+_PRIVATE = ("CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
+
+
+class Taken(NamedTuple):
+    """What came of a collection."""
+
+    outcome: str
+    detail: str
+    bundle: str
+    """Name of its directory; empty if there is none."""
+
+
+class Evidence:
+    """Bundles of this node, and the one that is being taken."""
+
+    def __init__(
+        self,
+        options: EvidenceOptions,
+        state: Path,
+        host: Host,
+        *,
+        metrics: Callable[[], str],
+        probes: Callable[[], Mapping[str, Any] | None],
+        monotonic: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        """Keep bundles below `state`. `metrics` gives an exposition and `probes` the status of the probes, None if it is unknown."""
+        self.options = options
+        self.directory = state / DIRECTORY
+        self._host = host
+        self._metrics = metrics
+        self._probes = probes
+        self._monotonic = monotonic
+        self._wall = wall
+        self._outcomes: Counter[str] = Counter()
+        self._sizes: dict[str, int | None] | None = None
+        self._first_seen: dict[str, float] = {}
+        """When each job that stands still was first seen to, by the monotonic clock."""
+        self._done: set[str] = set()
+        """Jobs of whose present hang there is evidence."""
+        self._waiting: dict[str, Case] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._remember()
+
+    def look(self, hangs: Iterable[Case]) -> None:
+        """Take note of the jobs that stand still now, and begin a collection where it is time for one."""
+        present = {case.job: case for case in hangs}
+        now = self._monotonic()
+        self._first_seen = {job: self._first_seen.get(job, now) for job in present}
+        self._done &= present.keys()
+        if not self.options.enabled:
+            return
+        for job, case in present.items():
+            ripe = now - self._first_seen[job] >= self.options.after
+            if ripe and job not in self._done and self._due(job) and len(self._waiting) < MAX_WAITING:
+                self._done.add(job)
+                self._waiting[job] = case
+        if self._waiting and self._task is None:
+            self._task = asyncio.create_task(self._work(), name="evidence")
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metrics of the evidence."""
+        for outcome in OUTCOMES:
+            yield BUNDLES(self._outcomes[outcome], outcome)
+        yield RUNNING(float(self._task is not None))
+        if self._sizes is None:
+            return
+        yield KEPT(len(self._sizes))
+        if None not in self._sizes.values():
+            yield BYTES(sum(size or 0 for size in self._sizes.values()))
+        newest = {entry.job: entry for name in sorted(self._sizes) if (entry := parse_name(name)) is not None}
+        for entry in newest.values():
+            yield INFO(1.0, entry.job, entry.name)
+        if newest:
+            yield LAST(max(entry.taken for entry in newest.values()))
+
+    async def take(self, case: Case) -> Taken:
+        """Take evidence now. Every failure is an outcome; when this is cancelled, the collecting process is killed."""
+        ours, theirs = socket.socketpair()
+        try:
+            process = self._start(theirs)
+        except OSError as error:
+            ours.close()
+            return self._count(Taken("failed", f"no process for it: {error}", ""))
+        bundle = ""
+        reader, writer = await asyncio.open_connection(sock=ours, limit=wire.MAX_FRAME)
+        try:
+            async with asyncio.timeout(self.options.deadline):
+                await self._send(writer, self._request(case))
+                answer = await _frame(reader)
+                if "bundle" in answer:
+                    bundle = answer["bundle"]
+                    await asyncio.sleep(INTERVAL)
+                    await self._send(writer, {"metrics": self._metrics(), "interval": INTERVAL})
+                    answer = await _frame(reader)
+            self._sizes = {str(name): int(size) for name, size in answer["kept"].items()}
+            return self._count(Taken(str(answer["outcome"]), str(answer["detail"]), bundle))
+        except TimeoutError:
+            self._remember()
+            return self._count(Taken("killed", f"not within {self.options.deadline} s; what there was is kept", bundle))
+        except (asyncio.IncompleteReadError, ConnectionError, *wire.type_error) as error:
+            self._remember()
+            return self._count(Taken("failed", f"the collecting process failed: {error!r}", bundle))
+        finally:
+            writer.close()
+            await _end(process)
+
+    async def close(self) -> None:
+        """Give up what is being taken."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _due(self, job: str) -> bool:
+        """Tell whether the last bundle of a job is old enough; a clock that was set back makes none too new."""
+        last = max(
+            (entry.taken for name in self._sizes or () if (entry := parse_name(name)) is not None and entry.job == job), default=None
+        )
+        return last is None or not 0 <= self._wall() - last < self.options.again_after
+
+    async def _work(self) -> None:
+        """Take what waits, one after another."""
+        try:
+            while self._waiting:
+                job = next(iter(self._waiting))
+                await self.take(self._waiting.pop(job))
+        finally:
+            self._task = None
+
+    def _count(self, taken: Taken) -> Taken:
+        self._outcomes[taken.outcome if taken.outcome in OUTCOMES else "failed"] += 1
+        place = f": {self.directory / taken.bundle}" if taken.bundle else ""
+        log.log(
+            logging.WARNING if taken.outcome in {"complete", "partial"} else logging.ERROR,
+            "evidence %s%s%s",
+            taken.outcome,
+            place,
+            f" ({taken.detail})" if taken.detail else "",
+        )
+        return taken
+
+    def _remember(self) -> None:
+        """Look which bundles there are; their sizes the next collection tells."""
+        try:
+            self._sizes = dict.fromkeys((entry.name for entry in kept(self.directory)), None)
+        except OSError as error:
+            self._sizes = None
+            log.warning("evidence: %s", error)
+
+    def _request(self, case: Case) -> dict[str, Any]:
+        options = self.options
+        return {
+            "case": dataclasses.asdict(case),
+            "host": encode(self._host),
+            "directory": str(self.directory),
+            "begun": self._wall(),
+            "limits": {
+                "max_bundles": options.max_bundles,
+                "max_bytes": options.max_bytes,
+                "bundle_bytes": options.max_bundle_bytes,
+                "min_free": options.min_free_bytes,
+            },
+            "node": socket.gethostname(),
+            "metrics": self._metrics(),
+            "probes": self._probes(),
+        }
+
+    def _start(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        with theirs:
+            return subprocess.Popen(  # noqa: S603 - our own interpreter
+                [sys.executable, "-P", "-m", "dshealthd.evidence", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={key: value for key, value in os.environ.items() if key not in _PRIVATE},
+                start_new_session=True,
+            )
+
+    @staticmethod
+    async def _send(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
+        writer.write(wire.pack(message))
+        await writer.drain()
+
+
+async def _frame(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """Return the next frame; ValueError if it is none."""
+    (size,) = wire.LENGTH.unpack(await reader.readexactly(wire.LENGTH.size))
+    if size > wire.MAX_FRAME:
+        message = f"a frame of {size} bytes"
+        raise ValueError(message)
+    found = json.loads(await reader.readexactly(size))
+    if not isinstance(found, dict):
+        message = "no JSON object"
+        raise TypeError(message)
+    return found
+
+
+async def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the collecting process if it has not ended; its steps end with it. One that cannot be killed is left behind."""
+    loop = asyncio.get_running_loop()
+    pidfd = os.pidfd_open(process.pid)
+    ended = asyncio.Event()
+
+    def reap() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        process.wait()
+        ended.set()
+
+    loop.add_reader(pidfd, reap)
+    for number in (None, signal.SIGKILL):
+        if number is not None:
+            process.send_signal(number)
+        try:
+            async with asyncio.timeout(KILL_DEADLINE):
+                await ended.wait()
+                return
+        except TimeoutError:
+            continue
+    log.error("evidence: process %d cannot be killed", process.pid)

@@ -1,0 +1,141 @@
+"""Python stacks of one rank, by py-spy where it is installed, without stopping the process and without the values of variables."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.evidence import privileges
+from dshealthd.evidence.step import Missing
+
+if TYPE_CHECKING:
+    from dshealthd.evidence.step import Emit
+    from dshealthd.host import Host
+
+ATTEMPTS = 3
+"""A process that runs may be read in the middle of a change."""
+PAUSE = 0.3
+MAX_OUTPUT = 8 << 20
+MAX_THREADS = 256
+MAX_FRAMES = 128
+_LIBRARIES = (
+    "/torch/",
+    "/deepspeed/",
+    "/accelerate/",
+    "/lightning/",
+    "/transformers/",
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python",
+)
+
+
+def find_py_spy() -> str | None:
+    """Return where py-spy is: beside the agent's own interpreter, or in the PATH."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+
+
+def take(emit: Emit, host: Host, pid: int, rank: int, program: str | None) -> dict[str, Any]:
+    """Emit `rank-<rank>.stacks.txt` and return where the main thread is; `Missing` says why there are none, OSError.
+
+    Becomes the rank's user, but keeps the right to read its memory, which Yama takes from users.
+    """
+    if program is None:
+        message = "py-spy is not installed"
+        raise Missing(message)
+    user = privileges.user_of(host, pid)
+    descriptor = os.open(program, os.O_RDONLY | os.O_CLOEXEC)  # the rank's user may not get to where it is installed
+    privileges.become(user, keep_ptrace=True)
+    privileges.end_with_parent()
+    for attempt in range(ATTEMPTS):
+        output, problem = _run(descriptor, pid)
+        try:
+            threads = parse(output) if not problem else []
+        except ValueError as error:
+            problem = f"py-spy gave what is not understood: {error}"
+        if not problem:
+            break
+        if attempt < ATTEMPTS - 1:
+            time.sleep(PAUSE)
+    if problem:
+        raise Missing(problem)
+    emit(f"rank-{rank}.stacks.txt", write(threads).encode(errors="replace"))
+    main = next((thread for thread in threads if thread["os"] == pid), threads[0])
+    return {"at": place(main["frames"]), "in": innermost(main["frames"])}
+
+
+def _run(program: int, pid: int) -> tuple[bytes, str]:
+    """Return what py-spy prints, or why it does not."""
+    with subprocess.Popen(  # noqa: S603 - a program of the administrator's
+        ["py-spy", "dump", "--nonblocking", "--json", "--pid", str(pid)],  # noqa: S607 - what runs is the open file
+        executable=f"/proc/self/fd/{program}",
+        pass_fds=[program],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={"PATH": "/usr/bin:/bin", "HOME": "/", "RUST_BACKTRACE": "0", "NO_COLOR": "1"},
+        cwd="/",
+    ) as process:
+        assert process.stdout is not None  # noqa: S101 - as it was asked for
+        assert process.stderr is not None  # noqa: S101
+        output = process.stdout.read(MAX_OUTPUT + 1)
+        if len(output) > MAX_OUTPUT:
+            process.kill()
+            return b"", f"py-spy printed more than {MAX_OUTPUT >> 20} MiB"
+        words = process.stderr.read(1 << 14).decode(errors="replace")
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    return output, "" if process.returncode == 0 else f"py-spy: {lines[0][:300] if lines else f'status {process.returncode}'}"
+
+
+def parse(output: bytes) -> list[dict[str, Any]]:
+    """Return the threads that `py-spy dump --json` tells of, without the command line and without variables; ValueError if malformed."""
+    try:
+        document = json.loads(output)
+        threads = [
+            {
+                "os": thread.get("os_thread_id"),
+                "name": str(thread.get("thread_name") or ""),
+                "active": bool(thread.get("active")),
+                "gil": bool(thread.get("owns_gil")),
+                "frames": [
+                    (str(frame["name"]), str(frame["filename"]), int(frame.get("line") or 0)) for frame in thread["frames"][:MAX_FRAMES]
+                ],
+            }
+            for thread in document[:MAX_THREADS]
+        ]
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(repr(error)[:200]) from error
+    if not threads:
+        message = "no thread"
+        raise ValueError(message)
+    return threads
+
+
+def write(threads: list[dict[str, Any]]) -> str:
+    """Return the stacks as text, innermost frame first."""
+    parts = []
+    for thread in threads:
+        marks = ", ".join(mark for mark in ("active" if thread["active"] else "idle", "holds the GIL" if thread["gil"] else "") if mark)
+        parts.append(f"thread {thread['os']} {thread['name']!r} ({marks})\n")
+        parts += [f"    {name} ({filename}:{line})\n" for name, filename, line in thread["frames"]]
+        parts.append("\n")
+    return "".join(parts)
+
+
+def place(frames: list[tuple[str, str, int]]) -> str:
+    """Return the innermost frame that is not a library's; the innermost of all where there is none."""
+    own = [frame for frame in frames if not any(library in frame[1] for library in _LIBRARIES)]
+    name, filename, line = (own or frames or [("?", "?", 0)])[0]
+    return f"{filename}:{line} {name}"
+
+
+def innermost(frames: list[tuple[str, str, int]]) -> str:
+    """Return the function that the rank is in."""
+    return f"{frames[0][0]} ({os.path.basename(frames[0][1])}:{frames[0][2]})" if frames else ""

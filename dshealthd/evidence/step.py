@@ -1,0 +1,161 @@
+"""One step of a collection, in a forked process of its own, since whatever it touches may hang: what it has found by its deadline is kept.
+
+A step is a function that is given an `Emit` and returns a JSON document. It emits the content of files as it comes to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dshealthd.evidence import privileges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Emit = Callable[[str, bytes], None]
+"""Appends bytes to a file of the bundle."""
+Function = Callable[[Emit], Any]
+
+_HEAD = struct.Struct(">II")
+_CHUNK = 1 << 18
+MAX_NAME = 100
+MAX_ANSWER = 4 << 20
+KILL_DEADLINE = 0.5
+"""Seconds after SIGKILL until a step counts as unkillable."""
+
+
+class Missing(Exception):
+    """What a step was to get cannot be had, and why."""
+
+
+class Step:
+    """A running step. `answer` is what it returned, `problem` why it did not."""
+
+    def __init__(self, name: str, function: Function, seconds: float, max_bytes: int, keep: Emit) -> None:
+        """Start it; it may take so long and emit so much. `keep` is given in this process what the step emits."""
+        self.name = name
+        self.answer: Any = None
+        self.problem = ""
+        self._keep = keep
+        self._left = max_bytes
+        self._buffer = bytearray()
+        self._answered = False
+        self.deadline = time.monotonic() + seconds
+        self._seconds = seconds
+        read_end, write_end = os.pipe()
+        sys.stdout.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(read_end)
+            _run(function, write_end)
+        os.close(write_end)
+        os.set_blocking(read_end, False)
+        self.descriptor = read_end
+
+    def receive(self) -> bool:
+        """Take what has come; False at its end."""
+        try:
+            data = os.read(self.descriptor, _CHUNK)
+        except BlockingIOError:
+            return True
+        self._buffer += data
+        while len(self._buffer) >= _HEAD.size:
+            name_size, size = _HEAD.unpack_from(self._buffer)
+            if name_size > MAX_NAME or (size > MAX_ANSWER if not name_size else size > self._left):
+                self.problem = "it gave more than is kept"
+                return False
+            end = _HEAD.size + name_size + size
+            if len(self._buffer) < end:
+                break
+            name = bytes(self._buffer[_HEAD.size : _HEAD.size + name_size]).decode()
+            self._take(name, bytes(self._buffer[_HEAD.size + name_size : end]))
+            del self._buffer[:end]
+        return bool(data)
+
+    def end(self) -> None:
+        """End it, if it has not ended; one that cannot be killed is left behind."""
+        os.close(self.descriptor)
+        if not self._answered and not self.problem and time.monotonic() >= self.deadline:
+            self.problem = f"not within {self._seconds:g} s"
+        if not self._answered:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._pid, signal.SIGKILL)
+        end = time.monotonic() + KILL_DEADLINE
+        while (ended := os.waitpid(self._pid, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
+            time.sleep(0.005)
+        if ended == (0, 0):
+            self.problem = f"{self.problem or 'it did not end'}; process {self._pid} cannot be killed"
+        elif not self._answered and not self.problem:
+            code = os.waitstatus_to_exitcode(ended[1])
+            self.problem = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+    def _take(self, name: str, data: bytes) -> None:
+        if name:
+            self._left -= len(data)
+            self._keep(name, data)
+            return
+        answer = json.loads(data)
+        self._answered = True
+        self.answer, self.problem = answer["answer"], answer["problem"]
+
+
+def run(steps: Iterable[Callable[[], Step]], at_once: int) -> list[Step]:
+    """Run steps side by side, so many at a time, each to its end or its deadline; return them in the order in which they were started."""
+    waiting, started, running = list(steps), list[Step](), dict[int, Step]()
+    with selectors.DefaultSelector() as selector:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                step = waiting.pop(0)()
+                started.append(step)
+                running[step.descriptor] = step
+                selector.register(step.descriptor, selectors.EVENT_READ)
+            now = time.monotonic()
+            ready = {key.fd for key, _ in selector.select(max(0.0, min(step.deadline for step in running.values()) - now))}
+            for descriptor, step in list(running.items()):
+                over = time.monotonic() >= step.deadline
+                if (descriptor in ready and not step.receive()) or over:
+                    selector.unregister(descriptor)
+                    del running[descriptor]
+                    step.end()
+    return started
+
+
+def _run(function: Function, descriptor: int) -> NoReturn:
+    """Be a step: in the child."""
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        privileges.end_with_parent()
+
+        def emit(name: str, data: bytes) -> None:
+            _write(descriptor, name.encode(), data)
+
+        try:
+            answer, problem = function(emit), ""
+        except (Missing, OSError, ValueError) as error:
+            answer, problem = None, str(error)
+        except MemoryError:
+            answer, problem = None, "it takes more memory than it may have"
+        _write(descriptor, b"", json.dumps({"answer": answer, "problem": problem}).encode())
+        status = 0
+    except BaseException:  # noqa: BLE001 - nothing may return into the parent's code; said on standard error, which is the log
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _write(descriptor: int, name: bytes, data: bytes) -> None:
+    view = memoryview(_HEAD.pack(len(name), len(data)) + name + data)
+    while view:
+        view = view[os.write(descriptor, view) :]

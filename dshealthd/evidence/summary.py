@@ -1,0 +1,149 @@
+"""The summary of a bundle: the first thing that is read, at night, by somebody who has to decide whom to blame."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.evidence import exposition_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dshealthd.evidence.findings import Findings, Rank
+
+MAX_RANKS = 64
+MAX_ROUNDS = 20
+MAX_MISSING = 40
+_WIDTH = 300
+FILES = (
+    ("rank-R.stacks.txt", "Python stacks"),
+    ("rank-R.kernel.txt", "threads of the rank as the kernel sees them"),
+    ("rank-R.flight-recorder.pickle", "dump of PyTorch's flight recorder, as the rank wrote it: never unpickle it with plain Python"),
+    ("rank-R.flight-recorder.json", "what that dump says of the last collectives"),
+    ("nccl-ras-1.json, -2.json", "NCCL RAS, asked twice"),
+    ("kernel-log.txt", "kernel lines of the last 15 minutes"),
+    ("metrics-before.prom, -after.prom", "all metrics of the agent"),
+    ("probes.json", "state of the probes and their last rounds"),
+)
+
+
+def write(findings: Findings) -> str:
+    """Return the text."""
+    return "\n".join(line[:_WIDTH] for line in _lines(findings)) + "\n"
+
+
+def _lines(findings: Findings) -> Iterator[str]:
+    case = findings.case
+    series = exposition_text.parse(findings.metrics)
+    what = "asked for by hand" if case.reason == "requested" else f"hang, class {case.reason}"
+    yield f"{case.job or 'all jobs'} on {findings.node}: {what}"
+    yield f"taken   {_time(findings.begun)}, in {findings.seconds:.0f} s"
+    if case.since is not None:
+        yield f"since   {_time(case.since)}: no sign of life for {findings.begun - case.since:.0f} s then"
+    if not findings.finished:
+        yield "THE COLLECTION HAS NOT ENDED: it goes on, or was killed; the files tell what there was until then"
+    yield ""
+    yield "Who is behind whom"
+    yield from _indented(_blame(findings, series))
+    yield ""
+    yield f"Ranks on this node: {len(findings.ranks)}"
+    yield from _indented(_rank(findings, series, rank) for rank in findings.ranks[:MAX_RANKS])
+    yield ""
+    yield f"GPU, fabric and kernel: what moved within {findings.interval:.0f} s"
+    yield from _indented(findings.moved or ["nothing" if findings.interval else "not known"])
+    yield ""
+    yield "Rounds of probes of the last hour"
+    yield from _indented([_round(entry) for entry in findings.rounds[-MAX_ROUNDS:]] or ["none"])
+    yield ""
+    yield "What could not be had"
+    missing = [*findings.missing, *(_problem(rank, name) for rank in findings.ranks for name in rank.problems)]
+    yield from _indented(
+        [*missing[:MAX_MISSING], *([f"and {len(missing) - MAX_MISSING} more"] if len(missing) > MAX_MISSING else [])] or ["nothing"]
+    )
+    yield ""
+    yield "Files"
+    yield from _indented(f"{name:34} {meaning}" for name, meaning in FILES)
+
+
+def _blame(findings: Findings, series: exposition_text.Series) -> Iterator[str]:
+    """Yield what says who the others wait for, the surest first."""
+    found = False
+    for line in (
+        *(f"rank {rank}: {why}" for rank, why in findings.case.culprits),
+        *findings.collectives,
+        *_by_ras(findings.ras),
+        *_by_steps(findings, series),
+    ):
+        found = True
+        yield line
+    if not found:
+        yield "nothing on this node tells; look at the bundles of the job's other nodes, and at the probes' suspects"
+
+
+def _by_ras(ras: Mapping[str, Any] | None) -> Iterator[str]:
+    if ras is None:
+        return
+    for number, host, gpu, what in ras["troubles"]:
+        yield f"NCCL RAS: {_who(number, host, gpu)} is {what}"
+    for number, host, gpu, operation, behind in ras["behind"]:
+        yield f"NCCL RAS: {_who(number, host, gpu)} has launched {behind} {operation} fewer than the rank that is furthest"
+    if not ras["troubles"] and not ras["behind"]:
+        still = "nothing was launched between two answers" if ras["idle"] else "counts have moved, or cannot be compared"
+        yield f"NCCL RAS (NCCL {ras['version'] or 'of unknown version'}): all ranks answer and none is behind; {still}"
+
+
+def _who(number: str, host: str, gpu: str) -> str:
+    return f"rank {number or '?'}" + (f" on {host}" if host else "") + (f" GPU {gpu}" if gpu else "")
+
+
+def _by_steps(findings: Findings, series: exposition_text.Series) -> Iterator[str]:
+    """Compare the steps that the heartbeats tell."""
+    for job in sorted({rank.job for rank in findings.ranks}):
+        steps = exposition_text.of_job(series, "dshealthd_job_step", job)
+        if steps and min(steps.values()) < max(steps.values()):
+            last = min(steps.values())
+            behind = ", ".join(sorted((rank for rank in steps if steps[rank] == last), key=int))
+            yield f"heartbeats: rank {behind} of {job} at step {last:.0f}, others here at step {max(steps.values()):.0f}"
+
+
+def _rank(findings: Findings, series: exposition_text.Series, rank: Rank) -> str:
+    """Write one rank as one line."""
+    key = str(rank.rank)
+    step = exposition_text.of_job(series, "dshealthd_job_step", rank.job).get(key)
+    doing = [exposition_text.chosen(series, f"dshealthd_job_{name}", rank.job, name).get(key, "") for name in ("phase", "stage")]
+    heard = exposition_text.of_job(series, "dshealthd_job_heartbeat_timestamp_seconds", rank.job).get(key)
+    kernel, stacks, recorder = (rank.facts.get(name) or {} for name in ("kernel", "stacks", "recorder"))
+    cpu = kernel.get("cpu")
+    parts = [
+        f"rank {rank.rank}" + ("" if findings.case.job else f" of {rank.job}"),
+        findings.node,
+        f"pid {rank.pid}",
+        f"step {step:.0f}" if step is not None else "step unknown",
+        "/".join(filter(None, doing)) or "stage unknown",
+        f"heard {findings.begun - heard:.0f} s ago" if heard is not None else "",
+        f"{kernel.get('state', 'state unknown')}" + (f" in {kernel['waits']}" if kernel.get("waits") else ""),
+        f"CPU {cpu:.0%}" if cpu is not None else "",
+        f"Python at {stacks['at']} in {stacks['in']}" if stacks else "Python stack unknown",
+        f"flight recorder {recorder['note']}" if recorder.get("note") else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _problem(rank: Rank, name: str) -> str:
+    names = {"kernel": "the kernel's view", "stacks": "Python stacks", "recorder": "flight recorder", "digest": "contents of its dump"}
+    return f"rank {rank.rank} (pid {rank.pid}), {names.get(name, name)}: {rank.problems[name]}"
+
+
+def _round(entry: Mapping[str, Any]) -> str:
+    """Write one round as the status document has it."""
+    return ", ".join(f"{name} {value}" for name, value in entry.items() if isinstance(value, str | int | float) and value != "")
+
+
+def _indented(lines: Any) -> Iterator[str]:
+    for line in lines:
+        yield f"  {line}"
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
