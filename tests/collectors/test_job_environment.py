@@ -1,0 +1,525 @@
+"""Job environments: on small machines, and on this one with real processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collector import Context, Fault, Reason
+from dshealthd.collectors.job_environment import MAX_PROBLEMS, JobEnvironment
+from dshealthd.exposition import Format, render
+from dshealthd.host import Host
+from dshealthd.jobs.environment import MAX_NAMES
+from dshealthd.result import Outcome, Result, attempt
+from tests.jobs.machines import Machine, environ
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+FIXTURES = Path(__file__).parent / "fixtures" / "job_environment"
+RUN = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
+Values = dict[tuple[str, ...], float]
+
+
+def values(result: Result, name: str) -> Values:
+    """Return the samples of one metric by their labels, without job and run."""
+    return {sample.labels[2:]: sample.value for sample in result.samples if sample.metric.name == f"dshealthd_job_{name}"}
+
+
+class Node:
+    """A small machine with interfaces, adapters and GPUs, and the collector on it."""
+
+    def __init__(self, root: Path, **options: object) -> None:
+        self.root = root
+        self.machine = Machine(root / "proc")
+        (self.machine.process(40) / "comm").write_text("bash\n")
+        self.blocked: set[str] = set()
+        host = Host(procfs=root / "proc", sysfs=root / "sys", rootfs=root)
+        self.context = Context(host=host, monotonic=self.machine.clock, wall=self.machine.clock, approach=self._approach)
+        self.collector = JobEnvironment(JobEnvironment.Options(**options), self.context)  # type: ignore[arg-type] # of several types
+
+    def _approach(self, part: str) -> Fault | None:
+        return Fault(part, Reason.STUCK, "hung") if part in self.blocked else None
+
+    def rank(self, number: int, changed: Mapping[str, str] | None = None, *, pid: int = 0, parent: int = 40) -> int:
+        """Add a rank, and return its pid."""
+        pid = pid or 100 + number
+        self.machine.process(pid, {**RUN, "RANK": str(number), "LOCAL_RANK": str(number), **(changed or {})}, parent=parent, start=pid)
+        net = self.machine.root / str(pid) / "net"
+        net.mkdir(exist_ok=True)
+        names = os.listdir(self.root / "sys/class/net") if (self.root / "sys/class/net").exists() else []
+        (net / "dev").write_text("Inter-|\n face |\n" + "".join(f"{name:>6}: 0 0\n" for name in names))
+        return pid
+
+    def interfaces(self, **states: str) -> None:
+        """Give the machine interfaces in these states."""
+        for name, state in states.items():
+            place = self.root / "sys/class/net" / name
+            place.mkdir(parents=True)
+            (place / "flags").write_text("0x1003\n" if state != "disabled" else "0x1002\n")
+            (place / "operstate").write_text("unknown\n" if name == "lo" else f"{state}\n")
+
+    def adapter(self, name: str, *states: str) -> None:
+        """Give the machine an adapter whose ports are in these states."""
+        for port, state in enumerate(states, 1):
+            place = self.root / "sys/class/infiniband" / name / "ports" / str(port)
+            place.mkdir(parents=True)
+            (place / "state").write_text(f"{state}\n")
+
+    def gpus(self, count: int) -> None:
+        """Give the machine GPUs."""
+        for index in range(count):
+            place = self.root / f"sys/bus/pci/devices/0000:{index:02x}:00.0"
+            place.mkdir(parents=True)
+            (place / "vendor").write_text("0x10de\n")
+            (place / "class").write_text("0x030200\n")
+
+    def sweep(self) -> Result:
+        """Collect in a new sweep."""
+        self.context.sweep += 1
+        return attempt(self.collector, self.context.monotonic)
+
+    def problems(self) -> Values:
+        """Return the problems by rank, variable and problem."""
+        return values(self.sweep(), "environment_problems")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """A node without training."""
+    return Node(tmp_path)
+
+
+def test_fixture() -> None:
+    """Two ranks of a job of two nodes below torchrun below srun, with a data loader, and a run beside it: the whole output."""
+    context = Context(host=Host(procfs=FIXTURES / "proc", sysfs=FIXTURES / "sys"), monotonic=time.monotonic, wall=time.time)
+    result = attempt(JobEnvironment(JobEnvironment.Options(), context), time.monotonic)
+    assert (result.outcome, result.faults) == (Outcome.OK, ())
+    assert render(result.samples, Format.PROMETHEUS) == (FIXTURES / "expected.prom").read_text()
+
+
+def test_no_job(node: Node) -> None:
+    """Without training there are no series, and none that say 0, but for the runs left out."""
+    result = node.sweep()
+    assert [(sample.metric.name, sample.value) for sample in result.samples] == [("dshealthd_job_runs_left_out", 0)]
+
+
+def test_run(node: Node) -> None:
+    """Ranks are told with where they meet."""
+    for number in (2, 3):
+        node.rank(number, {"TORCHELASTIC_RUN_ID": "none"})
+    result = node.sweep()
+    assert values(result, "run_info") == {("torchrun",): 1}
+    assert values(result, "processes") == {("2",): 1, ("3",): 1}
+    metrics = ("world_size", "master_port", "ranks", "lowest_rank", "orphaned_ranks")
+    assert [values(result, name)[()] for name in metrics] == [4, 29500, 2, 2, 0]
+    assert {labels[0] for labels in values(result, "rendezvous_kin_info")} == {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"}
+    assert values(result, "environment_problems") == {}
+
+
+def test_rank_used_twice(node: Node) -> None:
+    """Two processes with one rank are told as that; those that it has started are not (fault 21)."""
+    node.rank(0)
+    node.rank(1)
+    node.rank(1, pid=200)
+    node.rank(1, pid=300, parent=200)
+    assert values(node.sweep(), "processes") == {("0",): 1, ("1",): 2}
+    node.machine.end(200)
+    node.machine.end(300)
+    assert values(node.sweep(), "processes") == {("0",): 1, ("1",): 1}
+
+
+def test_daemon_of_a_rank_is_no_rank(node: Node) -> None:
+    """A daemon of another program that an earlier rank has left behind has its environment, and is not that rank."""
+    for pid, program in ((node.rank(1), "python3.11"), (node.rank(1, pid=200, parent=1), "sccache")):
+        (node.machine.root / str(pid) / "exe").symlink_to(f"/usr/bin/{program}")
+    assert values(node.sweep(), "processes") == {("1",): 1}
+
+
+@pytest.mark.parametrize(("variable", "value"), [("WORLD_SIZE", "3"), ("MASTER_PORT", "29501"), ("MASTER_ADDR", "node2")])
+def test_ranks_that_disagree(node: Node, variable: str, value: str) -> None:
+    """Ranks that disagree about one variable are two runs, and have the digest of all but this variable in common."""
+    node.rank(0)
+    node.rank(1, {variable: value})
+    kin: dict[str, list[str]] = {}
+    for sample in node.sweep().samples:
+        if sample.metric.name == "dshealthd_job_rendezvous_kin_info":
+            kin.setdefault(sample.labels[2], []).append(sample.labels[3])
+    assert [name for name, found in kin.items() if len(found) != len(set(found))] == [variable]
+
+
+def test_orphans(node: Node) -> None:
+    """A rank that has lost its launcher is left over; one below process 1 may be a service of systemd's, which says so."""
+    node.rank(0)
+    node.rank(1, {"SYSTEMD_EXEC_PID": "101"}, parent=1)
+    (node.machine.root / "1/comm").write_text("systemd\n")
+    assert values(node.sweep(), "orphaned_ranks") == {(): 0}
+    node.rank(0, parent=1)  # taken in by process 1: the same process, with another parent
+    assert values(node.sweep(), "orphaned_ranks") == {(): 1}
+
+
+def test_orphans_unknown(node: Node) -> None:
+    """Below the first process of a container it is not known who started a rank: unknown is not 0."""
+    node.rank(0, parent=1)
+    (node.machine.root / "1/comm").write_text("tini\n")
+    assert values(node.sweep(), "orphaned_ranks") == {}
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"RANK": "4"}, ("4", "RANK", "beyond")),
+        ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, ("0", "LOCAL_RANK", "beyond")),
+        ({"LOCAL_RANK": "2"}, ("0", "LOCAL_RANK", "beyond")),
+        ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "1", "TORCHELASTIC_RUN_ID": "x"}, ("0", "LOCAL_RANK", "beyond")),
+        ({"CUDA_VISIBLE_DEVICES": "0,2"}, ("0", "CUDA_VISIBLE_DEVICES", "absent")),
+        ({"CUDA_VISIBLE_DEVICES": "1,1"}, ("0", "CUDA_VISIBLE_DEVICES", "repeated")),
+    ],
+)
+def test_ordinals(node: Node, changed: dict[str, str], problem: tuple[str, ...]) -> None:
+    """Numbers beyond what there is are told, on a node with two GPUs."""
+    node.gpus(2)
+    node.rank(0, changed)
+    assert node.problems() == {problem: 1}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"LOCAL_RANK": "1"},
+        {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"},
+        {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "0", "SLURM_PROCID": "1", "SLURM_JOB_ID": "7"},
+        {"LOCAL_RANK": "7", "CUDA_VISIBLE_DEVICES": ""},
+        {"LOCAL_RANK": "7", "CUDA_VISIBLE_DEVICES": "-1"},
+    ],
+)
+def test_ordinals_that_fit(node: Node, changed: dict[str, str]) -> None:
+    """A rank below the number of GPUs, one with a GPU of its own, and a training that hides all GPUs are right."""
+    node.gpus(2)
+    node.rank(0, changed)
+    assert node.problems() == {}
+
+
+def test_ordinals_without_gpus(node: Node) -> None:
+    """On a node without GPUs, or whose bus cannot be read, nothing is said of them."""
+    node.rank(0, {"LOCAL_RANK": "9", "CUDA_VISIBLE_DEVICES": "0,0"})
+    assert node.problems() == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("eth", ""),
+        ("=eth0", ""),
+        ("^docker,lo", ""),
+        ("eth1,eth0", ""),
+        ("e", ""),
+        ("eth9", "absent"),
+        ("=eth", "absent"),
+        ("^eth,lo,ib", "absent"),
+        ("eth1", "down"),
+        ("ib0", "down"),
+        ("lo", "loopback"),
+        ("^eth", "loopback"),
+    ],
+)
+def test_interfaces(node: Node, value: str, problem: str) -> None:
+    """What NCCL_SOCKET_IFNAME leaves is nothing, nothing that runs, or the loopback interface alone in a run of several nodes."""
+    node.interfaces(lo="up", eth0="up", eth1="down", ib0="disabled")
+    node.rank(0)
+    node.rank(1, {"NCCL_SOCKET_IFNAME": value})
+    assert node.problems() == ({("1", "NCCL_SOCKET_IFNAME", problem): 1} if problem else {})
+
+
+def test_loopback_on_one_node(node: Node) -> None:
+    """A run of one node may use the loopback interface."""
+    node.interfaces(lo="up", eth0="up")
+    for number in range(4):
+        node.rank(number, {"NCCL_SOCKET_IFNAME": "lo"})
+    assert node.problems() == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "problems"),
+    [
+        ("mlx5", ()),
+        ("=mlx5_0,mlx5_1", ()),
+        ("^mlx5_2", ()),
+        ("mlx5_0:1", ()),
+        ("bnxt,mlx5", ()),
+        ("", ()),
+        ("bnxt", ("absent",)),
+        ("mlx5_0,mlx5_7", ("absent",)),
+        ("=mlx5_0,mlx5_2", ("down",)),
+        ("mlx5_2", ("down",)),
+        ("mlx5_1:2", ("down",)),
+        ("mlx5_0:2", ("absent",)),
+        ("=mlx5_7,mlx5_2", ("absent", "down")),
+        ("^mlx5_0,mlx5_1", ("down",)),
+        ("^mlx5", ("absent",)),
+    ],
+)
+def test_adapters(node: Node, value: str, problems: tuple[str, ...]) -> None:
+    """What NCCL_IB_HCA leaves is nothing or not active, or one of the adapters that it names singly is."""
+    node.adapter("mlx5_0", "4: ACTIVE")
+    node.adapter("mlx5_1", "4: ACTIVE", "1: DOWN")
+    node.adapter("mlx5_2", "1: DOWN")
+    node.rank(0, {"NCCL_IB_HCA": value})
+    assert node.problems() == {("0", "NCCL_IB_HCA", problem): 1 for problem in problems}
+
+
+def test_adapters_on_a_node_without(node: Node) -> None:
+    """Where there is no adapter, one that is named is absent; to exclude some changes nothing."""
+    node.rank(0, {"NCCL_IB_HCA": "mlx5_0"})
+    node.rank(1, {"NCCL_IB_HCA": "^mlx5_0"})
+    assert node.problems() == {("0", "NCCL_IB_HCA", "absent"): 1}
+
+
+def test_adapter_that_does_not_answer(node: Node) -> None:
+    """An adapter that hung is a fault; it is there, and whether it works is not known."""
+    node.adapter("mlx5_0", "4: ACTIVE")
+    node.adapter("mlx5_1", "gibberish")
+    node.blocked.add("adapter mlx5_0")
+    node.rank(0, {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"})
+    result = node.sweep()
+    assert values(result, "environment_problems") == {}
+    assert {fault.part: fault.reason for fault in result.faults} == {"adapter mlx5_0": Reason.STUCK, "adapter mlx5_1": Reason.MALFORMED}
+
+
+def test_names_and_values(node: Node) -> None:
+    """Names that nothing reads, values out of range and transports that are off are told once, with how many ranks and the lowest."""
+    wrong = {"NCCL_TIMEOUT": "1800", "NCCL_SOCKET_IFNAMES": "eth0", "NCCL_IB_TIMEOUT": "1000", "NCCL_P2P_DISABLE": "1"}
+    more = {"NCCL_SHM_DISABLE": "true", "NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_OWN_PLUGINS_KNOB": "1", "DEEPSPEED_DEBUG": "1"}
+    for number in range(1, 4):
+        node.rank(number, {**wrong, **more})
+    assert node.problems() == {
+        ("1", "NCCL_TIMEOUT", "unread"): 3,
+        ("1", "NCCL_SOCKET_IFNAME", "misspelt"): 3,
+        ("1", "NCCL_IB_TIMEOUT", "out_of_range"): 3,
+        ("1", "NCCL_P2P_DISABLE", "disabled"): 3,
+        ("1", "NCCL_SHM_DISABLE", "no_number"): 3,
+        ("1", "NCCL_IB_DISABLE", "disabled"): 3,
+        ("1", "NCCL_NET", "disabled"): 3,
+        ("1", "other", "unknown"): 3,
+        ("1", "DEEPSPEED_DEBUG", "unread"): 3,
+    }
+
+
+@pytest.mark.parametrize(("value", "disabled"), [("LOC", True), ("0", True), ("SYS", False), ("1", False), ("", False)])
+def test_level_that_disables(node: Node, value: str, disabled: bool) -> None:  # noqa: FBT001 - a parameter
+    """NCCL_P2P_LEVEL=LOC is NCCL_P2P_DISABLE=1 by another name."""
+    node.rank(0, {"NCCL_P2P_LEVEL": value})
+    assert bool(node.problems()) == disabled
+
+
+def test_settings_that_differ(node: Node) -> None:
+    """A rank with another value of what all must share is told; not to set it is a value of its own."""
+    for number in range(3):
+        node.rank(number, {"NCCL_ALGO": "Ring"})
+    node.rank(3)
+    result = node.sweep()
+    assert values(result, "environment_problems") == {("3", "NCCL_ALGO", "differs"): 1}
+    mixed = values(result, "setting_fingerprint")
+    node.rank(3, {"NCCL_ALGO": "Ring"}, pid=104)
+    node.machine.end(103)
+    result = node.sweep()
+    assert values(result, "environment_problems") == {}
+    assert values(result, "setting_fingerprint").keys() == mixed.keys() == {("NCCL_ALGO",)}
+    assert values(result, "setting_fingerprint") != mixed
+
+
+def test_fingerprints_are_equal_on_all_nodes(tmp_path: Path) -> None:
+    """Nodes whose ranks have the same settings have the same fingerprint, in a number that a float holds; others have another."""
+    found = []
+    for index, value in enumerate(("LL", "LL", "Simple")):
+        node = Node(tmp_path / str(index))
+        node.rank(index, {"NCCL_PROTO": value})
+        found.append(values(node.sweep(), "setting_fingerprint")["NCCL_PROTO",])
+    assert found[0] == found[1] != found[2]
+    assert all(0 <= value < 1 << 48 for value in found)
+
+
+def test_configuration_file(node: Node) -> None:
+    """`/etc/nccl.conf` of the process's own root counts, below its environment; names in it are looked at, too."""
+    place = node.machine.root / str(node.rank(0, {"NCCL_ALGO": "Ring"})) / "root/etc"
+    place.mkdir(parents=True)
+    (place / "nccl.conf").write_text("# ours\nNCCL_ALGO=rubbish\nNCCL_P2P_DISABLE=1\nNCCL_TIMEOUT=1\n")
+    assert node.problems() == {("0", "NCCL_P2P_DISABLE", "disabled"): 1, ("0", "NCCL_TIMEOUT", "unread"): 1}
+
+
+def test_configuration_file_that_cannot_be_read(node: Node) -> None:
+    """A fault says at each collection that a part of the settings is unknown, until it can be read; the environment is told."""
+    place = node.machine.root / str(node.rank(0, {"NCCL_P2P_DISABLE": "1"})) / "root/etc/nccl.conf"
+    place.mkdir(parents=True)  # a directory: EISDIR
+    for _ in range(2):
+        result = node.sweep()
+        assert [(fault.part, fault.reason) for fault in result.faults] == [("process 100", Reason.IO_ERROR)]
+        assert values(result, "environment_problems") == {("0", "NCCL_P2P_DISABLE", "disabled"): 1}
+    place.rmdir()
+    assert node.sweep().faults == ()
+
+
+def test_process_that_hangs(node: Node) -> None:
+    """What was read of a process before it hung goes on being told; one that hangs from the start is not touched."""
+    node.rank(0, {"NCCL_P2P_DISABLE": "1"})
+    before = node.problems()
+    node.blocked.add("process 100")
+    assert node.problems() == before != {}
+
+
+def test_vanishing_process(node: Node) -> None:
+    """A rank that ends between the table's look and the collector's is no fault, and nothing is lost of the others."""
+    node.interfaces(lo="up", eth0="up")
+    for number in range(2):
+        node.rank(number, {"NCCL_SOCKET_IFNAME": "eth9"})
+    ended = False
+
+    def approach(part: str) -> Fault | None:
+        nonlocal ended
+        if part == "process 100" and (node.machine.root / "101/stat").exists() and table_has_read():
+            ended = True
+            shutil.rmtree(node.machine.root / "100")
+        return None
+
+    looks: list[str] = []
+
+    def table_has_read() -> bool:
+        looks.append("process 100")
+        return len(looks) == 2  # the first is the table's
+
+    node.context.approach = approach
+    result = node.sweep()
+    assert ended
+    assert result.faults == ()
+    assert values(result, "environment_problems") == {("1", "NCCL_SOCKET_IFNAME", "absent"): 1}
+
+
+def test_huge_and_odd_environments(node: Node) -> None:
+    """2 MiB of environment, and names that are no text, hide nothing of what is allowed, and nothing else comes out (fault 22)."""
+    odd = b"\xff\xfe=1\0NCCL_\xff\xfe=1\0=\0\0NCCL_ALGO\0"
+    data = odd + environ({**RUN, "RANK": "0", "NCCL_P2P_DISABLE": "1", "AWS_SECRET": "hush"}) + b"X=" + b"x" * (2 << 20)
+    node.machine.process(100, data)
+    result = node.sweep()
+    assert result.faults == ()
+    assert values(result, "environment_problems") == {("0", "NCCL_P2P_DISABLE", "disabled"): 1}
+    assert not [sample for sample in result.samples if "hush" in str(sample.labels)]
+
+
+def test_many_processes_with_many_variables(node: Node) -> None:
+    """200 ranks with 300 variables each are told in a bounded number of series, and cost a bounded time from the second look on."""
+    wrong = {f"NCCL_{'ABCDEFGHIJ'[index % 10]}{index}": "1" for index in range(MAX_NAMES)}
+    wrong |= {f"{name}S": "x" for name in ("NCCL_DEBUG", "NCCL_IB_HCA", "NCCL_ALGO", "NCCL_IB_TIMEOUT")}
+    for number in range(200):
+        node.rank(number, {**wrong, **{f"OTHER_{index}": "x" for index in range(40)}, "WORLD_SIZE": "200"}, pid=1000 + number)
+    result = node.sweep()
+    assert values(result, "ranks") == {(): 200}
+    assert len(values(result, "processes")) == 64
+    assert 0 < len(values(result, "environment_problems")) <= MAX_PROBLEMS
+    assert len(result.samples) < 200
+    started = time.process_time()
+    node.sweep()
+    assert time.process_time() - started < 0.25
+
+
+def test_problems_are_bounded(node: Node) -> None:
+    """A user who sets every wrong name there is gets no more series than others."""
+    from dshealthd.jobs.nccl_names import names
+
+    have = names()
+    node.rank(0, dict.fromkeys(list(have.retired) + list(have.unread) + list(have.renamed), "x"))
+    node.rank(1, {f"{name}S": "x" for name in sorted(have.known)[:200]})
+    assert len(node.problems()) == MAX_PROBLEMS
+
+
+def test_runs_left_out(tmp_path: Path) -> None:
+    """Of more runs than are shown the oldest are, and how many are not is told."""
+    node = Node(tmp_path, max_runs=2)
+    for number in range(5):
+        node.rank(0, {"MASTER_PORT": str(29500 + number)}, pid=100 + number)
+    result = node.sweep()
+    assert {sample.value for sample in result.samples if sample.metric.name == "dshealthd_job_master_port"} == {29500, 29501}
+    assert {sample.value for sample in result.samples if sample.metric.name == "dshealthd_job_runs_left_out"} == {3}
+
+
+@contextmanager
+def started(*ranks: Mapping[str, str]) -> Iterator[list[int]]:
+    """Start real processes with these variables, and nothing else of this test's that concerns training."""
+    with ExitStack() as stack:
+        pids = []
+        for variables in ranks:
+            command = [sys.executable, "-c", "print(flush=True); input()"]
+            clean = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL_", "CUDA_", "TORCH", "SLURM"))}
+            child = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**clean, **RUN, **variables})
+            )
+            stack.callback(child.terminate)
+            assert child.stdout is not None
+            child.stdout.readline()
+            pids.append(child.pid)
+        yield pids
+
+
+def of_job(result: Result, name: str, job: str) -> Values:
+    """Return the samples of one metric of one job, by labels behind job and run."""
+    return {
+        sample.labels[2:]: sample.value
+        for sample in result.samples
+        if sample.metric.name == f"dshealthd_job_{name}" and sample.labels[0] == job
+    }
+
+
+def test_real_processes() -> None:
+    """Real ranks with faults in their environments are told by the real `/proc` and `/sys`, and gone when they have ended."""
+    context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+    collector = JobEnvironment(JobEnvironment.Options(), context)
+    job, own = f"slurm-{os.getpid()}", {"SLURM_JOB_ID": str(os.getpid())}
+    with started(
+        {**own, "RANK": "0"},
+        {**own, "RANK": "1", "NCCL_SOCKET_IFNAME": "nosuch0", "NCCL_P2P_DISABLE": "1"},
+        {**own, "RANK": "1", "NCCL_SOCKET_IFNAME": "lo", "NCCL_TIMEOUT": "1"},
+        {**own, "RANK": "2", "WORLD_SIZE": "3"},
+    ):
+        context.sweep += 1
+        result = attempt(collector, context.monotonic)
+    assert of_job(result, "processes", job) == {("0",): 1, ("1",): 2, ("2",): 1}
+    assert of_job(result, "environment_problems", job) == {
+        ("1", "NCCL_SOCKET_IFNAME", "absent"): 1,
+        ("1", "NCCL_SOCKET_IFNAME", "loopback"): 1,
+        ("1", "NCCL_P2P_DISABLE", "disabled"): 1,
+        ("1", "NCCL_TIMEOUT", "unread"): 1,
+    }
+    kin = [labels for labels in of_job(result, "rendezvous_kin_info", job) if labels[0] == "WORLD_SIZE"]
+    assert len(kin) == 1, "both runs differ in WORLD_SIZE alone, so that they have one kin"
+    context.sweep += 1
+    assert of_job(attempt(collector, context.monotonic), "ranks", job) == {}
+
+
+def test_real_orphan() -> None:
+    """A real rank whose launcher is killed is left over; whoever takes it in."""
+    job = f"slurm-{os.getpid()}"
+    program = (
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'print(flush=True); input()'], env={**os.environ, 'RANK': '0'})\n"
+        "child.wait()"
+    )
+    context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+    collector = JobEnvironment(JobEnvironment.Options(), context)
+    environment = {**os.environ, **RUN, "SLURM_JOB_ID": str(os.getpid())}
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as launcher:
+        assert launcher.stdout is not None
+        launcher.stdout.readline()
+        context.sweep += 1
+        before = of_job(attempt(collector, context.monotonic), "orphaned_ranks", job)
+        launcher.kill()
+        launcher.wait(timeout=20)
+        context.sweep += 1
+        after = of_job(attempt(collector, context.monotonic), "orphaned_ranks", job)
+    assert (before, after) == ({(): 0}, {(): 1})
