@@ -111,6 +111,14 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         ],
         [alert("straggler", "warning", node="a")],
     ),
+    "NVML that hangs, and memory that is bad, over rounds that fail on their nodes": (
+        [
+            alert("nvml-broken", node="a"),
+            alert("nccl-all-reduce-failed", component="gpu", **GPU | {"node": "b"}),
+            alert("nccl-timeout", node="c"),
+        ],
+        [alert("nccl-timeout", node="a"), alert("nccl-remote-error", node="b"), alert("straggler", "warning", node="b")],
+    ),
     "but a warning of a part holds back nothing": (
         [alert("bad-link", "warning", "nic", node="b", device="x"), alert("straggler", "warning", node="b")],
         [],
