@@ -13,8 +13,8 @@ from dshealthd.collector import Collector, CollectorOptions, Fault, NotAvailable
 from dshealthd.jobs.heartbeat import Receiver
 from dshealthd.jobs.heartbeat_sender import Rejected
 from dshealthd.options import option
-from dshealthd.training.channel import DEFAULT_PATH
-from dshealthd.training.message import Phase
+from dshealthd.training.message import Phase, Stage
+from dshealthd.training.page import DEFAULT_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,7 +41,7 @@ STEP_SECONDS = gauge(
 LAST_STEP_SECONDS = gauge("dshealthd_job_last_step_seconds", "The same of the last step alone.", "job", "rank")
 HEARD = gauge(
     "dshealthd_job_heartbeat_timestamp_seconds",
-    "Unix time at which a rank sent its last heartbeat: of a step, or of a phase.",
+    "Unix time of a rank's last heartbeat: of a step, a stage of it, or a phase.",
     "job",
     "rank",
 )
@@ -51,6 +51,28 @@ PHASE = gauge(
     "job",
     "rank",
     "phase",
+)
+STAGE = gauge(
+    "dshealthd_job_stage",
+    "1 for how far the rank's step has come on its host, since the last heartbeat: input (the next forward pass has not begun), "
+    "forward, or backward (gradients, collectives, optimizer). Absent where it is not known. A CUDA device may be behind.",
+    "job",
+    "rank",
+    "stage",
+)
+INPUT_SECONDS = gauge(
+    "dshealthd_job_input_seconds",
+    "What a step of the rank waits for its input: moving average over ten steps, those with a marked pause left out. "
+    "With CUDA what the device waits, without the host, as far as the input comes between steps.",
+    "job",
+    "rank",
+)
+FORWARD_SECONDS = gauge(
+    "dshealthd_job_forward_seconds",
+    "What the forward passes of a step of the rank take: moving average over ten steps. With CUDA the device's time. "
+    "With FSDP or ZeRO 3 it includes waiting for parameters of other ranks.",
+    "job",
+    "rank",
 )
 LOSS_FINITE = gauge("dshealthd_job_loss_finite", "1 if the rank's last known loss is finite, 0 if it is NaN or infinite.", "job", "rank")
 NONFINITE = counter(
@@ -69,15 +91,14 @@ MEMORY = gauge(
 COMMUNICATION = counter(
     "dshealthd_job_communication_seconds_total", "Time in collectives, where DeepSpeed's comms logger measures it.", "job", "rank"
 )
-LOST = counter("dshealthd_job_heartbeats_lost_total", "Heartbeats that a rank could not send: no agent, or one too slow.", "job", "rank")
 PROCESSES = gauge(
     "dshealthd_job_rank_processes",
     "Processes that report as this rank; more than 1 is a rank used twice, or a run that was left over.",
     "job",
     "rank",
 )
-RECEIVED = counter("dshealthd_heartbeats_received_total", "Heartbeats taken in.")
-REJECTED = counter("dshealthd_heartbeats_rejected_total", "Heartbeats and connections not taken in, by why.", "reason")
+RECEIVED = counter("dshealthd_heartbeats_received_total", "Heartbeats read; of those of one rank four a second at most.")
+REJECTED = counter("dshealthd_heartbeats_rejected_total", "Connections of senders that were refused or ended, by why.", "reason")
 UNIDENTIFIED = gauge(
     "dshealthd_heartbeat_processes_unidentified",
     "Processes that send heartbeats and are not shown, by why it is unknown what they are.",
@@ -177,13 +198,16 @@ def samples(message: Message, heard: float, job: str, rank: str) -> Iterator[Sam
     yield STEP(message.step, job, rank)
     yield HEARD(heard, job, rank)
     yield PHASE(1, job, rank, Phase(message.phase).name.lower())
-    yield LOST(message.lost, job, rank)
+    if message.stage != Stage.UNKNOWN:
+        yield STAGE(1, job, rank, Stage(message.stage).name.lower())
     if message.loss_finite is not None:
         yield LOSS_FINITE(float(message.loss_finite), job, rank)
         yield NONFINITE(message.nonfinite, job, rank)
     for metric, value in (
         (STEP_SECONDS, message.mean_seconds),
         (LAST_STEP_SECONDS, message.last_seconds),
+        (INPUT_SECONDS, message.input_seconds),
+        (FORWARD_SECONDS, message.forward_seconds),
         (SKIPPED, message.skipped),
         (LOSS_SCALE, message.loss_scale),
         (NORM, message.gradient_norm),

@@ -1,11 +1,11 @@
-"""Takes in the heartbeats of training processes: a socket that every user may write to, and that none can use to harm others.
+"""Takes in the heartbeats of training processes: a socket that every user may connect to, and that none can use to harm others.
 
-Each sender has a connection, and with it a queue, of its own (`dshealthd.training.channel` says why). The kernel tells of each message
-which process sent it, and that process must be the one that connected; its job and rank come from `/proc`.
+A sender hands over a page of memory (`dshealthd.training.page`), once. The kernel tells which process did, which must be the one that
+connected; its job and rank come from `/proc`. From then on the page is read by the clock, a few times a second, so that a training does
+nothing for being read, and no sender decides what the agent does when.
 
-Queues are looked at by the clock, a few times a second, and not as messages arrive: so that sending one wakes nobody, which would cost
-the training more than all else does, and that no sender decides what the agent does when. What a turn takes in is bounded, in
-connections and in messages, of each sender and of all; when a message was sent stands in it.
+Nothing of a connection is received or closed in the agent's loop: another user's descriptors may be in it (`take_page`). How many
+connections and threads there are is bounded, of each user and of all.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import select
 import socket
-import struct
+import threading
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from dshealthd.jobs.heartbeat_identity import Enquiries, Identity, Unidentified, identify, same
+from dshealthd.jobs.heartbeat_errands import Errands
+from dshealthd.jobs.heartbeat_identity import Identity, Unidentified, identify, same
 from dshealthd.jobs.heartbeat_listener import listen, place
-from dshealthd.jobs.heartbeat_sender import Rejected, Sender
-from dshealthd.training.message import MAX_SIZE, decode
+from dshealthd.jobs.heartbeat_sender import CREDENTIALS, Rejected, Sender, take_page
+from dshealthd.training.message import PAGE, newest
 
 if TYPE_CHECKING:
     import asyncio
@@ -33,18 +35,14 @@ if TYPE_CHECKING:
 
 MAX_SENDERS = 256
 MAX_SENDERS_PER_USER = 64
+MAX_ERRANDS = 512
+"""Connections that wait for a thread; while there are more, none is taken."""
 PERIOD = 0.25
 """Seconds from one turn to the next."""
-MESSAGES_OF_SENDER = 32
-"""Messages of one sender that are taken in one turn: a training sends 25 at most. A queue that built up meanwhile is 300."""
-MESSAGES = 512
-"""Messages that are taken in one turn, some 3 ms; who was left out comes first in the next."""
 CONNECTIONS = 32
 """New connections that are taken in one turn."""
-
-_CREDENTIALS = struct.Struct("=iII")
-_ANCILLARY = socket.CMSG_SPACE(_CREDENTIALS.size)
-"""Room for the credentials and nothing else, so that descriptors that come with a message are not taken in."""
+TORN = 8
+"""Turns after which a page that holds no whole message has none."""
 
 
 class Receiver:
@@ -61,14 +59,16 @@ class Receiver:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: socket.socket | None = None
         self._place: tuple[int, int] | None = None
-        self._senders: dict[socket.socket, Sender] = {}
+        self._senders: dict[int, Sender] = {}
+        """By the descriptor of the connection."""
+        self._poll = select.poll()
         self._users: Counter[int] = Counter()
         self._timer: asyncio.TimerHandle | None = None
-        self._enquiries: Enquiries | None = None
+        self._errands: Errands | None = None
         self._owners: dict[str, int] = {}
         """The user of each job: that of its oldest process. A later one cannot make itself older."""
         self.received = 0
-        """Messages taken so far."""
+        """Messages read so far."""
         self.rejected: Counter[Rejected] = Counter()
 
     @property
@@ -81,13 +81,18 @@ class Receiver:
         self.close()
         listener = listen(self.path)
         self._listener, self._loop, self._place = listener, loop, place(self.path)
-        self._enquiries = Enquiries(lambda pid, user: identify(self._host, pid, user), loop)
+        self._errands = Errands(loop)
         self._turn()
 
     def close(self) -> None:
         """Let go of the socket and of all senders, who will find the next one."""
-        for sender in list(self._senders.values()):
-            self._drop(sender)
+        senders = list(self._senders.values())
+        for sender in senders:
+            self._forget(sender)
+        threading.Thread(target=_disconnect, args=(senders,), name="heartbeat senders", daemon=True).start()
+        if self._errands is not None:
+            self._errands.close()
+            self._errands = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -124,91 +129,87 @@ class Receiver:
         return {reason: counts[reason] for reason in Unidentified}
 
     def _turn(self) -> None:
-        """Take in what has come since the last turn."""
-        if self._listener is None or self._loop is None:
+        """See to the connections, and read the pages."""
+        if self._listener is None or self._loop is None or self._errands is None:
             return
         self._timer = self._loop.call_later(PERIOD, self._turn)
-        left = MESSAGES
+        for connection, events in self._poll.poll(0):
+            self._attend(self._errands, self._senders[connection], events)
+        self._accept(self._errands, self._listener)  # now that those who have gone have made room
         for sender in list(self._senders.values()):
-            if left <= 0:
-                break
-            self._senders[sender.connection] = self._senders.pop(sender.connection)  # to the end
-            left -= self._receive(sender)
-        self._accept(self._listener)  # last, so that those who have gone have made room
+            if sender.page is not None and not self._foreign(sender):
+                self._read(sender, sender.page)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, errands: Errands, listener: socket.socket) -> None:
         """Take new connections."""
         for _ in range(CONNECTIONS):
+            if len(errands) >= MAX_ERRANDS:
+                return
             try:
                 connection, _ = listener.accept()
             except OSError:  # none waits, or there is no descriptor for it, and it goes on waiting
                 return
             connection.settimeout(0.0)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+            pid, user, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
             if pid <= 0 or len(self._senders) >= MAX_SENDERS or self._users[user] >= MAX_SENDERS_PER_USER:
                 self.rejected[Rejected.SENDERS if pid > 0 else Rejected.FORGED] += 1
-                connection.close()
+                errands.run(user, connection.close)
                 continue
             self._users[user] += 1
-            self._senders[connection] = Sender(connection, pid, user, self._monotonic())
+            self._senders[connection.fileno()] = Sender(connection, pid, user, self._monotonic())
+            self._poll.register(connection, select.POLLIN)
 
-    def _receive(self, sender: Sender) -> int:
-        """Take messages of one sender, and return how many."""
-        for number in range(MESSAGES_OF_SENDER):
-            now = self._monotonic()
-            try:
-                data, ancillary, flags, _ = sender.connection.recvmsg(MAX_SIZE, _ANCILLARY)
-            except BlockingIOError:
-                sender.drained = now
-                return number
-            except OSError:  # it was reset
-                self._drop(sender)
-                return number
-            if not data:
-                self._drop(sender)
-                return number
-            rejected = self._take(sender, data, ancillary, flags, now)
-            if rejected is None:
-                self.received += 1
-                continue
-            self.rejected[rejected] += 1
-            if rejected is not Rejected.OTHER_USER:
-                self._drop(sender)
-                return number + 1
-        self.rejected[Rejected.RATE] += 1
-        return MESSAGES_OF_SENDER
-
-    def _take(self, sender: Sender, data: bytes, ancillary: Iterable[tuple[int, int, bytes]], flags: int, now: float) -> Rejected | None:
-        """Keep a message, or say why not."""
-        if not any(
-            level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and _CREDENTIALS.unpack(value)[:2] == (sender.pid, sender.user)
-            for level, kind, value in ancillary
-        ):
-            return Rejected.FORGED
-        if flags & socket.MSG_TRUNC:
-            return Rejected.MALFORMED
-        try:
-            message = decode(data)
-        except ValueError:
-            return Rejected.MALFORMED
-        if sender.who is None and self._enquiries is not None:
-            sender.who = Unidentified.PENDING
-            self._enquiries.ask(sender.pid, sender.user, functools.partial(self._identified, sender))
-        if self._foreign(sender):
-            return Rejected.OTHER_USER
-        # It was sent after its queue was last empty, whatever it says.
-        age = min(max(now - message.sent, 0.0), now - sender.drained)
-        sender.message, sender.heard = message, self._wall() - age
-        return None
-
-    def _identified(self, sender: Sender, answer: Answer) -> None:
-        if sender.connection not in self._senders:
-            return
-        sender.who = answer
-        if answer is Unidentified.GONE:
+    def _attend(self, errands: Errands, sender: Sender, events: int) -> None:
+        """Do what a connection asks for: it has ended, or its page is there."""
+        if events & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
             self._drop(sender)
+        elif sender.who is None:
+            sender.who = Unidentified.PENDING
+            self._poll.unregister(sender.connection)  # until the page has been taken
+            errands.run(sender.user, functools.partial(_meet, self._host, sender), functools.partial(self._met, sender))
+        else:
+            self._reject(sender, Rejected.MALFORMED)  # there is nothing to say after the page
+
+    def _met(self, sender: Sender, met: tuple[int | Rejected | None, Answer]) -> None:
+        """Begin to read a sender's page, if it has one."""
+        page, who = met
+        if self._senders.get(sender.connection.fileno()) is not sender:  # it was let go meanwhile
+            if isinstance(page, int):
+                os.close(page)
+            return
+        sender.who = who
+        if isinstance(page, Rejected):
+            self._reject(sender, page)
+            return
+        sender.page = page
+        if who is Unidentified.GONE:
+            self._drop(sender)
+            return
+        self._poll.register(sender.connection, select.POLLIN)
         self._settle()
+
+    def _read(self, sender: Sender, page: int) -> None:
+        """Read a page, if it is another than it was."""
+        now = self._monotonic()
+        try:
+            data = os.pread(page, PAGE, 0)
+        except OSError:  # the memory has failed
+            self._reject(sender, Rejected.MALFORMED)
+            return
+        if data != sender.data:
+            try:
+                message = newest(data)
+            except ValueError:
+                sender.torn += 1
+                if sender.torn >= TORN:
+                    self._reject(sender, Rejected.MALFORMED)
+                return
+            # It was written after the page was last read, whatever it says.
+            age = min(max(now - message.sent, 0.0), now - sender.looked)
+            sender.data, sender.message, sender.heard = data, message, self._wall() - age
+            self.received += 1
+        sender.torn, sender.looked = 0, now
 
     def _foreign(self, sender: Sender) -> bool:
         """Tell whether a sender names a job that is another user's."""
@@ -224,12 +225,39 @@ class Receiver:
                 oldest[process.job] = min(oldest.get(process.job, age), age)
         self._owners = {job: user for job, (_, _, user) in oldest.items()}
 
+    def _reject(self, sender: Sender, why: Rejected) -> None:
+        self.rejected[why] += 1
+        self._drop(sender)
+
     def _drop(self, sender: Sender) -> None:
         """Let go of a sender; one that still lives may connect again."""
-        if self._senders.pop(sender.connection, None) is None:
-            return
-        sender.connection.close()
+        self._forget(sender)
+        if self._errands is not None:
+            self._errands.run(sender.user, sender.connection.close)
+
+    def _forget(self, sender: Sender) -> None:
+        del self._senders[sender.connection.fileno()]
+        with contextlib.suppress(KeyError):  # not registered while its page is being taken
+            self._poll.unregister(sender.connection)
+        if sender.page is not None:
+            os.close(sender.page)
+            sender.page = None
         self._users[sender.user] -= 1
         if not self._users[sender.user]:
             del self._users[sender.user]
         self._settle()
+
+
+def _disconnect(senders: Iterable[Sender]) -> None:
+    """Close connections. Blocks."""
+    for sender in senders:
+        sender.connection.close()
+
+
+def _meet(host: Host, sender: Sender) -> tuple[int | Rejected | None, Answer]:
+    """Return the page of a sender, or why it has none, and who it is. Blocks."""
+    try:
+        page = take_page(sender.connection, sender.pid, sender.user)
+    except OSError:
+        return None, Unidentified.GONE
+    return page, Unidentified.GONE if isinstance(page, Rejected) else identify(host, sender.pid, sender.user)

@@ -1,14 +1,11 @@
 """Who sends heartbeats: the job and rank of a process, read from `/proc` and never taken from what it says.
 
-A process's environment is read under the lock of its memory, which one that hangs in a driver may hold, so that it is read in a thread that
-nobody waits for. That lock is given up at the agent's own end, which a thread does not delay.
+A process's environment is read under the lock of its memory, which one that hangs in a driver may hold: this blocks.
 """
 
 from __future__ import annotations
 
 import enum
-import threading
-from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -17,15 +14,7 @@ from dshealthd.jobs.environment import job, launch, parse_environ
 from dshealthd.jobs.processes import ENVIRON_LIMIT, TrainingProcess, parse_stat
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-
     from dshealthd.host import Host
-
-THREADS = 8
-"""Processes that are looked at at a time."""
-THREADS_PER_USER = 2
-"""The same of one user, whose processes may hang."""
 
 
 class Unidentified(enum.StrEnum):
@@ -104,44 +93,3 @@ def _boot(host: Host) -> str:
         return read(host.proc("sys/kernel/random/boot_id")).strip()
     except OSError:
         return ""
-
-
-class Enquiries:
-    """Has processes identified, a bounded number at a time; the rest wait for their turn."""
-
-    def __init__(self, look: Callable[[int, int], Answer], loop: asyncio.AbstractEventLoop) -> None:
-        """`look` is given a pid and its user, in a thread; answers are given in `loop`."""
-        self._look = look
-        self._loop = loop
-        self._waiting: deque[tuple[int, int, Callable[[Answer], None]]] = deque()
-        self._running: Counter[int] = Counter()
-
-    def ask(self, pid: int, user: int, answer: Callable[[Answer], None]) -> None:
-        """Have `answer` be called with what the process is, some time."""
-        self._waiting.append((pid, user, answer))
-        self._start()
-
-    def _start(self) -> None:
-        """Start what may be started: those of a user who has too many already are passed over."""
-        for _ in range(len(self._waiting)):
-            if self._running.total() >= THREADS:
-                return
-            enquiry = self._waiting.popleft()
-            if self._running[enquiry[1]] >= THREADS_PER_USER:
-                self._waiting.append(enquiry)
-                continue
-            self._running[enquiry[1]] += 1
-            threading.Thread(target=self._run, args=enquiry, name="heartbeat sender", daemon=True).start()
-
-    def _run(self, pid: int, user: int, answer: Callable[[Answer], None]) -> None:
-        found = self._look(pid, user)
-
-        def deliver() -> None:
-            self._running[user] -= 1
-            if not self._running[user]:
-                del self._running[user]
-            answer(found)
-            self._start()
-
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(deliver)

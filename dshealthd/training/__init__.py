@@ -1,11 +1,11 @@
-"""Heartbeats of a training: one message a step to the agent of the node, which never waits and never fails.
+"""Heartbeats of a training: where it is, told to the agent of the node, which never waits and never fails.
 
     from dshealthd.training import attach
 
-    attach(engine)                        # a DeepSpeed engine
-    attach(optimizer=optimizer)           # plain torch; scaler=scaler where there is a GradScaler
+    attach(engine)                              # a DeepSpeed engine
+    attach(optimizer=optimizer, model=model)    # plain torch; scaler=scaler where there is a GradScaler
 
-    with attach(optimizer=optimizer) as heartbeat:
+    with attach(optimizer=optimizer, model=model) as heartbeat:
         …
         heartbeat.loss(loss)              # optional
         with heartbeat.phase("evaluation"):
@@ -29,18 +29,22 @@ if TYPE_CHECKING:
 __all__ = ["attach"]
 
 
-def attach(engine: Any = None, *, optimizer: Any = None, scaler: Any = None, step: int = 0, socket: str | None = None) -> Heartbeat:
+def attach(
+    engine: Any = None, *, optimizer: Any = None, model: Any = None, scaler: Any = None, step: int = 0, socket: str | None = None
+) -> Heartbeat:
     """Report every step of a DeepSpeed engine, or of a torch optimizer, to the agent, until the heartbeat is closed.
 
-    `scaler` is the `torch.amp.GradScaler` that steps the optimizer: with it, skipped steps and the loss scale are reported. `step` is
-    how many steps were made before, of an optimizer (a resumed training); an engine knows. `socket` is where the agent listens.
+    `model` is the outermost module whose forward pass a step calls (the DDP or FSDP wrapper, what `torch.compile` returned): with it, the
+    stage of a step is reported, and how long input and forward pass take. `scaler` is the `torch.amp.GradScaler` that steps the
+    optimizer: with it, skipped steps and the loss scale are reported. `step` is how many steps were made before, of an optimizer (a
+    resumed training); an engine knows. `socket` is where the agent listens.
 
     What cannot be attached to is said once, by `logging`, and training goes on without: nothing is raised but TypeError for a call
     that names neither engine nor optimizer, or both.
     """
     from dshealthd.training.heartbeat import Heartbeat
 
-    if (engine is None) == (optimizer is None):
+    if (engine is None) == (optimizer is None) or (engine is not None and model is not None):
         message = "attach(engine) for DeepSpeed, or attach(optimizer=optimizer) for torch"
         raise TypeError(message)
     heartbeat = Heartbeat(step=step, socket=socket)
@@ -48,4 +52,6 @@ def attach(engine: Any = None, *, optimizer: Any = None, scaler: Any = None, ste
         heartbeat.follow_engine(engine)
     else:
         heartbeat.follow_optimizer(optimizer, scaler)
+        if model is not None:
+            heartbeat.follow_model(model)
     return heartbeat

@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.training.heartbeat import Heartbeat, harmless
+from dshealthd.training.model import follow as follow_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,7 @@ def follow(heartbeat: Heartbeat, engine: Any) -> None:
     else:
         _after(heartbeat, engine, "step", lambda _: _step(heartbeat, engine, None))
         _before(heartbeat, engine, "backward", heartbeat.loss)
+        follow_model(heartbeat, engine)
     _around(heartbeat, engine, "save_checkpoint", "checkpoint")
     _around(heartbeat, engine, "load_checkpoint", "checkpoint")
     _around(heartbeat, engine, "eval_batch", "evaluation")
@@ -41,7 +43,7 @@ def _step(heartbeat: Heartbeat, engine: Any, loss: Any) -> None:
     if loss is not None:
         heartbeat.loss(loss)
     if engine.global_steps == heartbeat.steps:
-        heartbeat.alive()
+        heartbeat.micro_step()
         return
     heartbeat.skipped = engine.skipped_steps
     optimizer = engine.optimizer

@@ -11,18 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from dshealthd.training.channel import DEFAULT_PATH, Channel
-from dshealthd.training.message import Memory, Message, Phase, encode
+from dshealthd.training.laps import Average, Laps
+from dshealthd.training.message import Memory, Message, Phase, Stage, encode
+from dshealthd.training.page import DEFAULT_PATH, Page
 from dshealthd.training.readback import Readback
 
 log = logging.getLogger("dshealthd.training")
 
-INTERVAL = 0.01
-"""Seconds from one message to the next: of shorter steps not each has its own. All that a message says is of the moment or only grows."""
 SLOW_INTERVAL = 1.0
 """Seconds for which memory and communication, which cost more to read, are told again."""
-AVERAGED = 10
-"""Steps over which the step time is averaged."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -48,6 +45,9 @@ class Heartbeat:
 
     Nothing here waits for a device, the agent or a lock. What is told is of the moment of the message, but for these:
 
+    - the stage is the host's, which launches work and is ahead of its device: a host that waits for results (`loss.item()`) after a step
+      is in the stage of the input, whatever its device does;
+    - times of input and forward pass: late by some steps on a CUDA device, as `laps.Laps` says;
     - loss and gradient norm on a CUDA device: late by a step or more, as `readback.Readback` says;
     - memory and time of communication: up to a second old, as reading them costs tens of microseconds;
     - the step time is the time from the end of one step to the end of the next on the host. Where a training never waits for its
@@ -58,20 +58,19 @@ class Heartbeat:
     def __init__(self, *, step: int = 0, socket: str | None = None) -> None:
         """Prepare; `step` is how many steps were made before, `socket` where the agent listens."""
         self.closed = os.environ.get("DSHEALTHD_HEARTBEAT") == "0"
-        self._channel = Channel(socket or os.environ.get("DSHEALTHD_HEARTBEAT_SOCKET") or DEFAULT_PATH)
+        self._page = Page(socket or os.environ.get("DSHEALTHD_HEARTBEAT_SOCKET") or DEFAULT_PATH)
         self.steps = step
         """Optimizer steps so far."""
         self._phase = Phase.TRAINING
-        self._lost = 0
+        self._stage = Stage.UNKNOWN
+        self._laps = Laps()
         self._nonfinite = 0
         self._finite: bool | None = None
         self._last: float | None = None
-        self._mean: float | None = None
-        self._measured = 0
+        self._mean = Average()
         self._ended: float | None = None
         self._paused = 0.0
         self._pause_began: float | None = None
-        self._sent = 0.0
         self._loss = Readback()
         self._norm = Readback()
         self._memory: Memory | None = None
@@ -99,19 +98,61 @@ class Heartbeat:
         follow(self, optimizer, scaler)
 
     @harmless
+    def follow_model(self, model: Any) -> None:
+        """Report the stages of steps by the forward passes of a torch module."""
+        from dshealthd.training.model import follow
+
+        follow(self, model)
+
+    @harmless
     def step(self, step: int | None = None) -> None:
         """Say that an optimizer step was made, as `attach` does by itself; `step` is its number if it is known better."""
         now = time.monotonic()
         self.steps = self.steps + 1 if step is None else step
         if self._ended is not None and self._pause_began is None:  # else it is not known how long the pause was
-            self._measure(now - self._ended - self._paused)
+            self._last = max(now - self._ended - self._paused, 0.0)
+            self._mean.add(self._last)
         self._ended, self._paused, self._pause_began = now, 0.0, None
         self._phase = Phase.TRAINING  # who makes steps trains, whatever was marked before
+        if self._stage is not Stage.UNKNOWN:
+            self._stage = Stage.INPUT
+            self._laps.step_ended(now)
         self._tell(now)
 
     @harmless
-    def alive(self) -> None:
-        """Say that the process goes on, between steps: at a micro-step, say."""
+    def micro_step(self) -> None:
+        """Say that a micro-step was made which is no step yet."""
+        now = time.monotonic()
+        if self._stage is not Stage.UNKNOWN:
+            self._stage = Stage.INPUT
+            self._laps.micro_step_ended(now)
+        self._tell(now)
+
+    @harmless
+    def forward_began(self, model: Any) -> None:
+        """Say that a forward pass begins; `model` is what computes it."""
+        now = time.monotonic()
+        if self._stage is Stage.UNKNOWN:
+            parameter = next(model.parameters(), None)
+            self._laps.on("" if parameter is None else parameter.device.type)
+        self._stage = Stage.FORWARD
+        self._laps.input_ended(now)
+        self._tell(now)
+
+    @harmless
+    def compute_began(self) -> None:
+        """Say that the model within all wrappers begins to compute; what that takes is the time of the forward pass."""
+        self._laps.forward_began(time.monotonic())
+
+    @harmless
+    def compute_ended(self) -> None:
+        """Say that it has computed."""
+        self._laps.forward_ended(time.monotonic())
+
+    @harmless
+    def forward_ended(self) -> None:
+        """Say that the forward pass has ended."""
+        self._stage = Stage.BACKWARD
         self._tell(time.monotonic())
 
     @harmless
@@ -143,18 +184,19 @@ class Heartbeat:
         now = time.monotonic()
         if self._phase is Phase.TRAINING:
             self._pause_began = now
+            self._laps.interrupted()
         elif phase is Phase.TRAINING and self._pause_began is not None:
             self._paused += now - self._pause_began
             self._pause_began = None
         self._phase = phase
-        self._tell(now, at_once=True)
+        self._tell(now)
 
     def close(self) -> None:
         """Send no more, and let go of what was attached to."""
         self.closed = True
         while self._undo:
             self._undo.pop()()
-        self._channel.close()
+        self._page.close()
 
     def on_close(self, undo: Callable[[], object]) -> None:
         """Have `close` call this."""
@@ -164,6 +206,7 @@ class Heartbeat:
         """End the heartbeat over the exception that is being handled, and say so."""
         log.warning("the heartbeat ends, the training goes on", exc_info=sys.exc_info())
         self.closed = True
+        self._page.close()  # else the agent would go on reading what is true no more
 
     def __enter__(self) -> Heartbeat:  # noqa: PYI034 - Self needs Python 3.11
         """Return the heartbeat, which is closed at the end."""
@@ -172,22 +215,12 @@ class Heartbeat:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _measure(self, seconds: float) -> None:
-        """Note how long a step took. The first ones count alike, so that a long first one is soon forgotten."""
-        self._measured += 1
-        self._last = max(seconds, 0.0)
-        mean = self._last if self._mean is None else self._mean
-        self._mean = mean + (self._last - mean) / min(self._measured, AVERAGED)
-
-    def _tell(self, now: float, *, at_once: bool = False) -> None:
-        """Send a message, unless the last one was just now."""
+    def _tell(self, now: float) -> None:
+        """Write a message."""
         loss = self._loss.take()
         if loss is not None:
             self._finite = loss - loss == 0.0
             self._nonfinite += not self._finite
-        if now - self._sent < INTERVAL and not at_once:
-            return
-        self._sent = now
         if now >= self._slow_due:
             self._slow_due = now + SLOW_INTERVAL
             self._memory = _memory()
@@ -195,11 +228,10 @@ class Heartbeat:
                 self._communication = self.communication()
         self._norm.take()
         message = Message(
-            self.steps, now, self._phase, self._lost, self._last, self._mean, self.skipped, self._finite, self._nonfinite,
-            self.loss_scale, self._norm.value, self._memory, self._communication,
+            self.steps, now, self._phase, self._stage, self._last, self._mean.value, self._laps.input.value, self._laps.forward.value,
+            self.skipped, self._finite, self._nonfinite, self.loss_scale, self._norm.value, self._memory, self._communication,
         )  # fmt: skip
-        if not self._channel.send(encode(message), now):
-            self._lost += 1
+        self._page.write(encode(message), now)
 
 
 def _memory() -> Memory | None:

@@ -1,7 +1,11 @@
-"""What a training process tells the agent: one message of a fixed layout, little-endian.
+"""What a training process tells the agent: one message of a fixed layout, little-endian, in a page that both map or read.
 
 The layout grows at its end only, and the version with it: an agent reads the fields it knows of a newer message. Everything but the
-step itself may be unknown, which a bit says, so that an unknown is never 0. What counts only grows, so that a lost message loses nothing.
+step itself may be unknown, which a bit says, so that an unknown is never 0. What counts only grows, so that what is overwritten unread
+loses nothing.
+
+The page holds two messages, which are written in turn: a process that is stopped while it writes one leaves the other whole. Each has a
+checksum, by which a message that is read while it is written is told from one that is whole, on processors that reorder stores too.
 """
 
 from __future__ import annotations
@@ -9,17 +13,23 @@ from __future__ import annotations
 import enum
 import math
 import struct
+from binascii import crc32
 from typing import NamedTuple
 
 MAGIC = b"dshb"
 VERSION = 1
-MAX_SIZE = 1024
-"""Bytes of the longest message that any version may have."""
+HELLO = MAGIC + bytes([VERSION])
+"""What a process says as it hands over its page."""
+SLOT = 512
+"""Bytes of the longest message that any version may have, and from one message of a page to the next."""
+PAGE = 2 * SLOT
 MAX_COUNT = 1 << 53
 """What a float64 holds exactly; no training counts further."""
 
-_LAYOUT = struct.Struct("<4sBBHQQQQddddddQQQ")
-SIZE = _LAYOUT.size
+_HEADER = struct.Struct("<4sBxHI")
+"""Magic, version, length, and the checksum of all behind it."""
+_BODY = struct.Struct("<BBxxIQQQddddddddQQQ")
+SIZE = _HEADER.size + _BODY.size
 
 
 class Phase(enum.IntEnum):
@@ -32,6 +42,17 @@ class Phase(enum.IntEnum):
     OTHER = 4
 
 
+class Stage(enum.IntEnum):
+    """How far a step has come on the host, whose device may be behind."""
+
+    UNKNOWN = 0
+    INPUT = 1
+    """The last step, or micro-step, has ended, and the next forward pass has not begun."""
+    FORWARD = 2
+    BACKWARD = 3
+    """The forward pass has ended; gradients, collectives, optimizer."""
+
+
 class _Known(enum.IntFlag):
     STEP_SECONDS = 1
     SKIPPED = 2
@@ -41,10 +62,14 @@ class _Known(enum.IntFlag):
     GRADIENT_NORM = 32
     MEMORY = 64
     COMMUNICATION = 128
+    INPUT = 256
+    FORWARD = 512
 
 
 # Plain numbers: the arithmetic of IntFlag would cost more than the rest of a message.
-_STEP_SECONDS, _SKIPPED, _LOSS, _LOSS_FINITE, _LOSS_SCALE, _GRADIENT_NORM, _MEMORY, _COMMUNICATION = (int(bit) for bit in _Known)
+_STEP_SECONDS, _SKIPPED, _LOSS, _LOSS_FINITE, _LOSS_SCALE, _GRADIENT_NORM, _MEMORY, _COMMUNICATION, _INPUT, _FORWARD = (
+    int(bit) for bit in _Known
+)
 
 
 class Memory(NamedTuple):
@@ -62,14 +87,17 @@ class Message(NamedTuple):
     step: int
     """Optimizer steps so far, skipped ones among them."""
     sent: float
-    """Sender's monotonic clock in seconds."""
+    """Sender's monotonic clock in seconds: when what the message tells began, its stage above all."""
     phase: int = Phase.TRAINING
-    lost: int = 0
-    """Messages so far that could not be sent."""
+    stage: int = Stage.UNKNOWN
     last_seconds: float | None = None
     """Duration of the last step, pauses left out."""
     mean_seconds: float | None = None
     """Moving average over about ten steps; known where `last_seconds` is."""
+    input_seconds: float | None = None
+    """Moving average of what a step waits for its input: on CUDA, for which the device waits."""
+    forward_seconds: float | None = None
+    """Moving average of what the forward passes of a step take."""
     skipped: int | None = None
     """Steps so far that were skipped for an overflow."""
     loss_finite: bool | None = None
@@ -84,7 +112,7 @@ class Message(NamedTuple):
 
 def encode(message: Message) -> bytes:
     """Return a message as bytes; struct.error if a count is out of range."""
-    (step, sent, phase, lost, last, mean, skipped, finite, nonfinite, scale, norm, memory, communication) = message
+    (step, sent, phase, stage, last, mean, inputs, forward, skipped, finite, nonfinite, scale, norm, memory, communication) = message
     known = 0
     if last is not None:
         known = _STEP_SECONDS
@@ -100,28 +128,40 @@ def encode(message: Message) -> bytes:
         known |= _MEMORY
     if communication is not None:
         known |= _COMMUNICATION
+    if inputs is not None:
+        known |= _INPUT
+    if forward is not None:
+        known |= _FORWARD
     allocated, reserved, peak = memory or (0, 0, 0)
-    return _LAYOUT.pack(
-        MAGIC, VERSION, phase, known, step, lost, skipped or 0, nonfinite, sent, last or 0.0, mean or 0.0, scale or 0.0, norm or 0.0,
-        communication or 0.0, allocated, reserved, peak,
+    body = _BODY.pack(
+        phase, stage, known, step, skipped or 0, nonfinite, sent, last or 0.0, mean or 0.0, inputs or 0.0, forward or 0.0, scale or 0.0,
+        norm or 0.0, communication or 0.0, allocated, reserved, peak,
     )  # fmt: skip
+    return _HEADER.pack(MAGIC, VERSION, SIZE, crc32(body)) + body
 
 
 def decode(data: bytes) -> Message:
-    """Return the message that bytes hold; ValueError if they hold none. Nothing in them is trusted but their own sender's account."""
-    if not SIZE <= len(data) <= MAX_SIZE:
+    """Return the message that bytes begin with; ValueError if they hold none. It is trusted as its own sender's account only."""
+    if len(data) < SIZE:
         message = f"{len(data)} bytes are no heartbeat"
         raise ValueError(message)
-    (magic, version, phase, known, step, lost, skipped, nonfinite, sent, last, mean, scale, norm, communication, *memory) = (
-        _LAYOUT.unpack_from(data)
-    )
-    if magic != MAGIC or version < VERSION:
-        message = f"no heartbeat: it begins with {data[:5]!r}"
+    magic, version, length, checksum = _HEADER.unpack_from(data)
+    if magic != MAGIC or version < VERSION or not SIZE <= length <= len(data):
+        message = f"no heartbeat: it begins with {data[:8]!r}"
         raise ValueError(message)
-    if max(step, lost, skipped, nonfinite, *memory) > MAX_COUNT:
+    if crc32(data[_HEADER.size : length]) != checksum:
+        message = "the checksum is wrong"
+        raise ValueError(message)
+    (phase, stage, known, step, skipped, nonfinite, sent, last, mean, inputs, forward, scale, norm, communication, *memory) = (
+        _BODY.unpack_from(data, _HEADER.size)
+    )
+    if max(step, skipped, nonfinite, *memory) > MAX_COUNT:
         message = "a count is beyond 2^53"
         raise ValueError(message)
-    for name, value in (("sent", sent), ("step time", last), ("mean step time", mean), ("communication", communication)):
+    for name, value in (
+        ("sent", sent), ("step time", last), ("mean step time", mean), ("input", inputs), ("forward pass", forward),
+        ("communication", communication),
+    ):  # fmt: skip
         if not 0.0 <= value < math.inf:
             message = f"{name}: {value} s"
             raise ValueError(message)
@@ -132,9 +172,11 @@ def decode(data: bytes) -> Message:
         step=step,
         sent=sent,
         phase=min(phase, Phase.OTHER),
-        lost=lost,
+        stage=stage if stage <= Stage.BACKWARD else Stage.UNKNOWN,
         last_seconds=last if known & _STEP_SECONDS else None,
         mean_seconds=mean if known & _STEP_SECONDS else None,
+        input_seconds=inputs if known & _INPUT else None,
+        forward_seconds=forward if known & _FORWARD else None,
         skipped=skipped if known & _SKIPPED else None,
         loss_finite=bool(known & _LOSS_FINITE) if known & _LOSS else None,
         nonfinite=nonfinite,
@@ -143,3 +185,16 @@ def decode(data: bytes) -> Message:
         memory=Memory(*memory) if known & _MEMORY else None,
         communication_seconds=communication if known & _COMMUNICATION else None,
     )
+
+
+def newest(page: bytes) -> Message:
+    """Return the later message of a page; ValueError if neither is whole."""
+    found, why = [], "no heartbeat"
+    for start in range(0, PAGE, SLOT):
+        try:
+            found.append(decode(page[start : start + SLOT]))
+        except ValueError as error:
+            why = str(error)
+    if not found:
+        raise ValueError(why)
+    return max(found, key=lambda message: message.sent)

@@ -12,6 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.training.heartbeat import Heartbeat, harmless
+from dshealthd.training.model import find
 from dshealthd.training.readback import Readback
 
 if TYPE_CHECKING:
@@ -98,6 +99,9 @@ class AnyOptimizer:
         main = self._main() if self._main is not None else None
         if main is None and not self._refused and not self._driven_by_engine():
             self._main = weakref.ref(optimizer)
+            model = find(optimizer)
+            if model is not None:
+                self._heartbeat.follow_model(model)
             return True
         return main is optimizer
 

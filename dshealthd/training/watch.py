@@ -7,8 +7,9 @@ It begins in one of two ways:
   (`python -S`), and an installation by PYTHONPATH alone, do not see the line.
 - `python -m dshealthd.training script.py`, or `-m module`; `torchrun -m dshealthd.training script.py` starts ranks so.
 
-Reported are steps, step times and memory. Loss, gradient norm and phases take a call in the script, DeepSpeed takes `attach(engine)`;
-optimizers whose `step` is compiled as a whole or replayed as a CUDA graph are not seen.
+Reported are steps, step times and memory, and the stages of steps where there is one model with the parameters of that optimizer. Loss,
+gradient norm and phases take a call in the script, DeepSpeed takes `attach(engine)`; optimizers whose `step` is compiled as a whole or
+replayed as a CUDA graph are not seen.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from dshealthd.jobs.environment import launch
 from dshealthd.jobs.heartbeat_identity import Identity
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.result import Outcome, Result, attempt
-from dshealthd.training.message import Memory, Message, Phase
+from dshealthd.training.message import Memory, Message, Phase, Stage
 from tests.jobs.machines import TORCH
 from tests.jobs.senders import sending
 
@@ -49,7 +49,8 @@ def collected(training: Training) -> Result:
 def test_everything_that_a_message_says() -> None:
     """Each value of a message is one series, by job and rank."""
     message = Message(
-        step=12, sent=0.0, phase=Phase.EVALUATION, lost=2, last_seconds=0.5, mean_seconds=0.25, skipped=3, loss_finite=False, nonfinite=4,
+        step=12, sent=0.0, phase=Phase.EVALUATION, stage=Stage.INPUT, last_seconds=0.5, mean_seconds=0.25, input_seconds=0.125,
+        forward_seconds=0.0625, skipped=3, loss_finite=False, nonfinite=4,
         loss_scale=65536.0, gradient_norm=1.5, memory=Memory(1, 2, 3), communication_seconds=6.0,
     )  # fmt: skip
     found = {
@@ -60,7 +61,9 @@ def test_everything_that_a_message_says() -> None:
         ("step",): 12,
         ("heartbeat_timestamp_seconds",): 99.0,
         ("phase", "evaluation"): 1,
-        ("heartbeats_lost_total",): 2,
+        ("stage", "input"): 1,
+        ("input_seconds",): 0.125,
+        ("forward_seconds",): 0.0625,
         ("loss_finite",): 0,
         ("nonfinite_losses_total",): 4,
         ("step_seconds",): 0.25,
@@ -79,7 +82,7 @@ def test_everything_that_a_message_says() -> None:
 def test_unknown_is_not_shown() -> None:
     """A message that knows nothing but the step gives the step and when it was."""
     names = {sample.metric.name for sample in samples(Message(step=1, sent=0.0), 1.0, "run-1", "0")}
-    assert names == {f"dshealthd_job_{name}" for name in ("step", "heartbeat_timestamp_seconds", "phase", "heartbeats_lost_total")}
+    assert names == {f"dshealthd_job_{name}" for name in ("step", "heartbeat_timestamp_seconds", "phase")}
 
 
 def entry(pid: int, start: int, *, parent: int = 1, rank: str = "3") -> tuple[Identity, Sender]:
@@ -108,8 +111,8 @@ def test_ranks_on_metrics(tmp_path: Path) -> None:
             sending(tmp_path / "h.sock", {**TORCH, "RANK": "2"}) as third,
         ):
             for sender in (first, second, third):
-                sender.send(message_bytes())
-            while len(list(training.receiver.senders())) < 3:
+                sender.tell(Message(step=5, sent=time.monotonic()))
+            while training.receiver.received < 3:
                 await asyncio.sleep(0.01)
             result = attempt(training, time.monotonic)
         training.close()
@@ -126,11 +129,6 @@ def test_ranks_on_metrics(tmp_path: Path) -> None:
     assert "dshealthd_heartbeats_received_total 3" in text
     assert result.faults == ()
     assert not (tmp_path / "h.sock").exists()
-
-
-def message_bytes() -> Message:
-    """Return a heartbeat of now."""
-    return Message(step=5, sent=time.monotonic())
 
 
 def test_single_collection(tmp_path: Path) -> None:

@@ -13,24 +13,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-from dshealthd.training.message import Message, encode
+from dshealthd.training.message import HELLO, PAGE, Message, encode
 
 STRANGER = 12345
 """A user that owns nothing here."""
-PRELUDE = """
-import os, socket, sys, time
+PRELUDE = f"""
+import fcntl, mmap, os, socket, struct, sys, time
 def connect():
     s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     s.connect(sys.argv[1])
     return s
+def page(data=b"", size={PAGE}, seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW):
+    file = os.memfd_create("page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, size)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+    os.pwrite(file, data, 0)
+    return file
+def hand(s, *files, hello={HELLO!r}, more=()):
+    s.sendmsg([hello], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("%di" % len(files), *files)), *more])
 s = connect()
 """
 FOLLOW = """
+file = page(bytes.fromhex(sys.stdin.readline()))
+hand(s, file)
+print("told", flush=True)
 for line in sys.stdin:
-    s.send(bytes.fromhex(line))
-    print("sent", flush=True)
+    os.pwrite(file, bytes.fromhex(line), 0)
+    print("told", flush=True)
 """
-"""Sends what it is told by its standard input."""
+"""Tells what it is told by its standard input."""
 
 
 class SenderProcess:
@@ -44,13 +55,13 @@ class SenderProcess:
         """Return its pid."""
         return self.popen.pid
 
-    def send(self, data: bytes | Message) -> None:
-        """Have it send bytes, and wait until it has."""
+    def tell(self, data: bytes | Message) -> None:
+        """Have it write bytes into its page, which it hands over the first time, and wait until it has."""
         assert self.popen.stdin is not None
         assert self.popen.stdout is not None
         self.popen.stdin.write((data if isinstance(data, bytes) else encode(data)).hex() + "\n")
         self.popen.stdin.flush()
-        assert self.popen.stdout.readline() == "sent\n"
+        assert self.popen.stdout.readline() == "told\n"
 
     def end(self) -> None:
         """Kill it."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +11,6 @@ import pytest
 from dshealthd.host import Host
 from dshealthd.jobs.environment import job
 from dshealthd.jobs.heartbeat_identity import (
-    THREADS,
-    THREADS_PER_USER,
-    Answer,
-    Enquiries,
     Identity,
     Unidentified,
     identify,
@@ -108,51 +101,3 @@ def test_own_user() -> None:
     """The user is found in the real kernel's answer."""
     with open("/proc/self/status", "rb") as status:
         assert parse_user(status.read()) == os.getuid()
-
-
-class Kernel:
-    """Answers when it is told to."""
-
-    def __init__(self, hanging: frozenset[int]) -> None:
-        self.hanging = hanging
-        self.release = threading.Event()
-        self.at_once = 0
-        self.most: dict[int, int] = {}
-        self._running: dict[int, int] = {}
-        self._lock = threading.Lock()
-
-    def look(self, _pid: int, user: int) -> Answer:
-        """Hang for some users, and note how many look at a time."""
-        with self._lock:
-            self._running[user] = self._running.get(user, 0) + 1
-            self.most[user] = max(self.most.get(user, 0), self._running[user])
-            self.at_once = max(self.at_once, sum(self._running.values()))
-        if user in self.hanging:
-            self.release.wait(10)
-        with self._lock:
-            self._running[user] -= 1
-        return Unidentified.NO_LAUNCHER
-
-
-def test_processes_that_hang() -> None:
-    """One user's processes that hang whoever reads them keep neither the loop nor the processes of others waiting."""
-    kernel = Kernel(frozenset({1}))
-    answers: list[tuple[int, float]] = []
-
-    async def play() -> None:
-        enquiries = Enquiries(kernel.look, asyncio.get_running_loop())
-        asked = time.monotonic()
-        for user in (1, 2):
-            for pid in range(20):
-                enquiries.ask(pid, user, lambda _answer, user=user: answers.append((user, time.monotonic() - asked)))  # type: ignore[misc] # bound now
-        while len(answers) < 20:
-            await asyncio.sleep(0.01)
-        assert {user for user, _ in answers} == {2}
-        assert max(seconds for _, seconds in answers) < 1.0
-        kernel.release.set()
-        while len(answers) < 40:
-            await asyncio.sleep(0.01)
-
-    asyncio.run(asyncio.wait_for(play(), 8))
-    assert kernel.most[1] == THREADS_PER_USER
-    assert kernel.at_once <= THREADS

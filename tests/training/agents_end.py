@@ -1,18 +1,19 @@
-"""The agent's end of the heartbeat socket, for tests of the sender: takes messages when asked."""
+"""The agent's end of the heartbeats, for tests of the sender: takes pages and reads them when asked."""
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import TYPE_CHECKING
 
-from dshealthd.training.message import MAX_SIZE, Message, decode
+from dshealthd.training.message import HELLO, PAGE, Message, newest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 class AgentsEnd:
-    """Listens; what senders send waits until `messages` takes it."""
+    """Listens; who connects waits until it is asked what was told."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -20,30 +21,31 @@ class AgentsEnd:
         self._listener.bind(self.path)
         self._listener.listen(16)
         self.connections: list[socket.socket] = []
+        self.pages: list[int] = []
 
     def messages(self) -> list[Message]:
-        """Return what has arrived since the last call, by connection and in order."""
+        """Return what stands in the page of each process that has ever connected, in order."""
         while True:
             try:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
                 break
-            connection.setblocking(False)  # noqa: FBT003 - positional only
+            hello, files, _, _ = socket.recv_fds(connection, len(HELLO) + 1, 1)
+            assert hello == HELLO
             self.connections.append(connection)
-        found = []
-        for connection in self.connections:
-            while True:
-                try:
-                    data = connection.recv(MAX_SIZE)
-                except BlockingIOError:
-                    break
-                if not data:
-                    break
-                found.append(decode(data))
-        return found
+            self.pages += files
+        return [newest(os.pread(page, PAGE, 0)) for page in self.pages]
+
+    def message(self) -> Message:
+        """Return what stands in the only page."""
+        (message,) = self.messages()
+        return message
 
     def close(self) -> None:
         """End; senders see a connection that is gone."""
         for connection in [*self.connections, self._listener]:
             connection.close()
+        for page in self.pages:
+            os.close(page)
         self.connections.clear()
+        self.pages.clear()

@@ -10,11 +10,10 @@ import pytest
 
 from dshealthd.training import attach
 from dshealthd.training.engine import Communication
-from dshealthd.training.heartbeat import INTERVAL
 from dshealthd.training.message import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.training.agents_end import AgentsEnd
 
@@ -28,6 +27,7 @@ class Engine:
         self.micro_steps = 0
         self.optimizer = SimpleNamespace(cur_scale=65536.0)
         self.training = True
+        self.during_checkpoint: Callable[[], object] = lambda: None
 
     def fp16_enabled(self) -> bool:
         """Return whether there is a loss scale."""
@@ -43,13 +43,14 @@ class Engine:
 
     def step(self) -> str:
         """Make a micro-step."""
-        time.sleep(1.2 * INTERVAL)
+        time.sleep(0.012)
         self.micro_steps += 1
         self.global_steps += self.micro_steps % 2 == 0
         return "stepped"
 
     def save_checkpoint(self, directory: str) -> str:
         """Fail, as a full disk makes it."""
+        self.during_checkpoint()
         raise OSError(28, "No space left on device", directory)
 
     def train(self, mode: bool = True) -> Engine:  # noqa: FBT001, FBT002 - as torch has it
@@ -67,27 +68,32 @@ def test_steps_of_an_engine(agents_end: AgentsEnd) -> None:
     """A step is the engine's own count, which goes on from a checkpoint; micro-steps in between say that it lives."""
     engine = Engine()
     with attach(engine, socket=agents_end.path):
-        for _ in range(4):
+        for step in (40, 41, 41, 42):
+            before = time.monotonic()
             assert engine.backward(2.0, scale=2) == 1.0
             assert engine.step() == "stepped"
-    messages = agents_end.messages()
-    assert [message.step for message in messages] == [40, 41, 41, 42]
-    last = messages[-1]
+            assert agents_end.message().step == step
+            assert agents_end.message().sent > before
+    last = agents_end.message()
     assert (last.skipped, last.loss_scale, last.gradient_norm, last.loss_finite) == (3, 65536.0, 0.5, True)
     assert last.last_seconds is not None
-    assert last.last_seconds >= 2.4 * INTERVAL
+    assert last.last_seconds >= 0.024
     assert not {"step", "backward", "train", "eval", "save_checkpoint"} & vars(engine).keys()
 
 
 def test_checkpoint_and_evaluation_are_phases(agents_end: AgentsEnd) -> None:
     """Checkpoints and evaluation are marked, the engine's own errors come through, and its results."""
     engine = Engine()
+    engine.during_checkpoint = lambda: phases.append(agents_end.message().phase)
+    phases: list[int] = []
     with attach(engine, socket=agents_end.path):
         with pytest.raises(OSError, match="No space left"):
             engine.save_checkpoint("/full")
+        phases.append(agents_end.message().phase)
         assert engine.eval() is engine
+        phases.append(agents_end.message().phase)
         assert engine.train() is engine
-    phases = [message.phase for message in agents_end.messages()]
+        phases.append(agents_end.message().phase)
     assert phases == [Phase.CHECKPOINT, Phase.TRAINING, Phase.EVALUATION, Phase.TRAINING]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import math
+import mmap
 import os
 import threading
 import time
@@ -12,54 +14,74 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.training import attach
-from dshealthd.training.heartbeat import AVERAGED, INTERVAL, Heartbeat
-from dshealthd.training.message import Phase
+from dshealthd.training.heartbeat import Heartbeat
+from dshealthd.training.laps import AVERAGED
+from dshealthd.training.message import PAGE, Phase
+from dshealthd.training.page import RETRY
 from tests.training.agents_end import AgentsEnd
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def spaced(heartbeat: Heartbeat, steps: int, seconds: float = 1.5 * INTERVAL) -> None:
-    """Make so many steps, each long enough for a message of its own."""
+def spaced(heartbeat: Heartbeat, steps: int, seconds: float = 0.015) -> None:
+    """Make so many steps of some length."""
     for _ in range(steps):
         time.sleep(seconds)
         heartbeat.step()
 
 
 def test_every_step_is_told(agents_end: AgentsEnd) -> None:
-    """A step is one message; the first has no duration, as its beginning is unknown."""
+    """A step is told as it ends; the first has no duration, as its beginning is unknown."""
     heartbeat = Heartbeat(socket=agents_end.path, step=100)
-    spaced(heartbeat, 3)
-    messages = agents_end.messages()
-    assert [message.step for message in messages] == [101, 102, 103]
-    assert messages[0].last_seconds is None
-    for message in messages[1:]:
+    heartbeat.step()
+    message = agents_end.message()
+    assert (message.step, message.last_seconds) == (101, None)
+    for step in (102, 103):
+        before = time.monotonic()
+        spaced(heartbeat, 1)
+        message = agents_end.message()
+        assert message.step == step
+        assert before < message.sent <= time.monotonic()
         assert message.last_seconds is not None
-        assert 1.5 * INTERVAL <= message.last_seconds < 0.5
-    assert messages[-1].lost == 0
+        assert 0.015 <= message.last_seconds < 0.5
     heartbeat.close()
 
 
 def test_unknown_is_not_told(agents_end: AgentsEnd) -> None:
-    """What the training does not compute is unknown, not 0: loss, scale, skipped steps, norm, memory, communication."""
+    """What the training does not compute is unknown, not 0: loss, scale, skipped steps, norm, memory, communication, stage."""
     heartbeat = Heartbeat(socket=agents_end.path)
-    heartbeat.step()
-    (message,) = agents_end.messages()
+    spaced(heartbeat, 2)
+    message = agents_end.message()
     assert message.loss_finite is message.loss_scale is message.skipped is message.gradient_norm is None
     assert message.memory is None
-    assert message.communication_seconds is None
+    assert message.communication_seconds is message.input_seconds is message.forward_seconds is None
+    assert message.stage == 0
 
 
-def test_short_steps_share_messages(agents_end: AgentsEnd) -> None:
-    """Steps shorter than the interval have no message each; the next one tells of them all."""
+def test_size_of_the_page_is_sealed(agents_end: AgentsEnd) -> None:
+    """The page that the agent reads stays as long as it is, whatever becomes of the training."""
     heartbeat = Heartbeat(socket=agents_end.path)
-    for _ in range(1000):
-        heartbeat.step()
-    spaced(heartbeat, 1)
-    messages = agents_end.messages()
-    assert messages[-1].step == 1001
-    assert len(messages) < 900
+    heartbeat.step()
+    agents_end.message()
+    (page,) = agents_end.pages
+    for size in (0, 2 * PAGE):
+        with pytest.raises(PermissionError):
+            os.ftruncate(page, size)
+    seals = fcntl.fcntl(page, fcntl.F_GET_SEALS)
+    assert seals & fcntl.F_SEAL_SHRINK
+    assert seals & fcntl.F_SEAL_GROW
+
+
+def test_process_that_stops_while_it_writes(agents_end: AgentsEnd) -> None:
+    """Of a message that is half written the one before it is left."""
+    heartbeat = Heartbeat(socket=agents_end.path)
+    spaced(heartbeat, 4)
+    assert agents_end.message().step == 4
+    (page,) = agents_end.pages
+    with mmap.mmap(page, PAGE) as memory:
+        memory[PAGE // 2 + 40] ^= 255  # the fourth message is in the second half
+    assert agents_end.message().step == 3
 
 
 def test_mean_forgets_a_long_first_step(agents_end: AgentsEnd) -> None:
@@ -68,7 +90,7 @@ def test_mean_forgets_a_long_first_step(agents_end: AgentsEnd) -> None:
     heartbeat.step()
     spaced(heartbeat, 1, 0.3)
     spaced(heartbeat, 5 * AVERAGED, 0.011)
-    mean = agents_end.messages()[-1].mean_seconds
+    mean = agents_end.message().mean_seconds
     assert mean is not None
     assert 0.011 <= mean < 0.03
 
@@ -77,15 +99,18 @@ def test_phases(agents_end: AgentsEnd) -> None:
     """A phase is told as it begins and ends, and its time is not that of a step."""
     heartbeat = Heartbeat(socket=agents_end.path)
     heartbeat.step()
+    phases = []
     with heartbeat.phase("evaluation"):
+        phases.append(agents_end.message().phase)
         time.sleep(0.2)
         with heartbeat.phase("checkpoint"):
+            phases.append(agents_end.message().phase)
             time.sleep(0.1)
+        phases.append(agents_end.message().phase)
+    phases.append(agents_end.message().phase)
+    assert phases == [Phase.EVALUATION, Phase.CHECKPOINT, Phase.EVALUATION, Phase.TRAINING]
     spaced(heartbeat, 1)
-    messages = agents_end.messages()
-    expected = [Phase.TRAINING, Phase.EVALUATION, Phase.CHECKPOINT, Phase.EVALUATION, Phase.TRAINING, Phase.TRAINING]
-    assert [message.phase for message in messages] == expected
-    last = messages[-1].last_seconds
+    last = agents_end.message().last_seconds
     assert last is not None
     assert last < 0.15
 
@@ -94,10 +119,12 @@ def test_phase_that_is_not_ended(agents_end: AgentsEnd) -> None:
     """A step ends a phase that was left open, and is not timed: how long the pause was is unknown."""
     heartbeat = Heartbeat(socket=agents_end.path)
     spaced(heartbeat, 2)
+    before = agents_end.message()
     heartbeat.enter("something else")
+    assert agents_end.message().phase == Phase.OTHER
     spaced(heartbeat, 1, 0.3)
-    before, phase, after = agents_end.messages()[-3:]
-    assert (phase.phase, after.phase) == (Phase.OTHER, Phase.TRAINING)
+    after = agents_end.message()
+    assert after.phase == Phase.TRAINING
     assert after.last_seconds == before.last_seconds
 
 
@@ -107,7 +134,7 @@ def test_loss(agents_end: AgentsEnd, loss: float, finite: bool) -> None:  # noqa
     heartbeat = Heartbeat(socket=agents_end.path)
     heartbeat.loss(loss)
     heartbeat.step()
-    (message,) = agents_end.messages()
+    message = agents_end.message()
     assert (message.loss_finite, message.nonfinite) == (finite, 0 if finite else 1)
 
 
@@ -118,40 +145,36 @@ def test_no_agent(tmp_path: Path) -> None:
     end = AgentsEnd(tmp_path / "nobody.sock")
     spaced(heartbeat, 1)
     assert end.messages() == []
-    time.sleep(1.0)
+    time.sleep(RETRY)
     heartbeat.step()
-    (message,) = end.messages()
-    assert (message.step, message.lost) == (5, 4)
+    assert end.message().step == 5
     end.close()
 
 
 def test_agent_that_comes_and_goes(agents_end: AgentsEnd, tmp_path: Path) -> None:
-    """An agent that ends is noticed, and the next one is found."""
+    """An agent that ends is noticed, and the next one is given the page."""
     heartbeat = Heartbeat(socket=agents_end.path)
     spaced(heartbeat, 1)
-    assert len(agents_end.messages()) == 1
+    assert agents_end.message().step == 1
     agents_end.close()
     os.unlink(agents_end.path)
+    time.sleep(RETRY)
     spaced(heartbeat, 2)
     successor = AgentsEnd(tmp_path / "heartbeat.sock")
-    time.sleep(1.05)
+    time.sleep(RETRY)
     spaced(heartbeat, 1)
-    assert [message.step for message in successor.messages()] == [4]
+    assert successor.message().step == 4
     successor.close()
 
 
-def test_agent_that_does_not_read(agents_end: AgentsEnd) -> None:
-    """When the agent's queue is full messages are lost, counted, and nothing waits."""
+def test_agent_that_stands_still(agents_end: AgentsEnd) -> None:
+    """What an agent that looks at nothing for long finds then is the present, and nobody waited for it."""
     heartbeat = Heartbeat(socket=agents_end.path)
     started = time.monotonic()
-    for _ in range(1000):
-        heartbeat.enter("other")  # sent at once, whatever the interval
-        heartbeat.enter("training")
+    for _ in range(2000):
+        heartbeat.step()
     assert time.monotonic() - started < 1.0
-    taken = len(agents_end.messages())
-    assert 50 < taken < 2000
-    spaced(heartbeat, 1)
-    assert agents_end.messages()[-1].lost == 2000 - taken
+    assert agents_end.message().step == 2000
 
 
 @pytest.mark.parametrize("path", ["/proc/nothing/here.sock", "/etc/hostname", "/" + "x" * 200, "relative\udcff.sock"])
@@ -162,40 +185,45 @@ def test_impossible_paths(path: str) -> None:
 
 
 def test_fork(agents_end: AgentsEnd) -> None:
-    """A child of fork has a connection of its own, and leaves its parent's alone."""
+    """A child of fork has a page of its own, and leaves its parent's alone."""
     heartbeat = Heartbeat(socket=agents_end.path)
     spaced(heartbeat, 1)
     child = os.fork()
     if child == 0:
-        spaced(heartbeat, 1)
+        spaced(heartbeat, 5)
         os._exit(0)
     os.waitpid(child, 0)
-    spaced(heartbeat, 2)
-    agents_end.messages()
-    assert len(agents_end.connections) == 2
+    assert [message.step for message in agents_end.messages()] == [1, 6]
+    spaced(heartbeat, 1)
+    assert [message.step for message in agents_end.messages()] == [2, 6]
 
 
 def test_threads(agents_end: AgentsEnd) -> None:
     """Several threads that step at the same time do no harm."""
     heartbeat = Heartbeat(socket=agents_end.path)
+    heartbeat.step()
     threads = [threading.Thread(target=spaced, args=(heartbeat, 20, 0.001)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not heartbeat.closed
-    assert agents_end.messages()
+    heartbeat.step()
+    assert agents_end.message().step > 20
 
 
 def test_defects_stay_inside(agents_end: AgentsEnd, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever goes wrong is logged once; the training sees nothing of it, and the heartbeat is over."""
+    """Whatever goes wrong is logged once; the training sees nothing of it, and the heartbeat is over for the agent too."""
     heartbeat = Heartbeat(socket=agents_end.path)
-    heartbeat.communication = lambda: 1 // 0
+    spaced(heartbeat, 1)
+    heartbeat.gradient_norm(object())
+    heartbeat.loss(type("Odd", (), {"device": 1, "numel": lambda _: 1})())
     with caplog.at_level(logging.WARNING, "dshealthd.training"):
         spaced(heartbeat, 3)
     assert [record.message for record in caplog.records] == ["the heartbeat ends, the training goes on"]
-    assert "ZeroDivisionError" in caplog.text
-    assert agents_end.messages() == []
+    assert "AttributeError" in caplog.text
+    assert agents_end.message().step == 1
+    assert agents_end.connections[0].recv(1) == b""
 
 
 def test_what_cannot_be_attached_to(caplog: pytest.LogCaptureFixture) -> None:

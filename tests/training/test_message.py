@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import struct
+from binascii import crc32
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.training.message import MAX_COUNT, MAX_SIZE, SIZE, Memory, Message, Phase, decode, encode
+from dshealthd.training.message import MAX_COUNT, PAGE, SIZE, SLOT, Memory, Message, Phase, Stage, decode, encode, newest
 
 COUNT = st.integers(0, MAX_COUNT)
 SECONDS = st.floats(0, 1e12)
@@ -23,9 +25,11 @@ def messages(draw: st.DrawFn) -> Message:
         step=draw(COUNT),
         sent=draw(SECONDS),
         phase=draw(st.sampled_from(Phase)),
-        lost=draw(COUNT),
+        stage=draw(st.sampled_from(Stage)),
         last_seconds=draw(SECONDS) if timed else None,
         mean_seconds=draw(SECONDS) if timed else None,
+        input_seconds=draw(st.none() | SECONDS),
+        forward_seconds=draw(st.none() | SECONDS),
         skipped=draw(st.none() | COUNT),
         loss_finite=finite,
         nonfinite=draw(COUNT),
@@ -42,23 +46,49 @@ def test_round_trip(message: Message) -> None:
     assert decode(encode(message)) == message
 
 
-@given(messages(), st.binary(max_size=MAX_SIZE - SIZE), st.integers(1, 255))
+def sealed(data: bytes, version: int = 1) -> bytes:
+    """Return what a sender makes of the bytes behind the header, whatever they say."""
+    return struct.pack("<4sBxHI", b"dshb", version, 12 + len(data), crc32(data)) + data
+
+
+@given(messages(), st.binary(max_size=SLOT - SIZE), st.integers(1, 255))
 def test_newer_senders_are_understood(message: Message, more: bytes, version: int) -> None:
     """A later version appends fields; an older agent reads those it knows."""
-    data = bytearray(encode(message) + more)
-    data[4] = version
-    assert decode(bytes(data)) == message
+    assert decode(sealed(encode(message)[12:] + more, version)) == message
 
 
-@given(st.binary(max_size=2 * MAX_SIZE) | st.binary(min_size=SIZE, max_size=SIZE + 8).map(lambda tail: b"dshb\x01" + tail))
+@given(st.binary(max_size=PAGE) | st.binary(min_size=SIZE - 12, max_size=SIZE).map(sealed))
 def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
     """Garbage is either a message whose values can be shown, or ValueError."""
     with contextlib.suppress(ValueError):
         message = decode(data)
         assert 0 <= message.step <= MAX_COUNT
         assert 0 <= message.phase <= max(Phase)
-        for value in (message.sent, message.last_seconds, message.mean_seconds, message.communication_seconds):
+        assert 0 <= message.stage <= max(Stage)
+        for value in (message.sent, message.last_seconds, message.mean_seconds, message.input_seconds, message.communication_seconds):
             assert value is None or 0 <= value < math.inf
+
+
+@given(messages(), st.integers(0, SIZE - 1), st.integers(1, 255))
+def test_damaged_messages_are_refused(message: Message, place: int, change: int) -> None:
+    """A message of which a byte is another is none, but for the version and the byte that is not used."""
+    data = bytearray(encode(message))
+    data[place] ^= change
+    if place in {4, 5}:
+        return
+    with pytest.raises(ValueError, match=r"no heartbeat|checksum"):
+        decode(bytes(data))
+
+
+@given(messages(), messages())
+def test_later_message_of_a_page(first: Message, second: Message) -> None:
+    """Of the two messages of a page the one that was written later is read, and of one alone that one."""
+    page = encode(first).ljust(SLOT, b"\0") + encode(second).ljust(SLOT, b"\0")
+    assert newest(page).sent == max(first.sent, second.sent)
+    assert newest(page[:SLOT].ljust(PAGE, b"\0")) == first
+    assert newest(b"\0" * SLOT + page[SLOT:]) == second
+    with pytest.raises(ValueError, match="no heartbeat"):
+        newest(b"\0" * PAGE)
 
 
 @given(messages(), st.integers(0, SIZE - 1))
@@ -76,6 +106,7 @@ def test_cut_messages_are_refused(message: Message, length: int) -> None:
         (Message(step=1, sent=-1.0), "sent: -1"),
         (Message(step=1, sent=1.0, last_seconds=math.inf, mean_seconds=1.0), "step time: inf"),
         (Message(step=1, sent=1.0, communication_seconds=-1.0), "communication: -1"),
+        (Message(step=1, sent=1.0, input_seconds=math.nan), "input: nan"),
         (Message(step=1, sent=1.0, loss_scale=math.nan), "loss scale: nan"),
     ],
 )

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dshealthd.training import attach, watch
-from dshealthd.training.heartbeat import INTERVAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.training.heartbeat import Heartbeat
-    from dshealthd.training.message import Message
     from tests.training.agents_end import AgentsEnd
 
 with warnings.catch_warnings():
@@ -34,7 +31,6 @@ class Trial:
 
     def loss(self) -> Any:
         """Return the loss of a batch."""
-        time.sleep(1.2 * INTERVAL)  # so that each step has a message
         return self.model(torch.randn(4, 8)).square().mean()
 
     def step(self) -> Any:
@@ -60,20 +56,16 @@ def unchanged(agents_end: AgentsEnd) -> Iterator[Heartbeat]:
     heartbeat.close()
 
 
-def steps(messages: list[Message]) -> list[int]:
-    """Return the steps that are told."""
-    return [message.step for message in messages]
-
-
 def test_optimizer(agents_end: AgentsEnd, trial: Trial) -> None:
     """Each step of the optimizer is told, until the heartbeat is closed; other optimizers are not seen."""
     other = Trial()
     with attach(optimizer=trial.optimizer, step=10, socket=agents_end.path):
-        for _ in range(3):
+        for step in (11, 12, 13):
             trial.step()
             other.step()
+            assert agents_end.message().step == step
     trial.step()
-    assert steps(agents_end.messages()) == [11, 12, 13]
+    assert agents_end.message().step == 13
 
 
 def test_optimizer_that_wraps(agents_end: AgentsEnd, trial: Trial) -> None:
@@ -84,7 +76,7 @@ def test_optimizer_that_wraps(agents_end: AgentsEnd, trial: Trial) -> None:
 
     with attach(optimizer=Wrapper(), socket=agents_end.path):
         trial.step()
-    assert steps(agents_end.messages()) == [1]
+    assert agents_end.message().step == 1
 
 
 def test_loss_and_norm(agents_end: AgentsEnd, trial: Trial) -> None:
@@ -93,19 +85,22 @@ def test_loss_and_norm(agents_end: AgentsEnd, trial: Trial) -> None:
         heartbeat.loss(trial.loss())
         heartbeat.gradient_norm(torch.nn.utils.clip_grad_norm_(trial.model.parameters(), 1.0))
         trial.step()
+        first = agents_end.message()
+        assert (first.loss_finite, first.nonfinite, first.gradient_norm) == (True, 0, 0.0)
         heartbeat.loss(torch.tensor([math.nan], dtype=torch.bfloat16))
         trial.step()
+        second = agents_end.message()
+        assert (second.loss_finite, second.nonfinite) == (False, 1)
         heartbeat.loss(torch.zeros(3))  # no scalar: left unread
         trial.step()
-    first, second, third = agents_end.messages()
-    assert (first.loss_finite, first.nonfinite, first.gradient_norm) == (True, 0, 0.0)
-    assert (second.loss_finite, second.nonfinite) == (False, 1)
-    assert (third.loss_finite, third.nonfinite) == (False, 1)
+        third = agents_end.message()
+        assert (third.step, third.loss_finite, third.nonfinite) == (3, False, 1)
 
 
 def test_scaler(agents_end: AgentsEnd, trial: Trial) -> None:
     """With a scaler, steps that it skips are told as steps that were skipped, and the scale that falls; its methods are given back."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    found = []
     with attach(optimizer=trial.optimizer, scaler=scaler, socket=agents_end.path):
         for factor in (1.0, math.inf, math.inf, 1.0, 1.0):
             loss = trial.loss() * factor
@@ -113,14 +108,9 @@ def test_scaler(agents_end: AgentsEnd, trial: Trial) -> None:
             scaler.scale(loss).backward()
             scaler.step(trial.optimizer)
             scaler.update()
-    messages = agents_end.messages()
-    assert [(message.step, message.skipped, message.loss_scale) for message in messages] == [
-        (1, 0, 1024.0),
-        (2, 1, 512.0),
-        (3, 2, 256.0),
-        (4, 2, 256.0),
-        (5, 2, 512.0),
-    ]
+            message = agents_end.message()
+            found.append((message.step, message.skipped, message.loss_scale))
+    assert found == [(1, 0, 1024.0), (2, 1, 512.0), (3, 2, 256.0), (4, 2, 256.0), (5, 2, 512.0)]
     assert "update" not in vars(scaler)
 
 
@@ -128,26 +118,27 @@ def test_scaler_that_is_off(agents_end: AgentsEnd, trial: Trial) -> None:
     """A scaler that is not enabled skips nothing, and the optimizer's own steps are told."""
     with attach(optimizer=trial.optimizer, scaler=torch.amp.GradScaler("cpu", enabled=False), socket=agents_end.path):
         trial.step()
-    (message,) = agents_end.messages()
+    message = agents_end.message()
     assert (message.step, message.skipped, message.loss_scale) == (1, None, None)
 
 
 def test_any_optimizer(unchanged: Heartbeat, agents_end: AgentsEnd, trial: Trial) -> None:
     """Without a call in the script, the first optimizer that steps is the training's; a second one does not add to its steps."""
     second = Trial()
-    for _ in range(3):
+    for step in (1, 2, 3):
         trial.step()
         second.step()
-    assert steps(agents_end.messages()) == [1, 2, 3]
+        assert agents_end.message().step == step
     assert not unchanged.closed
 
 
 def test_any_optimizer_that_is_replaced(unchanged: Heartbeat, agents_end: AgentsEnd) -> None:
     """When the first optimizer is gone, the one that steps next takes its place."""
     Trial().step()
+    assert agents_end.message().step == 1
     replacement = Trial()
     replacement.step()
-    assert steps(agents_end.messages()) == [1, 2]
+    assert agents_end.message().step == 2
     assert not unchanged.closed
 
 
