@@ -134,7 +134,7 @@ class Heartbeat:
         now = time.monotonic()
         if self._stage is Stage.UNKNOWN:
             parameter = next(model.parameters(), None)
-            self._laps.on("" if parameter is None else parameter.device.type)
+            self._laps.on("" if parameter is None else parameter.device.type, sys.modules["torch"].cuda)
         self._stage = Stage.FORWARD
         self._laps.input_ended(now)
         self._tell(now)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from typing import Any
 
@@ -54,12 +53,13 @@ class Laps:
         self._lap = Lap()
         self._late: deque[Lap] = deque(maxlen=LATE)
         self._device: str | None = None
+        self._cuda: Any = None
         self._ended: Any = None
         self._began: Any = None
 
-    def on(self, device: str) -> None:
-        """Say on which type of device the model is; nothing is measured before."""
-        self._device = device
+    def on(self, device: str, cuda: Any) -> None:
+        """Say on which type of device the model is; nothing is measured before. `cuda` is `torch.cuda`."""
+        self._device, self._cuda = device, cuda
 
     def input_ended(self, now: float) -> None:
         """A forward pass is about to begin."""
@@ -99,10 +99,9 @@ class Laps:
             return now
         if self._device != "cuda":
             return None
-        cuda = sys.modules["torch"].cuda
-        if cuda.is_current_stream_capturing():
+        if self._cuda.is_current_stream_capturing():
             return None
-        event = cuda.Event(enable_timing=True)
+        event = self._cuda.Event(enable_timing=True)
         event.record()
         return event
 

@@ -1,0 +1,171 @@
+"""Times of input and forward passes on a CUDA device, which are asked for when it has come to them; a fake device plays it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dshealthd.training.laps import LATE, SPANS, Average, Laps
+
+
+class Device:
+    """What of `torch.cuda` is used: a device that comes to an event when it is told to, at a time that it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.capturing = False
+        self.same = True
+
+    def Event(self, *, enable_timing: bool) -> Event:  # noqa: N802 - as torch has it
+        """Return an event that can be timed."""
+        assert enable_timing
+        return Event(self)
+
+    def is_current_stream_capturing(self) -> bool:
+        """Return whether a graph is being captured."""
+        return self.capturing
+
+    def comes_to(self, *milliseconds: float) -> None:
+        """Reach the next events, at these times."""
+        for time in milliseconds:
+            event = next(event for event in self.events if event.at is None)
+            event.at = time
+
+
+class Event:
+    """One event, whose time may be asked for when it has come."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.at: float | None = None
+
+    def record(self) -> None:
+        """Put it behind what was launched."""
+        self.device.events.append(self)
+
+    def query(self) -> bool:
+        """Return whether it has come."""
+        return self.at is not None
+
+    def elapsed_time(self, end: Event) -> float:
+        """Return milliseconds, as torch does; it raises if one has not come."""
+        if self.at is None or end.at is None or not self.device.same:
+            message = "not ready, or events of different devices"
+            raise RuntimeError(message)
+        return end.at - self.at
+
+
+def make_step(laps: Laps, micro_steps: int = 1) -> None:
+    """Do what a step does; three events each, on the device."""
+    for micro_step in range(micro_steps):
+        if micro_step:
+            laps.micro_step_ended(0.0)
+        laps.input_ended(0.0)
+        laps.forward_began(0.0)
+        laps.forward_ended(0.0)
+    laps.step_ended(0.0)
+
+
+@pytest.fixture
+def device() -> Device:
+    """A CUDA device."""
+    return Device()
+
+
+@pytest.fixture
+def laps(device: Device) -> Laps:
+    """The times of a model on it."""
+    found = Laps()
+    found.on("cuda", device)
+    return found
+
+
+def test_device_that_is_behind(device: Device, laps: Laps) -> None:
+    """Times are the device's, and are known when it has come to them; nothing asks for them before."""
+    make_step(laps)  # the first has no beginning: forward began, forward ended, step ended
+    make_step(laps)
+    assert laps.input.value is laps.forward.value is None
+    device.comes_to(0.0, 50.0, 100.0)
+    device.comes_to(107.0, 108.0, 148.0)
+    assert laps.forward.value is None
+    make_step(laps)
+    assert laps.forward.value == pytest.approx(0.045)  # of 50 and 40
+    assert laps.input.value == pytest.approx(0.007)
+
+
+def test_micro_steps(device: Device, laps: Laps) -> None:
+    """All inputs and forward passes of a step count together."""
+    make_step(laps)
+    device.comes_to(0.0, 0.0, 0.0)
+    make_step(laps, micro_steps=2)
+    device.comes_to(10.0, 10.0, 30.0)
+    device.comes_to(50.0, 55.0, 55.0, 65.0, 80.0)
+    make_step(laps)
+    assert laps.forward.value == pytest.approx((0.0 + 0.030) / 2)
+    assert laps.input.value == pytest.approx(0.015)
+
+
+def test_device_that_hangs(device: Device, laps: Laps) -> None:
+    """What is kept of a device that comes to nothing more is bounded, and the last averages stay."""
+    make_step(laps)
+    for _ in range(5 * LATE):
+        make_step(laps)
+    assert laps.forward.value is None
+    device.events.clear()
+    assert len(laps._late) == LATE
+
+
+def test_very_many_micro_steps(device: Device, laps: Laps) -> None:
+    """A step with more micro-steps than are kept has no times, rather than wrong ones."""
+    make_step(laps, micro_steps=2 * SPANS)
+    device.comes_to(*(float(number) for number in range(len(device.events))))
+    make_step(laps)
+    assert laps.forward.value is None
+
+
+def test_graph_that_is_captured(device: Device, laps: Laps) -> None:
+    """No event enters a CUDA graph that is being captured, and that step has no times."""
+    device.capturing = True
+    make_step(laps)
+    make_step(laps)
+    assert device.events == []
+    assert laps.forward.value is None
+
+
+def test_events_of_two_devices(device: Device, laps: Laps) -> None:
+    """Events whose distance cannot be told give no time."""
+    make_step(laps)
+    device.comes_to(0.0, 1.0, 2.0)
+    device.same = False
+    make_step(laps)
+    assert laps.forward.value is None
+
+
+def test_pause(device: Device, laps: Laps) -> None:
+    """A step with a pause has no time of the input, but one of the forward pass."""
+    make_step(laps)
+    laps.interrupted()
+    make_step(laps)
+    device.comes_to(*(float(number) for number in range(len(device.events))))
+    make_step(laps)
+    assert laps.input.value is None
+    assert laps.forward.value == pytest.approx(0.001)
+
+
+def test_other_devices() -> None:
+    """On a device whose clock is not known here, nothing is measured: the host's would be of launching."""
+    laps = Laps()
+    laps.on("xpu", None)
+    for _ in range(3):
+        make_step(laps)
+    assert laps.input.value is laps.forward.value is None
+
+
+def test_average() -> None:
+    """The first values count alike, later ones a tenth."""
+    average = Average()
+    for value in (1.0, 2.0, 3.0):
+        average.add(value)
+    assert average.value == pytest.approx(2.0)
+    for _ in range(100):
+        average.add(7.0)
+    assert average.value == pytest.approx(7.0, rel=0.01)

@@ -1,0 +1,183 @@
+"""Stages of steps and their times, of real torch modules on the CPU."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.training import attach, watch
+from dshealthd.training.message import Stage
+
+if TYPE_CHECKING:
+    from tests.training.agents_end import AgentsEnd
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # that NumPy is not installed
+    torch = pytest.importorskip("torch")
+
+
+class Slow(torch.nn.Module):  # type: ignore[name-defined] # of a module that is imported where it is installed
+    """A model whose forward pass takes a while, and looks at what is told meanwhile."""
+
+    def __init__(self, agents_end: AgentsEnd, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.agents_end = agents_end
+        self.layer = torch.nn.Linear(8, 1)
+        self.seconds = seconds
+        self.stages: list[int] = []
+
+    def forward(self, batch: Any) -> Any:
+        """Take the time."""
+        self.stages.append(stage(self.agents_end))
+        time.sleep(self.seconds)
+        return self.layer(batch)
+
+
+def stage(agents_end: AgentsEnd) -> int:
+    """Return the stage that is told."""
+    messages = agents_end.messages()
+    return messages[-1].stage if messages else Stage.UNKNOWN
+
+
+def make_step(model: Any, optimizer: Any, micro_steps: int = 1) -> None:
+    """Train for a step."""
+    for _ in range(micro_steps):
+        model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_stages(agents_end: AgentsEnd) -> None:
+    """Forward, backward and input are told as they begin; before the first forward pass the stage is not known."""
+    model = Slow(agents_end)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with attach(optimizer=optimizer, model=model, socket=agents_end.path) as heartbeat:
+        heartbeat.enter("other")
+        assert stage(agents_end) == Stage.UNKNOWN
+        for step in (1, 2):
+            loss = model(torch.randn(4, 8)).square().mean()
+            assert stage(agents_end) == Stage.BACKWARD
+            before = time.monotonic()
+            loss.backward()
+            assert stage(agents_end) == Stage.BACKWARD
+            assert agents_end.message().sent < before
+            optimizer.step()
+            assert (stage(agents_end), agents_end.message().step) == (Stage.INPUT, step)
+    assert model.stages == [Stage.FORWARD, Stage.FORWARD]
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_stages_of_micro_steps(agents_end: AgentsEnd) -> None:
+    """Under accumulation the stages follow the micro-steps."""
+    model = Slow(agents_end)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with attach(optimizer=optimizer, model=model, socket=agents_end.path):
+        for _ in range(3):
+            loss = model(torch.randn(4, 8)).square().mean()
+            assert stage(agents_end) == Stage.BACKWARD
+            loss.backward()
+        optimizer.step()
+        assert stage(agents_end) == Stage.INPUT
+    assert model.stages == 3 * [Stage.FORWARD]
+
+
+def test_times(agents_end: AgentsEnd) -> None:
+    """Input and forward pass have times of their own: which one is slow can be told, and all forward passes of a step count."""
+    model = Slow(agents_end, 0.02)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with attach(optimizer=optimizer, model=model, socket=agents_end.path):
+        for _ in range(15):
+            time.sleep(0.01)
+            make_step(model, optimizer, micro_steps=2)
+        message = agents_end.message()
+    assert message.input_seconds is not None
+    assert message.forward_seconds is not None
+    assert message.mean_seconds is not None
+    assert message.input_seconds == pytest.approx(0.01, rel=0.3)
+    assert message.forward_seconds == pytest.approx(0.04, rel=0.15)
+    assert message.input_seconds + message.forward_seconds < message.mean_seconds
+
+
+def test_pause_is_no_input(agents_end: AgentsEnd) -> None:
+    """An evaluation between two steps is no wait for input, and its forward passes are not the training's."""
+    model = Slow(agents_end, 0.001)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with attach(optimizer=optimizer, model=model, socket=agents_end.path) as heartbeat:
+        for _ in range(3):
+            make_step(model, optimizer)
+        with heartbeat.phase("evaluation"), torch.no_grad():
+            model.eval()
+            model.seconds = 0.3
+            model(torch.randn(4, 8))
+            assert stage(agents_end) == Stage.INPUT
+            model.seconds = 0.001
+            model.train()
+        make_step(model, optimizer)
+        message = agents_end.message()
+    assert message.input_seconds is not None
+    assert message.forward_seconds is not None
+    assert message.input_seconds < 0.05
+    assert message.forward_seconds < 0.05
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own
+@pytest.mark.parametrize("how", ["returned", "in place", "within"])
+def test_compiled(agents_end: AgentsEnd, how: str) -> None:
+    """A module that is compiled as one graph stays one, and gives the same results; stages are told of the one that `compile` returned."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    trained = torch.compile(model, backend="eager", fullgraph=True) if how != "in place" else model
+    with attach(optimizer=optimizer, model=trained if how == "returned" else model, socket=agents_end.path) as heartbeat:
+        if how == "in place":
+            model.compile(backend="eager", fullgraph=True)
+        for _ in range(3):
+            make_step(trained, optimizer)
+        assert agents_end.message().step == 3
+        assert (stage(agents_end) == Stage.INPUT) == (how == "returned")
+        assert not heartbeat.closed
+
+
+def test_what_is_no_model(agents_end: AgentsEnd, caplog: pytest.LogCaptureFixture) -> None:
+    """A model that is none is said by the log; steps are told all the same."""
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with attach(optimizer=optimizer, model="model", socket=agents_end.path):
+        make_step(model, optimizer)
+    assert "no stages of steps: str is no torch module" in caplog.text
+    assert (agents_end.message().step, stage(agents_end)) == (1, Stage.UNKNOWN)
+
+
+def test_program_that_is_not_changed(agents_end: AgentsEnd) -> None:
+    """Without a call in the script the model is found with the first step: the outermost one that holds the optimizer's parameters."""
+    other = torch.nn.Linear(8, 1)
+    inner = Slow(agents_end)
+    outer = torch.nn.Sequential(inner)
+    optimizer = torch.optim.SGD(inner.parameters(), lr=0.01)
+    heartbeat = watch.register(socket=agents_end.path)
+    try:
+        make_step(outer, optimizer)
+        assert stage(agents_end) == Stage.UNKNOWN
+        make_step(outer, optimizer)
+        assert stage(agents_end) == Stage.INPUT
+    finally:
+        heartbeat.close()
+    assert inner.stages == [Stage.UNKNOWN, Stage.FORWARD]
+    assert not other._forward_hooks
+
+
+def test_program_with_two_models(agents_end: AgentsEnd) -> None:
+    """Of two modules that hold the same parameters neither is taken: which one the steps call is not known."""
+    layer = Slow(agents_end)
+    models = [torch.nn.Sequential(layer), torch.nn.Sequential(layer)]
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+    heartbeat = watch.register(socket=agents_end.path)
+    try:
+        for _ in range(2):
+            make_step(models[0], optimizer)
+        assert (agents_end.message().step, stage(agents_end)) == (2, Stage.UNKNOWN)
+    finally:
+        heartbeat.close()
