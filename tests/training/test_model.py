@@ -19,7 +19,7 @@ with warnings.catch_warnings():
     torch = pytest.importorskip("torch")
 
 
-class Slow(torch.nn.Module):  # type: ignore[name-defined] # of a module that is imported where it is installed
+class Slow(torch.nn.Module):  # type: ignore[name-defined,misc] # of a module that is imported where it is installed
     """A model whose forward pass takes a while, and looks at what is told meanwhile."""
 
     def __init__(self, agents_end: AgentsEnd, seconds: float = 0.0) -> None:
