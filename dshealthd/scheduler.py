@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dshealthd import registry
 from dshealthd.collector import Collector, CollectorOptions, Context
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from dshealthd.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SLACK = 0.01
 """Seconds by which a collection may be early: a timer fires a little before its time, and what is nearly due goes with what is."""
@@ -46,6 +48,10 @@ class _Group:
         self.members = members
         self._snapshot = snapshot
         self._context = context
+
+    def shared(self, factory: Callable[[Context], T]) -> T:
+        """Return what the collectors share."""
+        return self._context.shared(factory)
 
     async def run(self) -> None:
         """Collect until cancelled."""
@@ -192,6 +198,11 @@ class Scheduler:
         for group, _, _ in self._groups.values():
             if isinstance(group, _Outside):
                 yield from group.supervisor.samples()
+
+    def shared(self, factory: Callable[[Context], T]) -> T | None:
+        """Return the one instance that the collectors of the agent itself share; None while none of them runs."""
+        inside = self._groups.get(None)
+        return None if inside is None else inside[0].shared(factory)
 
     async def _stop(self, worker: str | None) -> None:
         group, task, _ = self._groups.pop(worker)

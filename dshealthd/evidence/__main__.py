@@ -58,7 +58,7 @@ def _take(request: dict[str, Any], directory: Path, channel: socket.socket, mess
     host = decode(Host, request["host"], "", errors)
     if errors:
         raise ValueError("; ".join(errors))
-    collection = Collection(case, host, bundle, request["node"], py_spy=find_py_spy())
+    collection = Collection(case, host, bundle, node=request["node"], begun=begun, py_spy=find_py_spy())
     collection.begin(request["metrics"], request["probes"])
     channel.sendall(wire.pack({"bundle": bundle.path.name}))
     collection.collect()

@@ -63,20 +63,17 @@ def size(directory: str | Path) -> int:
 
 
 class Bundle:
-    """A new bundle, with room for so many bytes."""
+    """A new bundle, with room for so many bytes. Its files are reached through its directory's descriptor, wherever a path may lead."""
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
-        """Make the directory. OSError."""
+    def __init__(self, path: Path, max_bytes: int, owner: tuple[int, int]) -> None:
+        """Make the directory, which becomes `owner`'s (user and group) at `hand_over`. OSError."""
         os.mkdir(path, 0o700)
         self.path = path
         self.full = False
         """Whether something had no room."""
+        self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._owner = owner
         self._left = max_bytes
-
-    @property
-    def left(self) -> int:
-        """Bytes for which there is room."""
-        return self._left
 
     def append(self, name: str, data: bytes) -> None:
         """Append to a file of the bundle; what goes beyond the room is left out. ValueError if the name is none for a file. OSError."""
@@ -86,19 +83,47 @@ class Bundle:
         self.full = self.full or len(data) > self._left
         data = data[: self._left]
         self._left -= len(data)
-        descriptor = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(self._open(name, os.O_APPEND), "wb") as file:
             file.write(data)
 
     def summarize(self, text: str) -> None:
         """Replace the summary whole, which always has room. OSError."""
-        new = self.path / f".{SUMMARY}"
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+        new = f".{SUMMARY}"
+        with os.fdopen(self._open(new, os.O_TRUNC), "w", encoding="utf-8", errors="replace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(new, self.path / SUMMARY)
+        os.replace(new, SUMMARY, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+
+    def hand_over(self) -> None:
+        """Give the bundle to its owner, where another took it: somebody by hand, for the agent to keep. OSError."""
+        if self._owner[0] != os.geteuid():
+            for name in os.listdir(self._directory):
+                os.chown(name, *self._owner, dir_fd=self._directory, follow_symlinks=False)
+            os.fchown(self._directory, *self._owner)
+
+    def _open(self, name: str, flags: int) -> int:
+        flags |= os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(name, flags, 0o600, dir_fd=self._directory)
+
+
+def _place(directory: Path) -> tuple[int, int]:
+    """Make the directory of all bundles, if there is none, and return whose it is. `Refused` if others can read it, OSError.
+
+    It belongs to the owner of the directory above it, the agent's; only root may keep bundles for another.
+    """
+    above = os.stat(directory.parent)
+    try:
+        os.mkdir(directory, 0o700)
+        if above.st_uid != os.geteuid():
+            os.chown(directory, above.st_uid, above.st_gid)
+    except FileExistsError:
+        pass
+    found = os.lstat(directory)
+    if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077 or (os.geteuid() and found.st_uid != os.geteuid()):
+        message = f"{directory} is not a directory that only its owner, the agent's user, can read"
+        raise Refused(message)
+    return found.st_uid, found.st_gid
 
 
 def make(directory: Path, job: str, now: float, *, max_bundles: int, max_bytes: int, bundle_bytes: int, min_free: int) -> Bundle:
@@ -106,11 +131,7 @@ def make(directory: Path, job: str, now: float, *, max_bundles: int, max_bytes: 
 
     `now` is Unix time; all sizes are in bytes. `Refused` where the file system would be left with less than `min_free`, OSError.
     """
-    directory.mkdir(mode=0o700, exist_ok=True)
-    found = os.lstat(directory)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        message = f"{directory} is not a directory that only its owner, the agent's user, can read"
-        raise Refused(message)
+    owner = _place(directory)
     for old in _surplus(directory, max_bundles - 1, max_bytes - bundle_bytes):
         shutil.rmtree(directory / old)
     disk = os.statvfs(directory)
@@ -123,7 +144,7 @@ def make(directory: Path, job: str, now: float, *, max_bundles: int, max_bytes: 
     stem = f"{time.strftime(_TIME, time.gmtime(now))}-{_UNSAFE.sub('_', job)[:80] or 'all'}"
     for name in (stem, *(f"{stem}-again{number}" for number in range(2, 10))):
         try:
-            return Bundle(directory / name, bundle_bytes)
+            return Bundle(directory / name, bundle_bytes, owner)
         except FileExistsError:
             continue
     message = f"{directory / stem} and others of its name are there already"

@@ -37,9 +37,9 @@ _SMALL = 4 << 20
 class Collection:
     """The steps of one bundle."""
 
-    def __init__(self, case: Case, host: Host, bundle: Bundle, node: str, *, py_spy: str | None) -> None:
-        """Prepare; `py_spy` is where that program is, None where it is not installed."""
-        self.findings = Findings(case=case, node=node, begun=time.time())
+    def __init__(self, case: Case, host: Host, bundle: Bundle, *, node: str, begun: float, py_spy: str | None) -> None:
+        """Prepare, at Unix time `begun`; `py_spy` is where that program is, None where it is not installed."""
+        self.findings = Findings(case=case, node=node, begun=begun)
         self._started = time.monotonic()
         self._host = host
         self._bundle = bundle
@@ -66,6 +66,9 @@ class Collection:
     def collect(self) -> None:
         """Run all steps. OSError where the bundle cannot be written."""
         self._discover()
+        views = [self._view(rank) for rank in self.findings.ranks]
+        for step in run(views, AT_ONCE):  # before anything makes the ranks do something
+            self._note(step)
         steps: list[Callable[[], Step]] = [self._step("kernel log", 8.0, functools.partial(kernel_lines.take, host=self._host), _SMALL)]
         asking = self._ask_ras()
         if asking is not None:
@@ -90,6 +93,7 @@ class Collection:
         findings.seconds = time.monotonic() - self._started
         findings.finished = True
         self._bundle.summarize(summary.write(findings))
+        self._bundle.hand_over()
 
     @property
     def whole(self) -> bool:
@@ -117,16 +121,18 @@ class Collection:
         if len(known) > MAX_RANKS:
             self.findings.missing.append(f"{len(known) - MAX_RANKS} more ranks: at most {MAX_RANKS} are looked at")
 
+    def _view(self, rank: Rank) -> Callable[[], Step]:
+        function = functools.partial(kernel_view.look, host=self._host, pid=rank.pid, rank=rank.rank)
+        return self._step(f"kernel {rank.pid}", 8.0, function, _SMALL)
+
     def _steps_of(self, rank: Rank) -> Iterable[Callable[[], Step]]:
-        """Return the steps of one rank."""
-        host, pid, number = self._host, rank.pid, rank.rank
-        yield self._step(f"kernel {pid}", 8.0, functools.partial(kernel_view.look, host=host, pid=pid, rank=number), _SMALL)
-        function = functools.partial(stacks.take, host=host, pid=pid, rank=number, program=self._py_spy)
-        yield self._step(f"stacks {pid}", 20.0, function, _SMALL)
-        environment = self._environments.get(pid)
+        """Return the steps of one rank that make it, or py-spy, do something."""
+        stacked = functools.partial(stacks.take, host=self._host, pid=rank.pid, rank=rank.rank, program=self._py_spy)
+        yield self._step(f"stacks {rank.pid}", 20.0, stacked, _SMALL)
+        environment = self._environments.get(rank.pid)
         if environment is not None:
-            recorder = functools.partial(flight_recorder.take, host=host, pid=pid, rank=number, environment=environment)
-            yield self._step(f"recorder {pid}", 15.0, recorder, flight_recorder.MAX_DUMP + 1)
+            recorded = functools.partial(flight_recorder.take, host=self._host, pid=rank.pid, rank=rank.rank, environment=environment)
+            yield self._step(f"recorder {rank.pid}", 15.0, recorded, flight_recorder.MAX_DUMP + 1)
 
     def _ask_ras(self) -> Function | None:
         """Return the step that asks NCCL's RAS; None where another node does, or nobody can."""

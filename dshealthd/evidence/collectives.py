@@ -70,8 +70,9 @@ def _described(group: Digest, number: int) -> str:
     for operation in (*group["pending"], *group["last"]):
         if operation["number"] == number:
             size = f" of {operation['sizes']}" if operation["sizes"] else ""
-            at = f" at {operation['at']}" if operation["at"] else ""
-            return f"{operation['name']} {number}{size} ({operation['state']}{at})"
+            state = "" if operation["state"] == "scheduled" else f", {operation['state']}"
+            at = f" (called at {operation['at']})" if operation["at"] else ""
+            return f"{operation['name']} {number}{size}{state}{at}"
     return f"operation {number}" if number >= 0 else "none"
 
 

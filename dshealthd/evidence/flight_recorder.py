@@ -30,8 +30,8 @@ MAX_DUMP = 32 << 20
 """Bytes. 2,000 entries, torch's default, take some 2 MiB."""
 QUIET = 0.5
 """Seconds for which a dump must not have changed to count as whole; torch writes it at one go."""
-PATIENCE = 8.0
-"""Seconds for a dump to appear: torch looks at the FIFO once a second, and may write to a slow file system."""
+PATIENCE = 10.0
+"""Seconds for a dump to appear: torch looks at the FIFO once a second, resolves stacks, and may write to a slow file system."""
 _LOOK_EVERY = 0.1
 
 
@@ -94,7 +94,7 @@ def _ask(root: Root, place: str, uid: int) -> str:
 
 
 def _wait(root: Root, place: str, before: object) -> bool:
-    """Wait until another dump is there than before, and has not changed for a moment."""
+    """Wait until another dump is there than before, with something in it, and has not changed for a moment."""
     end = time.monotonic() + PATIENCE
     last, since = before, time.monotonic()
     while (now := time.monotonic()) < end:
@@ -108,5 +108,5 @@ def _wait(root: Root, place: str, before: object) -> bool:
 
 
 def _signature(found: os.stat_result | None) -> tuple[int, int, int, int] | None:
-    """Return what changes when a file is written anew."""
-    return None if found is None else (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    """Return what changes when a file is written anew; None where there is nothing yet."""
+    return None if found is None or not found.st_size else (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dshealthd import wire
 from dshealthd.collector import counter, gauge
 from dshealthd.evidence.bundle import kept, parse_name
+from dshealthd.evidence.findings import Case
 from dshealthd.options import encode
 
 if TYPE_CHECKING:
@@ -24,9 +26,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.collector import Sample
-    from dshealthd.evidence.findings import Case
     from dshealthd.evidence.options import EvidenceOptions
     from dshealthd.host import Host
+    from dshealthd.jobs.hang import Hang
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ METRICS = (BUNDLES, LAST, KEPT, BYTES, INFO, RUNNING)
 OUTCOMES = ("complete", "partial", "killed", "refused", "failed")
 
 DIRECTORY = "evidence"
+PERIOD = 1.0
+"""Seconds from one look at the hangs to the next."""
 INTERVAL = 10.0
 """Seconds from the first exposition to the second."""
 MAX_WAITING = 8
@@ -61,6 +65,17 @@ class Taken(NamedTuple):
     detail: str
     bundle: str
     """Name of its directory; empty if there is none."""
+
+
+def case(hang: Hang) -> Case:
+    """Return what evidence is to be taken of."""
+    return Case(
+        job=hang.job,
+        reason=str(hang.reason),
+        since=hang.since,
+        culprits=tuple((rank, str(culprit)) for rank, culprit in hang.culprits),
+        ranks=tuple((rank.rank, rank.pid) for rank in hang.ranks if rank.ended is None),
+    )
 
 
 class Evidence:
@@ -92,8 +107,19 @@ class Evidence:
         self._done: set[str] = set()
         """Jobs of whose present hang there is evidence."""
         self._waiting: dict[str, Case] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._running = False
         self._remember()
+
+    def start(self, hangs: Callable[[], Iterable[Hang]]) -> None:
+        """Look at the hangs once a second, from now on."""
+
+        async def watch() -> None:
+            while True:
+                self.look(map(case, hangs()))
+                await asyncio.sleep(PERIOD)
+
+        self._tasks.add(asyncio.create_task(watch(), name="evidence: hangs"))
 
     def look(self, hangs: Iterable[Case]) -> None:
         """Take note of the jobs that stand still now, and begin a collection where it is time for one."""
@@ -108,14 +134,15 @@ class Evidence:
             if ripe and job not in self._done and self._due(job) and len(self._waiting) < MAX_WAITING:
                 self._done.add(job)
                 self._waiting[job] = case
-        if self._waiting and self._task is None:
-            self._task = asyncio.create_task(self._work(), name="evidence")
+        if self._waiting and not self._running:
+            self._running = True
+            self._tasks.add(asyncio.create_task(self._work(), name="evidence"))
 
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics of the evidence."""
         for outcome in OUTCOMES:
             yield BUNDLES(self._outcomes[outcome], outcome)
-        yield RUNNING(float(self._task is not None))
+        yield RUNNING(float(self._running))
         if self._sizes is None:
             return
         yield KEPT(len(self._sizes))
@@ -126,6 +153,11 @@ class Evidence:
             yield INFO(1.0, entry.job, entry.name)
         if newest:
             yield LAST(max(entry.taken for entry in newest.values()))
+
+    def status(self) -> dict[str, Any]:
+        """Return what the status document says of the evidence; the newest bundle first."""
+        bundles = None if self._sizes is None else sorted(self._sizes, reverse=True)
+        return {"state": "running" if self._running else "ok", "directory": str(self.directory), "bundles": bundles}
 
     async def take(self, case: Case) -> Taken:
         """Take evidence now. Every failure is an outcome; when this is cancelled, the collecting process is killed."""
@@ -160,10 +192,12 @@ class Evidence:
 
     async def close(self) -> None:
         """Give up what is being taken."""
-        task, self._task = self._task, None
-        if task is not None:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
     def _due(self, job: str) -> bool:
         """Tell whether the last bundle of a job is old enough; a clock that was set back makes none too new."""
@@ -179,7 +213,9 @@ class Evidence:
                 job = next(iter(self._waiting))
                 await self.take(self._waiting.pop(job))
         finally:
-            self._task = None
+            self._running = False
+            if (task := asyncio.current_task()) is not None:
+                self._tasks.discard(task)
 
     def _count(self, taken: Taken) -> Taken:
         self._outcomes[taken.outcome if taken.outcome in OUTCOMES else "failed"] += 1
