@@ -168,7 +168,7 @@ class Collection:
         """Take the dumps of the flight recorders apart, and compare the ranks."""
         files = {f"digest {rank.pid}": rank for rank in self.findings.ranks if rank.facts.get("recorder")}
         steps = [
-            self._step(name, READ_SECONDS + 5.0, functools.partial(_read, data=bytes(self._dumps[rank.facts["recorder"]["file"]])), 0)
+            self._step(name, READ_SECONDS + 5.0, functools.partial(read_dump, data=bytes(self._dumps[rank.facts["recorder"]["file"]])), 0)
             for name, rank in files.items()
         ]
         digests: dict[str, dict[int, Mapping[str, Any]]] = {}
@@ -192,7 +192,7 @@ class Collection:
         self._bundle.append(name, data)
 
 
-def _read(_emit: Emit, data: bytes) -> dict[str, Any]:
+def read_dump(_emit: Emit, data: bytes) -> dict[str, Any]:
     """Take a dump apart as nobody, with nothing but memory and time."""
     privileges.become(privileges.NOBODY)
     privileges.end_with_parent()

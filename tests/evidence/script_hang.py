@@ -1,0 +1,49 @@
+"""A training of two ranks that hangs: python script_hang.py; rank 1 never enters the fourth all-reduce. Rank 0 prints when it waits there.
+
+gloo has no thread that listens at the FIFO of the flight recorder, as NCCL's process group has: one of this script's does it, and writes
+what torch itself dumps.
+"""
+
+import contextlib
+import datetime as dt
+import os
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined] # what torch's own tools call
+
+
+def dump_when_asked(place: str, dump: str) -> None:
+    """Do as torch's `DumpPipe` does."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(place)
+    os.mkfifo(place)
+    descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK)
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            if os.read(descriptor, 128):
+                trace = _dump_fr_trace()
+                with open(dump, "wb") as file:
+                    file.write(trace)
+        time.sleep(0.2)
+
+
+def wait_for_input() -> None:
+    """Do what a loader does whose storage is gone."""
+    time.sleep(600)
+
+
+dist.init_process_group("gloo", timeout=dt.timedelta(seconds=600))
+rank = dist.get_rank()
+if prefix := os.environ.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE"):
+    arguments = (f"{prefix}{rank}.pipe", os.environ["TORCH_FR_DUMP_TEMP_FILE"] + str(rank))
+    threading.Thread(target=dump_when_asked, args=arguments, daemon=True).start()
+gradient = torch.ones(4, 2)
+for _ in range(3):
+    dist.all_reduce(gradient)
+print(f"rank {rank} hangs", flush=True)
+if rank == 1:
+    wait_for_input()
+dist.all_reduce(gradient)
