@@ -44,6 +44,8 @@ LOCKED_LIMIT = gauge(
     "Soft RLIMIT_MEMLOCK of the process that dshealthd_job_locked_memory_bytes shows; +Inf where it is unlimited.",
     "job",
 )
+RANK = gauge("dshealthd_job_open_files_rank", "Which rank of the job dshealthd_open_files shows with scope job.", "job")
+LOCKED_RANK = gauge("dshealthd_job_locked_memory_rank", "Which rank of the job dshealthd_job_locked_memory_bytes shows.", "job")
 UNSEEN = gauge(
     "dshealthd_processes_unseen",
     "Processes whose environment could not be read, by why: whether they belong to a training job is unknown.",
@@ -133,8 +135,8 @@ class OpenFiles(Collector):
     def _job(
         self, descriptors: Descriptors, job: str, members: Iterable[TrainingProcess], remembered: Mapping[tuple[int, int], _Slow]
     ) -> Iterator[Sample | Fault]:
-        files: list[Usage] = []
-        memory: list[tuple[Usage, _Slow]] = []
+        files: list[tuple[Usage, int]] = []
+        memory: list[tuple[Usage, int, _Slow]] = []
         faults: dict[Reason, Fault] = {}
         for process in members:
             key = (process.pid, process.start)
@@ -150,17 +152,20 @@ class OpenFiles(Collector):
                 faults[Reason.MALFORMED] = Fault(f"job {job}", Reason.MALFORMED, f"process {process.pid}: {error}")
                 continue
             self._slow[key] = slow
-            files.append(Usage(count, slow.limits.files))
-            memory.append((Usage(max(slow.locked, slow.pinned), slow.limits.locked), slow))
+            rank = process.launch.rank
+            files.append((Usage(count, slow.limits.files), rank))
+            memory.append((Usage(max(slow.locked, slow.pinned), slow.limits.locked), rank, slow))
         yield from faults.values()
         if files:
-            worst = max(files, key=lambda usage: usage.order)
-            yield OPEN(worst.value, "job", job)
-            yield LIMIT(worst.limit, "job", job)
-            usage, slow = max(memory, key=lambda entry: entry[0].order)
+            usage, rank = max(files, key=lambda entry: entry[0].order)
+            yield OPEN(usage.value, "job", job)
+            yield LIMIT(usage.limit, "job", job)
+            yield RANK(rank, job)
+            usage, rank, slow = max(memory, key=lambda entry: entry[0].order)
             yield LOCKED(slow.locked, job, "locked")
             yield LOCKED(slow.pinned, job, "pinned")
             yield LOCKED_LIMIT(usage.limit, job)
+            yield LOCKED_RANK(rank, job)
 
     def _read(self, descriptors: Descriptors, pid: int) -> _Slow:
         locked, pinned = parse_locked(read_bytes(self.host.proc(f"{pid}/status"), 8192))

@@ -99,7 +99,9 @@ def test_real_job(real: Agent) -> None:
             child.communicate(b"\n", timeout=20)
     job = f"slurm-{os.getpid()}"
     assert (found["open_files", "job", job], found["open_files_limit", "job", job]) == (60, 64)
+    assert found["job_open_files_rank", job] == 0
     assert found["job_locked_memory_limit_bytes", job] == 65536
+    assert found["job_locked_memory_rank", job] == 1
     assert found["job_locked_memory_bytes", job, "locked"] == 0
     assert not [key for key in values(real.sweep()) if job in key]
 
