@@ -1,0 +1,61 @@
+"""The answer to a health check, and how NVRx judges it.
+
+`ft_launcher` (`NodeHealthCheck._perform_health_check` in `health_check.py`, 0.6.0) takes a node for healthy with `success` and a
+JSON `output` whose `fail_count` is 0, and keeps it out of the job with any other answer. An error of gRPC it notes and takes for healthy,
+as if nobody had been asked. So what is not known is answered by the error UNAVAILABLE, and never by an answer.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dshealthd.fitness import Fitness
+
+MAX_FINDINGS = 32
+"""Findings that an answer names; it is printed into the launcher's log."""
+_VARINT, _BYTES = 0, 2
+"""Wire types, https://protobuf.dev/programming-guides/encoding/."""
+_SUCCESS, _EXIT_CODE, _OUTPUT, _ERROR = 1, 2, 3, 4
+"""Fields of HealthCheckResponse in `nvhcd.proto`."""
+
+
+def response(fitness: Fitness) -> bytes:
+    """Return the HealthCheckResponse for a node that is fit or not; ValueError if that is not known."""
+    if fitness.fit is None:
+        text = "what is not known has no answer"
+        raise ValueError(text)
+    findings = fitness.findings[:MAX_FINDINGS]
+    output = {
+        "fail_count": len(fitness.findings),
+        "failed_checks": [str(finding) for finding in findings],
+        "source": "dshealthd",
+    }
+    message = b""
+    if fitness.fit:
+        message += _tag(_SUCCESS, _VARINT) + _varint(1)
+    else:
+        message += _tag(_EXIT_CODE, _VARINT) + _varint(1)
+    message += _text(_OUTPUT, json.dumps(output))
+    if findings:
+        message += _text(_ERROR, "; ".join(str(finding) for finding in findings))
+    return message
+
+
+def _text(number: int, text: str) -> bytes:
+    data = text.encode(errors="replace")
+    return _tag(number, _BYTES) + _varint(len(data)) + data
+
+
+def _tag(number: int, kind: int) -> bytes:
+    return _varint(number << 3 | kind)
+
+
+def _varint(value: int) -> bytes:
+    """Write a natural number in groups of seven bits, the lowest first."""
+    data = bytearray()
+    while value > 0x7F:  # noqa: PLR2004 - seven bits
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*data, value))

@@ -1,0 +1,14 @@
+"""What agent and server say to each other, over a socket pair.
+
+The server writes `READY` once it listens, and `QUESTION` for each verdict that it wants; the agent answers with a frame: its length, then
+`ANSWER` and a HealthCheckResponse, or `UNKNOWN` and the text of the error UNAVAILABLE.
+"""
+
+from __future__ import annotations
+
+import struct
+
+READY, QUESTION = b"!", b"?"
+ANSWER, UNKNOWN = b"+", b"-"
+LENGTH = struct.Struct("!I")
+MAX_FRAME = 1 << 20

@@ -1,0 +1,168 @@
+"""The process that speaks gRPC: it asks the agent for each verdict, and knows none itself.
+
+Started as `python -m dshealthd.nvrx.server SOCKET DESCRIPTOR`; the descriptor is a socket to the agent, over which go the frames of
+`dshealthd.nvrx.frames`. Its end is the order to stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import resource
+import select
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+from concurrent import futures
+
+import grpc
+
+from dshealthd.nvrx.frames import ANSWER, LENGTH, MAX_FRAME, QUESTION, READY
+
+NAME = "nvhcd.HealthCheckService"
+METHOD = "RunHealthCheck"
+PATIENCE = 5.0
+"""Seconds that the agent may take to answer; NVRx waits for 60."""
+KEPT = 1.0
+"""Seconds for which an answer serves others too: the ranks of a node ask at the same time, and a flood of questions costs the agent one."""
+THREADS = 4
+MAX_CALLS = 64
+"""Calls that are answered or wait; further ones are refused with RESOURCE_EXHAUSTED."""
+MAX_FILES = 512
+"""Open files of this process, which bound its connections."""
+MAX_REQUEST = 1 << 16
+"""Bytes. NVRx sends a few words, which are for the script that others put behind this interface; they are not looked at."""
+NOBODY = 65534
+
+
+class AgentGone(Exception):
+    """The agent has ended, or does not answer."""
+
+
+class Verdicts:
+    """Asks the agent, for one caller at a time."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        """Ask over a connected socket."""
+        channel.settimeout(PATIENCE)
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._last = b""
+        self._until = 0.0
+
+    def ask(self) -> bytes:
+        """Return the frame of the verdict of this second. AgentGone if there is none."""
+        with self._lock:
+            if time.monotonic() >= self._until:
+                try:
+                    self._channel.sendall(QUESTION)
+                    (length,) = LENGTH.unpack(self._receive(LENGTH.size))
+                    if not 0 < length <= MAX_FRAME:
+                        raise ConnectionAbortedError(errno.ECONNABORTED, f"a frame of {length} bytes")
+                    self._last = self._receive(length)
+                except OSError as error:
+                    with contextlib.suppress(OSError):  # it may be closed already
+                        self._channel.shutdown(socket.SHUT_RDWR)  # a late answer would be taken for that to the next question
+                    message = f"the agent does not answer: {error}"
+                    raise AgentGone(message) from error
+                self._until = time.monotonic() + KEPT
+            return self._last
+
+    def _receive(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            chunk = self._channel.recv(size - len(data))
+            if not chunk:
+                raise ConnectionResetError(errno.ECONNRESET, "the agent has ended")
+            data += chunk
+        return data
+
+
+def answer(verdicts: Verdicts, _request: bytes, context: grpc.ServicerContext) -> bytes:
+    """Answer one call; what is not known is an error, see `dshealthd.nvrx.answer`."""
+    try:
+        frame = verdicts.ask()
+    except AgentGone as error:
+        context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+    if frame[:1] != ANSWER:
+        context.abort(grpc.StatusCode.UNAVAILABLE, frame[1:].decode(errors="replace"))
+    return frame[1:]
+
+
+def clear(path: str) -> None:
+    """Remove the socket of a server that has ended. OSError if it has not, or if something else is there."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise FileExistsError(errno.EEXIST, "something that is no socket is there", path)
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as visitor:
+        try:
+            visitor.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except BlockingIOError:
+            pass  # so many wait there that somebody listens
+    raise OSError(errno.EADDRINUSE, "somebody listens there", path)
+
+
+def serve(path: str, verdicts: Verdicts) -> grpc.Server:
+    """Return a server that listens on a path, open to every user. OSError if it cannot."""
+    clear(path)
+    server = grpc.server(
+        futures.ThreadPoolExecutor(THREADS),
+        maximum_concurrent_rpcs=MAX_CALLS,
+        options=(
+            ("grpc.max_receive_message_length", MAX_REQUEST),
+            ("grpc.max_metadata_size", 1 << 14),
+            ("grpc.max_concurrent_streams", 16),
+            ("grpc.max_connection_idle_ms", 60_000),
+            ("grpc.so_reuseport", 0),
+        ),
+    )
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(functools.partial(answer, verdicts))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, {METHOD: handler}),))
+    before = os.umask(0o111)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:  # grpc says no more than that it failed
+        raise OSError(errno.EADDRNOTAVAIL, f"grpc cannot listen there: {error}", path) from error
+    finally:
+        os.umask(before)
+    server.start()
+    return server
+
+
+def main(path: str, descriptor: int) -> int:
+    """Serve until the agent ends; status 1 with a line on standard error if the socket cannot be had."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal group; the agent decides
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_FILES, MAX_FILES))
+    os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional only
+    channel = socket.socket(fileno=descriptor)
+    verdicts = Verdicts(channel)
+    try:
+        server = serve(path, verdicts)
+    except OSError as error:
+        print(f"nvrx.socket: {path}: {error.strerror}", file=sys.stderr)
+        return 1
+    if os.geteuid() == 0:  # a library in C reads what anybody sends
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    channel.sendall(READY)
+    end = select.poll()
+    end.register(channel, select.POLLRDHUP)
+    end.poll()
+    server.stop(grace=None)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

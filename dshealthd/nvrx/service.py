@@ -1,0 +1,163 @@
+"""The agent's side of the health check: keeps the server's process running, and answers its questions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from dshealthd.collector import counter, gauge
+from dshealthd.fitness import Check
+from dshealthd.nvrx.answer import response
+from dshealthd.nvrx.frames import ANSWER, LENGTH, QUESTION, READY, UNKNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dshealthd.collector import Sample
+    from dshealthd.fitness import Fitness
+    from dshealthd.nvrx.options import NvrxOptions
+
+log = logging.getLogger(__name__)
+
+UP = gauge("dshealthd_nvrx_up", "1 while the health check for NVRx's ft_launcher is served, 0 while it cannot be.")
+VERDICTS = counter(
+    "dshealthd_nvrx_verdicts_total",
+    "Verdicts that launchers asked for, by what they were told: healthy, unhealthy, unknown (an error, which NVRx takes as if nobody had "
+    "been asked). One serves all who ask within a second.",
+    "verdict",
+)
+FINDINGS = gauge("dshealthd_nvrx_findings", "What the last verdict found, by check; 0 without a finding. Absent before the first.", "check")
+METRICS = (UP, VERDICTS, FINDINGS)
+
+START_DEADLINE = 20.0
+"""Seconds that the process may take to listen."""
+SHORTEST, LONGEST = 1.0, 60.0
+"""Seconds from the end of one process to the start of the next."""
+_VERDICTS = {True: "healthy", False: "unhealthy", None: "unknown"}
+_PRIVATE = frozenset(("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID"))
+"""Variables by which systemd talks to the agent alone."""
+
+
+class ServerError(Exception):
+    """The server cannot run, or has ended."""
+
+
+class Service:
+    """Serves one socket for as long as it runs."""
+
+    def __init__(self, options: NvrxOptions, judge: Callable[[], Fitness], monotonic: Callable[[], float]) -> None:
+        """Prepare; `judge` tells whether the node is fit at the moment, and `monotonic` is a clock in seconds."""
+        self.options = options
+        self._judge = judge
+        self._monotonic = monotonic
+        self._task: asyncio.Task[None] | None = None
+        self._up = False
+        self._verdicts: Counter[str] = Counter()
+        self._last: Fitness | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = asyncio.create_task(self._run(), name="health check for NVRx")
+
+    async def close(self) -> None:
+        """End the process, and remove its socket."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield what was asked and answered."""
+        yield UP(float(self._up))
+        for verdict in _VERDICTS.values():
+            yield VERDICTS(self._verdicts[verdict], verdict)
+        if self._last is not None:
+            found = Counter(finding.check for finding in self._last.findings)
+            for check in Check:
+                yield FINDINGS(found[check], check)
+
+    async def _run(self) -> None:
+        """Start the server again whenever it ends, ever more slowly while it ends at once."""
+        pause, said = SHORTEST, ""
+        while True:
+            started = self._monotonic()
+            try:
+                await self._serve()
+            except ServerError as error:
+                if str(error) != said:
+                    log.error("%s", error)
+                said = str(error)
+            pause = SHORTEST if self._monotonic() - started > LONGEST else min(2 * pause, LONGEST)
+            await asyncio.sleep(pause)
+
+    async def _serve(self) -> None:
+        """Run one server until it ends, which raises ServerError."""
+        if importlib.util.find_spec("grpc") is None:
+            message = 'nvrx.socket is set, and grpcio is not installed: pip install "dshealthd[nvrx]"'
+            raise ServerError(message)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)  # noqa: FBT003 - positional only
+        with ours:
+            with theirs:
+                server = subprocess.Popen(  # noqa: S603, ASYNC220 - our own interpreter; starting it takes about a millisecond
+                    [sys.executable, "-m", "dshealthd.nvrx.server", str(self.options.socket), str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    env={key: value for key, value in os.environ.items() if key not in _PRIVATE},
+                    start_new_session=True,
+                )
+            try:
+                await self._listen(ours)
+                await self._answer(ours)
+            except OSError as error:
+                message = f"nvrx: the server on {self.options.socket} is cut off: {error}"
+                raise ServerError(message) from error
+            finally:
+                server.kill()
+                server.wait()  # at once, as nothing that it does can hang in the kernel
+                if self._up:
+                    self._up = False
+                    with contextlib.suppress(OSError):  # somebody has removed it
+                        os.unlink(str(self.options.socket))
+
+    async def _listen(self, channel: socket.socket) -> None:
+        """Wait until the server listens."""
+        try:
+            async with asyncio.timeout(START_DEADLINE):
+                if await asyncio.get_running_loop().sock_recv(channel, 1) != READY:
+                    message = f"nvrx: cannot serve on {self.options.socket}; what it says stands above"
+                    raise ServerError(message)
+        except TimeoutError as error:
+            message = f"nvrx: nothing listens on {self.options.socket} after {START_DEADLINE:g} s"
+            raise ServerError(message) from error
+        self._up = True
+        log.info("nvrx: health check at unix://%s", self.options.socket)
+
+    async def _answer(self, channel: socket.socket) -> None:
+        """Answer questions until the server ends."""
+        loop = asyncio.get_running_loop()
+        while (question := await loop.sock_recv(channel, 1)) == QUESTION:
+            frame = self._frame()
+            await loop.sock_sendall(channel, LENGTH.pack(len(frame)) + frame)
+        message = f"nvrx: the server on {self.options.socket} has {'asked nonsense' if question else 'ended'}"
+        raise ServerError(message)
+
+    def _frame(self) -> bytes:
+        """Return the verdict of this moment, as the server passes it on."""
+        fitness = self._judge()
+        before, self._last = self._last, fitness
+        self._verdicts[_VERDICTS[fitness.fit]] += 1
+        if fitness.findings and (before is None or before.findings != fitness.findings):
+            log.warning("nvrx: this node is reported as unhealthy: %s", "; ".join(map(str, fitness.findings)))
+        if fitness.fit is None:
+            return UNKNOWN + ("dshealthd does not know: " + "; ".join(fitness.unknown)[:4096]).encode(errors="replace")
+        return ANSWER + response(fitness)

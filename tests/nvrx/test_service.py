@@ -1,0 +1,256 @@
+"""The service with its real server process, asked by genuine gRPC clients: verdicts, what is unknown, and what is done to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from dshealthd.fitness import Check, Finding, Fitness
+from dshealthd.nvrx.options import NvrxOptions
+from dshealthd.nvrx.service import FINDINGS, UP, VERDICTS, Service
+from tests.nvrx.client import ask, call
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.collector import Metric
+
+FIT = Fitness((), ())
+UNFIT = Fitness((Finding(Check.GPU_LOST, "gpu 3", "GPU-abc is lost to NVML"),), ())
+UNKNOWN = Fitness((), ("gpu: not sampled yet",))
+
+
+class Node:
+    """A service in a loop of its own thread, and the verdict that the test sets."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fitness = FIT
+        self.asked = 0
+        self.stall = threading.Event()
+        self.stall.set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self.service = Service(NvrxOptions(socket=path), self._judge, time.monotonic)
+
+    def _judge(self) -> Fitness:
+        self.asked += 1
+        self.stall.wait(20)
+        return self.fitness
+
+    def start(self) -> None:
+        """Serve."""
+        self._thread.start()
+        self._loop.call_soon_threadsafe(self.service.start)
+
+    def serve(self) -> None:
+        """Serve, and wait until clients can come."""
+        self.start()
+        self.wait_up(1)
+
+    def wait_up(self, up: float) -> None:
+        """Wait until it serves, or does not."""
+        end = time.monotonic() + 20
+        while self.value(UP) != up:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    def value(self, metric: Metric, *labels: str) -> float | None:
+        """Return the value of a series."""
+        return {sample.labels: sample.value for sample in self.service.samples() if sample.metric is metric}.get(labels)
+
+    def server(self) -> int:
+        """Return the pid of the server's process."""
+        children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+        pids = [int(pid) for file in children for pid in file.read_text().split()]
+        (found,) = [pid for pid in pids if b"dshealthd.nvrx.server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return found
+
+    def close(self) -> None:
+        """End the service."""
+        self.stall.set()
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self.service.close(), self._loop).result(20)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        if not self._loop.is_closed():
+            self._loop.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """A service that does not run yet."""
+    made = Node(tmp_path / "nvhcd.sock")
+    yield made
+    made.close()
+
+
+def test_verdicts(node: Node) -> None:
+    """NVRx is told what the agent knows at the moment: healthy, unhealthy with the part; and what is unknown is no answer."""
+    node.serve()
+    assert ask(node.path).response.success
+    node.fitness = UNFIT
+    time.sleep(1.05)
+    said = ask(node.path)
+    assert not said.healthy
+    assert "gpu 3" in said.response.error
+    assert (node.value(FINDINGS, "gpu_lost"), node.value(FINDINGS, "suspect")) == (1, 0)
+    node.fitness = UNKNOWN
+    time.sleep(1.05)
+    said = ask(node.path)
+    assert said.status is grpc.StatusCode.UNAVAILABLE
+    assert "gpu: not sampled yet" in str(said.error)
+    assert said.healthy  # NVRx's own conclusion from an error
+    assert [node.value(VERDICTS, verdict) for verdict in ("healthy", "unhealthy", "unknown")] == [1, 1, 1]
+
+
+def test_socket(node: Node) -> None:
+    """The socket is open to every user, its process belongs to nobody where the agent is root, and both go with the service."""
+    node.serve()
+    assert os.stat(node.path).st_mode & 0o777 == 0o666
+    pid = node.server()
+    if os.geteuid() == 0:
+        assert os.stat(f"/proc/{pid}").st_uid == 65534
+    node.close()
+    assert not node.path.exists()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_deadline(node: Node) -> None:
+    """An agent that hangs costs the caller its own deadline and no more, and nobody is called unhealthy for it."""
+    node.serve()
+    node.stall.clear()
+    started = time.monotonic()
+    said = ask(node.path, timeout=0.5)
+    assert said.status is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert time.monotonic() - started < 2
+    patient = ask(node.path, timeout=15)
+    assert patient.status is grpc.StatusCode.UNAVAILABLE
+    assert patient.healthy
+
+
+def test_server_that_ends(node: Node) -> None:
+    """A server that is killed is started again, on the same path."""
+    node.serve()
+    os.kill(node.server(), signal.SIGKILL)
+    node.wait_up(0)
+    node.wait_up(1)
+    assert ask(node.path).response.success
+
+
+def test_socket_left_behind(node: Node) -> None:
+    """The socket of an agent that was killed is taken over."""
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(node.path))
+    node.serve()
+    assert ask(node.path).response.success
+
+
+@pytest.mark.parametrize("what", ["file", "listener", "no directory"])
+def test_place_taken(tmp_path: Path, what: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """A path that holds something else, or where somebody listens, is left alone, and the log says so."""
+    node = Node(tmp_path / ("there/nvhcd.sock" if what == "no directory" else "nvhcd.sock"))
+    listener = socket.socket(socket.AF_UNIX)
+    if what == "file":
+        node.path.write_text("precious")
+    elif what == "listener":
+        listener.bind(str(node.path))
+        listener.listen()
+    try:
+        node.start()
+        end = time.monotonic() + 15
+        told = ""
+        while str(node.path) not in told:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+            told += capfd.readouterr().err
+        assert node.value(UP) == 0
+    finally:
+        node.close()
+        listener.close()
+    if what == "file":
+        assert node.path.read_text() == "precious"
+    assert node.path.exists() == (what != "no directory")
+
+
+def test_hundred_connections(node: Node) -> None:
+    """A hundred channels that stay open are all answered, and cost the agent a verdict each second and no more."""
+    node.serve()
+    started = time.monotonic()
+    channels = [grpc.insecure_channel(f"unix://{node.path}", options=(("grpc.use_local_subchannel_pool", 1),)) for _ in range(100)]
+    try:
+        assert all(call(channel).response.success for channel in channels)
+    finally:
+        for channel in channels:
+            channel.close()
+    assert node.asked <= 1 + (time.monotonic() - started)
+
+
+def test_garbage(node: Node) -> None:
+    """Bytes that are no HTTP/2, silent connections, and messages that are no request or too long keep nobody from being answered."""
+    node.serve()
+    silent = [socket.socket(socket.AF_UNIX) for _ in range(200)]
+    try:
+        for number, connection in enumerate(silent):
+            connection.settimeout(5)
+            connection.connect(str(node.path))
+            if number % 2:
+                connection.sendall(os.urandom(500))
+        with grpc.insecure_channel(f"unix://{node.path}") as channel:
+            assert call(channel, request=b"\xff" * 1000).response.success
+            assert call(channel, request=b"a" * (1 << 20)).status is grpc.StatusCode.RESOURCE_EXHAUSTED
+            unknown: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/nvhcd.HealthCheckService/Other")
+            with pytest.raises(grpc.RpcError) as raised:
+                unknown(b"", timeout=5)
+            assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert ask(node.path).response.success
+    finally:
+        for connection in silent:
+            connection.close()
+    assert node.value(UP) == 1
+
+
+def test_too_many_connections(node: Node) -> None:
+    """When somebody holds all the connections there are, others wait or fail, nobody is called unhealthy, and it works again afterwards."""
+    node.serve()
+    pid = node.server()
+    held = []
+    try:
+        for _ in range(700):
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            held.append(connection)
+            try:
+                connection.connect(str(node.path))
+            except BlockingIOError:
+                break
+        assert ask(node.path, timeout=2).healthy
+    finally:
+        for connection in held:
+            connection.close()
+    end = time.monotonic() + 20
+    while not ((said := ask(node.path)).error is None and said.response.success):
+        assert time.monotonic() < end
+    assert node.server() == pid
+
+
+def test_server_ends_with_its_agent(tmp_path: Path) -> None:
+    """A server whose agent was killed ends by itself."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "dshealthd.nvrx.server", str(tmp_path / "s"), str(theirs.fileno())]
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as server:
+        theirs.close()
+        ours.settimeout(20)
+        assert ours.recv(1) == b"!"
+        ours.close()
+        assert server.wait(10) == 0

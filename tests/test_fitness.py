@@ -1,0 +1,151 @@
+"""Which facts make a node unfit to train, which leave it unknown, and which do not count."""
+
+from __future__ import annotations
+
+import pytest
+
+from dshealthd.collector import Fault, Reason, Sample
+from dshealthd.collectors.ecc import ERRORS, ROWS_FAILED, THRESHOLD
+from dshealthd.collectors.gpu import FAULT, RECOVERY, UP, VISIBLE
+from dshealthd.collectors.gpu_bus import EXPECTED
+from dshealthd.collectors.kernel_log import LAST_XID
+from dshealthd.fitness import RECENT, Accusation, Check, Fitness, fitness
+from dshealthd.result import Outcome, Result, failed, not_available
+from dshealthd.snapshot import Snapshot
+
+WALL = 1_800_000_000.0
+HEALTHY = {
+    "gpu": [UP(1, "0", "GPU-a"), UP(1, "1", "GPU-b"), VISIBLE(2), RECOVERY(0, "0", "GPU-a")],
+    "gpu_bus": [EXPECTED(2)],
+    "ecc": [
+        ERRORS(0, "0", "GPU-a", "uncorrected", "volatile"),
+        ERRORS(7, "0", "GPU-a", "corrected", "volatile"),
+        ERRORS(9, "0", "GPU-a", "uncorrected", "aggregate"),
+        ROWS_FAILED(0, "0", "GPU-a"),
+    ],
+    "kernel_log": [LAST_XID(WALL - 5, "0", "0000:01:00", "13")],
+}
+"""Two GPUs; Xid 13 is of a program, corrected errors and those of the GPU's whole life are no reason."""
+
+
+def judge(*samples: Sample, results: dict[str, Result] | None = None, accusations: tuple[Accusation, ...] = ()) -> Fitness:
+    """Judge node n1, a healthy one but for these samples of the collector `gpu`, or for these results."""
+    snapshot = Snapshot(lambda: 100.0, lambda: WALL)
+    for name, usual in HEALTHY.items():
+        snapshot.expect(name, 15)
+        own = tuple(usual) + (samples if name == "gpu" else ())
+        snapshot.put(name, (results or {}).get(name) or Result(Outcome.OK, own))
+    return fitness(snapshot, accusations, "n1", now=100.0, wall=WALL)
+
+
+def test_fit() -> None:
+    """A node on which everything was read and nothing found is fit; a program's Xid does not count."""
+    assert judge() == Fitness((), ())
+    assert judge().fit is True
+
+
+@pytest.mark.parametrize(
+    ("sample", "check", "part"),
+    [
+        (FAULT(1, "1", "GPU-b", "gpu_lost"), Check.GPU_LOST, "gpu 1"),
+        (LAST_XID(WALL - 60, "1", "0000:02:00", "79"), Check.GPU_LOST, "gpu 1"),
+        (LAST_XID(WALL - 60, "", "0000:02:00", "79"), Check.GPU_LOST, "gpu 0000:02:00"),
+        (ERRORS(1, "1", "GPU-b", "uncorrected", "volatile"), Check.MEMORY_UNCORRECTED, "gpu 1"),
+        (LAST_XID(WALL - 60, "1", "0000:02:00", "95"), Check.MEMORY_UNCORRECTED, "gpu 1"),
+        (ROWS_FAILED(1, "1", "GPU-b"), Check.MEMORY_WORN_OUT, "gpu 1"),
+        (THRESHOLD(1, "1", "GPU-b"), Check.MEMORY_WORN_OUT, "gpu 1"),
+        (RECOVERY(2, "1", "GPU-b"), Check.RESET_NEEDED, "gpu 1"),
+        (LAST_XID(WALL - 60, "1", "0000:02:00", "119"), Check.RESET_NEEDED, "gpu 1"),
+    ],
+)
+def test_unfit(sample: Sample, check: Check, part: str) -> None:
+    """Each of these facts alone makes the node unfit, and is named with its GPU."""
+    verdict = judge(sample)
+    assert verdict.fit is False
+    assert [(finding.check, finding.part) for finding in verdict.findings] == [(check, part)]
+
+
+def test_unreadable_gpu() -> None:
+    """A GPU that is down for any reason of its own makes the node unfit."""
+    verdict = judge(UP(0, "2", "GPU-c"), FAULT(1, "2", "GPU-c", "reset_required"))
+    assert [(finding.check, finding.part) for finding in verdict.findings] == [(Check.GPU_UNREADABLE, "gpu 2")]
+
+
+def test_gpu_missing() -> None:
+    """Fewer GPUs in NVML than on the bus make it unfit."""
+    verdict = judge(results={"gpu_bus": Result(Outcome.OK, (EXPECTED(3),))})
+    assert [finding.check for finding in verdict.findings] == [Check.GPU_MISSING]
+
+
+def test_xids_pass() -> None:
+    """An Xid counts for ten minutes; 79 counts on while its GPU fails."""
+    old = WALL - RECENT - 1
+    assert judge(LAST_XID(old, "1", "0000:02:00", "119")).fit is True
+    assert judge(LAST_XID(old, "1", "0000:02:00", "79")).fit is True
+    verdict = judge(LAST_XID(old, "1", "0000:02:00", "79"), FAULT(1, "1", "GPU-b", "io_error"))
+    assert [finding.check for finding in verdict.findings] == [Check.GPU_LOST]
+
+
+@pytest.mark.parametrize("reason", [Reason.VERSION_MISMATCH, Reason.NOT_LOADED, Reason.TIMEOUT, Reason.STUCK, Reason.CRASHED])
+def test_nvml_broken(reason: Reason) -> None:
+    """NVML that hangs or cannot be loaded makes the node unfit: CUDA does not work either."""
+    verdict = judge(results={"gpu": failed(reason, "nvmlInit")})
+    assert [(finding.check, finding.part) for finding in verdict.findings] == [(Check.NVML_BROKEN, "node")]
+
+
+def test_hung_call_of_one_gpu() -> None:
+    """A call that hangs for one GPU is NVML hanging, though the others are read."""
+    results = {"ecc": Result(Outcome.OK, (), (Fault("gpu 1", Reason.TIMEOUT, "nvmlDeviceGetTotalEccErrors"),))}
+    assert [finding.check for finding in judge(results=results).findings] == [Check.NVML_BROKEN]
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        {"gpu": failed(Reason.PERMISSION_DENIED, "may not")},
+        {"gpu": failed(Reason.INTERNAL, "defect")},
+        {"gpu": not_available("an operator wants the GPUs free")},
+        {"kernel_log": failed(Reason.PERMISSION_DENIED, "/dev/kmsg")},
+        {"ecc": Result(Outcome.OK, (), (Fault("gpu 1", Reason.MALFORMED, "odd"),))},
+    ],
+)
+def test_unknown(results: dict[str, Result]) -> None:
+    """Where the agent could not look, the node is neither fit nor unfit."""
+    verdict = judge(results=results)
+    assert (verdict.fit, verdict.findings) == (None, ())
+    assert [line.partition(":")[0] for line in verdict.unknown] == list(results)
+
+
+def test_finding_beside_the_unknown() -> None:
+    """A finding counts whatever else is unknown."""
+    assert judge(FAULT(1, "1", "GPU-b", "gpu_lost"), results={"kernel_log": failed(Reason.IO_ERROR, "x")}).fit is False
+
+
+def test_before_the_first_sample() -> None:
+    """An agent that has just started does not know."""
+    snapshot = Snapshot(lambda: 100.0, lambda: WALL)
+    snapshot.expect("gpu", 15)
+    assert fitness(snapshot, (), "", now=100.0, wall=WALL).fit is None
+
+
+def test_expired() -> None:
+    """Samples that are too old say nothing, neither good nor bad."""
+    snapshot = Snapshot(lambda: 100.0, lambda: WALL)
+    snapshot.expect("gpu", 15)
+    snapshot.put("gpu", Result(Outcome.OK, tuple(HEALTHY["gpu"])))
+    assert fitness(snapshot, (), "", now=116.0, wall=WALL).fit is None
+
+
+def test_machine_without_gpus() -> None:
+    """A machine that never had a GPU is fit."""
+    absent = {name: not_available("no GPU") for name in ("gpu", "gpu_bus", "ecc")}
+    assert judge(results=absent).fit is True
+
+
+def test_accused() -> None:
+    """The node that this agent's probes accuse themselves is unfit; other nodes, links and leaves are not its affair."""
+    own = Accusation("gpu", "n1/gpu3", "slow")
+    others = (Accusation("node", "n11", "failed"), Accusation("link", "n1--n2", "slow"), Accusation("leaf", "n1", "slow"))
+    verdict = judge(accusations=(own, *others))
+    assert [(finding.check, finding.part) for finding in verdict.findings] == [(Check.SUSPECT, "n1/gpu3")]
+    assert judge(accusations=others).fit is True
