@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dshealthd.collector import Collector, CollectorOptions, Fault, NotAvailable, Reason, Sample, SourceError, counter, gauge
 from dshealthd.jobs.heartbeat import Receiver
 from dshealthd.jobs.heartbeat_sender import Rejected
+from dshealthd.jobs.reception import Reception
 from dshealthd.options import option
 from dshealthd.training.message import Phase, Stage
 from dshealthd.training.page import DEFAULT_PATH
@@ -128,10 +129,11 @@ class Training(Collector):
         """Listen at the first collection."""
         super().__init__(options, context)
         self._receiver = Receiver(options.socket, context.host, monotonic=context.monotonic, wall=context.wall)
+        context.shared(Reception).receiver = self._receiver
 
     @property
     def receiver(self) -> Receiver:
-        """The receiver, for what else watches jobs in this agent."""
+        """The receiver."""
         return self._receiver
 
     def collect(self) -> Iterator[Sample | Fault]:

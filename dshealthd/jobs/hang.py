@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 from dshealthd.jobs.activity import State
 from dshealthd.jobs.ending import How
 from dshealthd.jobs.pace import UNKNOWN
-from dshealthd.training.message import Phase
+from dshealthd.training.message import Phase, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from dshealthd.collector import Context
 
-INPUT = 1
-"""The stage of a step before its forward pass."""
 BUSY = 0.5
 """Share of a core's time from which a rank without a GPU computes; one that waits for others in gloo sleeps."""
 PATIENCE = 5.0
@@ -77,8 +75,8 @@ class RankState:
     step: int
     """Steps it has made."""
     phase: Phase
-    stage: int
-    """How far it is in the next step: 1 input, 2 forward, 3 backward; 0 if unknown."""
+    stage: Stage
+    """How far it is in the next step."""
     silence: float
     """Seconds since its last heartbeat."""
     bound: float
@@ -183,7 +181,7 @@ def position(rank: RankState) -> tuple[int, int]:
 def _apart(living: Iterable[RankState]) -> tuple[Class, list[tuple[int, Culprit]]]:
     """Compare how far the ranks are: those at fault are the fewer, and where both are as many the ones behind."""
     ranks = list(living)
-    known = all(rank.stage for rank in ranks)
+    known = all(rank.stage is not Stage.UNKNOWN for rank in ranks)
     places = {rank.rank: position(rank) if known else (rank.step, 0) for rank in ranks}
     counts = Counter(places.values())
     last, first = min(counts), max(counts)
@@ -194,6 +192,6 @@ def _apart(living: Iterable[RankState]) -> tuple[Class, list[tuple[int, Culprit]
     culprits = [rank for rank, place in places.items() if place == at_fault]
     if not behind:
         return Class.DESYNC, [(rank, Culprit.AHEAD) for rank in culprits]
-    if last[1] == INPUT:
+    if last[1] == Stage.INPUT:
         return Class.INPUT, [(rank, Culprit.INPUT) for rank in culprits]
     return Class.DESYNC, [(rank, Culprit.BEHIND) for rank in culprits]

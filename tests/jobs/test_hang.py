@@ -11,12 +11,12 @@ from dshealthd.jobs.activity import State
 from dshealthd.jobs.ending import How
 from dshealthd.jobs.hang import PATIENCE, Class, Culprit, Hang, Hangs, RankState, judge
 from dshealthd.jobs.pace import UNKNOWN
-from dshealthd.training.message import Phase
+from dshealthd.training.message import Phase, Stage
 
 if TYPE_CHECKING:
     from dshealthd.collector import Context
 
-INPUT, FORWARD, BACKWARD = 1, 2, 3
+INPUT, FORWARD, BACKWARD = Stage.INPUT, Stage.FORWARD, Stage.BACKWARD
 WAITS = RankState(
     rank=0, pid=100, start=7, step=50, phase=Phase.TRAINING, stage=BACKWARD, silence=31.0, bound=30.0, state=State.SLEEPING, cpu=0.01
 )
@@ -42,7 +42,7 @@ def ranks(**of_rank_1: object) -> list[RankState]:
         ({"step": 49}, Class.DESYNC, Culprit.BEHIND),
         ({"step": 51}, Class.DESYNC, Culprit.AHEAD),
         ({"step": 51, "stage": INPUT}, Class.DESYNC, Culprit.AHEAD),
-        ({"step": 49, "stage": 0}, Class.DESYNC, Culprit.BEHIND),
+        ({"step": 49, "stage": Stage.UNKNOWN}, Class.DESYNC, Culprit.BEHIND),
         # the stopped process is the cause, whatever else it was at
         ({"state": State.STOPPED, "phase": Phase.CHECKPOINT, "stage": INPUT}, Class.PROCESS, Culprit.STOPPED),
     ],
@@ -55,7 +55,7 @@ def test_the_rank_at_fault(rank_1: dict[str, object], reason: Class, culprit: Cu
     assert [rank.pid for rank in hang.ranks] == [100, 101, 102]
 
 
-@pytest.mark.parametrize("same", [{}, {"stage": 0}])
+@pytest.mark.parametrize("same", [{}, {"stage": Stage.UNKNOWN}])
 def test_nobody_here_is_at_fault(same: dict[str, object]) -> None:
     """Ranks that all wait at the same place, or of which that is not known, accuse none of themselves."""
     hang = judge("run-1", ranks(**same), 1000.0)

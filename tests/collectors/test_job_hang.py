@@ -1,0 +1,210 @@
+"""Jobs that stand still, with real processes that send real heartbeats; `tests/symptoms` has what follows from several nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dshealthd.collector import Context
+from dshealthd.collectors.job_hang import JobHang, JobHangOptions
+from dshealthd.collectors.training import Training
+from dshealthd.exposition import Format, render
+from dshealthd.host import Host
+from dshealthd.jobs.hang import Class, Culprit, Hang, Hangs
+from dshealthd.options import Duration
+from dshealthd.result import Outcome, Result, attempt
+from tests.jobs import rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+ROOT = Path(__file__).parents[2]
+RENDEZVOUS = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+class Node:
+    """An agent's two collectors of heartbeats, and a job of two ranks."""
+
+    def __init__(self, path: Path) -> None:
+        context = Context(host=Host(), monotonic=time.monotonic, wall=time.time, state=path)
+        self.training = Training(Training.Options(socket=str(path / "h.sock")), context)
+        self.hang = JobHang(JobHangOptions(interval=Duration(0.1), floor=Duration(1.0)), context)
+        self.hangs = context.shared(Hangs)
+        self.told: list[Hang] = []
+        self.hangs.listen(self.told.append)
+        attempt(self.training, time.monotonic)
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, rank.__file__, str(path / "h.sock")],
+                env={"PATH": os.defpath, "PYTHONPATH": str(ROOT), **RENDEZVOUS, "RANK": str(number), "LOCAL_RANK": str(number)},
+                stdin=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            for number in (0, 1)
+        ]
+
+    def tell(self, number: int, what: str) -> None:
+        """Have something go wrong with a rank."""
+        stdin = self.ranks[number].stdin
+        assert stdin is not None
+        stdin.write(what + "\n")
+        stdin.flush()
+
+    def look(self) -> dict[tuple[str, ...], float]:
+        """Collect once, and return the values by metric and labels, without prefix and job."""
+        return shown(attempt(self.hang, time.monotonic))
+
+    async def until(self, condition: Callable[[Mapping[tuple[str, ...], float]], bool]) -> dict[tuple[str, ...], float]:
+        """Collect until something is so."""
+        while not condition(values := self.look()):
+            await asyncio.sleep(0.1)
+        return values
+
+    async def trained(self) -> None:
+        """Wait until both ranks have made steps enough to know what is usual."""
+        await self.until(lambda values: all(values.get(("step_bound_seconds", number)) == 1.0 for number in "01"))
+
+    def close(self) -> None:
+        """End the ranks and the agent."""
+        self.hang.close()
+        self.training.close()
+        for process in self.ranks:
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+
+
+def shown(result: Result) -> dict[tuple[str, ...], float]:
+    """Return the values of a collection by metric and labels, without prefix and job."""
+    assert result.outcome is Outcome.OK, result.detail
+    return {(sample.metric.name.removeprefix("dshealthd_job_"), *sample.labels[1:]): sample.value for sample in result.samples}
+
+
+@contextlib.contextmanager
+def node(path: Path) -> Iterator[Node]:
+    """Run a node."""
+    with contextlib.closing(Node(path)) as found:
+        yield found
+
+
+def hanging(values: Mapping[tuple[str, ...], float]) -> bool:
+    """Tell whether a job stands still."""
+    return any(name == "hang" and value == 1 for (name, *_), value in values.items())
+
+
+def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
+    """A rank that gets SIGSTOP while the other waits for it is named with its pid; both go on, and it is over."""
+
+    async def run() -> None:
+        with node(tmp_path) as found:
+            await found.trained()
+            assert found.look()["hang", "none"] == 0
+            found.ranks[1].send_signal(signal.SIGSTOP)
+            stopped = time.monotonic()
+            for _ in range(20):  # the other makes steps, which is no hang
+                assert not hanging(found.look())
+                await asyncio.sleep(0.1)
+            found.tell(0, "wait")
+            values = await found.until(hanging)
+            assert values["hang", "process"] == 1
+            assert values["hang_culprit_info", "1", "process", "stopped"] == 1
+            assert values["rank_state", "1", "stopped"] == 1
+            assert values["overdue_seconds", "1"] > values["overdue_seconds", "0"] > 0.0
+            (hang,) = found.hangs.current.values()
+            assert (hang.reason, hang.culprits) == (Class.PROCESS, ((1, Culprit.STOPPED),))
+            assert [state.pid for state in hang.ranks] == [process.pid for process in found.ranks]
+            assert time.time() - (time.monotonic() - stopped) <= hang.since <= time.time()
+            found.ranks[1].send_signal(signal.SIGCONT)
+            values = await found.until(lambda values: not hanging(values))
+            assert values["overdue_seconds", "1"] == 0.0
+            assert len(found.told) == 1
+
+    asyncio.run(asyncio.wait_for(run(), 15))
+
+
+def test_a_rank_without_input(tmp_path: Path) -> None:
+    """A rank that does not begin the step in which the other waits is at its input."""
+
+    async def run() -> None:
+        with node(tmp_path) as found:
+            await found.trained()
+            found.tell(1, "input")
+            await asyncio.sleep(0.2)
+            found.tell(0, "wait")
+            values = await found.until(hanging)
+            positions = {name[1]: value for name, value in values.items() if name[0] == "position"}
+            assert positions["1"] == int(positions["1"])
+            assert positions["0"] - int(positions["0"]) > 0.6
+            assert values["hang", "input"] == 1
+            assert values["hang_culprit_info", "1", "input", "input"] == 1
+
+    asyncio.run(asyncio.wait_for(run(), 15))
+
+
+def test_a_rank_that_fails(tmp_path: Path) -> None:
+    """A rank that ends with an error while the other waits is the one at fault, and how it ended is told with the time."""
+
+    async def run() -> None:
+        with node(tmp_path) as found:
+            await found.trained()
+            found.tell(0, "wait")
+            found.tell(1, "fail")
+            before = time.time()
+            values = await found.until(hanging)
+            assert values["hang_culprit_info", "1", "process", "gone"] == 1
+            assert before <= values["rank_ended_timestamp_seconds", "1", "failed"] <= time.time()
+            found.ranks[0].kill()
+            values = await found.until(lambda values: ("hang", "process") not in values)
+            assert {name[1:] for name in values if name[0] == "rank_ended_timestamp_seconds"} == {("0", "killed"), ("1", "failed")}
+            assert ("hang", "none") not in values
+
+    asyncio.run(asyncio.wait_for(run(), 15))
+
+
+def test_pauses_are_no_hang(tmp_path: Path) -> None:
+    """While one rank is in a checkpoint, or computes, or is done, the job does not stand still, however long the other waits."""
+
+    async def run(what: str) -> None:
+        with node(tmp_path) as found:
+            await found.trained()
+            found.tell(0, "wait")
+            found.tell(1, what)
+            values = await found.until(lambda values: values["overdue_seconds", "0"] > 1.5)
+            assert values["hang", "none"] == 0
+            assert found.told == []
+
+    for what in ("checkpoint", "compute", "end"):
+        asyncio.run(asyncio.wait_for(run(what), 15))
+
+
+def test_text(tmp_path: Path) -> None:
+    """What is exported is what Prometheus reads."""
+
+    async def run() -> str:
+        with node(tmp_path) as found:
+            await found.trained()
+            return render(attempt(found.hang, time.monotonic).samples, Format.PROMETHEUS)
+
+    text = asyncio.run(asyncio.wait_for(run(), 15))
+    assert text.count("dshealthd_job_overdue_seconds{") == 2
+    if shutil.which("promtool") is not None:
+        check = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+        assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
+
+
+def test_without_heartbeats(tmp_path: Path) -> None:
+    """Where no heartbeats come in there is nothing to watch, and no loop is asked for."""
+    context = Context(host=Host(), monotonic=time.monotonic, wall=time.time, state=tmp_path)
+    result = attempt(JobHang(JobHangOptions(), context), time.monotonic)
+    assert (result.outcome, result.detail) == (Outcome.NOT_AVAILABLE, "no heartbeats come in")
