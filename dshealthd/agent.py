@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from dshealthd.collector import Sample
     from dshealthd.config import Config
+    from dshealthd.fitness import Fitness
+    from dshealthd.nvrx.service import Service as HealthCheck
     from dshealthd.probe.service import Service
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ class Agent:
         self._scheduler = Scheduler(self._snapshot, time.monotonic, time.time, config.path.state)
         self._telemetry = Telemetry(time.time())
         self._probes: Service | None = None
+        self._health_check: HealthCheck | None = None
         self._server = Server(config.web, self._snapshot, self._own_samples, self._telemetry, self._sections, self._targets)
 
     async def run(self, announce: Callable[[str], None]) -> None:
@@ -70,7 +73,7 @@ class Agent:
             for task in tasks:
                 task.cancel()
             await self._server.close()
-            await asyncio.gather(self._scheduler.close(), self._stop_probes())
+            await asyncio.gather(self._scheduler.close(), self._stop_probes(), self._stop_health_check())
         log.info("stopped")
 
     def _make_state_directory(self) -> None:
@@ -83,6 +86,7 @@ class Agent:
     async def _keep_collecting(self) -> None:
         await self._scheduler.apply(self._config)
         await self._apply_probes()
+        await self._apply_health_check()
         await self._scheduler.watch()
 
     async def _keep_reloading(self, reload: asyncio.Event) -> None:
@@ -104,6 +108,7 @@ class Agent:
         self._config = config
         await self._scheduler.apply(config)
         await self._apply_probes()
+        await self._apply_health_check()
         self._telemetry.reload(time.time(), ok=True)
         log.info("configuration reloaded")
 
@@ -128,12 +133,39 @@ class Agent:
         if probes is not None:
             await probes.close()
 
+    async def _apply_health_check(self) -> None:
+        """Answer the health check of NVRx if the configuration asks for it."""
+        options = self._config.nvrx
+        if self._health_check is not None and self._health_check.options == options:
+            return
+        await self._stop_health_check()
+        if options.socket is not None:
+            from dshealthd.nvrx.service import Service as HealthCheck  # an agent without it does without what it needs
+
+            self._health_check = HealthCheck(options, self._judge, time.monotonic)
+            self._health_check.start()
+
+    async def _stop_health_check(self) -> None:
+        health_check, self._health_check = self._health_check, None
+        if health_check is not None:
+            await health_check.close()
+
+    def _judge(self) -> Fitness:
+        """Return what is known now of this node's fitness to train."""
+        from dshealthd.fitness import Accusation, fitness
+
+        probes = {} if self._probes is None else self._probes.status()
+        accusations = [Accusation(suspect["kind"], suspect["component"], suspect["reason"]) for suspect in probes.get("suspects", ())]
+        return fitness(self._snapshot, accusations, probes.get("name", ""), now=time.monotonic(), wall=time.time())
+
     def _own_samples(self) -> Iterator[Sample]:
         yield from self._telemetry.samples()
         yield from self._scheduler.samples()
         yield from self._server.samples()
         if self._probes is not None:
             yield from self._probes.samples()
+        if self._health_check is not None:
+            yield from self._health_check.samples()
 
     def _targets(self, port: int) -> bytes:
         """Return what Prometheus is to scrape; LookupError where it is not known who takes part in probes."""

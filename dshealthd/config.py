@@ -14,6 +14,7 @@ from dshealthd import registry
 from dshealthd.address import listen_address
 from dshealthd.collector import CollectorOptions
 from dshealthd.host import Host
+from dshealthd.nvrx.options import NvrxOptions
 from dshealthd.options import Duration, Errors, decode, join, option, unknown
 from dshealthd.probe.options import ProbeOptions
 
@@ -81,10 +82,11 @@ class Config:
     path: Paths = field(default_factory=Paths)
     log: Log = field(default_factory=Log)
     probe: ProbeOptions = field(default_factory=ProbeOptions)
+    nvrx: NvrxOptions = field(default_factory=NvrxOptions)
     collectors: Mapping[str, CollectorOptions] = field(default_factory=dict)
 
 
-SECTIONS: Mapping[str, type[Any]] = {"web": Web, "path": Paths, "log": Log, "probe": ProbeOptions}
+SECTIONS: Mapping[str, type[Any]] = {"web": Web, "path": Paths, "log": Log, "probe": ProbeOptions, "nvrx": NvrxOptions}
 """The sections beside `collectors`; each of their options is a flag too, `--section.option-name`, but for those in tables of their own."""
 
 
