@@ -1,16 +1,17 @@
-"""Compute processes on every GPU, from NVML: how many, and the memory they hold together. Never which."""
+"""Compute processes on every GPU, from NVML: how many, the memory they hold together, and the ranks of training jobs among them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.collector import gauge
 from dshealthd.devices.collector import GpuCollector
+from dshealthd.jobs.gpu_ranks import GpuRanks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.collector import Sample
+    from dshealthd.collector import Context, Fault, Sample
     from dshealthd.devices.device import Device, Gpu
 
 PROCESSES = gauge(
@@ -21,16 +22,44 @@ MEMORY = gauge(
     "GPU memory that these processes hold together; absent if NVML does not tell it of one of them.",
     *("gpu", "uuid"),
 )
+RANK = gauge(
+    "dshealthd_job_gpu_info",
+    "1 for each rank of a training job that has a compute process on the GPU; at most 64 on a node.",
+    *("job", "rank", "gpu", "uuid"),
+)
+UNKNOWN = gauge(
+    "dshealthd_gpu_compute_processes_unknown",
+    "Compute processes on this node's GPUs of which it is not known whether a training job's: their environment cannot be read.",
+)
+
+MAX_RANKS = 64
 
 
 class GpuProcesses(GpuCollector):
-    """Reads one list a GPU."""
+    """Reads one list a GPU; then, apart from the GPUs, the environments of processes that are new in them."""
+
+    def __init__(self, options: Any, context: Context) -> None:
+        """Look at nothing yet."""
+        super().__init__(options, context)
+        self._ranks = GpuRanks(context)
+        self._pids: dict[tuple[str, ...], list[int]] = {}
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Yield what the GPUs tell, and who it is."""
+        self._pids.clear()
+        yield from super().collect()
+        ranks, unknown = self._ranks.of(pid for pids in self._pids.values() for pid in pids)
+        yield UNKNOWN(unknown)
+        found = {(ranks[pid], labels) for labels, pids in self._pids.items() for pid in pids if pid in ranks}
+        for rank, labels in sorted(found)[:MAX_RANKS]:
+            yield RANK(1, rank.job, str(rank.number), *labels)
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield the count and the sum."""
         processes = device.first(("nvmlDeviceGetComputeRunningProcesses_v3",), ("nvmlDeviceGetComputeRunningProcesses_v2",))
         if processes is None:
             return
+        self._pids[gpu.labels] = [process.pid for process in processes]
         yield PROCESSES(len(processes), *gpu.labels)
         sizes = [process.usedGpuMemory for process in processes]
         if None not in sizes:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FIXTURES = Path(__file__).parent / "fixtures"
-SERIES = {"h100": 1162, "a100": 930, "v100": 802, "b200": 1170}
+SERIES = {"h100": 1163, "a100": 931, "v100": 803, "b200": 1171}
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_exposition(tmp_path: Path, profile: str) -> None:
     with Node(tmp_path, profile=profile, gpus=2) as node:
         node.simulator.set(None, "frozen", 1)
         node.simulator.set(None, "throttle_reasons", "0x48")
-        node.simulator.set(1, "processes", "4711:1048576, 4712:2097152")
+        node.simulator.set(1, "processes", "4194305:1048576, 4194306:2097152")
         seen = node.collect()
     for name in ("gpu", "ecc", "nvlink", "pcie", "gpu_processes"):
         result = seen.results[name]
