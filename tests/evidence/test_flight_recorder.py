@@ -1,0 +1,233 @@
+"""The flight recorder of a rank, asked through its FIFO: with real processes of the rank's user, some of which play tricks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.evidence import flight_recorder
+from dshealthd.evidence.step import Step, run
+from dshealthd.host import Host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RANK_USER = 4321
+RANK = """
+import os, sys, time
+pipe, dump, text = sys.argv[1:4]
+if pipe:
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+print("ready", flush=True)
+while True:
+    try:
+        asked = pipe and os.read(reader, 128)
+    except BlockingIOError:
+        asked = b""
+    if asked:
+        with open(dump, "w") as file:
+            file.write(text)
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory of the rank's user."""
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and len(folder.parts) > 2:
+            folder.chmod(0o755)
+    found = tmp_path / "user"
+    found.mkdir()
+    if os.geteuid() == 0:
+        os.chown(found, RANK_USER, RANK_USER)
+    return found
+
+
+@contextlib.contextmanager
+def rank(place: Path, *, pipe: bool = True, text: str = "the dump") -> Iterator[int]:
+    """Run a process that does as torch does, as a user of its own where the tests run as root, and give its pid."""
+    arguments = [str(place / "fr_3.pipe") if pipe else "", str(place / "dump_3"), text]
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", RANK, *arguments],
+        stdout=subprocess.PIPE,
+        cwd="/",
+        executable="/usr/bin/python3",  # the environment of the tests may be out of the user's reach
+        user=RANK_USER if os.geteuid() == 0 else None,
+        group=RANK_USER if os.geteuid() == 0 else None,
+        extra_groups=[] if os.geteuid() == 0 else None,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def take(pid: int, place: Path, **others: str) -> tuple[Step, dict[str, bytes]]:
+    """Ask the rank as a collection does."""
+    environment = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{place}/fr_", "TORCH_FR_DUMP_TEMP_FILE": f"{place}/dump_", **others}
+    files: dict[str, bytes] = {}
+
+    def keep(name: str, data: bytes) -> None:
+        files[name] = files.get(name, b"") + data
+
+    function = functools.partial(flight_recorder.take, host=Host(), pid=pid, rank=3, environment=environment)
+    (step,) = run([functools.partial(Step, "recorder", function, 15.0, flight_recorder.MAX_DUMP + 1, keep)], 1)
+    return step, files
+
+
+def test_a_rank_dumps_when_it_is_asked(place: Path) -> None:
+    """A byte in the FIFO makes the rank write its dump, which is taken; the rank goes on."""
+    with rank(place) as pid:
+        step, files = take(pid, place)
+        assert Path(f"/proc/{pid}/stat").exists()
+    assert (step.problem, step.answer) == ("", {"file": "rank-3.flight-recorder.pickle", "note": ""})
+    assert files == {"rank-3.flight-recorder.pickle": b"the dump"}
+
+
+def test_the_new_dump_is_taken_and_not_the_old_one(place: Path) -> None:
+    """A dump that lies there from before is not mistaken for the answer."""
+    (place / "dump_3").write_text("old")
+    if os.geteuid() == 0:
+        os.chown(place / "dump_3", RANK_USER, RANK_USER)
+    with rank(place) as pid:
+        step, files = take(pid, place)
+    assert files == {"rank-3.flight-recorder.pickle": b"the dump"}
+    assert step.answer["note"] == ""
+
+
+def test_the_older_name_of_the_variable_counts_where_the_newer_is_not_set(place: Path) -> None:
+    """Torch before 2.8 knows TORCH_NCCL_DEBUG_INFO_TEMP_FILE."""
+    with rank(place) as pid:
+        step, _ = take(pid, place, TORCH_FR_DUMP_TEMP_FILE="", TORCH_NCCL_DEBUG_INFO_TEMP_FILE=f"{place}/dump_")
+    assert step.problem == ""
+
+
+def test_paths_of_a_rank_are_relative_to_where_it_runs(place: Path) -> None:
+    """A relative prefix starts at the rank's working directory."""
+    with rank(place) as pid:
+        step, _ = take(pid, place, TORCH_FR_DUMP_TEMP_FILE=f"{str(place)[1:]}/dump_")
+    assert step.problem == ""
+
+
+def test_a_rank_that_is_stopped_leaves_its_old_dump_and_a_word(place: Path) -> None:
+    """Who cannot answer may have dumped at the timeout: that dump is taken, and said to be old."""
+    with rank(place) as pid:
+        take(pid, place)
+        os.kill(pid, signal.SIGSTOP)
+        started = time.monotonic()
+        step, files = take(pid, place)
+        assert time.monotonic() - started < flight_recorder.PATIENCE + 2
+    assert files == {"rank-3.flight-recorder.pickle": b"the dump"}
+    assert step.answer["note"].endswith("not of now: no new one")
+
+
+def test_a_rank_without_the_variables_is_said_to_be(place: Path) -> None:
+    """Most trainings set nothing; that is a reason, not an error."""
+    with rank(place, pipe=False) as pid:
+        step, _ = take(pid, place, TORCH_NCCL_DEBUG_INFO_PIPE_FILE="", TORCH_FR_DUMP_TEMP_FILE="")
+        assert step.problem == "its environment sets neither TORCH_NCCL_DEBUG_INFO_PIPE_FILE nor TORCH_FR_DUMP_TEMP_FILE"
+        step, _ = take(pid, place, TORCH_FR_DUMP_TEMP_FILE="")
+        assert step.problem == "its environment does not say where dumps go: TORCH_FR_DUMP_TEMP_FILE is not set"
+
+
+def test_a_fifo_that_nobody_reads_blocks_nobody(place: Path) -> None:
+    """The FIFO of a run that is over has no reader: that is told at once."""
+    with rank(place, pipe=False) as pid:
+        os.mkfifo(place / "fr_3.pipe")
+        if os.geteuid() == 0:
+            os.chown(place / "fr_3.pipe", RANK_USER, RANK_USER)
+        started = time.monotonic()
+        step, _ = take(pid, place)
+    assert step.problem == f"nobody reads {place}/fr_3.pipe"
+    assert time.monotonic() - started < 2
+
+
+def test_what_is_no_fifo_is_not_written_to(place: Path) -> None:
+    """A file in the FIFO's place keeps its content."""
+    (place / "fr_3.pipe").write_text("precious")
+    with rank(place, pipe=False) as pid:
+        step, _ = take(pid, place)
+    assert step.problem == f"{place}/fr_3.pipe is no FIFO"
+    assert (place / "fr_3.pipe").read_text() == "precious"
+
+
+def test_a_link_in_the_fifo_s_place_is_not_followed(place: Path) -> None:
+    """Not even to another FIFO of the same user."""
+    with rank(place) as pid:
+        (place / "fr_3.pipe").rename(place / "real")
+        (place / "fr_3.pipe").symlink_to(place / "real")
+        step, _ = take(pid, place)
+    assert "fr_3.pipe" in step.problem
+    assert not (place / "dump_3").exists()
+
+
+def test_a_dump_that_is_a_link_is_not_followed(place: Path, tmp_path: Path) -> None:
+    """A user who links the dump to a file that only the agent can read gets nothing of it into the bundle."""
+    secret = tmp_path / "secret"
+    secret.write_text("of the agent")
+    secret.chmod(0o600)
+    (place / "dump_3").symlink_to(secret)
+    with rank(place, pipe=False) as pid:
+        step, files = take(pid, place)
+    assert step.problem
+    assert files == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes files of several users")
+def test_a_way_through_a_link_has_the_rank_s_own_rights_only(place: Path, tmp_path: Path) -> None:
+    """A folder that is a link leads no further than the rank's user gets, though the agent is root."""
+    secrets = tmp_path / "secrets"
+    secrets.mkdir(mode=0o700)
+    (secrets / "dump_3").write_text("of the agent")
+    (place / "way").symlink_to(secrets)
+    with rank(place, pipe=False) as pid:
+        step, files = take(pid, place, TORCH_FR_DUMP_TEMP_FILE=f"{place}/way/dump_")
+    assert "Permission denied" in step.problem
+    assert files == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes files of several users")
+def test_a_dump_of_another_user_is_refused(place: Path) -> None:
+    """What the rank's user did not write is no dump of the rank."""
+    (place / "dump_3").write_text("of root")
+    with rank(place, pipe=False) as pid:
+        step, files = take(pid, place)
+    assert step.problem == f"{place}/dump_3 belongs to user 0, and the rank to {RANK_USER}"
+    assert files == {}
+
+
+def test_a_dump_that_is_no_regular_file_is_refused(place: Path) -> None:
+    """A dump that would never begin or never end, such as a FIFO or a device, is not read."""
+    (place / "dump_3").mkdir()
+    with rank(place, pipe=False) as pid:
+        step, files = take(pid, place)
+        assert (step.problem, files) == (f"{place}/dump_3 is no regular file", {})
+        (place / "dump_3").rmdir()
+        os.mkfifo(place / "dump_3")
+        step, files = take(pid, place)
+    assert (step.problem, files) == (f"{place}/fr_3.pipe: No such file or directory", {})
+
+
+def test_a_dump_that_is_too_long_is_left(place: Path) -> None:
+    """A file without end fills neither memory nor bundle."""
+    with (place / "dump_3").open("wb") as file:
+        file.truncate(100 << 20)
+    if os.geteuid() == 0:
+        os.chown(place / "dump_3", RANK_USER, RANK_USER)
+    with rank(place, pipe=False) as pid:
+        step, files = take(pid, place)
+    assert step.problem == "its dump is longer than 32 MiB"
+    assert files == {}

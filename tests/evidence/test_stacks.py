@@ -1,0 +1,161 @@
+"""Stacks of real processes, by py-spy and by the kernel, whatever state they are in."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.evidence import kernel_view, stacks
+from dshealthd.evidence.step import Function, Step, run
+from dshealthd.host import Host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SCRIPT = """
+import threading, time
+def load_batch(secret):
+    print("ready", flush=True)
+    time.sleep(600)
+def main():
+    threading.Thread(target=time.sleep, args=(600,), name="loader", daemon=True).start()
+    load_batch("hunter2")
+main()
+"""
+RANK_USER = 4321
+
+
+@contextlib.contextmanager
+def rank(tmp_path: Path, *, user: int | None = None) -> Iterator[int]:
+    """Run a process that waits in a function of its own, and give its pid."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    command = [sys.executable, str(script), "--password=swordfish"]
+    if user is not None:
+        command = ["/usr/bin/python3", "-I", "-S", "-c", SCRIPT, "--password=swordfish"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd="/", user=user, group=user, env={"TOKEN": "opensesame"}) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def take(function: Function) -> tuple[Step, dict[str, str]]:
+    """Run one step as a collection does."""
+    files: dict[str, str] = {}
+
+    def keep(name: str, data: bytes) -> None:
+        files[name] = files.get(name, "") + data.decode()
+
+    (step,) = run([functools.partial(Step, "one", function, 20.0, 1 << 20, keep)], 1)
+    return step, files
+
+
+def spied(pid: int, program: str | None = None) -> tuple[Step, dict[str, str]]:
+    """Have py-spy look."""
+    program = program or stacks.find_py_spy()
+    assert program is not None, "py-spy is among the packages of the tests"
+    return take(functools.partial(stacks.take, host=Host(), pid=pid, rank=3, program=program))
+
+
+def test_py_spy_tells_where_the_training_waits(tmp_path: Path) -> None:
+    """The training's own line is told, every thread is written, and neither arguments nor variables are."""
+    with rank(tmp_path) as pid:
+        step, files = spied(pid)
+    assert step.problem == ""
+    assert re.search(r"train\.py:[45] load_batch$", step.answer["at"])
+    text = files["rank-3.stacks.txt"]
+    assert "load_batch" in text
+    assert "(loader)" in text or "'loader'" in text
+    assert not any(secret in text for secret in ("hunter2", "swordfish", "opensesame"))
+
+
+def test_a_stopped_process_has_stacks_and_stays_stopped(tmp_path: Path) -> None:
+    """To look at a process neither needs it to run nor makes it."""
+    with rank(tmp_path) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        step, _ = spied(pid)
+        view, files = take(functools.partial(kernel_view.look, host=Host(), pid=pid, rank=3))
+    assert re.search(r"train\.py:[45] load_batch$", step.answer["at"])
+    assert view.answer["state"] == "stopped"
+    assert view.answer["cpu"] == 0
+    assert not any(secret in files["rank-3.kernel.txt"] for secret in ("hunter2", "swordfish", "opensesame"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes a process of another user")
+def test_another_user_s_process_is_looked_at_as_that_user(tmp_path: Path) -> None:
+    """Py-spy gets the rank's user and no more, and reads its memory all the same; it may be installed where that user cannot go."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir(mode=0o700)
+    spy = hidden / "py-spy"
+    found = stacks.find_py_spy()
+    assert found is not None
+    shutil.copy(found, spy)
+    spy.chmod(0o755)
+    with rank(tmp_path, user=RANK_USER) as pid:
+        step, _ = spied(pid, str(spy))
+    assert step.problem == ""
+    assert step.answer["at"].endswith("load_batch")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes a process of another user")
+def test_the_one_who_looks_has_the_rank_s_rights(tmp_path: Path) -> None:
+    """What runs in py-spy's place is the rank's user, with one capability and no way to more."""
+    spy = tmp_path / "py-spy"
+    spy.write_text("#!/bin/sh\ngrep -E '^(Uid|Gid|Groups|CapEff|CapBnd)' /proc/self/status >&2\nexit 1\n", encoding="utf-8")
+    spy.chmod(0o755)
+    with rank(tmp_path, user=RANK_USER) as pid:
+        step, _ = spied(pid, str(spy))
+    assert step.problem == f"py-spy: Uid:\t{RANK_USER}\t{RANK_USER}\t{RANK_USER}\t{RANK_USER}"
+
+
+def test_without_py_spy_the_kernel_s_view_is_left(tmp_path: Path) -> None:
+    """That py-spy is not installed is said; states and waiting places of the threads are there."""
+    with rank(tmp_path) as pid:
+        step, _ = take(functools.partial(stacks.take, host=Host(), pid=pid, rank=3, program=None))
+        view, files = take(functools.partial(kernel_view.look, host=Host(), pid=pid, rank=3))
+    assert step.problem == "py-spy is not installed"
+    assert view.answer["state"] == "sleeping"
+    text = files["rank-3.kernel.txt"]
+    assert f"thread {pid} " in text
+    assert text.count("\nthread ") == 2
+    assert "CPU time since the first look: 0.00 of a core" in text
+
+
+def test_a_process_that_is_gone_is_said_to_be() -> None:
+    """Between its naming and the look a rank may end."""
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    step, files = take(functools.partial(kernel_view.look, host=Host(), pid=process.pid, rank=3))
+    assert (step.problem, files) == (f"process {process.pid} is gone", {})
+    assert "No such file" in spied(process.pid)[0].problem
+
+
+def test_what_is_no_python_is_said_to_be_none() -> None:
+    """Py-spy's own words come with the reason."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        step, files = spied(process.pid)
+        process.kill()
+    assert step.problem.startswith("py-spy: ")
+    assert files == {}
+
+
+@pytest.mark.parametrize("output", [b"", b"[]", b"{}", b"[1]", b'[{"frames": 1}]', b"[" * 100_000, json.dumps([{"frames": [{}]}]).encode()])
+def test_what_py_spy_never_prints_is_an_error(output: bytes) -> None:
+    """Another version's output, or garbage, is one kind of error."""
+    with pytest.raises(ValueError):  # noqa: PT011 - of json itself, or ours
+        stacks.parse(output)

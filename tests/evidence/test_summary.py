@@ -1,0 +1,113 @@
+"""The summary of a bundle."""
+
+from __future__ import annotations
+
+from dshealthd.evidence import exposition_text, summary
+from dshealthd.evidence.findings import Case, Findings, Rank
+
+METRICS = """\
+# HELP dshealthd_job_step x
+dshealthd_job_step{job="slurm-7",rank="0"} 100
+dshealthd_job_step{job="slurm-7",rank="1"} 99
+dshealthd_job_step{job="slurm-8",rank="1"} 5
+dshealthd_job_phase{job="slurm-7",rank="1",phase="training"} 1
+dshealthd_job_stage{job="slurm-7",rank="1",stage="input"} 1
+dshealthd_job_heartbeat_timestamp_seconds{job="slurm-7",rank="1"} 1795271300
+dshealthd_infiniband_transmit_bytes_total{device="mlx5_0",port="1"} 1000
+dshealthd_gpu_power_watts{gpu="0",uuid="GPU-1"} 120
+dshealthd_memory_bytes{type="x"} 5
+"""
+
+
+def findings() -> Findings:
+    """Return what was found of a hang in which rank 1 waits for its input."""
+    case = Case(job="slurm-7", reason="input", since=1_795_271_300.0, culprits=((1, "input"),))
+    found = Findings(case=case, node="node-a", begun=1_795_271_340.0, seconds=12.3, metrics=METRICS, finished=True, interval=10.0)
+    kernel = {"state": "blocked", "waits": "nfs_wait", "cpu": 0.02, "io": "nothing"}
+    stacks = {"at": "/home/user/train.py:12 load_batch", "in": "read (io.py:1)"}
+    found.ranks = [
+        Rank("slurm-7", 0, 4711, problems={"kernel": "process 4711 is gone"}),
+        Rank("slurm-7", 1, 4712, facts={"kernel": kernel, "stacks": stacks}, problems={"recorder": "nobody reads it"}),
+    ]
+    return found
+
+
+def test_the_summary_says_who_is_at_fault_at_the_top() -> None:
+    """Job, node, class and time; then the culprit; then a line a rank; then what is missing and why."""
+    lines = summary.write(findings()).splitlines()
+    assert lines[:3] == [
+        "slurm-7 on node-a: hang, class input",
+        "taken   2026-11-21 14:29:00 UTC, in 12 s",
+        "since   2026-11-21 14:28:20 UTC: no sign of life for 40 s then",
+    ]
+    assert lines[4:7] == [
+        "Who is behind whom",
+        "  rank 1: input",
+        "  heartbeats: rank 1 of slurm-7 at step 99, others here at step 100",
+    ]
+    assert (
+        "  rank 1, node-a, pid 4712, step 99, training/input, heard 40 s ago, blocked in nfs_wait, CPU 2%, "
+        "Python at /home/user/train.py:12 load_batch in read (io.py:1)" in lines
+    )
+    assert "  rank 0 (pid 4711), the kernel's view: process 4711 is gone" in lines
+    assert "  rank 1 (pid 4712), flight recorder: nobody reads it" in lines
+
+
+def test_what_is_not_known_is_not_made_up() -> None:
+    """Steps, states and stacks that nobody knows are said to be unknown, and nobody is accused."""
+    found = Findings(case=Case(job="slurm-9", reason="waiting"), node="node-a", begun=0.0)
+    found.ranks = [Rank("slurm-9", 5, 1)]
+    text = summary.write(found)
+    assert "nothing on this node tells" in text
+    assert "rank 5, node-a, pid 1, step unknown, stage unknown, state unknown, Python stack unknown" in text
+    assert "what moved within 0 s\n  not known" in text
+
+
+def test_a_summary_before_the_end_says_so() -> None:
+    """Who finds it after a collection was killed knows that there may be more in the files."""
+    found = findings()
+    found.finished = False
+    assert "THE COLLECTION HAS NOT ENDED" in summary.write(found)
+    found.finished = True
+    assert "THE COLLECTION HAS NOT ENDED" not in summary.write(found)
+
+
+def test_ras_is_put_into_words() -> None:
+    """Who is dead, who is behind; and where none is, that all answer."""
+    found = findings()
+    found.ras = {"version": "2.28.9", "idle": 1, "behind": [["3", "10.0.0.2", "1", "AllReduce", 1]], "troubles": [["2", "", "", "dead"]]}
+    text = summary.write(found)
+    assert "NCCL RAS: rank 2 is dead" in text
+    assert "NCCL RAS: rank 3 on 10.0.0.2 GPU 1 has launched 1 AllReduce fewer than the rank that is furthest" in text
+    found.ras = {"version": "2.28.9", "idle": 1, "behind": [], "troubles": []}
+    assert "all ranks answer and none is behind; nothing was launched between two answers" in summary.write(found)
+
+
+def test_what_moved_is_told_of_gpus_fabric_and_kernel() -> None:
+    """Counters with their difference; what is the same, new, or of something else is left out."""
+    before = exposition_text.parse(METRICS)
+    after = exposition_text.parse(
+        METRICS.replace(" 1000", " 1500").replace(" 120", " 90").replace('x"} 5', 'x"} 6') + "dshealthd_gpu_new 1\n"
+    )
+    assert exposition_text.moved(before, after) == [
+        'dshealthd_gpu_power_watts{gpu="0",uuid="GPU-1"} 120 -> 90',
+        'dshealthd_infiniband_transmit_bytes_total{device="mlx5_0",port="1"} 1000 -> 1500 (+500)',
+    ]
+    assert exposition_text.moved(before, before) == []
+
+
+def test_labels_with_quotes_and_braces_are_read() -> None:
+    """A label may hold whatever Prometheus allows."""
+    series = exposition_text.parse('a{x="1,\\"}{",y="2"} 3\nb 4\nnonsense\nc{ 1\n')
+    assert series == {"a": {(("x", '1,\\"}{'), ("y", "2")): 3.0}, "b": {(): 4.0}}
+
+
+def test_a_flood_is_cut() -> None:
+    """Hundreds of ranks and reasons are bounded, and the rest is counted."""
+    found = findings()
+    found.ranks = []
+    found.missing = [f"thing {number}" for number in range(100)]
+    text = summary.write(found)
+    assert "thing 39" in text
+    assert "thing 40" not in text
+    assert "and 60 more" in text
