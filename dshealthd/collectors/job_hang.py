@@ -84,7 +84,7 @@ SLACK = 3.0
 class JobHangOptions(CollectorOptions):
     """Options of this collector."""
 
-    interval: Duration = option("1s", "Time from one look at the ranks to the next.", minimum="100ms")
+    interval: Duration = option("2s", "Time from one look at the ranks to the next; a hang is told at the second.", minimum="100ms")
     floor: Duration = option(
         "30s",
         "Silence that is usual in any training. More where pauses are neither marked nor come often enough to be learnt.",

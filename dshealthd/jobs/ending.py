@@ -85,10 +85,9 @@ class Endings:
     def end(self, pid: int, start: int) -> End | None:
         """Return how the process ended; None while it runs, as far as is known."""
         key = pid, start
-        if key not in self._ended:
+        if key not in self._ended and key not in self._followed:
             status = self._status(pid, start)
             if status is not None:
-                self._release(key)
                 self._ended[key] = End(status, self._wall())
         return self._ended.get(key)
 

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 GRACE = 3
 """Looks for which a process that reports no longer is kept: its connection ends a little before it does."""
+SELDOM = 5
+"""Looks from one at the process itself to the next, while it is heard."""
+FRESH = 2.0
+"""Seconds of silence below which a rank is heard."""
 KEPT = 600.0
 """Seconds for which the end of a rank is told, unless its job goes on with another process before."""
 
@@ -39,9 +43,10 @@ class Watched:
     who: Identity
     message: Message
     pace: Pace
-    cpu_heard: float | None = None
-    """Seconds of its CPU time when it was last heard."""
+    cpu_before: tuple[float, float] | None = None
+    """Its CPU time, and the watch's time, when it was first looked at after it was last heard; both in seconds."""
     cpu: float | None = None
+    """Share of a core's time since."""
     state: State = State.UNKNOWN
     unheard: int = 0
     """Looks in a row in which it reported no longer."""
@@ -56,11 +61,6 @@ class Watched:
 
     def at(self, clock: float) -> RankState:
         """Return what is known of it at this time of the watch."""
-        silence = self.pace.silence(clock)
-        cpu = None
-        # On a GPU who waits for the device takes a core as well, so that it tells nothing.
-        if self.message.memory is None and self.cpu is not None and self.cpu_heard is not None and silence > 0.0:
-            cpu = (self.cpu - self.cpu_heard) / silence
         pid, start = self.key
         return RankState(
             rank=self.who.process.launch.rank,
@@ -69,13 +69,14 @@ class Watched:
             step=self.message.step,
             phase=Phase(self.message.phase),
             stage=Stage(self.message.stage),
-            silence=silence,
+            silence=self.pace.silence(clock),
             bound=self.pace.bound,
             state=self.state,
             ended=self.end.how if self.end is not None else None,
             ended_at=self.end.at if self.end is not None else None,
             settled=self.pace.knows_training,
-            cpu=cpu,
+            # On a GPU who waits for the device takes a core as well, so that it tells nothing.
+            cpu=self.cpu if self.message.memory is None else None,
         )
 
 
@@ -90,6 +91,7 @@ class Watch:
         self._floor = floor
         self._now: float | None = None
         self._clock = 0.0
+        self._looks = 0
         self.watched: dict[Place, Watched] = {}
 
     def look(self, present: Mapping[Place, tuple[Identity, Message]], now: float) -> None:
@@ -97,6 +99,7 @@ class Watch:
         elapsed = 0.0 if self._now is None else min(now - self._now, self._slack)
         self._now = now
         self._clock += elapsed
+        self._looks += 1
         for place, (who, message) in present.items():
             heard = self._clock - min(max(now - message.sent, 0.0), elapsed)
             watched = self.watched.get(place)
@@ -104,7 +107,7 @@ class Watch:
                 self._begin(place, Watched(who, message, Pace(heard, message.step, message.phase, self._floor)))
             elif (watched.message.sent, watched.message.step) != (message.sent, message.step):
                 watched.pace.hear(max(heard, watched.pace.heard), message.step, message.phase)
-                watched.message, watched.cpu_heard = message, None
+                watched.message, watched.cpu_before, watched.cpu = message, None, None
         for place, watched in list(self.watched.items()):
             watched.unheard = 0 if place in present else watched.unheard + 1
             self._examine(place, watched)
@@ -138,14 +141,20 @@ class Watch:
         if watched.unheard > GRACE:  # it lives, and has let go of its heartbeat
             self._forget(place)
             return
+        # One that was heard just now is well, and not looked at each time.
+        if self._looks % SELDOM and watched.pace.silence(self._clock) < FRESH:
+            return
         try:
             found = activity(self._host, *watched.key)
         except (OSError, ValueError):
             found = None
         watched.state = found.state if found is not None else State.UNKNOWN
-        watched.cpu = found.cpu_seconds if found is not None else None
-        if watched.cpu_heard is None:
-            watched.cpu_heard = watched.cpu
+        if found is None:
+            watched.cpu = None
+        elif watched.cpu_before is None:
+            watched.cpu_before = found.cpu_seconds, self._clock
+        elif self._clock > watched.cpu_before[1]:
+            watched.cpu = (found.cpu_seconds - watched.cpu_before[0]) / (self._clock - watched.cpu_before[1])
 
     def _forget(self, place: Place) -> None:
         self._endings.forget(*self.watched.pop(place).key)

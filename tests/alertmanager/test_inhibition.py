@@ -100,6 +100,13 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         ],
         [alert("straggler", "warning", "job", node="a", exported_job="slurm-7")],
     ),
+    "a rank that ran out of memory, over the others that wait for it": (
+        [
+            alert("cuda-oom", component="job", node="a", exported_job="slurm-7"),
+            alert("training-hang", component="job", node="a", exported_job="slurm-8"),
+        ],
+        [alert("training-hang", component="job", node="a", exported_job="slurm-7")],
+    ),
     "a node whose rounds hang, over that it is slow": (
         [alert("nccl-timeout", node="a"), alert("straggler", "warning", node="b")],
         [alert("straggler", "warning", node="a"), alert("slow-communication", "warning", node="a")],

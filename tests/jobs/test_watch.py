@@ -139,9 +139,9 @@ def test_an_agent_that_stood_still(scene: Scene) -> None:
 
 def test_time_on_cpus(scene: Scene) -> None:
     """What a silent rank takes of a core is the average since it was last heard; with a GPU it is not told, as waiting takes as much."""
-    scene.process(0, ticks=1000)
-    scene.process(1, ticks=50)
-    for _ in range(10):
+    for second in range(1, 13):
+        scene.process(0, ticks=100 * second)
+        scene.process(1, ticks=5 * second)
         scene.look()
     assert scene.rank(0).cpu == pytest.approx(1.0)
     assert scene.rank(1).cpu == pytest.approx(0.05)
@@ -152,10 +152,10 @@ def test_time_on_cpus(scene: Scene) -> None:
 
 
 def test_states(scene: Scene) -> None:
-    """What the process does is looked up each time; a process that cannot be looked at does nobody knows what."""
+    """What the process does is looked up once it is silent; a process that cannot be looked at does nobody knows what."""
     scene.process(0, "T")
     scene.process(1, "D")
-    scene.look()
+    scene.look(3.0)
     assert (scene.rank(0).state, scene.rank(1).state) == (State.STOPPED, State.BLOCKED)
     (scene.proc / "100" / "stat").write_text("")
     scene.look()
