@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd import config as configuration
 from dshealthd.config import ConfigError
+from dshealthd.exposition import Format
 from dshealthd.scheduler import Scheduler
 from dshealthd.snapshot import Snapshot
 from dshealthd.telemetry import Telemetry
 from dshealthd.web.server import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from dshealthd.collector import Sample
     from dshealthd.config import Config
+    from dshealthd.evidence.service import Evidence
     from dshealthd.fitness import Fitness
+    from dshealthd.jobs.hang import Hang
     from dshealthd.nvrx.service import Service as HealthCheck
     from dshealthd.probe.service import Service
 
@@ -42,6 +45,7 @@ class Agent:
         self._scheduler = Scheduler(self._snapshot, time.monotonic, time.time, config.path.state)
         self._telemetry = Telemetry(time.time())
         self._probes: Service | None = None
+        self._evidence: Evidence | None = None
         self._health_check: HealthCheck | None = None
         self._server = Server(config.web, self._snapshot, self._own_samples, self._telemetry, self._sections, self._targets)
 
@@ -73,7 +77,7 @@ class Agent:
             for task in tasks:
                 task.cancel()
             await self._server.close()
-            await asyncio.gather(self._scheduler.close(), self._stop_probes(), self._stop_health_check())
+            await asyncio.gather(self._scheduler.close(), self._stop_probes(), self._stop_evidence(), self._stop_health_check())
         log.info("stopped")
 
     def _make_state_directory(self) -> None:
@@ -87,6 +91,7 @@ class Agent:
         await self._scheduler.apply(self._config)
         await self._apply_probes()
         await self._apply_health_check()
+        self._apply_evidence()
         await self._scheduler.watch()
 
     async def _keep_reloading(self, reload: asyncio.Event) -> None:
@@ -109,6 +114,7 @@ class Agent:
         await self._scheduler.apply(config)
         await self._apply_probes()
         await self._apply_health_check()
+        self._apply_evidence()
         self._telemetry.reload(time.time(), ok=True)
         log.info("configuration reloaded")
 
@@ -158,6 +164,35 @@ class Agent:
         accusations = [Accusation(suspect["kind"], suspect["component"], suspect["reason"]) for suspect in probes.get("suspects", ())]
         return fitness(self._snapshot, accusations, probes.get("name", ""), now=time.monotonic(), wall=time.time())
 
+    def _apply_evidence(self) -> None:
+        """Have evidence of hangs taken as the configuration asks for."""
+        if self._evidence is None:
+            from dshealthd.evidence.service import Evidence
+            from dshealthd.jobs.hang import Hangs
+
+            def hangs() -> Iterable[Hang]:
+                known = self._scheduler.shared(Hangs)
+                return () if known is None else known.current.values()
+
+            def metrics() -> str:
+                return self._snapshot.body(Format.PROMETHEUS, self._own_samples).decode()
+
+            def probes() -> Mapping[str, Any]:
+                probe: Mapping[str, Any] = self._sections()["probe"]
+                return probe
+
+            paths = self._config.path
+            self._evidence = Evidence(
+                self._config.evidence, paths.state, paths.host, metrics=metrics, probes=probes, monotonic=time.monotonic, wall=time.time
+            )
+            self._evidence.start(hangs)
+        self._evidence.options = self._config.evidence
+
+    async def _stop_evidence(self) -> None:
+        evidence, self._evidence = self._evidence, None
+        if evidence is not None:
+            await evidence.close()
+
     def _own_samples(self) -> Iterator[Sample]:
         yield from self._telemetry.samples()
         yield from self._scheduler.samples()
@@ -166,6 +201,8 @@ class Agent:
             yield from self._probes.samples()
         if self._health_check is not None:
             yield from self._health_check.samples()
+        if self._evidence is not None:
+            yield from self._evidence.samples()
 
     def _targets(self, port: int) -> bytes:
         """Return what Prometheus is to scrape; LookupError where it is not known who takes part in probes."""
@@ -178,4 +215,7 @@ class Agent:
 
     def _sections(self) -> Mapping[str, Any]:
         """Return the parts of the status document that are not collectors'."""
-        return {"probe": {"state": "off"} if self._probes is None else self._probes.status()}
+        return {
+            "probe": {"state": "off"} if self._probes is None else self._probes.status(),
+            "evidence": {"state": "off"} if self._evidence is None else self._evidence.status(),
+        }

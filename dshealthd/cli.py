@@ -93,6 +93,16 @@ def targets(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]
     return command(loaded, **own)
 
 
+def evidence(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], job: str | None) -> int:
+    """Look at the training jobs of this node now and keep what is found: stacks, flight recorders, NCCL RAS, kernel, metrics.
+
+    Prints a summary that says who is behind whom. Takes root for what belongs to other users. The jobs go on undisturbed.
+    """
+    from dshealthd.evidence.command import evidence as command
+
+    return command(loaded, job)
+
+
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--config.file", dest="config_file", type=Path, metavar="FILE", help="TOML file; without it, defaults")
@@ -122,6 +132,10 @@ def _parser() -> argparse.ArgumentParser:
     parser_of_targets.add_argument("--hostfile", metavar="FILE", help="DeepSpeed hostfile, instead of the configured members")
     parser_of_targets.add_argument("--output", metavar="FILE", help="file to replace; it stays as it is where the members cannot be told")
     parser_of_targets.set_defaults(command=targets, own=("hostfile", "output"))
+    text = (evidence.__doc__ or "").split("\n", 1)[0]
+    parser_of_evidence = commands.add_parser("evidence", parents=[common], help=text, description=evidence.__doc__)
+    parser_of_evidence.add_argument("--job", metavar="JOB", help="name of one job, as the label `job` has it; all of the node without it")
+    parser_of_evidence.set_defaults(command=evidence, own=("job",))
     return parser
 
 

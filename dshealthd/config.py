@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dshealthd import registry
 from dshealthd.address import listen_address
 from dshealthd.collector import CollectorOptions
+from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.host import Host
 from dshealthd.nvrx.options import NvrxOptions
 from dshealthd.options import Duration, Errors, decode, join, option, unknown
@@ -83,10 +84,18 @@ class Config:
     log: Log = field(default_factory=Log)
     probe: ProbeOptions = field(default_factory=ProbeOptions)
     nvrx: NvrxOptions = field(default_factory=NvrxOptions)
+    evidence: EvidenceOptions = field(default_factory=EvidenceOptions)
     collectors: Mapping[str, CollectorOptions] = field(default_factory=dict)
 
 
-SECTIONS: Mapping[str, type[Any]] = {"web": Web, "path": Paths, "log": Log, "probe": ProbeOptions, "nvrx": NvrxOptions}
+SECTIONS: Mapping[str, type[Any]] = {
+    "web": Web,
+    "path": Paths,
+    "log": Log,
+    "probe": ProbeOptions,
+    "nvrx": NvrxOptions,
+    "evidence": EvidenceOptions,
+}
 """The sections beside `collectors`; each of their options is a flag too, `--section.option-name`, but for those in tables of their own."""
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd import registry, snapshot, supervisor, telemetry
 from dshealthd.config import SECTIONS
+from dshealthd.evidence import service as evidence
 from dshealthd.nvrx import service as nvrx
 from dshealthd.options import Duration
 from dshealthd.probe import confirmation, credentials, nursery, peer_client, peer_server, roll, service, tally
@@ -37,7 +38,7 @@ PROBES = (service, roll, tally, confirmation, nursery, peer_server, peer_client,
 def all_metrics() -> dict[str, Metric]:
     """Return every metric by name: of the collectors, of the agent itself, of the probes."""
     found = {name: metric for kind in registry.all_collectors().values() for name, metric in registry.metrics(kind).items()}
-    return found | {metric.name: metric for module in (*AGENT, *PROBES, nvrx) for metric in module.METRICS}
+    return found | {metric.name: metric for module in (*AGENT, *PROBES, nvrx, evidence) for metric in module.METRICS}
 
 
 def config_toml() -> str:
@@ -63,6 +64,8 @@ def metrics_md() -> str:
     parts += _table(metric for module in PROBES for metric in module.METRICS)
     parts.append("\n## Health check for NVRx\n\nOnly where `nvrx.socket` is configured.\n\n")
     parts += _table(nvrx.METRICS)
+    parts.append("\n## Evidence of hangs\n\nBundles below `evidence` in `path.state`.\n\n")
+    parts += _table(evidence.METRICS)
     return "".join(parts)
 
 

@@ -15,7 +15,7 @@ from dshealthd.options import Duration, Errors, decode, encode
 
 BAD = {
     "[wbe]": "wbe: unknown key; did you mean web?",
-    "[zzz]": "zzz: unknown key; known are collectors, log, nvrx, path, probe, web",
+    "[zzz]": "zzz: unknown key; known are collectors, evidence, log, nvrx, path, probe, web",
     "web = 1": "web: must be a table, not an integer (1)",
     "[web]\nlisten_adress = ':1'": "web.listen_adress: unknown key; did you mean listen_address?",
     "[web]\nlisten_address = 1": "web.listen_address: must be a string, not an integer (1)",

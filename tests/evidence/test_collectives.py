@@ -52,10 +52,11 @@ def test_a_gather_of_other_sizes_is_no_finding() -> None:
 def test_groups_are_compared_each_by_itself() -> None:
     """Numbers of one process group say nothing about another's."""
     other = entry(90, process_group=("1", "tp"))
-    assert compare(ranks(dump(entry(5, state="completed"), other), dump(entry(5, state="completed")))) == [
+    (line,) = compare(ranks(dump(entry(5, state="completed"), other), dump(entry(5, state="completed"))))
+    assert line == (
         "group 1 tp: rank 0 entered all_reduce 90 of 4096x1024 (called at /home/user/train.py:55 forward) and wait for it, "
         "none of these ranks is behind"
-    ]
+    )
 
 
 def test_a_job_that_runs_has_no_findings() -> None:
