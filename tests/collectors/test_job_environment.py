@@ -523,3 +523,35 @@ def test_real_orphan() -> None:
         context.sweep += 1
         after = of_job(attempt(collector, context.monotonic), "orphaned_ranks", job)
     assert (before, after) == ({(): 0}, {(): 1})
+
+
+def test_real_torchrun() -> None:
+    """What torchrun really starts is one run of two ranks, and torchrun itself is none of them."""
+    pytest.importorskip("torch", reason="takes torch")
+    program = "import os, sys; os.write(1, b'here\\n'); sys.stdin.read()"
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--no-python",
+        sys.executable,
+        "-c",
+        program,
+    ]
+    context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+    collector = JobEnvironment(JobEnvironment.Options(), context)
+    job = f"slurm-{os.getpid()}"
+    environment = {**os.environ, "SLURM_JOB_ID": str(os.getpid()), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, env=environment) as launcher:
+        assert launcher.stdout is not None
+        for _ in range(2):
+            assert launcher.stdout.readline() == b"here\n"
+        context.sweep += 1
+        result = attempt(collector, context.monotonic)
+        launcher.communicate(timeout=60)
+    assert of_job(result, "run_info", job) == {("torchrun",): 1}
+    assert of_job(result, "processes", job) == {("0",): 1, ("1",): 1}
+    assert of_job(result, "world_size", job) == {(): 2}
+    assert of_job(result, "orphaned_ranks", job) == {(): 0}
