@@ -22,7 +22,7 @@ from dshealthd.evidence.findings import Case
 from dshealthd.options import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from dshealthd.collector import Sample
@@ -48,6 +48,7 @@ RUNNING = gauge("dshealthd_evidence_running", "1 while evidence is taken.")
 METRICS = (BUNDLES, LAST, KEPT, BYTES, INFO, RUNNING)
 OUTCOMES = ("complete", "partial", "killed", "refused", "failed")
 
+COMMAND = (sys.executable, "-P", "-m", "dshealthd.evidence")
 DIRECTORY = "evidence"
 PERIOD = 1.0
 """Seconds from one look at the hangs to the next."""
@@ -91,8 +92,14 @@ class Evidence:
         probes: Callable[[], Mapping[str, Any] | None],
         monotonic: Callable[[], float],
         wall: Callable[[], float],
+        interval: float = INTERVAL,
+        command: Sequence[str] = COMMAND,
     ) -> None:
-        """Keep bundles below `state`. `metrics` gives an exposition and `probes` the status of the probes, None if it is unknown."""
+        """Keep bundles below `state`.
+
+        `metrics` gives an exposition and `probes` the status of the probes, None if it is unknown. `interval` is in seconds, from the first
+        exposition to the second; `command` the collecting program, which is given the number of its descriptor as last argument.
+        """
         self.options = options
         self.directory = state / DIRECTORY
         self._host = host
@@ -100,6 +107,8 @@ class Evidence:
         self._probes = probes
         self._monotonic = monotonic
         self._wall = wall
+        self._interval = interval
+        self._command = command
         self._outcomes: Counter[str] = Counter()
         self._sizes: dict[str, int | None] | None = None
         self._first_seen: dict[str, float] = {}
@@ -175,8 +184,8 @@ class Evidence:
                 answer = await _frame(reader)
                 if "bundle" in answer:
                     bundle = answer["bundle"]
-                    await asyncio.sleep(INTERVAL)
-                    await self._send(writer, {"metrics": self._metrics(), "interval": INTERVAL})
+                    await asyncio.sleep(self._interval)
+                    await self._send(writer, {"metrics": self._metrics(), "interval": self._interval})
                     answer = await _frame(reader)
             self._sizes = {str(name): int(size) for name, size in answer["kept"].items()}
             return self._count(Taken(str(answer["outcome"]), str(answer["detail"]), bundle))
@@ -258,7 +267,7 @@ class Evidence:
     def _start(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
         with theirs:
             return subprocess.Popen(  # noqa: S603 - our own interpreter
-                [sys.executable, "-P", "-m", "dshealthd.evidence", str(theirs.fileno())],
+                [*self._command, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

@@ -1,0 +1,277 @@
+"""The agent's part: of which hangs evidence is taken, and what becomes of a collection that hangs, fails or is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.evidence.bundle import kept
+from dshealthd.evidence.findings import Case
+from dshealthd.evidence.options import EvidenceOptions
+from dshealthd.evidence.service import BUNDLES, BYTES, INFO, KEPT, LAST, Evidence
+from dshealthd.host import Host
+from dshealthd.options import Duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dshealthd.collector import Metric
+
+NOW = 1_795_271_340.0
+OPTIONS = EvidenceOptions(after=Duration(10.0), min_free_bytes=0, max_bytes=1 << 21, max_bundle_bytes=1 << 20)
+FAILING = (sys.executable, "-c", "pass")
+HANGING = (sys.executable, "-c", "import time; time.sleep(60)")
+STOPPED = (
+    sys.executable,
+    "-c",
+    """
+import os, signal, sys
+from dshealthd.evidence import __main__, collection
+collection.Collection.collect = lambda self: os.kill(os.getpid(), signal.SIGSTOP)
+__main__.main(int(sys.argv[1]))
+""",
+)
+"""A collecting process that is stopped after it has begun its bundle."""
+
+
+class Node:
+    """An evidence service with clocks that stand still until they are set."""
+
+    def __init__(self, tmp_path: Path, options: EvidenceOptions = OPTIONS, **others: Any) -> None:
+        self.monotonic = 1000.0
+        self.wall = NOW
+        self.evidence = Evidence(
+            options,
+            tmp_path,
+            Host(),
+            metrics=lambda: "dshealthd_job_step 1\n",
+            probes=lambda: {"rounds": []},
+            monotonic=lambda: self.monotonic,
+            wall=lambda: self.wall,
+            interval=0.05,
+            **others,
+        )
+
+    def values(self, metric: Metric) -> dict[tuple[str, ...], float]:
+        """Return the samples of one metric by their labels."""
+        return {labels: value for found, labels, value in self.evidence.samples() if found is metric}
+
+    async def look(self, *jobs: str, seconds: float = 0.0) -> list[str]:
+        """Let time pass, look at these hangs, wait for what is begun, and return the jobs that there are bundles of."""
+        self.monotonic += seconds
+        self.wall += seconds
+        self.evidence.look([Case(job=job, reason="waiting") for job in jobs])
+        while self.evidence.status()["state"] == "running":
+            await asyncio.sleep(0.02)
+        return [entry.job for entry in kept(self.evidence.directory)]
+
+
+@contextlib.contextmanager
+def training_process() -> Iterator[int]:
+    """Run a process that looks like a rank of a job, and give its pid."""
+    with subprocess.Popen(["sleep", "60"], env={"RANK": "0", "WORLD_SIZE": "2", "SLURM_JOB_ID": "7"}) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_a_hang_is_taken_once_and_not_before_it_has_lasted(tmp_path: Path) -> None:
+    """A job that stands still for long enough gets one bundle, however long it goes on."""
+
+    async def scene() -> None:
+        node = Node(tmp_path)
+        assert await node.look("slurm-1") == []
+        assert await node.look("slurm-1", seconds=9) == []
+        assert await node.look("slurm-1", seconds=1) == ["slurm-1"]
+        for _ in range(3):
+            assert await node.look("slurm-1", seconds=3000) == ["slurm-1"]
+        await node.evidence.close()
+
+    asyncio.run(scene())
+
+
+def test_a_pause_between_begins_again(tmp_path: Path) -> None:
+    """Two short stops are not one long one."""
+
+    async def scene() -> None:
+        node = Node(tmp_path)
+        await node.look("slurm-1")
+        await node.look(seconds=6)
+        assert await node.look("slurm-1", seconds=6) == []
+        await node.evidence.close()
+
+    asyncio.run(scene())
+
+
+def test_another_hang_of_the_job_is_taken_after_a_decent_time(tmp_path: Path) -> None:
+    """The next hang of the same job waits for the time between bundles; another job does not."""
+
+    async def scene() -> None:
+        node = Node(tmp_path)
+        await node.look("slurm-1")
+        await node.look("slurm-1", seconds=10)
+        await node.look(seconds=60)
+        await node.look("slurm-1", "slurm-2")
+        assert await node.look("slurm-1", "slurm-2", seconds=10) == ["slurm-1", "slurm-2"]
+        assert await node.look("slurm-1", "slurm-2", seconds=1800) == ["slurm-1", "slurm-2", "slurm-1"]
+        await node.evidence.close()
+
+    asyncio.run(scene())
+
+
+def test_a_restarted_agent_takes_no_second_bundle(tmp_path: Path) -> None:
+    """What lies on disk counts: the hang goes on, and the agent was restarted."""
+
+    async def scene() -> None:
+        node = Node(tmp_path)
+        await node.look("slurm-1")
+        await node.look("slurm-1", seconds=10)
+        successor = Node(tmp_path)
+        successor.wall = node.wall
+        await successor.look("slurm-1")
+        assert await successor.look("slurm-1", seconds=10) == ["slurm-1"]
+        assert successor.values(KEPT) == {(): 1}
+        assert successor.values(BYTES) == {}  # not known before the next collection
+
+    asyncio.run(scene())
+
+
+def test_evidence_can_be_switched_off(tmp_path: Path) -> None:
+    """Nothing is taken, and the directory is not even made."""
+
+    async def scene() -> None:
+        node = Node(tmp_path, dataclasses.replace(OPTIONS, enabled=False))
+        await node.look("slurm-1")
+        assert await node.look("slurm-1", seconds=100) == []
+        assert not node.evidence.directory.exists()
+
+    asyncio.run(scene())
+
+
+def test_a_bundle_is_counted_and_named(tmp_path: Path) -> None:
+    """How it went, how many are kept and how large they are, and which is the newest of a job."""
+
+    async def scene() -> None:
+        node = Node(tmp_path)
+        with training_process() as pid:
+            taken = await node.evidence.take(Case(job="slurm-7", reason="waiting", ranks=((0, pid),)))
+        assert (taken.outcome, taken.bundle) == ("complete", "20261121T142900Z-slurm-7")
+        assert node.values(BUNDLES)["complete",] == 1
+        assert sum(node.values(BUNDLES).values()) == 1
+        assert node.values(INFO) == {("slurm-7", taken.bundle): 1}
+        assert node.values(LAST) == {(): NOW}
+        files = list((node.evidence.directory / taken.bundle).iterdir())
+        assert node.values(BYTES) == {(): sum(file.stat().st_size for file in files)}
+        names = {file.name for file in files}
+        assert {"summary.txt", "metrics-before.prom", "metrics-after.prom", "probes.json", "rank-0.kernel.txt"} <= names
+
+    asyncio.run(scene())
+
+
+def test_a_job_of_which_no_rank_is_found_gives_part_of_a_bundle(tmp_path: Path) -> None:
+    """Metrics and kernel lines are kept, and the outcome says that it is not all."""
+
+    async def scene() -> None:
+        taken = await Node(tmp_path).evidence.take(Case(job="slurm-404", reason="waiting"))
+        assert taken.outcome == "partial"
+        assert "Ranks on this node: 0" in (tmp_path / "evidence" / taken.bundle / "summary.txt").read_text()
+
+    asyncio.run(scene())
+
+
+def test_a_collection_that_hangs_is_killed_and_what_it_had_is_kept(tmp_path: Path) -> None:
+    """The bundle stays, its summary says that it is not whole, and no process is left."""
+
+    async def scene() -> None:
+        node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(3.0)), command=STOPPED)
+        started = time.monotonic()
+        taken = await node.evidence.take(Case(job="slurm-7", reason="waiting"))
+        assert time.monotonic() - started < 6
+        assert taken.outcome == "killed"
+        assert node.values(BUNDLES)["killed",] == 1
+        text = (node.evidence.directory / taken.bundle / "summary.txt").read_text()
+        assert "THE COLLECTION HAS NOT ENDED" in text
+        assert (node.evidence.directory / taken.bundle / "metrics-before.prom").read_text() == "dshealthd_job_step 1\n"
+        assert node.values(INFO) == {("slurm-7", taken.bundle): 1}
+
+    asyncio.run(scene())
+    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
+        assert children.read() == ""
+
+
+def test_a_loop_goes_on_while_a_collection_hangs(tmp_path: Path) -> None:
+    """The agent's loop is never held up by more than a moment."""
+
+    async def scene() -> None:
+        node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(1.0)), command=HANGING)
+        task = asyncio.create_task(node.evidence.take(Case(job="slurm-7", reason="waiting")))
+        worst = 0.0
+        while not task.done():
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            worst = max(worst, time.monotonic() - before)
+        assert task.result().outcome == "killed"
+        assert worst < 0.3
+
+    asyncio.run(scene())
+
+
+def test_a_collecting_process_that_ends_early_is_a_failure(tmp_path: Path) -> None:
+    """Neither an exception nor a wait: an outcome."""
+
+    async def scene() -> None:
+        node = Node(tmp_path, command=FAILING)
+        taken = await node.evidence.take(Case(job="slurm-7", reason="waiting"))
+        assert (taken.outcome, taken.bundle) == ("failed", "")
+        missing = Node(tmp_path, command=("/nonexistent",))
+        assert (await missing.evidence.take(Case(job="slurm-7", reason="waiting"))).outcome == "failed"
+
+    asyncio.run(scene())
+
+
+def test_a_disk_that_is_nearly_full_is_a_refusal(tmp_path: Path) -> None:
+    """It is counted, and says how much there is."""
+
+    async def scene() -> None:
+        node = Node(tmp_path, dataclasses.replace(OPTIONS, min_free_bytes=1 << 60))
+        taken = await node.evidence.take(Case(job="slurm-7", reason="waiting"))
+        assert taken.outcome == "refused"
+        assert "MiB are free" in taken.detail
+        assert node.values(BUNDLES)["refused",] == 1
+
+    asyncio.run(scene())
+
+
+def test_a_state_directory_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
+    """An agent whose state could not be made goes on without evidence, and says why."""
+
+    async def scene() -> None:
+        taken = await Node(tmp_path / "missing").evidence.take(Case(job="slurm-7", reason="waiting"))
+        assert taken.outcome == "failed"
+        assert "No such file or directory" in taken.detail
+
+    asyncio.run(scene())
+
+
+def test_to_stop_ends_a_collection(tmp_path: Path) -> None:
+    """An agent that stops does not wait for evidence, and leaves no process behind."""
+
+    async def scene() -> None:
+        node = Node(tmp_path, dataclasses.replace(OPTIONS, after=Duration(0.0)), command=HANGING)
+        node.evidence.look([Case(job="slurm-1", reason="waiting")])
+        await asyncio.sleep(0.3)
+        started = time.monotonic()
+        await node.evidence.close()
+        assert time.monotonic() - started < 3
+
+    asyncio.run(scene())
+    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
+        assert children.read() == ""
