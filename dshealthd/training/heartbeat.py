@@ -129,19 +129,21 @@ class Heartbeat:
         self._tell(now)
 
     @harmless
-    def forward_began(self, model: Any) -> None:
-        """Say that a forward pass begins; `model` is what computes it."""
+    def forward_began(self, model: Any, *, computes: bool) -> None:
+        """Say that a forward pass of `model` begins; and that it computes, or that `compute_began` will be called when it does."""
         now = time.monotonic()
         if self._stage is Stage.UNKNOWN:
             parameter = next(model.parameters(), None)
             self._laps.on("" if parameter is None else parameter.device.type, sys.modules["torch"].cuda)
         self._stage = Stage.FORWARD
         self._laps.input_ended(now)
+        if computes:
+            self._laps.forward_began(now)
         self._tell(now)
 
     @harmless
     def compute_began(self) -> None:
-        """Say that the model within all wrappers begins to compute; what that takes is the time of the forward pass."""
+        """Say that the model within a wrapper begins to compute; what that takes is the time of the forward pass."""
         self._laps.forward_began(time.monotonic())
 
     @harmless
@@ -150,10 +152,13 @@ class Heartbeat:
         self._laps.forward_ended(time.monotonic())
 
     @harmless
-    def forward_ended(self) -> None:
-        """Say that the forward pass has ended."""
+    def forward_ended(self, *, computes: bool) -> None:
+        """Say that the forward pass has ended, and with it computing, or that this was said before."""
+        now = time.monotonic()
         self._stage = Stage.BACKWARD
-        self._tell(time.monotonic())
+        if computes:
+            self._laps.forward_ended(now)
+        self._tell(now)
 
     @harmless
     def loss(self, loss: Any) -> None:

@@ -33,7 +33,7 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
 
     def began(module: Any, _arguments: Any) -> None:
         if not compiling() and module.training:
-            heartbeat.forward_began(inner)
+            heartbeat.forward_began(module, computes=inner is model)
 
     def computes(module: Any, _arguments: Any) -> None:
         if not compiling() and module.training:
@@ -45,14 +45,12 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
 
     def ended(module: Any, _arguments: Any, _result: Any) -> None:
         if not compiling() and module.training:
-            heartbeat.forward_ended()
+            heartbeat.forward_ended(computes=inner is model)
 
-    for handle in (
-        model.register_forward_pre_hook(began),
-        inner.register_forward_pre_hook(computes),
-        inner.register_forward_hook(computed),
-        model.register_forward_hook(ended),
-    ):
+    handles = [model.register_forward_pre_hook(began), model.register_forward_hook(ended)]
+    if inner is not model:
+        handles += [inner.register_forward_pre_hook(computes), inner.register_forward_hook(computed)]
+    for handle in handles:
         heartbeat.on_close(handle.remove)
 
 

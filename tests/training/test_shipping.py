@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,15 @@ def test_stands_alone(file: Path) -> None:
 def test_version() -> None:
     """The distribution for trainings has the version of dshealthd."""
     assert tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"] == dshealthd.__version__
+
+
+def test_readme() -> None:
+    """The calls that the README shows are those of the trainings that the tests run."""
+    (block,) = re.findall(r"```python\n(from dshealthd\.training .*?)```", (PACKAGE.parents[1] / "README.md").read_text(), re.DOTALL)
+    scripts = "".join((Path(__file__).parent / f"script_{name}.py").read_text() for name in ("ddp", "deepspeed"))
+    calls = [line.partition("#")[0].strip() for line in block.splitlines()]
+    assert len(list(filter(None, calls))) == 3
+    assert all(call in scripts for call in calls)
 
 
 def interpreters() -> list[str]:

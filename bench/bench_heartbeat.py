@@ -1,0 +1,164 @@
+"""What a heartbeat costs a training: a step of torch on the CPU with the agent up, stopped or absent, and without a heartbeat.
+
+    python -m bench.bench_heartbeat [--steps 400] [--width 512]
+
+Four trainings of the same model take turns, step by step, in one process; three of them have a heartbeat. First table: the whole step, and
+its ratio to the step without. Second: what the heartbeat itself does in a step, alone: before the forward pass, after it, and after the
+optimizer. The stopped agent is a real one under SIGSTOP. Last, what an agent spends on the ranks of a node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.processes import agent, table
+from dshealthd.training import attach
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dshealthd.training.heartbeat import Heartbeat
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # that NumPy is not installed
+    import torch
+
+WARM_UP = 20
+"""Steps that are not counted: they allocate."""
+PAUSE = 0.01
+"""Seconds between two steps of a heartbeat alone, which would have its code in the processor's caches otherwise."""
+RANKS = 8
+CONFIG = '[collectors.training]\nsocket = "{socket}"\n'
+
+
+class Trial:
+    """One of the trainings."""
+
+    def __init__(self, width: int) -> None:
+        self.model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.batch = torch.randn(64, width)
+
+    def step(self) -> None:
+        """Make a step."""
+        self.optimizer.zero_grad()
+        self.model(self.batch).square().mean().backward()
+        self.optimizer.step()
+
+
+def timed(call: Callable[[], None]) -> float:
+    """Return the microseconds that a call takes."""
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e6
+
+
+def measure(sockets: dict[str, Path | None], steps: int, width: int) -> None:
+    """Print the first two tables."""
+    trials, heartbeats = {}, {}
+    for name, path in sockets.items():
+        trials[name] = Trial(width)
+        if path is not None:
+            heartbeats[name] = attach(optimizer=trials[name].optimizer, model=trials[name].model, socket=str(path))
+    whole: dict[str, list[float]] = {name: [] for name in trials}
+    for number in range(steps + WARM_UP):
+        for name in rotated(list(trials), number):
+            duration = timed(trials[name].step)
+            if number >= WARM_UP:
+                whole[name].append(duration)
+    base = statistics.median(whole["no heartbeat"])
+    rows = [(name, *quartiles(values), statistics.median(values) / base) for name, values in whole.items()]
+    print(f"Whole step, µs, {steps} steps each\n\n{table(('', 'median', 'lower quartile', 'upper quartile', 'ratio of medians'), rows)}")
+    alone: dict[str, list[float]] = {name: [] for name in heartbeats}
+    for number in range(steps):
+        time.sleep(PAUSE)
+        for name in rotated(list(heartbeats), number):
+            alone[name].append(timed(functools.partial(call, heartbeats[name], trials[name].model)))
+    lines = [(name, *quartiles(values)) for name, values in alone.items()]
+    print(f"The heartbeat alone, µs a step\n\n{table(('', 'median', 'lower quartile', 'upper quartile'), lines)}")
+    for heartbeat in heartbeats.values():
+        heartbeat.close()
+
+
+def rotated(names: list[str], number: int) -> list[str]:
+    """Return the names in another order each time: who comes first finds the caches cold."""
+    first = number % len(names)
+    return names[first:] + names[:first]
+
+
+def call(heartbeat: Heartbeat, model: torch.nn.Module) -> None:
+    """Do what the hooks do in a step."""
+    heartbeat.forward_began(model, computes=True)
+    heartbeat.forward_ended(computes=True)
+    heartbeat.step()
+
+
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    """Return the median and the quartiles around it."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return middle, low, high
+
+
+def main() -> None:
+    """Measure, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--width", type=int, default=512)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    # As ranks have it, so that the agent knows whom it hears.
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+    with tempfile.TemporaryDirectory() as folder:
+        up, stopped, absent = (Path(folder, name) for name in ("up.sock", "stopped.sock", "absent.sock"))
+        with agent(CONFIG.format(socket=up)) as running, agent(CONFIG.format(socket=stopped)) as standing:
+            os.kill(standing.process.pid, signal.SIGSTOP)
+            try:
+                sockets = {"no heartbeat": None, "agent up": up, "agent stopped": stopped, "agent absent": absent}
+                measure(sockets, options.steps, options.width)
+            finally:
+                os.kill(standing.process.pid, signal.SIGCONT)
+            rows = []
+            for ranks in (0, RANKS):
+                with contextlib.ExitStack() as stack:
+                    for rank in range(ranks):
+                        stack.enter_context(beating(up, rank))
+                    time.sleep(3.0)
+                    before, started = running.cpu(), time.monotonic()
+                    time.sleep(15.0)
+                    rows.append((ranks, 1000.0 * (running.cpu() - before) / (time.monotonic() - started)))
+    print(f"CPU of the whole agent, ms a second; each rank makes 20 steps a second\n\n{table(('ranks', 'agent'), rows)}")
+
+
+@contextlib.contextmanager
+def beating(path: Path, rank: int) -> Iterator[None]:
+    """Run a process that does nothing but tell of its steps."""
+    code = f"""
+import time
+from dshealthd.training.heartbeat import Heartbeat
+heartbeat = Heartbeat(socket={str(path)!r})
+while True:
+    heartbeat.step()
+    time.sleep(0.05)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(RANKS)})
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    main()
