@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dshealthd import registry
 from dshealthd.cli import main as dshealthd
 from dshealthd.options import encode
-from tests.lab import probing
+from tests.lab import jobs, probing
 from tests.lab.hardware import CHECKPOINTS, DATA, KernelLog, equip
 from tests.lab.lab import Lab
 from tests.lab.node import merged, toml
@@ -41,7 +41,7 @@ def settings(node: Node, *, as_shipped: bool = False) -> dict[str, Any]:
     """Return what a node's configuration has beside the lab's own; `as_shipped`, all intervals and deadlines are the defaults."""
     places: dict[str, Any] = {
         "path": {"dev": str(node.directory / "dev")},
-        "collectors": {"filesystem": {"paths": [DATA], "write_test": [CHECKPOINTS]}},
+        "collectors": {"filesystem": {"paths": [DATA], "write_test": [CHECKPOINTS]}, "training": {"socket": str(jobs.socket(node))}},
     }
     if as_shipped:
         defaults = {name: encode(registry.all_collectors()[name].Options()) for name in COLLECTORS}

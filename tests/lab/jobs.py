@@ -1,0 +1,193 @@
+"""Training jobs on nodes of the lab: real processes under a real launcher on each node, two ranks a node, over gloo."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.lab import records
+from tests.lab.mishaps import DIRECTORY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tests.lab.node import Node
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+RANKS = 2
+"""Of each node."""
+LINE = re.compile(r"rank (\d+) step (\d+) seconds ([\d.]+) .*\n")
+SOCKET = "heartbeat.sock"
+END_SECONDS = 20.0
+
+
+def socket(node: Node) -> Path:
+    """Return where a node's agent takes heartbeats."""
+    return node.directory / SOCKET
+
+
+class Job:
+    """A training that runs on some nodes; `launchers` are the processes that were started on each, in the order of the nodes."""
+
+    def __init__(self, directory: Path, nodes: Sequence[Node], launchers: Sequence[subprocess.Popen[bytes]]) -> None:
+        self.directory, self.nodes, self.launchers = directory, nodes, launchers
+
+    def text(self) -> str:
+        """Return what the ranks and the launchers have printed."""
+        return "".join(file.read_text(encoding="utf-8", errors="replace") for file in sorted(self.directory.rglob("std*.log")))
+
+    def steps(self) -> dict[int, list[float]]:
+        """Return the durations of the steps of each rank, as the training printed them."""
+        found: dict[int, list[float]] = {}
+        for rank, _, seconds in LINE.findall(self.text()):
+            found.setdefault(int(rank), []).append(float(seconds))
+        return found
+
+    def until(self, step: int, seconds: float = 120.0) -> None:
+        """Wait until every rank has made so many steps; AssertionError with the logs if the job ends before, or is too slow."""
+        end = time.monotonic() + seconds
+        while len(steps := self.steps()) < RANKS * len(self.nodes) or min(map(len, steps.values())) < step:
+            assert all(launcher.poll() in {None, 0} for launcher in self.launchers), self.text()[-5000:]
+            assert time.monotonic() < end, self.text()[-5000:]
+            time.sleep(0.2)
+
+    def pids(self) -> dict[int, int]:
+        """Return the pids of the ranks' own processes as this machine counts them, by RANK."""
+        found: dict[int, int] = {}
+        for launcher in self.launchers:
+            for pid in (launcher.pid, *children(launcher.pid)):
+                if (rank := variable(pid, "RANK")) is not None:
+                    found[int(rank)] = pid
+        return found
+
+    def node_of(self, rank: int) -> Node:
+        """Return the node that a rank is on."""
+        return self.nodes[rank // RANKS]
+
+    @contextlib.contextmanager
+    def mishap(self, name: str, rank: int) -> Iterator[None]:
+        """Have one of `tests.lab.mishaps` happen to a rank meanwhile."""
+        file = self.directory / f"{name}.{rank}"
+        with self.nodes[0].lab.injected(f"{name} of rank {rank} on {self.node_of(rank).name}"):
+            file.touch()
+            try:
+                yield
+            finally:
+                file.unlink()
+
+    def end(self) -> None:
+        """End the job as a scheduler does: SIGTERM for the launchers, which end their ranks; what remains is killed."""
+        ranks = {pid: records.start_time(pid) for launcher in self.launchers for pid in children(launcher.pid)}
+        for launcher in self.launchers:
+            launcher.terminate()
+        end = time.monotonic() + END_SECONDS
+        for launcher in self.launchers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                launcher.wait(max(0.1, end - time.monotonic()))
+            launcher.kill()
+            launcher.wait()
+        for pid, started in ranks.items():  # each is a session of its own
+            if started is not None and records.start_time(pid) == started:
+                os.kill(pid, signal.SIGKILL)
+
+
+def children(pid: int) -> list[int]:
+    """Return the pids of the children of a process; none if it is gone."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def variable(pid: int, name: str) -> str | None:
+    """Return what a process was started with; None if it is gone or was not."""
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return next((entry.decode().partition("=")[2] for entry in entries if entry.startswith(f"{name}=".encode())), None)
+
+
+def environment(node: Node, directory: Path) -> dict[str, str]:
+    """Return what the ranks of a node get; DeepSpeed computes on the CPU."""
+    own = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket(node)), DIRECTORY: str(directory)}
+    quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
+    return {**os.environ, **quiet, **own}
+
+
+@contextlib.contextmanager
+def torchrun(
+    directory: Path,
+    nodes: Sequence[Node],
+    script: str,
+    *arguments: str,
+    port: int = 29500,
+    variables: Mapping[str, Mapping[str, str]] | None = None,
+    limits: Sequence[str] = (),
+) -> Iterator[Job]:
+    """Run a script of this folder under torchrun on these nodes, of which the first is the master, and end it.
+
+    The script gets `directory` as its second argument, for checkpoints. `variables` are added to the environment by the name of a node;
+    `limits` is a command, such as `prlimit --nofile=256`, that the launchers run under.
+    """
+    directory.mkdir()
+    launchers = []
+    for number, node in enumerate(nodes):
+        command = [*limits, sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(nodes)}", f"--node-rank={number}"]
+        command += [f"--nproc-per-node={RANKS}", f"--master-addr={nodes[0].member}", f"--master-port={port}"]
+        command += ["--redirects=3", f"--log-dir={directory / node.name}"]
+        added = (variables or {}).get(node.name, {})
+        first, *rest = arguments
+        launchers.append(
+            _start(node, [*command, str(HERE / script), first, str(directory), *rest], directory, f"launcher-{node.name}", added)
+        )
+    job = Job(directory, nodes, launchers)
+    try:
+        yield job
+    finally:
+        job.end()
+
+
+@contextlib.contextmanager
+def by_hand(
+    directory: Path,
+    nodes: Sequence[Node],
+    script: str,
+    *arguments: str,
+    port: int = 29500,
+    variables: Mapping[int, Mapping[str, str]] | None = None,
+) -> Iterator[Job]:
+    """Run a script as `torchrun` does, without a launcher: with RANK and its like set for each rank. `variables` change them, by rank."""
+    directory.mkdir()
+    launchers = []
+    for rank in range(RANKS * len(nodes)):
+        place = {"RANK": rank, "LOCAL_RANK": rank % RANKS, "WORLD_SIZE": RANKS * len(nodes), "LOCAL_WORLD_SIZE": RANKS, "MASTER_PORT": port}
+        own = {**{name: str(value) for name, value in place.items()}, "MASTER_ADDR": nodes[0].member, **(variables or {}).get(rank, {})}
+        first, *rest = arguments
+        command = [sys.executable, str(HERE / script), first, str(directory), *rest]
+        launchers.append(_start(nodes[rank // RANKS], command, directory, f"rank-{rank}", own))
+    job = Job(directory, nodes, launchers)
+    try:
+        yield job
+    finally:
+        job.end()
+
+
+def _start(node: Node, command: Sequence[str], directory: Path, name: str, added: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    with (directory / f"std-{name}.log").open("wb") as log:
+        return node.station.popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**environment(node, directory), **added},
+            cwd=directory,
+        )

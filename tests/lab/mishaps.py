@@ -1,0 +1,47 @@
+"""What goes wrong within a training script of the lab on request: a mishap lasts while a file of its name and rank is there."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DIRECTORY = "MISHAPS"
+"""The variable that names the directory of these files."""
+PAUSE = 0.05
+SLOWER = 0.2
+CHUNK = 16 << 20
+
+
+class Mishaps:
+    """Those of one rank; none where the environment names no directory."""
+
+    def __init__(self, rank: int) -> None:
+        """Look into the directory that the environment names."""
+        self._directory = os.environ.get(DIRECTORY, "")
+        self._rank = rank
+        self._held: list[object] = []
+
+    def happens(self, name: str) -> bool:
+        """Tell whether it is in force for this rank."""
+        return bool(self._directory) and os.path.exists(f"{self._directory}/{name}.{self._rank}")
+
+    def read(self, batch: Tensor) -> Tensor:
+        """Return what the rank reads as its next batch: late, or with a NaN in it; and let it use up memory or files meanwhile."""
+        while self.happens("input-stalls"):
+            time.sleep(PAUSE)
+        while self.happens("files-leak") and len(self._held) < int(os.environ["LEAKED_FILES"]):
+            self._held.append(open("/dev/null", "rb"))  # noqa: SIM115 - it leaks
+        while self.happens("memory-leaks"):
+            self._held.append(bytearray(b"\1") * CHUNK)
+        if self.happens("not-a-number"):
+            batch = batch.clone()
+            batch[0, 0] = float("nan")
+        return batch
+
+    def compute(self, seconds: float) -> None:
+        """Wait as long as an accelerator takes to compute, which may be slower than others."""
+        time.sleep(seconds * (1 + SLOWER * self.happens("slow")))
