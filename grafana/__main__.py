@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from dshealthd.symptoms.rules import RUNBOOKS
-from grafana import fleet, limits, node, probes
+from grafana import fleet, jobs, limits, node, probes
 from grafana.board import Source, write
 
-BOARDS = (fleet, node, probes)
+BOARDS = (fleet, jobs, node, probes)
 DIRECTORY = Path(__file__).parent / "dashboards"
 
 

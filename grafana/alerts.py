@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grafana.board import Source, node_link
+from grafana.board import Source, job_link, node_link
 from grafana.panels import BLUE, ORANGE, RED, YELLOW
 from grafana.queries import ROWS, parts
 from grafana.tables import Column, rows
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from grafana.panels import States
 
 SEVERITIES: States = {"critical": ("page", RED), "warning": ("ticket", ORANGE), "info": ("info", BLUE)}
-PARTS = ("gpu", "link", "device", "port", "path", "part", "peer", "leaf", "xid", "sensor", "collector", "worker", "reason")
+PARTS = ("rank", "class", "gpu", "link", "device", "port", "path", "part", "peer", "leaf", "xid", "sensor", "collector", "worker", "reason")
 """Labels by which an alert says which part of its node it means."""
-KEPT = "severity, alertname, symptom, cluster, node, which"
+KEPT = "severity, alertname, symptom, cluster, node, exported_job, which"
 RULES_LOADED = 'sum(ALERTS{@alerts,alertname="DshealthdWatchdog",alertstate="firing"})'
 """Nothing where no rules are evaluated: no alerts is no good news then."""
 
 
-def firing(source: Source, matchers: str, *, limit: int = ROWS, size: tuple[int, int]) -> dashboard.Panel:
+def firing(source: Source, matchers: str, *, title: str = "Firing alerts", limit: int = ROWS, size: tuple[int, int]) -> dashboard.Panel:
     """Return a table of alerts that fire now, the latest `limit` of each severity, pages first."""
 
     def since(severity: str) -> str:
@@ -32,13 +32,14 @@ def firing(source: Source, matchers: str, *, limit: int = ROWS, size: tuple[int,
         return f"topk({limit}, 1000 * min by ({KEPT}) ({parts(fired, *PARTS)}))"
 
     return rows(
-        "Firing alerts",
+        title,
         f"""Alerts that fire now, pages first: at most the latest {limit} of each severity. "Since" is when the condition became true.
         The runbook says how to confirm it and what helps.""",
         [
             Column(title="Severity", label="severity", states=SEVERITIES, width=90),
             Column(title="Alert", label="alertname", link=source.runbook()),
             Column(title="Node", label="node", link=node_link()),
+            Column(title="Job", label="exported_job", link=job_link()),
             Column(title="Part", label="which"),
             Column(title="Since", expr=f"{since('critical')} or {since('warning')}", unit="dateTimeFromNow", width=150),
             Column(title="Symptom", label="symptom", link=source.runbook()),

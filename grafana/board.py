@@ -71,6 +71,11 @@ def series_link() -> Link:
     return node_link("${__field.labels.node}")
 
 
+def job_link() -> Link:
+    """Return a link of a table's row to the dashboard of its training job."""
+    return Link(title="Job", url=f"/d/dshealthd-jobs/dshealthd-jobs?var-training=${{__data.fields.exported_job}}&{KEPT}")
+
+
 def data_source() -> dashboard.VariableModel:
     """Return the variable that chooses the Prometheus."""
     return dashboard.VariableModel(type_val=dashboard.VariableType.DATASOURCE, name="datasource", label="Data source", query="prometheus")

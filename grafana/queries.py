@@ -16,13 +16,16 @@ SCOPES = {
     "@nodes": 'cluster=~"$cluster",job=~"$job",node=~"$node"',
     "@node": 'cluster=~"$cluster",job=~"$job",node="$node"',
     "@gpus": 'cluster=~"$cluster",job=~"$job",node="$node",gpu=~"$gpu"',
+    "@jobs": 'cluster=~"$cluster",job=~"$job",exported_job=~"$training"',
+    "@of_jobs": 'cluster=~"$cluster",exported_job=~"$training"',
     "@rules": 'cluster=~"$cluster"',
     "@alerts": 'cluster=~"$cluster",alertname=~"Dshealthd.+"',
 }
 """What a selector may begin with, and the matchers that it stands for. `node` is the label that `deploy/prometheus/prometheus.yml` gives
 every target, and that the rules go by. `cluster` may be an external label, which a Prometheus does not add to what it answers itself: all
-matchers of it admit its absence. What rules record has no `job`."""
-_SCOPE = re.compile(r"@(?:fleet|nodes|node|gpus|rules|alerts)\b")
+matchers of it admit its absence. What rules record has no `job`. `exported_job` is a training job, and
+`@of_jobs` for what rules record of one."""
+_SCOPE = re.compile(r"@(?:fleet|nodes|node|gpus|jobs|of_jobs|rules|alerts)\b")
 
 
 def promql(text: str) -> str:

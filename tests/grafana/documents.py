@@ -66,4 +66,4 @@ def substituted(expr: str, values: Mapping[str, str]) -> str:
 def variables(**values: str) -> dict[str, str]:
     """Return what Grafana replaces in the first look at a dashboard, with everything chosen; `values` are other choices."""
     macros = {"__rate_interval": "2m", "__range": "10m", "__interval": "15s"}
-    return {**macros, "cluster": ".*", "job": "dshealthd", "node": ".+", "gpu": ".+", **values}
+    return {**macros, "cluster": ".*", "job": "dshealthd", "node": ".+", "gpu": ".+", "training": ".+", **values}

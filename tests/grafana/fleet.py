@@ -10,9 +10,11 @@ import re
 import shutil
 import subprocess
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from tests.grafana import jobs
 from tests.grafana.documents import FILES
+from tests.grafana.jobs import Series
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -32,18 +34,9 @@ KEPT_WHOLE = 8
 """How many nodes have all series; the others those of the dashboards about many nodes, without dense ones that stay 0."""
 DENSE = 100
 """More series of one metric than this on a node are too many for what is always shown of a fleet."""
-TROUBLE = ("ALERTS", "dshealthd:suspect:", "dshealthd:node:drift", "dshealthd:node:gpus_waiting")
+TROUBLE = ("ALERTS", "dshealthd:suspect:", "dshealthd:node:drift", "dshealthd:node:gpus_waiting", "dshealthd:job:hang")
 """What rules record of sick nodes only."""
 COUNTERS = ("_total", "_bucket", "_count", "_sum")
-
-
-class Series(NamedTuple):
-    """A series of one node; its value while the node is well, and what it has become then."""
-
-    name: str
-    labels: dict[str, str]
-    before: float
-    after: float
 
 
 def faults(node: int, nodes: int) -> list[Series]:
@@ -115,8 +108,8 @@ class Fleet:
         """Yield the samples of one node."""
         target = f'cluster="a",instance="10.0.{node // 250}.{node % 250}:10061",job="dshealthd",node="node-{node}"'
         times = [f"{self.made + offset:.3f}" for offset in OFFSETS]
-        own = {_key(series.name, series.labels): series for series in self._faults(node)}
-        wanted = None if node <= KEPT_WHOLE else names("fleet", "probes")
+        own = {_key(series.name, series.labels): series for series in self._own(node)}
+        wanted = None if node <= KEPT_WHOLE else names("fleet", "jobs", "probes")
         yield from (f"up{{{target}}} 1 {when}\n" for when in times)
         for name, found in self._template.series.items():
             for labels, value in found.items() if wanted is None or name in wanted else ():
@@ -141,8 +134,10 @@ class Fleet:
                 is_verdict = labels["__name__"] == "dshealthd:node:severity"
                 yield f"{labels['__name__']}{{{text}}} {value if sick or not is_verdict else 0:g} {when}\n"
 
-    def _faults(self, node: int) -> list[Series]:
-        return faults(node, self.nodes) if node % SICK_EVERY == 2 else []
+    def _own(self, node: int) -> list[Series]:
+        """Return what a node has beside the template's series, or otherwise."""
+        sick = node % SICK_EVERY == 2
+        return [*jobs.series(node, sick=sick), *(faults(node, self.nodes) if sick else ())]
 
 
 @functools.cache

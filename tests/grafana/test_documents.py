@@ -33,6 +33,7 @@ QUERIES = [pytest.param(query, id=query.place) for query in queries()]
 RULE_LABELS = {
     *("alertname", "alertstate", "severity", "symptom", "kind", "part", "peer", "reason"),
     *("model", "software", "environment", "backend", "op", "size"),
+    *("exported_job", "rank", "class", "gpu"),
 }
 """Of alerts, and of what the shipped rules record."""
 
@@ -174,9 +175,9 @@ def test_query(query: Any) -> None:
         matched = {matcher.name for matcher in selector.matchers.matchers}
         assert "cluster" in matched
         if name in recorded:
-            assert matched <= {"cluster", "node", "peer"}
+            assert matched <= {"cluster", "node", "peer", "exported_job"}
         elif name.startswith("ALERTS"):
-            assert matched <= {"cluster", "alertname", "alertstate", "severity", "node"}
+            assert matched <= {"cluster", "alertname", "alertstate", "severity", "node", "exported_job"}
         else:
             assert "job" in matched
             assert matched <= declared[name] | TARGET_LABELS, f"{name} has no label {matched - declared[name] - TARGET_LABELS}"
@@ -205,11 +206,12 @@ def test_links() -> None:
             assert target in boards, f"{source} links to {target}"
     assert '"/d/dshealthd-node/' in text["dshealthd-fleet"]
     assert '"/d/dshealthd-node/' in text["dshealthd-probes"]
-    names = {variable["name"] for variable in boards["dshealthd-node"]["templating"]["list"]}
+    assert '"/d/dshealthd-jobs/' in text["dshealthd-fleet"]
     for body in text.values():
-        for query in re.findall(r'"url": "/d/dshealthd-node/[^?]*\?([^"]*)"', body):
+        for target, query in re.findall(r'"url": "/d/([\w-]+)/[^?]*\?([^"]*)"', body):
+            names = {variable["name"] for variable in boards[target]["templating"]["list"]}
             assert set(re.findall(r"var-(\w+)=", query)) | set(re.findall(r"\$\{(\w+):queryparam\}", query)) <= names
-    for board in ("dshealthd-fleet", "dshealthd-node"):
+    for board in ("dshealthd-fleet", "dshealthd-jobs", "dshealthd-node"):
         assert f"{RUNBOOKS}/${{__data.fields.symptom}}.md" in text[board]
     assert all_symptoms(), "the runbooks are the symptoms' files"
 

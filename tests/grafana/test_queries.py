@@ -34,7 +34,14 @@ MOST_SAMPLES = 50e6
 ANY = "*"
 """A reference to all queries of a panel."""
 ALERTS = [("fleet", "Firing alerts"), ("fleet", "Firing alerts by rule"), ("fleet", "Alerts"), ("node", "Firing alerts")]
+OF_THE_FLEET = {"Jobs that stand still", "Ranks left out"}
+"""What the dashboard of jobs can tell where there is no job."""
 QUIET: Mapping[tuple[str, str, str], str] = {
+    **{
+        ("jobs", query.panel, ANY): "no job runs"
+        for query in queries()
+        if query.board == "dshealthd-jobs" and query.panel not in OF_THE_FLEET
+    },
     **{
         (board, panel, ANY): "no alert fires"
         for board, panel in (*ALERTS, *((board, "annotation") for board in ("fleet", "node", "probes")))

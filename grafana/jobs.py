@@ -1,0 +1,167 @@
+"""The dashboard *Jobs*: which training jobs run, which of them stand still or are slow, and which rank it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grafana import alerts, collectives, hangs, steps
+from grafana.board import Board, Row, Source, choice, cluster, data_source, job_link, scrape_job
+from grafana.panels import GREEN, ORANGE, RED, number
+from grafana.queries import ROWS
+from grafana.tables import Column, rows
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.models import dashboard
+
+    from grafana.panels import Steps
+
+NO_JOBS = "no jobs"
+JOB = "cluster, exported_job"
+ANY: Steps = ((None, GREEN), (1, RED))
+
+
+def board(source: Source) -> Board:
+    """Return the dashboard."""
+    return Board(
+        uid="dshealthd-jobs",
+        title="dshealthd / Jobs",
+        description="Training jobs: what runs, what stands still, and which rank the others wait for.",
+        variables=[
+            data_source(),
+            cluster(),
+            scrape_job(),
+            choice(
+                "training",
+                "Training job",
+                "label_values({__name__=~'dshealthd_job_(run_)?info',@fleet}, exported_job)",
+                description="As it is called on all its nodes: the scheduler's number, or a digest of where its ranks meet.",
+                several=True,
+                everything=".+",
+            ),
+        ],
+        rows=[
+            Row(title="Which jobs need me now", panels=_now(source)),
+            Row(title="What stands still, and why", panels=hangs.panels()),
+            Row(title="Steps", panels=steps.panels(source)),
+            Row(title="Loss and memory", panels=steps.health()),
+            Row(title="Collectives", panels=collectives.panels()),
+            Row(title="Environment", panels=_environment()),
+        ],
+        alerts='@alerts,exported_job=~"$training"',
+    )
+
+
+def _now(source: Source) -> list[dashboard.Panel]:
+    heard = f"count by ({JOB}) (dshealthd_job_step{{@jobs}})"
+    shown = f"and on ({JOB}) topk({ROWS}, {heard})"
+    times = "dshealthd_job_step_seconds{@jobs}"
+    return [
+        number(
+            "Jobs",
+            "Training jobs of which ranks run on some node, whether or not they send heartbeats.",
+            f"count(count by ({JOB}) (dshealthd_job_run_info{{@jobs}} or dshealthd_job_info{{@jobs}}))",
+            unknown=NO_JOBS,
+        ),
+        number(
+            "Jobs that stand still",
+            """Jobs of which every rank has been silent for longer than is usual for it. “no rules”: Prometheus evaluates none.""",
+            f"count(dshealthd:job:hang{{@of_jobs}}) or 0 * {alerts.RULES_LOADED}",
+            steps=ANY,
+            unknown="no rules",
+        ),
+        number("Ranks heard", "Ranks that send heartbeats.", "count(dshealthd_job_step{@jobs})", unknown=NO_JOBS),
+        number(
+            "Ranks overdue",
+            "Ranks that have been silent for longer than is usual for them. Where that is not known yet, a rank is not counted.",
+            "sum(dshealthd_job_overdue_seconds{@jobs} > bool 0)",
+            steps=((None, GREEN), (1, ORANGE)),
+            unknown="unknown",
+        ),
+        number(
+            "Ranks with a loss that is not finite",
+            "Ranks whose last known loss is NaN or infinite; those of which no loss is known are not counted.",
+            "count(dshealthd_job_loss_finite{@jobs}) - sum(dshealthd_job_loss_finite{@jobs})",
+            steps=ANY,
+            unknown="unknown",
+        ),
+        number(
+            "Ranks left out",
+            "Ranks and runs of which nodes show nothing, as there are more than the collectors' limits.",
+            "(sum(dshealthd_heartbeat_ranks_left_out{@fleet}) or vector(0)) + sum(dshealthd_job_runs_left_out{@fleet})",
+            steps=((None, GREEN), (1, ORANGE)),
+            unknown="unknown",
+        ),
+        alerts.firing(source, '@alerts,exported_job=~"$training"', title="Firing alerts of jobs", size=(12, 10)),
+        rows(
+            "Jobs that send heartbeats",
+            f"""Ranks and nodes of each job, its steps, and the longest silence of a rank; at most {ROWS}, those with the most ranks.
+            “Median” is that of its ranks' step times, “slowest” the rank with the longest.""",
+            [
+                Column(title="Job", label="exported_job", link=job_link()),
+                Column(title="Ranks", expr=f"{heard} {shown}", width=70),
+                Column(
+                    title="Nodes",
+                    expr=f"count by ({JOB}) (count by ({JOB}, node) (dshealthd_job_step{{@jobs}})) {shown}",
+                    width=70,
+                ),
+                Column(title="Step", expr=f"min by ({JOB}) (dshealthd_job_step{{@jobs}}) {shown}"),
+                Column(title="Median", expr=f"quantile by ({JOB}) (0.5, {times}) {shown}", unit="s"),
+                Column(title="Slowest", expr=f"max by ({JOB}) ({times}) {shown}", unit="s"),
+                Column(
+                    title="Silent for",
+                    expr=f"time() - min by ({JOB}) (dshealthd_job_heartbeat_timestamp_seconds{{@jobs}}) {shown}",
+                    unit="s",
+                ),
+            ],
+            sort=("Silent for", True),
+            unknown="unknown",
+            size=(12, 10),
+        ),
+    ]
+
+
+def _environment() -> list[dashboard.Panel]:
+    run = "cluster, exported_job, run"
+    largest = f"topk({ROWS}, sum by ({run}) (dshealthd_job_ranks{{@jobs}}))"
+    return [
+        rows(
+            "What is wrong with environments",
+            f"""Variables of ranks that name what is not there, are out of range, or are not the same on all ranks; how many ranks of the
+            run have it on that node, and the lowest of them. At most {ROWS}.""",
+            [
+                Column(title="Job", label="exported_job", link=job_link()),
+                Column(title="Node", label="node"),
+                Column(title="Lowest rank", label="rank", width=90),
+                Column(title="Variable", label="variable"),
+                Column(title="Problem", label="problem"),
+                Column(
+                    title="Ranks",
+                    expr=f"""topk({ROWS}, max by (cluster, exported_job, node, rank, variable, problem)
+                        (dshealthd_job_environment_problems{{@jobs}}))""",
+                    width=70,
+                ),
+            ],
+            size=(12, 8),
+        ),
+        rows(
+            "Runs",
+            f"""Ranks that agree on where they meet and how many they are, on all nodes together, and how many they should be; ranks that
+            have lost the process which started them. At most {ROWS}.""",
+            [
+                Column(title="Job", label="exported_job", link=job_link()),
+                Column(title="Run", label="run"),
+                Column(title="Ranks", expr=largest, width=80),
+                Column(title="Of", expr=f"max by ({run}) (dshealthd_job_world_size{{@jobs}}) and on ({run}) {largest}", width=80),
+                Column(title="Port", expr=f"max by ({run}) (dshealthd_job_master_port{{@jobs}}) and on ({run}) {largest}", width=80),
+                Column(
+                    title="Orphaned",
+                    expr=f"sum by ({run}) (dshealthd_job_orphaned_ranks{{@jobs}}) and on ({run}) {largest}",
+                    steps=((None, GREEN), (1, ORANGE)),
+                    width=90,
+                ),
+            ],
+            sort=("Ranks", True),
+            unknown="unknown",
+            size=(12, 8),
+        ),
+    ]

@@ -1,0 +1,139 @@
+"""The rows of the dashboard *Jobs* about steps: how far and how fast ranks are, what they wait for, their loss and their memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grafana.board import job_link, node_link, series_link
+from grafana.panels import GREEN, ORANGE, RED, graph
+from grafana.queries import ROWS, SERIES, worst
+from grafana.tables import Column, rows
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.models import dashboard
+
+    from grafana.board import Source
+
+JOB = "cluster, exported_job"
+RANK = "cluster, exported_job, node, rank"
+LEGEND = "{{exported_job}} {{rank}} {{node}}"
+
+
+def panels(source: Source) -> list[dashboard.Panel]:
+    """Return the panels about time."""
+    seconds = f"max by ({RANK}) (dshealthd_job_step_seconds{{@jobs}})"
+    ratio = f"{seconds} / on ({JOB}) group_left () quantile by ({JOB}) (0.5, dshealthd_job_step_seconds{{@jobs}})"
+    rate = f"max by ({JOB}) (60 * rate(dshealthd_job_step{{@jobs}}[$__rate_interval]))"
+    limits = source.limits
+    return [
+        graph(
+            "Steps a minute",
+            f"Of the rank of a job that makes the most; the {SERIES} slowest jobs. 0 while a job stands still, evaluates or saves.",
+            (worst(rate, JOB, lowest=True), "{{exported_job}}"),
+            unit="none",
+        ),
+        graph(
+            "Step time of jobs",
+            f"From the end of a step to the end of the next: the median of a job's ranks, of the {SERIES} slowest jobs.",
+            (worst(f"quantile by ({JOB}) (0.5, dshealthd_job_step_seconds{{@jobs}})", JOB), "{{exported_job}}"),
+            unit="s",
+        ),
+        graph(
+            "Step time of ranks against their job's median",
+            f"""The {SERIES} ranks that differ most. Ranks of one job wait for one another, so that their step times are alike, whoever is
+            slow; a rank apart has a group of its own.""",
+            (worst(ratio, RANK, f"abs({ratio} - 1)"), LEGEND),
+            unit="none",
+            minimum=None,
+            link=series_link(),
+        ),
+        graph(
+            "Own compute against the job's median",
+            f"""Time of a rank's forward passes, which waits for nobody, against the median of its job: the {SERIES} slowest ranks. Dashed,
+            where the alert of a straggler fires.""",
+            (worst(f"max by ({RANK}) (dshealthd:job:forward_ratio{{@of_jobs}})", RANK), LEGEND),
+            unit="none",
+            steps=((None, GREEN), (limits["straggler_ratio"], ORANGE)),
+            minimum=None,
+            link=series_link(),
+        ),
+        graph(
+            "Waiting for input",
+            f"Share of its steps in which a rank waits for its next batch: the {SERIES} highest. Dashed, where the alert fires.",
+            (worst(f"max by ({RANK}) (dshealthd:job:input_ratio{{@of_jobs}})", RANK), LEGEND),
+            unit="percentunit",
+            steps=((None, GREEN), (limits["input_ratio"], ORANGE)),
+            link=series_link(),
+        ),
+        graph(
+            "Ranks at different steps",
+            f"How many steps lie between the ranks of a job that are furthest apart: the {SERIES} jobs with most.",
+            (
+                worst(f"max by ({JOB}) (dshealthd_job_step{{@jobs}}) - min by ({JOB}) (dshealthd_job_step{{@jobs}})", JOB),
+                "{{exported_job}}",
+            ),
+            unit="none",
+        ),
+    ]
+
+
+def health() -> list[dashboard.Panel]:
+    """Return the panels about loss and memory."""
+    reserved = 'dshealthd_job_memory_bytes{@jobs,type="reserved"}'
+    return [
+        rows(
+            "Ranks whose loss is not finite",
+            f"Ranks whose last known loss is NaN or infinite, and how many were: at most {ROWS}.",
+            [
+                Column(title="Job", label="exported_job", link=job_link()),
+                Column(title="Node", label="node", link=node_link()),
+                Column(title="Rank", label="rank", width=60),
+                Column(
+                    title="Losses",
+                    expr=f"""topk({ROWS}, max by ({RANK}) (dshealthd_job_nonfinite_losses_total{{@jobs}})
+                        and on ({RANK}) dshealthd_job_loss_finite{{@jobs}} == 0)""",
+                    steps=((1, RED),),
+                ),
+            ],
+            size=(8, 8),
+        ),
+        graph(
+            "Loss scale",
+            f"Scale of mixed precision: the lowest of a job's ranks, of the {SERIES} jobs with the lowest. It falls with each overflow.",
+            (worst(f"min by ({JOB}) (dshealthd_job_loss_scale{{@jobs}})", JOB, lowest=True), "{{exported_job}}"),
+            unit="none",
+            minimum=None,
+        ),
+        graph(
+            "Skipped steps",
+            f"Steps a minute that were skipped for an overflow of gradients: the {SERIES} jobs with most.",
+            (
+                worst(f"max by ({JOB}) (60 * rate(dshealthd_job_skipped_steps_total{{@jobs}}[$__rate_interval]))", JOB),
+                "{{exported_job}}",
+            ),
+            unit="none",
+        ),
+        graph(
+            "Gradient norm",
+            f"The highest of a job's ranks, where the training computes it: the {SERIES} jobs with the highest.",
+            (worst(f"max by ({JOB}) (dshealthd_job_gradient_norm{{@jobs}})", JOB), "{{exported_job}}"),
+            unit="none",
+        ),
+        graph(
+            "Memory of ranks",
+            f"Memory of the GPU that torch's allocator keeps: the {SERIES} ranks with most. Below it, what tensors hold.",
+            (worst(f"max by ({RANK}) ({reserved})", RANK), LEGEND),
+            unit="bytes",
+            link=series_link(),
+        ),
+        graph(
+            "Memory of ranks against their job's median",
+            f"The {SERIES} ranks that keep the most in comparison: an uneven split of layers or of batches, or a leak.",
+            (
+                worst(f"max by ({RANK}) ({reserved}) / on ({JOB}) group_left () quantile by ({JOB}) (0.5, {reserved})", RANK),
+                LEGEND,
+            ),
+            unit="none",
+            link=series_link(),
+        ),
+    ]
