@@ -68,7 +68,8 @@ def take(emit: Emit, host: Host, pid: int, rank: int, program: str | None) -> di
         raise Missing(problem)
     emit(f"rank-{rank}.stacks.txt", write(threads).encode(errors="replace"))
     main = next((thread for thread in threads if thread["os"] == pid), threads[0])
-    return {"at": place(main["frames"]), "in": innermost(main["frames"])}
+    at, inside = place(main["frames"]), place(main["frames"][:1])
+    return {"at": at, "in": "" if inside == at else inside}
 
 
 def _run(program: int, pid: int) -> tuple[bytes, str]:
@@ -135,7 +136,3 @@ def place(frames: list[tuple[str, str, int]]) -> str:
     name, filename, line = (own or frames or [("?", "?", 0)])[0]
     return f"{filename}:{line} {name}"
 
-
-def innermost(frames: list[tuple[str, str, int]]) -> str:
-    """Return the function that the rank is in."""
-    return f"{frames[0][0]} ({os.path.basename(frames[0][1])}:{frames[0][2]})" if frames else ""

@@ -124,7 +124,8 @@ def _rank(findings: Findings, series: exposition_text.Series, rank: Rank) -> str
         f"heard {findings.begun - heard:.0f} s ago" if heard is not None else "",
         f"{kernel.get('state', 'state unknown')}" + (f" in {kernel['waits']}" if kernel.get("waits") else ""),
         f"CPU {cpu:.0%}" if cpu is not None else "",
-        f"Python at {stacks['at']} in {stacks['in']}" if stacks else "Python stack unknown",
+        f"Python at {stacks['at']}" if stacks else "Python stack unknown",
+        f"in {stacks['in']}" if stacks.get("in") else "",
         f"flight recorder {recorder['note']}" if recorder.get("note") else "",
     ]
     return ", ".join(filter(None, parts))

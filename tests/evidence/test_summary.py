@@ -24,7 +24,7 @@ def findings() -> Findings:
     case = Case(job="slurm-7", reason="input", since=1_795_271_300.0, culprits=((1, "input"),))
     found = Findings(case=case, node="node-a", begun=1_795_271_340.0, seconds=12.3, metrics=METRICS, finished=True, interval=10.0)
     kernel = {"state": "blocked", "waits": "nfs_wait", "cpu": 0.02, "io": "nothing"}
-    stacks = {"at": "/home/user/train.py:12 load_batch", "in": "read (io.py:1)"}
+    stacks = {"at": "/home/user/train.py:12 load_batch", "in": "io.py:1 read"}
     found.ranks = [
         Rank("slurm-7", 0, 4711, problems={"kernel": "process 4711 is gone"}),
         Rank("slurm-7", 1, 4712, facts={"kernel": kernel, "stacks": stacks}, problems={"recorder": "nobody reads it"}),
@@ -47,7 +47,7 @@ def test_the_summary_says_who_is_at_fault_at_the_top() -> None:
     ]
     assert (
         "  rank 1, node-a, pid 4712, step 99, training/input, heard 40 s ago, blocked in nfs_wait, CPU 2%, "
-        "Python at /home/user/train.py:12 load_batch in read (io.py:1)" in lines
+        "Python at /home/user/train.py:12 load_batch, in io.py:1 read" in lines
     )
     assert "  rank 0 (pid 4711), the kernel's view: process 4711 is gone" in lines
     assert "  rank 1 (pid 4712), flight recorder: nobody reads it" in lines
