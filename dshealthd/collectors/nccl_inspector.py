@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Collector, CollectorOptions, Fault, Sample, gauge
+from dshealthd.collector import Collector, CollectorOptions, Fault, NotAvailable, Sample, gauge
 from dshealthd.host import read
 from dshealthd.jobs import inspector_files
 from dshealthd.jobs.inspector import parse
@@ -97,8 +97,11 @@ class NcclInspector(Collector):
         states: Counter[State] = Counter()
         taken: list[tuple[str, File, Content]] = []
         try:
-            yield from self._named(directories, jobs)
-            yield from self._configured(directories, jobs)
+            faults = [*self._named(directories, jobs), *self._configured(directories, jobs)]
+            yield from faults
+            if not directories and not faults:
+                message = f"no training process names a directory that is there by {VARIABLE}, and none is configured"
+                raise NotAvailable(message)
             uuids = self._uuids() if directories else frozenset[str]()
             files = yield from self._list(directories, uuids, states)
             for directory, name in files[: self.options.max_files]:

@@ -233,10 +233,10 @@ def test_bounds(tmp_path: Path) -> None:
 
 
 def test_not_there_yet(node: Node) -> None:
-    """A directory that the plugin has not made yet is no fault."""
+    """A directory that the plugin has not made yet is no fault; without one there is nothing to tell."""
     node.rank(path="/not/yet")
     result = node.sweep()
-    assert (result.outcome, result.faults, files(result)) == (Outcome.OK, (), {})
+    assert (result.outcome, result.faults, result.samples) == (Outcome.NOT_AVAILABLE, (), ())
 
 
 def test_hung_directory(node: Node) -> None:
@@ -256,6 +256,7 @@ def test_no_descriptor_is_left(node: Node) -> None:
     node.rank()
     node.rank(51, path="/dump/../x")
     node.write(line(400, 1000))
+    node.rank(52, path="/not/yet")
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         node.sweep()
