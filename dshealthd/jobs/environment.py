@@ -84,8 +84,11 @@ ALLOWED = frozenset(
 
 MAX_NAMES = 256
 """Of one process; more than all that NCCL reads."""
-_OTHERS = rb"ACCELERATE_DISABLE_NCCL|CUDA_MEMORY_FRACTION|DEEPSPEED_DEBUG|DEEPSPEED_PROFILE|DS_ACCELERATORATOR"
-_NAME = re.compile(rb"(?:^|\0)((?:TORCH_)?NCCL_[A-Z0-9_]{1,60}|" + _OTHERS + rb")=")
+NAMES_LIMIT = 1 << 18
+"""Bytes of an environment that are searched for them."""
+_OTHERS = ("ACCELERATE_DISABLE_NCCL", "CUDA_MEMORY_FRACTION", "DEEPSPEED_DEBUG", "DEEPSPEED_PROFILE", "DS_ACCELERATORATOR")
+_NAME = re.compile(rb"NCCL_[A-Z0-9_]{1,60}=")  # begins with what is searched for fast
+_BEFORE = (b"\0", b"\0TORCH_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,13 @@ def parse_environ(data: bytes) -> dict[str, str]:
 
 def nccl_variables(data: bytes) -> frozenset[str]:
     """Return the names of what a `/proc/<pid>/environ` sets for NCCL, and of what guides set beside it: no values, a bounded number."""
-    return frozenset(match[1].decode() for match in itertools.islice(_NAME.finditer(data), MAX_NAMES))
+    data = b"\0" + data[:NAMES_LIMIT]
+    found = {name for name in _OTHERS if b"\0%s=" % name.encode() in data}
+    for match in itertools.islice(_NAME.finditer(data), 4 * MAX_NAMES):  # those within values are passed over
+        start = data.rfind(b"\0", max(0, match.start() - 7), match.start())
+        if start >= 0 and data[start : match.start()] in _BEFORE and len(found) < MAX_NAMES:
+            found.add(data[start + 1 : match.end() - 1].decode())
+    return frozenset(found)
 
 
 def launched_by(environment: Mapping[str, str], place: Launch) -> str:

@@ -29,6 +29,8 @@ ENVIRON_LIMIT = 2 << 20
 """Bytes of one environment that are read. A process that has more, and nothing of a launcher in these, counts as unseen."""
 SWEEP_LIMIT = 32 << 20
 """Bytes of environments that are read in one sweep, some 20 ms; what is left waits for the next, so that nobody can stall the agent."""
+ENTRY = 64
+"""How many of these bytes each variable counts for, as it costs as much time."""
 YOUNG = 2.0
 """Seconds. Below this age a process may not have called exec yet, and is looked at again in the next sweep."""
 ROTATION = 16
@@ -201,7 +203,7 @@ class ProcessTable:
         except PermissionError:
             self._known[pid], self._unseen[pid] = stat.image, Unseen.PERMISSION_DENIED
             return
-        self._budget -= len(data)
+        self._budget -= len(data) + ENTRY * data.count(b"\0")
         cut = len(data) >= ENVIRON_LIMIT
         environment = parse_environ(data[: data.rfind(b"\0") + 1] if cut else data)
         place = launch(environment)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,3 +68,12 @@ def test_names_of_an_environment() -> None:
 def test_names_of_a_hostile_environment() -> None:
     """Of any number of names a bounded one is kept."""
     assert len(nccl_variables(b"".join(b"NCCL_%d=\0" % number for number in range(100_000)))) == MAX_NAMES
+    assert nccl_variables(b"X=" + b"NCCL_A=" * 100 + b"\0NCCL_B=1\0TORCH_TORCH_NCCL_C=1\0XTORCH_NCCL_D=1\0") == {"NCCL_B"}
+
+
+@pytest.mark.parametrize("data", [b"\0" * (2 << 20), b"\0NCCL_AAAA" * (2 << 17), b"NCCL_A=" * (2 << 18), b"\0TORCH_NCCL_" * (2 << 17)])
+def test_time_is_bounded(data: bytes) -> None:
+    """No environment takes long to search, whatever it is made of."""
+    started = time.process_time()
+    nccl_variables(data)
+    assert time.process_time() - started < 0.05

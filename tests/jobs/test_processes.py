@@ -204,6 +204,18 @@ def test_reading_is_bounded_in_a_sweep(machine: Machine) -> None:
     assert table.unseen[Unseen.DEFERRED] == 0
 
 
+def test_many_variables_are_bounded_in_a_sweep(machine: Machine) -> None:
+    """Environments of a million empty variables, which cost more than their length, cannot hold up a sweep either."""
+    for pid in range(100, 105):
+        machine.process(pid, environ(TORCH) + b"\0" * (ENVIRON_LIMIT // 2))
+    table = Table(machine)
+    assert 0 < len(table.sweep()) < 5
+    assert table.unseen[Unseen.DEFERRED] > 0
+    for _ in range(5):
+        found = table.sweep()
+    assert len(found) == 5
+
+
 def test_vanishing_process(machine: Machine) -> None:
     """A process that ends between the listing and any of the reads is gone, and no error (fault 22)."""
     machine.process(50, TORCH)
