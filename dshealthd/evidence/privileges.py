@@ -66,6 +66,8 @@ def become(user: User, *, keep_ptrace: bool = False) -> None:
     os.setresuid(user.uid, user.uid, user.uid)
     if keep_ptrace and _capset(1 << CAP_SYS_PTRACE):
         _prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_SYS_PTRACE)
+    elif keep_ptrace:
+        _capset(0)
 
 
 def end_with_parent() -> None:
@@ -73,9 +75,15 @@ def end_with_parent() -> None:
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def confine(memory: int, seconds: int) -> None:
-    """Allow this process no file, no process, no new privilege, and so many bytes of memory and seconds of CPU time."""
+def seclude(descriptor: int) -> None:
+    """Let go of all descriptors but the standard ones and this one, and of the ways to get new privileges."""
+    os.closerange(3, descriptor)
+    os.closerange(descriptor + 1, 1 << 30)
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def confine(memory: int, seconds: int) -> None:
+    """Allow this process no file, no process, and so many bytes of memory and seconds of CPU time."""
     for what, limit in (
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_CPU, seconds),

@@ -135,4 +135,3 @@ def place(frames: list[tuple[str, str, int]]) -> str:
     own = [frame for frame in frames if not any(library in frame[1] for library in _LIBRARIES)]
     name, filename, line = (own or frames or [("?", "?", 0)])[0]
     return f"{filename}:{line} {name}"
-

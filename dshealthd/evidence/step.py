@@ -29,6 +29,7 @@ Function = Callable[[Emit], Any]
 _HEAD = struct.Struct(">II")
 _CHUNK = 1 << 18
 MAX_NAME = 100
+_STANDARD_ERROR = 2
 MAX_ANSWER = 4 << 20
 KILL_DEADLINE = 0.5
 """Seconds after SIGKILL until a step counts as unkillable."""
@@ -136,6 +137,7 @@ def _run(function: Function, descriptor: int) -> NoReturn:
     try:
         os.setpgid(0, 0)
         privileges.end_with_parent()
+        privileges.seclude(descriptor)
 
         def emit(name: str, data: bytes) -> None:
             _write(descriptor, name.encode(), data)
@@ -149,8 +151,7 @@ def _run(function: Function, descriptor: int) -> NoReturn:
         _write(descriptor, b"", json.dumps({"answer": answer, "problem": problem}).encode())
         status = 0
     except BaseException:  # noqa: BLE001 - nothing may return into the parent's code; said on standard error, which is the log
-        traceback.print_exc()
-        sys.stderr.flush()
+        os.write(_STANDARD_ERROR, traceback.format_exc().encode())
     finally:
         os._exit(status)
 

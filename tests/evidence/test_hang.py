@@ -67,7 +67,7 @@ def test_evidence_by_hand_names_the_rank_that_has_not_entered(tmp_path: Path) ->
     state = tmp_path / "state"
     state.mkdir()
     prefixes = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/fr_", "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/dump_"}
-    variables = {"TORCH_FR_BUFFER_SIZE": "100", **prefixes}
+    variables = {"SLURM_JOB_ID": "990017", "TORCH_FR_BUFFER_SIZE": "100", **prefixes}
     command = [sys.executable, "-m", "dshealthd", "evidence", "--path.state", str(state), "--web.listen-address", "127.0.0.1:1"]
     with training(tmp_path, f"{HERE}/script_hang.py", port=29874, variables=variables) as run:
         end = time.monotonic() + 60
@@ -76,9 +76,8 @@ def test_evidence_by_hand_names_the_rank_that_has_not_entered(tmp_path: Path) ->
             time.sleep(0.1)
         unknown = subprocess.run([*command, "--job", "slurm-404"], capture_output=True, text=True, timeout=60, check=False)
         assert unknown.returncode == 1
-        job = re.match(r"no job slurm-404 on this node; there are: (run-[0-9a-f]{12})", unknown.stderr)
-        assert job, unknown.stderr
-        done = subprocess.run([*command, "--job", job[1]], capture_output=True, text=True, timeout=100, check=False)
+        assert re.match(r"no job slurm-404 on this node; there are: .*\bslurm-990017\b", unknown.stderr), unknown.stderr
+        done = subprocess.run([*command, "--job", "slurm-990017"], capture_output=True, text=True, timeout=100, check=False)
         assert run.process.poll() is None
     assert done.returncode == 0, done.stderr
     assert "the agent is not asked: http://127.0.0.1:1/api/v1/status: [Errno 111] Connection refused" in done.stderr

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.evidence.bundle import kept
@@ -20,7 +21,6 @@ from dshealthd.options import Duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from dshealthd.collector import Metric
 
@@ -205,6 +205,32 @@ def test_a_collection_that_hangs_is_killed_and_what_it_had_is_kept(tmp_path: Pat
     asyncio.run(scene())
     with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
         assert children.read() == ""
+
+
+def test_what_a_killed_collection_had_begun_ends_with_it(tmp_path: Path) -> None:
+    """The steps of a collecting process that is killed, and what they run, are not left behind."""
+    code = f"""
+import functools, os, subprocess, sys, time
+from dshealthd.evidence.step import Step, run
+def hang(emit):
+    process = subprocess.Popen(["sleep", "60"])
+    with open({str(tmp_path / "pid")!r}, "w") as file:
+        file.write(f"{{os.getpid()}} {{process.pid}}")
+    time.sleep(60)
+run([functools.partial(Step, "hang", hang, 60, 0, print)], 1)
+"""
+
+    async def scene() -> None:
+        node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(2.0)), command=(sys.executable, "-c", code))
+        assert (await node.evidence.take(Case(job="slurm-7", reason="waiting"))).outcome == "killed"
+
+    asyncio.run(scene())
+    step = (tmp_path / "pid").read_text(encoding="ascii").split()[0]
+    end = time.monotonic() + 5
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while (Path("/proc") / step / "stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] not in "ZX":
+            assert time.monotonic() < end
+            time.sleep(0.02)
 
 
 def test_a_loop_goes_on_while_a_collection_hangs(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.evidence import kernel_view, stacks
+from dshealthd.evidence.privileges import CAP_SYS_PTRACE
 from dshealthd.evidence.step import Function, Step, run
 from dshealthd.host import Host
 
@@ -116,11 +117,12 @@ def test_another_user_s_process_is_looked_at_as_that_user(tmp_path: Path) -> Non
 def test_the_one_who_looks_has_the_rank_s_rights(tmp_path: Path) -> None:
     """What runs in py-spy's place is the rank's user, with one capability and no way to more."""
     spy = tmp_path / "py-spy"
-    spy.write_text("#!/bin/sh\ngrep -E '^(Uid|Gid|Groups|CapEff|CapBnd)' /proc/self/status >&2\nexit 1\n", encoding="utf-8")
-    spy.chmod(0o755)
-    with rank(tmp_path, user=RANK_USER) as pid:
-        step, _ = spied(pid, str(spy))
-    assert step.problem == f"py-spy: Uid:\t{RANK_USER}\t{RANK_USER}\t{RANK_USER}\t{RANK_USER}"
+    for name, value in (("Uid", "\t".join(["4321"] * 4)), ("CapEff", f"{1 << CAP_SYS_PTRACE:016x}"), ("NoNewPrivs", "1")):
+        spy.write_text(f"#!/bin/sh\ngrep ^{name}: /proc/self/status >&2\nexit 1\n", encoding="utf-8")
+        spy.chmod(0o755)
+        with rank(tmp_path, user=RANK_USER) as pid:
+            step, _ = spied(pid, str(spy))
+        assert step.problem == f"py-spy: {name}:\t{value}"
 
 
 def test_without_py_spy_the_kernel_s_view_is_left(tmp_path: Path) -> None:
