@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,6 +15,9 @@ DIRECTORY = "MISHAPS"
 PAUSE = 0.05
 SLOWER = 0.2
 CHUNK = 16 << 20
+"""Bytes that leak with each batch."""
+LEFT_FREE = 0.97
+"""Share of the files that a rank may have open, which it does not go beyond."""
 
 
 class Mishaps:
@@ -23,7 +27,8 @@ class Mishaps:
         """Look into the directory that the environment names."""
         self._directory = os.environ.get(DIRECTORY, "")
         self._rank = rank
-        self._held: list[object] = []
+        self._files: list[IO[bytes]] = []
+        self._memory: list[bytearray] = []
 
     def happens(self, name: str) -> bool:
         """Tell whether it is in force for this rank."""
@@ -33,10 +38,12 @@ class Mishaps:
         """Return what the rank reads as its next batch: late, or with a NaN in it; and let it use up memory or files meanwhile."""
         while self.happens("input-stalls"):
             time.sleep(PAUSE)
-        while self.happens("files-leak") and len(self._held) < int(os.environ["LEAKED_FILES"]):
-            self._held.append(open("/dev/null", "rb"))  # noqa: SIM115 - it leaks
-        while self.happens("memory-leaks"):
-            self._held.append(bytearray(b"\1") * CHUNK)
+        if not self.happens("files-leak"):
+            self._files.clear()
+        while self.happens("files-leak") and len(os.listdir("/proc/self/fd")) < LEFT_FREE * resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+            self._files.append(open("/dev/null", "rb"))  # noqa: SIM115 - it leaks
+        if self.happens("memory-leaks"):
+            self._memory.append(bytearray(b"\1") * CHUNK)
         if self.happens("not-a-number"):
             batch = batch.clone()
             batch[0, 0] = float("nan")

@@ -1,0 +1,260 @@
+"""The faults of training jobs: how each is brought into a real job, and the one page or ticket that it is to lead to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.lab import faults, jobs
+from tests.lab.catalogue import PAGE, TICKET
+from tests.lab.jobs import Job
+from tests.lab.receiver import Alert
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.lab.node import Node
+
+CGROUPS = Path("/sys/fs/cgroup/memory")
+ROOM = 64 << 20
+"""Bytes that a rank may take in addition before the kernel kills it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFault:
+    """One fault, and what is to be told of it."""
+
+    title: str
+    symptom: str
+    rank: int | None = None
+    """The rank at fault, where the page names one; its node is the one at fault."""
+    node: int | None = None
+    """The node at fault, counted from 0 in its job, where that is not the one of the rank."""
+    receiver: str = PAGE
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the alert beside node and rank."""
+    says: str = ""
+    """What the description says; a regular expression."""
+    inject: Callable[[Job], AbstractContextManager[None]] | None = None
+    """None where the job is at fault as it is started."""
+    ends: bool = False
+    """Whether the job does not survive it; else it goes on when the fault is undone."""
+    follows: Callable[[Alert], bool] = lambda _: False
+    """What else may be told, and why."""
+    seconds: float = 90.0
+    """In which it is told."""
+    over: float = 150.0
+    """In which, after it, that is over."""
+
+    def at(self, nodes: Sequence[Node]) -> str | None:
+        """Return the name of the node at fault, of those of the job; None where no node is."""
+        if self.node is not None:
+            return nodes[self.node].name
+        return None if self.rank is None else nodes[self.rank // jobs.RANKS].name
+
+    def names(self, alert: Alert, nodes: Sequence[Node]) -> bool:
+        """Tell whether an alert is the one that this fault is to lead to, in a job on these nodes."""
+        expected = {"symptom": self.symptom, **self.labels}
+        if (node := self.at(nodes)) is not None:
+            expected["node"] = node
+        if self.rank is not None and not self.says:
+            expected["rank"] = str(self.rank)
+        return (
+            alert.receiver == self.receiver
+            and expected.items() <= alert.labels.items()
+            and re.search(self.says, alert.annotations["description"]) is not None
+        )
+
+
+def mishap(name: str, rank: int) -> Callable[[Job], AbstractContextManager[None]]:
+    """Return what has a mishap happen to a rank."""
+    return lambda job: job.mishap(name, rank)
+
+
+def stopped(rank: int) -> Callable[[Job], AbstractContextManager[None]]:
+    """Return what stops a rank with SIGSTOP."""
+    return lambda job: faults.pause(job.pids()[rank])
+
+
+@contextlib.contextmanager
+def out_of_memory(job: Job, rank: int) -> Iterator[None]:
+    """Have a rank use up the memory of a cgroup that it alone is in, until the kernel kills it."""
+    pid = job.pids()[rank]
+    group = CGROUPS / f"lab-{pid}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(ROOM), encoding="ascii")
+        (group / "cgroup.procs").write_text(str(pid), encoding="ascii")  # what it has by now stays charged to where it was
+        with job.mishap("memory-leaks", rank):
+            yield
+    finally:
+        end = time.monotonic() + 10
+        while (group / "cgroup.procs").read_text(encoding="ascii") and time.monotonic() < end:
+            time.sleep(0.1)
+        group.rmdir()
+
+
+def dropped(job: Job) -> AbstractContextManager[None]:
+    """Lose all that the nodes of a job send each other."""
+    return faults.drop(*job.nodes)
+
+
+@contextlib.contextmanager
+def orphan(directory: Path, nodes: Sequence[Node], port: int) -> Iterator[Job]:
+    """Leave the rank 0 of a run behind that was ended before its other ranks came: it still holds the port."""
+    directory.mkdir()
+    node = nodes[0]
+    place = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": node.member,
+        "MASTER_PORT": str(port),
+    }
+    rank = shlex.join([sys.executable, str(jobs.HERE / "script_ddp.py"), "10", str(directory)])
+    with (directory / "std-rank-0.log").open("wb") as log:
+        launcher = node.station.popen(
+            ["sh", "-c", f"{rank} & wait"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**jobs.environment(node, directory), **place},
+        )
+    end = time.monotonic() + 60.0
+    while f":{port}" not in node.station.tool("ss", "-tlnH"):
+        assert time.monotonic() < end, (directory / "std-rank-0.log").read_text(encoding="utf-8")
+        time.sleep(0.2)
+    time.sleep(3.0)  # an agent sees it with its launcher
+    (pid,) = jobs.children(launcher.pid)
+    with node.lab.injected(f"port {port} held by an orphan on {node.name}"):
+        launcher.kill()
+        launcher.wait()
+        try:
+            yield Job(directory, nodes, [launcher])
+        finally:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _oom_kill(alert: Alert) -> bool:
+    """The kernel's count of kills is the machine's, so that all nodes of the lab tell of it."""
+    return alert.labels["alertname"] == "DshealthdOutOfMemoryKill"
+
+
+def _link(alert: Alert) -> bool:
+    """The probes tell of the way between two nodes whether a job uses it or not."""
+    return alert.labels.get("kind") == "link"
+
+
+FAULTS: dict[str, JobFault] = {
+    "stopped": JobFault(
+        title="SIGSTOP of one rank",
+        symptom="training-hang",
+        rank=3,
+        labels={"class": "process", "reason": "stopped"},
+        inject=stopped(3),
+    ),
+    "collective-skipped": JobFault(
+        title="a rank that skips a collective",
+        symptom="training-hang",
+        rank=2,
+        labels={"class": "desync", "reason": "ahead"},
+        inject=mishap("collective-skipped", 2),
+        ends=True,
+    ),
+    "input-stalls": JobFault(
+        title="a rank whose input stalls",
+        symptom="training-hang",
+        rank=1,
+        labels={"class": "input", "reason": "input"},
+        inject=mishap("input-stalls", 1),
+    ),
+    "slow": JobFault(
+        title="one rank 20 % slower in compute",
+        symptom="straggler",
+        receiver=TICKET,
+        rank=2,
+        inject=mishap("slow", 2),
+        seconds=420.0,
+        over=300.0,
+    ),
+    "network": JobFault(
+        title="the network dropped between the nodes",
+        symptom="training-hang",
+        labels={"class": "network"},
+        inject=dropped,
+        follows=_link,
+        over=240.0,
+    ),
+    "not-a-number": JobFault(
+        title="a loss that is NaN",
+        symptom="loss-nan",
+        rank=1,
+        inject=mishap("not-a-number", 1),
+        ends=True,
+    ),
+    "overflow": JobFault(
+        title="the collapse of the fp16 loss scale",
+        symptom="loss-scale-collapse",
+        inject=mishap("overflow", 0),
+        ends=True,
+    ),
+    "out-of-memory": JobFault(
+        title="one rank out of memory",
+        symptom="cuda-oom",
+        rank=3,
+        labels={"how": "killed"},
+        inject=lambda job: out_of_memory(job, 3),
+        ends=True,
+        follows=_oom_kill,
+    ),
+    "rank-twice": JobFault(
+        title="a RANK that is used twice",
+        symptom="rendezvous-env-mismatch",
+        labels={"alertname": "DshealthdRankUsedTwice"},
+        node=1,
+        says=r"rank 2\b",
+        ends=True,
+    ),
+    "world-size": JobFault(
+        title="a wrong WORLD_SIZE on one node",
+        symptom="rendezvous-env-mismatch",
+        labels={"alertname": "DshealthdRendezvousDisagrees", "variable": "WORLD_SIZE"},
+        node=1,
+        says=r"rank 2, rank 3\b",
+        ends=True,
+    ),
+    "interface": JobFault(
+        title="NCCL_SOCKET_IFNAME naming nothing",
+        symptom="nccl-environment",
+        receiver=TICKET,
+        labels={"variable": "NCCL_SOCKET_IFNAME", "problem": "absent"},
+        rank=2,
+        ends=True,
+    ),
+    "port-held": JobFault(
+        title="a port held by an orphan",
+        symptom="address-in-use",
+        receiver=TICKET,
+        node=0,
+        ends=True,
+        seconds=150.0,
+    ),
+    "open-files": JobFault(
+        title="open files near the limit",
+        symptom="open-files",
+        node=0,
+        inject=mishap("files-leak", 0),
+    ),
+}
