@@ -57,6 +57,7 @@ class Pace:
         """Begin with the first heartbeat that was heard, `at` that time; `floor` is what is usual in any training."""
         self._floor = floor
         self._first = step
+        self._began = at
         self._step = step
         self._phase = phase
         self.heard = at
@@ -69,7 +70,7 @@ class Pace:
         if self._phase != Phase.TRAINING or self.knows_training:
             self._longest.setdefault(self._phase, _Longest()).add(silence, at)
         if step < self._step:  # it went back to a checkpoint: its first steps are slow again
-            self._first = step
+            self._first, self._began = step, at
         self._step, self._phase = step, phase
 
     @property
@@ -84,8 +85,10 @@ class Pace:
         seconds = longest.seconds if longest is not None else None
         if self._phase != Phase.TRAINING:
             return UNKNOWN if seconds is None else max(MARKED_FLOOR, MARKED_MARGIN * min(seconds, UNKNOWN))
-        if seconds is None or not self.knows_training:
+        if not self.knows_training:
             return max(UNKNOWN, self._floor)
+        if seconds is None:  # steps are too fast for each to be heard: their mean has to do
+            seconds = (self.heard - self._began) / (self._step - self._first)
         return max(self._floor, MARGIN * min(seconds, LONGEST))
 
     def silence(self, now: float) -> float:

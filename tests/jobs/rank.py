@@ -27,7 +27,7 @@ def trouble(heartbeat: Heartbeat, what: str) -> None:
     if what == "checkpoint":
         heartbeat.enter("checkpoint")
     elif what != "input":
-        heartbeat.forward_began(Model())
+        heartbeat.forward_began(Model(), computes=True)
         heartbeat.forward_ended()
     if what == "fail":
         sys.exit("out of luck")
@@ -43,7 +43,7 @@ def main() -> None:
     sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False))  # type: ignore[assignment] # all that is asked
     heartbeat = Heartbeat(socket=sys.argv[1])
     while not select.select([sys.stdin], [], [], 0)[0]:
-        heartbeat.forward_began(Model())
+        heartbeat.forward_began(Model(), computes=True)
         time.sleep(STEP / 2)
         heartbeat.forward_ended()
         time.sleep(STEP / 2)

@@ -63,6 +63,16 @@ def test_nothing_is_known_of_the_first_steps() -> None:
     assert pace.overdue(now + UNKNOWN + 5.0) == 5.0
 
 
+def test_fast_steps() -> None:
+    """Of steps that are so fast that the second heartbeat heard is past the first steps, the mean is known at once."""
+    pace = Pace(0.0, 5, Phase.TRAINING)
+    pace.hear(2.0, 5 + FIRST_STEPS, Phase.TRAINING)
+    assert pace.bound == FLOOR
+    slow = Pace(0.0, 5, Phase.TRAINING)
+    slow.hear(1000.0, 5 + FIRST_STEPS, Phase.TRAINING)
+    assert slow.bound == MARGIN * 100.0
+
+
 def test_slow_first_steps_are_not_learnt() -> None:
     """A compilation of minutes in the first steps does not make later stops invisible for minutes."""
     pace = Pace(0.0, 0, Phase.TRAINING)
