@@ -71,14 +71,15 @@ class Paging:
         thresholds: Mapping[str, float] = BRIEF,
         as_shipped: bool = False,
         period: float | None = None,
+        slow_ratio: float = 9.0,
     ) -> None:
         """Prepare.
 
         Where `as_shipped`, the agents sample as seldom, and give up as late, as they do without a configuration; with a `period` in seconds
-        they probe each other, by echoes. `show` is called with what the receiver gets; `adapt` may change more of Alertmanager's
-        configuration than a lab does anyway.
+        they probe each other, by echoes, which are slow if they take `slow_ratio` times longer than usual. `show` is called with what the
+        receiver gets; `adapt` may change more of Alertmanager's configuration than a lab does anyway.
         """
-        self._as_shipped, self._period = as_shipped, period
+        self._as_shipped, self._period, self._slow_ratio = as_shipped, period, slow_ratio
         self._directory, self._nodes, self._gpus = directory, nodes, gpus
         self._progress, self._show, self._adapt, self._thresholds = progress, show, adapt, thresholds
         self.targets = directory / "targets.json"
@@ -129,7 +130,9 @@ class Paging:
 
     def _settings(self, node: Node) -> dict[str, Any]:
         found = settings(node, as_shipped=self._as_shipped)
-        return found if self._period is None else merged(found, probing.settings(node, period=self._period, full=False))
+        if self._period is None:
+            return found
+        return merged(found, probing.settings(node, period=self._period, full=False, slow_ratio=self._slow_ratio))
 
     def until_watched(self, seconds: float = READY_SECONDS) -> None:
         """Wait until every node is scraped, the thresholds are known, and the Watchdog has come through all of the chain."""

@@ -52,10 +52,12 @@ class Suspect(NamedTuple):
     reason: str
 
 
-def settings(node: Node, *, period: float, full: bool, gpus: str = "always", leaves: bool = False) -> dict[str, Any]:
+def settings(
+    node: Node, *, period: float, full: bool, gpus: str = "always", leaves: bool = False, slow_ratio: float = 9.0
+) -> dict[str, Any]:
     """Return the section `[probe]` of a node: rounds with gloo where they are `full`, between the agents alone otherwise.
 
-    Two cores that many nodes share make all times jump: only what takes several times as long as usual counts as slow.
+    Two cores that many nodes share make all times jump: only what takes several times (`slow_ratio`) as long as usual counts as slow.
     """
     probe: dict[str, Any] = {
         "period": f"{round(1000 * period)}ms",
@@ -67,8 +69,8 @@ def settings(node: Node, *, period: float, full: bool, gpus: str = "always", lea
             "off_file": str(node.directory / "probe.off"),
         },
         "policy": {"gpus": gpus, "confirmations_per_minute": 60},
-        "verdict": {"told_ratio": 9.0, "hold_epochs": 8},
-        "baseline": {"slow_ratio": 9.0, "light_ratio": 9.0},
+        "verdict": {"told_ratio": slow_ratio, "hold_epochs": 8},
+        "baseline": {"slow_ratio": slow_ratio, "light_ratio": slow_ratio},
     }
     if leaves:
         probe["members"]["topology"] = str(node.directory / "topology.conf")
