@@ -28,7 +28,7 @@ def trouble(heartbeat: Heartbeat, what: str) -> None:
         heartbeat.enter("checkpoint")
     elif what != "input":
         heartbeat.forward_began(Model(), computes=True)
-        heartbeat.forward_ended()
+        heartbeat.forward_ended(computes=True)
     if what == "fail":
         sys.exit("out of luck")
     if what == "end":
@@ -45,7 +45,7 @@ def main() -> None:
     while not select.select([sys.stdin], [], [], 0)[0]:
         heartbeat.forward_began(Model(), computes=True)
         time.sleep(STEP / 2)
-        heartbeat.forward_ended()
+        heartbeat.forward_ended(computes=True)
         time.sleep(STEP / 2)
         heartbeat.step()
     trouble(heartbeat, sys.stdin.readline().strip())
