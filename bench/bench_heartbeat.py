@@ -3,8 +3,9 @@
     python -m bench.bench_heartbeat [--steps 400] [--width 512]
 
 Four trainings of the same model take turns, step by step, in one process; three of them have a heartbeat. First table: the whole step, and
-its ratio to the step without. Second: what the heartbeat itself does in a step, alone: before the forward pass, after it, and after the
-optimizer. The stopped agent is a real one under SIGSTOP. Last, what an agent spends on the ranks of a node.
+its ratio to the step without. Second: what the heartbeat itself does in a step, before the forward pass, after it, and after the optimizer:
+once behind a step of the training without, which leaves nothing of it in the processor's caches, and once more at once. The stopped agent
+is a real one under SIGSTOP. Last, what an agent spends on the ranks of a node.
 """
 
 from __future__ import annotations
@@ -37,8 +38,6 @@ with warnings.catch_warnings():
 
 WARM_UP = 20
 """Steps that are not counted: they allocate."""
-PAUSE = 0.01
-"""Seconds between two steps of a heartbeat alone, which would have its code in the processor's caches otherwise."""
 RANKS = 8
 CONFIG = '[collectors.training]\nsocket = "{socket}"\n'
 
@@ -81,13 +80,17 @@ def measure(sockets: dict[str, Path | None], steps: int, width: int) -> None:
     base = statistics.median(whole["no heartbeat"])
     rows = [(name, *quartiles(values), statistics.median(values) / base) for name, values in whole.items()]
     print(f"Whole step, µs, {steps} steps each\n\n{table(('', 'median', 'lower quartile', 'upper quartile', 'ratio of medians'), rows)}")
-    alone: dict[str, list[float]] = {name: [] for name in heartbeats}
+    cold: dict[str, list[float]] = {name: [] for name in heartbeats}
+    warm: dict[str, list[float]] = {name: [] for name in heartbeats}
     for number in range(steps):
-        time.sleep(PAUSE)
         for name in rotated(list(heartbeats), number):
-            alone[name].append(timed(functools.partial(call, heartbeats[name], trials[name].model)))
-    lines = [(name, *quartiles(values)) for name, values in alone.items()]
-    print(f"The heartbeat alone, µs a step\n\n{table(('', 'median', 'lower quartile', 'upper quartile'), lines)}")
+            trials["no heartbeat"].step()
+            told = functools.partial(call, heartbeats[name], trials[name].model)
+            cold[name].append(timed(told))
+            warm[name].append(timed(told))
+    lines = [(name, *quartiles(cold[name]), *quartiles(warm[name])) for name in heartbeats]
+    head = ("", "median, caches cold", "lower quartile", "upper quartile", "median, at once again", "lower quartile", "upper quartile")
+    print(f"The heartbeat alone, µs a step\n\n{table(head, lines)}")
     for heartbeat in heartbeats.values():
         heartbeat.close()
 

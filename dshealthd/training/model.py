@@ -57,8 +57,8 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
 def find(optimizer: Any) -> Any:
     """Return the module that no other one holds and that has all parameters of `optimizer`; None if there is none, or more than one.
 
-    Looks through all objects that Python knows, which takes some ten milliseconds, once. The variables of the functions that called would
-    do as well, but before Python 3.13 to look at them keeps what they hold now for as long as the function runs.
+    Looks through all objects that Python knows, which takes about a tenth of a second, once. The variables of the functions that called
+    would do as well, but before Python 3.13 to look at them keeps what they hold now for as long as the function runs.
     """
     module_type = sys.modules["torch"].nn.Module
     modules = [found for found in gc.get_objects() if issubclass(type(found), module_type)]  # not isinstance, which may run others' code
