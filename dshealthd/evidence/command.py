@@ -41,6 +41,9 @@ def evidence(loaded: Config, job: str | None) -> int:
     if not step.answer["ranks"]:
         print(_nobody(job, step.answer), file=sys.stderr)
         return EXIT_FAILURE
+    if not loaded.path.state.is_dir():
+        print(f"path.state: {loaded.path.state} is not a directory; --path.state names another place for the bundle", file=sys.stderr)
+        return EXIT_FAILURE
     agent = _Agent(loaded)
     probes = agent.status().get("probe")
     if agent.problem:

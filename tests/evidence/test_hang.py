@@ -32,7 +32,7 @@ min_free_bytes = 0
 
 
 def test_a_rank_that_is_stopped_is_named_by_its_bundle(tmp_path: Path) -> None:
-    """One bundle appears, whose summary names the stopped rank, with the stacks of both; and there is one only."""
+    """One bundle appears, whose summary names the stopped rank, with the stacks of both; one only, until somebody asks for another."""
     socket = tmp_path / "heartbeat.sock"
     config = CONFIG.format(socket=socket)
     variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket)}
@@ -58,8 +58,16 @@ def test_a_rank_that_is_stopped_is_named_by_its_bundle(tmp_path: Path) -> None:
         assert len(re.findall(r"Python at \S+script_ddp.py:", summary)) == 2, summary
         for rank in (0, 1):
             assert "script_ddp.py" in (bundle / f"rank-{rank}.stacks.txt").read_text(encoding="utf-8")
-        time.sleep(3)
+        command = [sys.executable, "-m", "dshealthd", "evidence", "--job", dict(info)["job"], "--evidence.min-free-bytes", "0"]
+        command += ["--path.state", str(tmp_path / "state"), "--web.listen-address", f"127.0.0.1:{agent.port}"]
         assert len(list(bundle.parent.iterdir())) == 1
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "asked for by hand" in done.stdout
+        assert re.search(rf"\n  rank 1, \S+, pid {pids[1]}, step \d+, training\S*, heard \d+ s ago, stopped", done.stdout), done.stdout
+        assert "the agent is not asked" not in done.stderr
+        assert "metrics: the agent was not asked" not in done.stdout
+        assert len(list(bundle.parent.iterdir())) == 2
 
 
 def test_evidence_by_hand_names_the_rank_that_has_not_entered(tmp_path: Path) -> None:
