@@ -1,7 +1,7 @@
 """The way to the agent: a page of memory in which the last message always stands, and that the agent reads when it likes.
 
-A message costs no system call but getpid, needs nobody to take it, and is never lost. What a process did last is known also where it does nothing
-any more, which a message that was held back could not tell.
+A message costs no system call but getpid, needs nobody to take it, and is never lost. What a process did last is known also where it does
+nothing any more, which a message that was held back could not tell.
 
 The page is handed to the agent once, as a descriptor over a Unix socket, by which the kernel vouches for who hands it over. Its size is
 sealed.
