@@ -1,8 +1,8 @@
 """PyTorch's flight recorder of one rank: asked for a dump through its FIFO, without ending anything, and the dump taken.
 
 `TORCH_NCCL_DEBUG_INFO_PIPE_FILE=<prefix>` makes torch open `<prefix><rank>.pipe`, where `TORCH_NCCL_TRACE_BUFFER_SIZE` is set (before 2.13,
-at least, by this very name); a thread looks at it once a second (`DumpPipe` in `torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp`). The dump
-is written to `<TORCH_FR_DUMP_TEMP_FILE><rank>` (`DebugInfoWriter` in `FlightRecorder.cpp`).
+at least, by this very name); a thread looks at it once a second (`DumpPipe` in `torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp`). The
+dump is written to `<TORCH_FR_DUMP_TEMP_FILE><rank>` (`DebugInfoWriter` in `FlightRecorder.cpp`).
 """
 
 from __future__ import annotations

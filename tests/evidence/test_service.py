@@ -237,7 +237,7 @@ def test_a_loop_goes_on_while_a_collection_hangs(tmp_path: Path) -> None:
     """The agent's loop is never held up by more than a moment."""
 
     async def scene() -> None:
-        node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(1.0)), command=HANGING)
+        node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(2.0)), command=HANGING)
         task = asyncio.create_task(node.evidence.take(Case(job="slurm-7", reason="waiting")))
         worst = 0.0
         while not task.done():
@@ -245,7 +245,7 @@ def test_a_loop_goes_on_while_a_collection_hangs(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
             worst = max(worst, time.monotonic() - before)
         assert task.result().outcome == "killed"
-        assert worst < 0.3
+        assert worst < 1.0
 
     asyncio.run(scene())
 

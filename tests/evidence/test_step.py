@@ -123,12 +123,13 @@ def test_more_than_is_allowed_is_not_kept() -> None:
 def test_steps_run_side_by_side_and_in_turn() -> None:
     """As many as asked for run at a time; all come back, in the order in which they were begun."""
 
-    def function(_emit: Emit) -> float:
-        time.sleep(0.3)
-        return 1.0
+    def function(_emit: Emit) -> tuple[float, float]:
+        begun = time.monotonic()
+        time.sleep(0.5)
+        return begun, time.monotonic()
 
     files = Files()
-    started = time.monotonic()
-    steps = run([functools.partial(Step, str(number), function, 5.0, 0, files.keep) for number in range(6)], 3)
-    assert 0.6 <= time.monotonic() - started < 1.7
-    assert [(step.name, step.answer) for step in steps] == [(str(number), 1.0) for number in range(6)]
+    steps = run([functools.partial(Step, str(number), function, 20.0, 0, files.keep) for number in range(6)], 3)
+    assert [step.name for step in steps] == [str(number) for number in range(6)]
+    spans = [step.answer for step in steps]
+    assert max(sum(begun <= at < ended for begun, ended in spans) for at, _ in spans) in {2, 3}
