@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import logging
-import os
-import signal
 import socket
-import subprocess
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,10 +15,11 @@ from dshealthd import wire
 from dshealthd.collector import counter, gauge
 from dshealthd.evidence.bundle import kept, parse_name
 from dshealthd.evidence.findings import Case
+from dshealthd.evidence.process import Process
 from dshealthd.options import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from dshealthd.collector import Sample
@@ -55,8 +52,6 @@ PERIOD = 1.0
 INTERVAL = 10.0
 """Seconds from the first exposition to the second."""
 MAX_WAITING = 8
-KILL_DEADLINE = 1.0
-_PRIVATE = ("CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
 
 
 class Taken(NamedTuple):
@@ -128,7 +123,7 @@ class Evidence:
                 self.look(map(case, hangs()))
                 await asyncio.sleep(PERIOD)
 
-        self._tasks.add(asyncio.create_task(watch(), name="evidence: hangs"))
+        self._begin(watch(), "evidence: hangs")
 
     def look(self, hangs: Iterable[Case]) -> None:
         """Take note of the jobs that stand still now, and begin a collection where it is time for one."""
@@ -145,7 +140,7 @@ class Evidence:
                 self._waiting[job] = case
         if self._waiting and not self._running:
             self._running = True
-            self._tasks.add(asyncio.create_task(self._work(), name="evidence"))
+            self._begin(self._work(), "evidence")
 
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics of the evidence."""
@@ -170,23 +165,20 @@ class Evidence:
 
     async def take(self, case: Case) -> Taken:
         """Take evidence now. Every failure is an outcome; when this is cancelled, the collecting process is killed."""
-        ours, theirs = socket.socketpair()
         try:
-            process = self._start(theirs)
+            process = await Process.start(self._command)
         except OSError as error:
-            ours.close()
             return self._count(Taken("failed", f"no process for it: {error}", ""))
         bundle = ""
-        reader, writer = await asyncio.open_connection(sock=ours, limit=wire.MAX_FRAME)
         try:
             async with asyncio.timeout(self.options.deadline):
-                await self._send(writer, self._request(case))
-                answer = await _frame(reader)
+                await process.send(self._request(case))
+                answer = await process.receive()
                 if "bundle" in answer:
                     bundle = answer["bundle"]
                     await asyncio.sleep(self._interval)
-                    await self._send(writer, {"metrics": self._metrics(), "interval": self._interval})
-                    answer = await _frame(reader)
+                    await process.send({"metrics": self._metrics(), "interval": self._interval})
+                    answer = await process.receive()
             self._sizes = {str(name): int(size) for name, size in answer["kept"].items()}
             return self._count(Taken(str(answer["outcome"]), str(answer["detail"]), bundle))
         except TimeoutError:
@@ -196,8 +188,7 @@ class Evidence:
             self._remember()
             return self._count(Taken("failed", f"the collecting process failed: {error!r}", bundle))
         finally:
-            writer.close()
-            await _end(process)
+            await process.end()
 
     async def close(self) -> None:
         """Give up what is being taken."""
@@ -223,8 +214,18 @@ class Evidence:
                 await self.take(self._waiting.pop(job))
         finally:
             self._running = False
-            if (task := asyncio.current_task()) is not None:
-                self._tasks.discard(task)
+
+    def _begin(self, work: Coroutine[None, None, None], name: str) -> None:
+        """Have something done beside the loop's other work, and say so if it ends by a defect."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("%s: ended by a defect", name, exc_info=error)
+
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(ended)
 
     def _count(self, taken: Taken) -> Taken:
         self._outcomes[taken.outcome if taken.outcome in OUTCOMES else "failed"] += 1
@@ -263,57 +264,3 @@ class Evidence:
             "metrics": self._metrics(),
             "probes": self._probes(),
         }
-
-    def _start(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        with theirs:
-            return subprocess.Popen(  # noqa: S603 - our own interpreter
-                [*self._command, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={key: value for key, value in os.environ.items() if key not in _PRIVATE},
-                start_new_session=True,
-            )
-
-    @staticmethod
-    async def _send(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
-        writer.write(wire.pack(message))
-        await writer.drain()
-
-
-async def _frame(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Return the next frame; ValueError if it is none."""
-    (size,) = wire.LENGTH.unpack(await reader.readexactly(wire.LENGTH.size))
-    if size > wire.MAX_FRAME:
-        message = f"a frame of {size} bytes"
-        raise ValueError(message)
-    found = json.loads(await reader.readexactly(size))
-    if not isinstance(found, dict):
-        message = "no JSON object"
-        raise TypeError(message)
-    return found
-
-
-async def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the collecting process if it has not ended; its steps end with it. One that cannot be killed is left behind."""
-    loop = asyncio.get_running_loop()
-    pidfd = os.pidfd_open(process.pid)
-    ended = asyncio.Event()
-
-    def reap() -> None:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
-        process.wait()
-        ended.set()
-
-    loop.add_reader(pidfd, reap)
-    for number in (None, signal.SIGKILL):
-        if number is not None:
-            process.send_signal(number)
-        try:
-            async with asyncio.timeout(KILL_DEADLINE):
-                await ended.wait()
-                return
-        except TimeoutError:
-            continue
-    log.error("evidence: process %d cannot be killed", process.pid)
