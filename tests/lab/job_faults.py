@@ -50,6 +50,8 @@ class JobFault:
     """None where the job is at fault as it is started."""
     ends: bool = False
     """Whether the job does not survive it; else it goes on when the fault is undone."""
+    restarts: bool = False
+    """Whether it is only over when the job runs again."""
     follows: Callable[[Alert], bool] = lambda _: False
     """What else may be told, and why."""
     seconds: float = 90.0
@@ -217,6 +219,7 @@ FAULTS: dict[str, JobFault] = {
         labels={"how": "killed"},
         inject=lambda job: out_of_memory(job, 3),
         ends=True,
+        restarts=True,
         follows=_oom_kill,
     ),
     "rank-twice": JobFault(
@@ -232,7 +235,7 @@ FAULTS: dict[str, JobFault] = {
         symptom="rendezvous-env-mismatch",
         labels={"alertname": "DshealthdRendezvousDisagrees", "variable": "WORLD_SIZE"},
         node=1,
-        says=r"rank 2, rank 3\b",
+        says=r"rank 2 3\b",
         ends=True,
     ),
     "interface": JobFault(

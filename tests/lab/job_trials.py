@@ -93,9 +93,10 @@ TRIALS: Sequence[Sequence[Trial]] = (
         Trial(partial(zero, stage=1), ["collective-skipped"]),
         Trial(partial(zero, stage=1), ["out-of-memory"]),
         Trial(rank_twice, ["rank-twice"]),
+        Trial(ddp, ["not-a-number"]),
     ),
     (
-        Trial(partial(zero, stage=2), ["network", "not-a-number"]),
+        Trial(partial(zero, stage=2), ["network"]),
         Trial(fp16, ["overflow"]),
         Trial(wrong_size, ["world-size"]),
         Trial(orphan, ["port-held"]),
@@ -174,8 +175,12 @@ def _play(lab: Paging, trial: Trial, cases: dict[str, Case], nodes: Sequence[Nod
                 case.names = frozenset(label for node in nodes for label in _jobs(node))
             if not fault.ends:
                 _end(lab, name, case)
-    if fault.ends:
+    if fault.ends and not fault.restarts:
         _end(lab, name, case)
+    if fault.restarts:
+        with trial.start(directory.with_suffix(".again"), nodes, port) as job:
+            job.until(LEARNT, 240.0)
+            _end(lab, name, case)
 
 
 def _firing(lab: Paging, name: str, case: Case) -> list[Alert]:
