@@ -125,14 +125,15 @@ def orphan(directory: Path, nodes: Sequence[Node], port: int) -> Iterator[Job]:
         "MASTER_ADDR": node.member,
         "MASTER_PORT": str(port),
     }
-    rank = shlex.join([sys.executable, str(jobs.HERE / "script_ddp.py"), "10", str(directory)])
+    variables = [f"{name}={value}" for name, value in place.items()]
+    rank = shlex.join(["env", *variables, sys.executable, str(jobs.HERE / "script_ddp.py"), "10", str(directory)])
     with (directory / "std-rank-0.log").open("wb") as log:
         launcher = node.station.popen(
             ["sh", "-c", f"{rank} & wait"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**jobs.environment(node, directory), **place},
+            env=jobs.environment(node, directory),
         )
     end = time.monotonic() + 60.0
     while f":{port}" not in node.station.tool("ss", "-tlnH"):
