@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dshealthd.config import Config
     from dshealthd.evidence.service import Evidence
     from dshealthd.fitness import Fitness
-    from dshealthd.jobs.hang import Hang
+    from dshealthd.jobs.hangs.hang import Hang
     from dshealthd.nvrx.service import Service as HealthCheck
     from dshealthd.probe.service import Service
 
@@ -168,7 +168,7 @@ class Agent:
         """Have evidence of hangs taken as the configuration asks for."""
         if self._evidence is None:
             from dshealthd.evidence.service import Evidence
-            from dshealthd.jobs.hang import Hangs
+            from dshealthd.jobs.hangs.hang import Hangs
 
             def hangs() -> Iterable[Hang]:
                 known = self._scheduler.shared(Hangs)

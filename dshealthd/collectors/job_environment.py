@@ -19,7 +19,7 @@ from dshealthd.host import read_bytes
 from dshealthd.jobs import environment_problems as problems
 from dshealthd.jobs.environment import NCCL_COMMON, launched_by, natural, nccl_variables
 from dshealthd.jobs.environment_problems import Finding
-from dshealthd.jobs.nccl_settings import parse_configuration
+from dshealthd.jobs.nccl.settings import parse_configuration
 from dshealthd.jobs.network_devices import NetworkDevices
 from dshealthd.jobs.processes import ProcessTable, parse_stat
 from dshealthd.jobs.ranks import Ranks, digest

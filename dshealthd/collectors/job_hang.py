@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from dshealthd.collector import Collector, CollectorOptions, NotAvailable, gauge
 from dshealthd.collectors.training import group
-from dshealthd.jobs.ending import Endings
-from dshealthd.jobs.hang import Class, Hang, Hangs, judge
-from dshealthd.jobs.reception import Reception
-from dshealthd.jobs.watch import Watch
+from dshealthd.jobs.hangs.ending import Endings
+from dshealthd.jobs.hangs.hang import Class, Hang, Hangs, judge
+from dshealthd.jobs.hangs.watch import Watch
+from dshealthd.jobs.heartbeats.reception import Reception
 from dshealthd.options import Duration, option
 from dshealthd.training.message import Stage
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dshealthd.collector import Context, Fault, Sample
-    from dshealthd.jobs.hang import RankState
+    from dshealthd.jobs.hangs.hang import RankState
 
 HANG = gauge(
     "dshealthd_job_hang",

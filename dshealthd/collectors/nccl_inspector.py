@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from dshealthd.collector import Collector, CollectorOptions, Fault, NotAvailable, Sample, gauge
 from dshealthd.host import read
-from dshealthd.jobs import inspector_files
-from dshealthd.jobs.inspector import parse
-from dshealthd.jobs.inspector_files import Directories, Refused, State
+from dshealthd.jobs.nccl import inspector_files
+from dshealthd.jobs.nccl.inspector import parse
+from dshealthd.jobs.nccl.inspector_files import Directories, Refused, State
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.options import Duration, option
 from dshealthd.result import os_reason
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator, Mapping
 
     from dshealthd.host import Host
-    from dshealthd.jobs.inspector import Content, Figures, Operation
-    from dshealthd.jobs.inspector_files import Directory, File
+    from dshealthd.jobs.nccl.inspector import Content, Figures, Operation
+    from dshealthd.jobs.nccl.inspector_files import Directory, File
 
 _LABELS = ("job", "uuid", "operation", "size", "nodes", "message")
 BANDWIDTH = gauge(

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dshealthd.collector import Collector, CollectorOptions, Fault, Reason, Sample, gauge
-from dshealthd.jobs import ras_client
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.jobs.ras import MalformedAnswer
-from dshealthd.jobs.ras_address import enabled, endpoints
-from dshealthd.jobs.ras_client import Query
-from dshealthd.jobs.ras_json import parse_json
-from dshealthd.jobs.ras_peer import holder
-from dshealthd.jobs.ras_progress import Progress
-from dshealthd.jobs.ras_protocol import Answer, NoListener, Stranger, Unanswered
-from dshealthd.jobs.ras_summary import classes, lags, troubles
-from dshealthd.jobs.ras_text import parse_text
+from dshealthd.jobs.ras import client as ras_client
+from dshealthd.jobs.ras.address import enabled, endpoints
+from dshealthd.jobs.ras.client import Query
+from dshealthd.jobs.ras.from_json import parse_json
+from dshealthd.jobs.ras.from_text import parse_text
+from dshealthd.jobs.ras.peer import holder
+from dshealthd.jobs.ras.progress import Progress
+from dshealthd.jobs.ras.protocol import Answer, NoListener, Stranger, Unanswered
+from dshealthd.jobs.ras.status import MalformedAnswer
+from dshealthd.jobs.ras.summary import classes, lags, troubles
 from dshealthd.kernel.netlink import Interrupted, MalformedReply
 from dshealthd.options import Duration, option
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dshealthd.collector import Context
     from dshealthd.host import Host
     from dshealthd.jobs.processes import TrainingProcess
-    from dshealthd.jobs.ras import Status
+    from dshealthd.jobs.ras.status import Status
 
 STATE = gauge(
     "dshealthd_job_nccl_ras_state",

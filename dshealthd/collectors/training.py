@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.collector import Collector, CollectorOptions, Fault, NotAvailable, Reason, Sample, SourceError, counter, gauge
-from dshealthd.jobs.heartbeat import Receiver
-from dshealthd.jobs.heartbeat_sender import Rejected
-from dshealthd.jobs.reception import Reception
+from dshealthd.jobs.heartbeats.receiver import Receiver
+from dshealthd.jobs.heartbeats.reception import Reception
+from dshealthd.jobs.heartbeats.sender import Rejected
 from dshealthd.options import option
 from dshealthd.training.message import Phase, Stage
 from dshealthd.training.page import DEFAULT_PATH
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dshealthd.collector import Context
-    from dshealthd.jobs.heartbeat_identity import Identity
-    from dshealthd.jobs.heartbeat_sender import Sender
+    from dshealthd.jobs.heartbeats.identity import Identity
+    from dshealthd.jobs.heartbeats.sender import Sender
     from dshealthd.training.message import Message
 
 INFO = gauge(

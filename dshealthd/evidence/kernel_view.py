@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.evidence.step import Missing
 from dshealthd.host import read
-from dshealthd.jobs.activity import parse_activity
+from dshealthd.jobs.hangs.activity import parse_activity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

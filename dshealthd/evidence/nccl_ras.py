@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.collector import Reason
 from dshealthd.evidence.step import Missing
-from dshealthd.jobs import ras_client
-from dshealthd.jobs.ras import MalformedAnswer
-from dshealthd.jobs.ras_address import enabled, endpoints
-from dshealthd.jobs.ras_client import Query
-from dshealthd.jobs.ras_json import parse_json
-from dshealthd.jobs.ras_peer import holder
-from dshealthd.jobs.ras_progress import Progress
-from dshealthd.jobs.ras_protocol import Answer, Unanswered
-from dshealthd.jobs.ras_summary import lags, troubles
-from dshealthd.jobs.ras_text import parse_text
+from dshealthd.jobs.ras import client as ras_client
+from dshealthd.jobs.ras.address import enabled, endpoints
+from dshealthd.jobs.ras.client import Query
+from dshealthd.jobs.ras.from_json import parse_json
+from dshealthd.jobs.ras.from_text import parse_text
+from dshealthd.jobs.ras.peer import holder
+from dshealthd.jobs.ras.progress import Progress
+from dshealthd.jobs.ras.protocol import Answer, Unanswered
+from dshealthd.jobs.ras.status import MalformedAnswer
+from dshealthd.jobs.ras.summary import lags, troubles
 from dshealthd.kernel.netlink import Interrupted, MalformedReply
 
 if TYPE_CHECKING:

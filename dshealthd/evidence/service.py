@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dshealthd.collector import Sample
     from dshealthd.evidence.options import EvidenceOptions
     from dshealthd.host import Host
-    from dshealthd.jobs.hang import Hang
+    from dshealthd.jobs.hangs.hang import Hang
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, TypeAlias
 
 from dshealthd.jobs.environment import NCCL_COMMON, launched_by, natural
-from dshealthd.jobs.nccl_names import misnomer
-from dshealthd.jobs.nccl_selection import Entry, Selection, parse_selection
-from dshealthd.jobs.nccl_settings import misfit, number
+from dshealthd.jobs.nccl.names import misnomer
+from dshealthd.jobs.nccl.selection import Entry, Selection, parse_selection
+from dshealthd.jobs.nccl.settings import misfit, number
 from dshealthd.jobs.visible_devices import visible
 
 if TYPE_CHECKING:

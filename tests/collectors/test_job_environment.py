@@ -431,7 +431,7 @@ def test_many_processes_with_many_variables(node: Node) -> None:
 
 def test_problems_are_bounded(node: Node) -> None:
     """A user who sets every wrong name there is gets no more series than others."""
-    from dshealthd.jobs.nccl_names import names
+    from dshealthd.jobs.nccl.names import names
 
     have = names()
     node.rank(0, dict.fromkeys(list(have.retired) + list(have.unread) + list(have.renamed), "x"))

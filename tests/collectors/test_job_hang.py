@@ -18,7 +18,7 @@ from dshealthd.collectors.job_hang import JobHang, JobHangOptions
 from dshealthd.collectors.training import Training
 from dshealthd.exposition import Format, render
 from dshealthd.host import Host
-from dshealthd.jobs.hang import Class, Culprit, Hang, Hangs
+from dshealthd.jobs.hangs.hang import Class, Culprit, Hang, Hangs
 from dshealthd.options import Duration
 from dshealthd.result import Outcome, Result, attempt
 from tests.jobs import rank

@@ -14,10 +14,10 @@ from dshealthd.collectors import nccl_inspector
 from dshealthd.collectors.nccl_inspector import NcclInspector, NcclInspectorOptions
 from dshealthd.exposition import Format, render
 from dshealthd.host import Host
-from dshealthd.jobs import inspector_files
+from dshealthd.jobs.nccl import inspector_files
 from dshealthd.result import Outcome, Result, attempt
-from tests.jobs.inspector_plugin import UUID, file_name, line
 from tests.jobs.machines import TORCH, Machine
+from tests.jobs.nccl.inspector_plugin import UUID, file_name, line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

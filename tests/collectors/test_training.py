@@ -15,17 +15,17 @@ from dshealthd.collectors.training import Training, group, samples
 from dshealthd.exposition import Format, render
 from dshealthd.host import Host
 from dshealthd.jobs.environment import launch
-from dshealthd.jobs.heartbeat_identity import Identity
+from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.result import Outcome, Result, attempt
 from dshealthd.training.message import Memory, Message, Phase, Stage
+from tests.jobs.heartbeats.senders import sending
 from tests.jobs.machines import TORCH
-from tests.jobs.senders import sending
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.jobs.heartbeat_sender import Sender
+    from dshealthd.jobs.heartbeats.sender import Sender
 
 
 def collector(path: Path, state: Path | None, host: Host | None = None, **options: Any) -> Training:

@@ -17,7 +17,7 @@ from dshealthd.evidence.bundle import make
 from dshealthd.evidence.collection import Collection
 from dshealthd.evidence.findings import Case
 from dshealthd.host import Host
-from tests.jobs.ras_server import Communicator, Process, Rank, document
+from tests.jobs.ras.server import Communicator, Process, Rank, document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from dshealthd.jobs.environment import ALLOWED, NCCL_COMMON, Launch, Launcher
 from dshealthd.jobs.environment_problems import Problem, adapters, differing, interface, names, place, values
-from dshealthd.jobs.nccl_names import Misnomer
-from dshealthd.jobs.nccl_settings import Misfit
+from dshealthd.jobs.nccl.names import Misnomer
+from dshealthd.jobs.nccl.settings import Misfit
 
 ENVIRONMENTS = st.dictionaries(st.sampled_from(sorted(ALLOWED)), st.text(max_size=40))
 NUMBERS = st.none() | st.integers(0, 10**12)

@@ -1,0 +1,125 @@
+"""How the processes of ranks end: which was the first, and whether by an error, by a signal or of its own accord.
+
+The kernel tells of the end of a process at once where one holds a descriptor of it (pidfd_open(2)), and how it ended can be read for as
+long as its parent has not asked: a launcher asks some ten times a second. So the rank that took the others with it is known, which their
+launcher ends within a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd.jobs.hangs.activity import State, activity
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from dshealthd.host import Host
+
+_ASKED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU})
+"""What schedulers, launchers and people send to end a job in order."""
+
+
+class How(enum.StrEnum):
+    """How a process ended."""
+
+    ENDED = "ended"
+    """By itself, with exit status 0."""
+    FAILED = "failed"
+    """With another exit status: an exception, as a rule."""
+    TERMINATED = "terminated"
+    """By a signal that asks to end, from a scheduler or a launcher."""
+    KILLED = "killed"
+    """By SIGKILL: the kernel, out of memory, or somebody."""
+    CRASHED = "crashed"
+    """By another signal: a segmentation fault, an abort."""
+    UNKNOWN = "unknown"
+
+
+def how(status: int) -> How:
+    """Return how a process ended whose status this is, as waitpid(2) has it."""
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    if number:
+        return How.KILLED if number == signal.SIGKILL else How.TERMINATED if number in _ASKED else How.CRASHED
+    return How.FAILED if os.WEXITSTATUS(status) else How.ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a process."""
+
+    how: How
+    at: float
+    """Unix time in seconds at which it was noticed."""
+
+
+class Endings:
+    """Waits for the ends of processes, in the agent's own loop."""
+
+    def __init__(self, host: Host, loop: asyncio.AbstractEventLoop, wall: Callable[[], float]) -> None:
+        """Wait for none yet. `host` must show the pids that this process sees, too."""
+        self._host = host
+        self._loop = loop
+        self._wall = wall
+        self._followed: dict[tuple[int, int], int] = {}
+        """Descriptors, by pid and start."""
+        self._ended: dict[tuple[int, int], End] = {}
+
+    def follow(self, pid: int, start: int) -> None:
+        """Wait for the end of a process, unless that is done already. Where the kernel cannot (before Linux 5.3) its end is seen later."""
+        key = pid, start
+        if key in self._followed or key in self._ended:
+            return
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:  # it has gone, or there are no descriptors left: `end` looks for itself
+            return
+        self._followed[key] = descriptor
+        self._loop.add_reader(descriptor, self._note, key)
+
+    def end(self, pid: int, start: int) -> End | None:
+        """Return how the process ended; None while it runs, as far as is known."""
+        key = pid, start
+        if key not in self._ended and key not in self._followed:
+            status = self._status(pid, start)
+            if status is not None:
+                self._ended[key] = End(status, self._wall())
+        return self._ended.get(key)
+
+    def forget(self, pid: int, start: int) -> None:
+        """Wait for this process no longer."""
+        self._release((pid, start))
+        self._ended.pop((pid, start), None)
+
+    def close(self) -> None:
+        """Wait for none any longer."""
+        for key in list(self._followed):
+            self._release(key)
+
+    def _note(self, key: tuple[int, int]) -> None:
+        # The descriptor is readable at the end of the process, also of one that took over the pid before it was opened: then the process
+        # that was meant is gone, which is as good an answer.
+        self._release(key)
+        self._ended[key] = End(self._status(*key) or How.UNKNOWN, self._wall())
+
+    def _status(self, pid: int, start: int) -> How | None:
+        """Return how a process ended, by what is left of it; None while it runs, or cannot be looked at."""
+        try:
+            found = activity(self._host, pid, start)
+        except (OSError, ValueError):
+            return None
+        if found is None:
+            return How.UNKNOWN
+        return how(found.exit_status) if found.state in {State.ZOMBIE, State.GONE} else None
+
+    def _release(self, key: tuple[int, int]) -> None:
+        descriptor = self._followed.pop(key, None)
+        if descriptor is not None:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(descriptor)
+            os.close(descriptor)

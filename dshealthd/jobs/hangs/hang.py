@@ -1,0 +1,197 @@
+"""Whether a job stands still on this node, and which of its ranks here is at fault as far as that can be known here.
+
+A job stands still on a node if each of its ranks there has been silent for longer than is usual for it. Most of them wait for another,
+which may be on another node: then nothing here is at fault, and who is can only be said where all nodes are known, by the rules for
+Prometheus.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd.jobs.hangs.activity import State
+from dshealthd.jobs.hangs.ending import How
+from dshealthd.jobs.hangs.pace import UNKNOWN
+from dshealthd.training.message import Phase, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from dshealthd.collector import Context
+
+BUSY = 0.5
+"""Share of a core's time from which a rank without a GPU computes; one that waits for others in gloo sleeps."""
+PATIENCE = 5.0
+"""A rank that computes may be silent for so many times its bound: a pause that nobody has marked and that has not been seen before."""
+
+
+class Class(enum.StrEnum):
+    """What holds a job up, as this node sees it."""
+
+    NONE = "none"
+    """It does not stand still."""
+    PROCESS = "process"
+    """A rank's process is stopped, or has ended while the others wait for it."""
+    CHECKPOINT = "checkpoint"
+    """A rank does not come back from a checkpoint."""
+    INPUT = "input"
+    """A rank does not get its next batch, or hangs in I/O, while the others are in the step."""
+    DESYNC = "desync"
+    """Ranks are at different places of the training, and none of them moves."""
+    WAITING = "waiting"
+    """Nothing here explains it: the ranks wait for one elsewhere, or for the network."""
+
+
+class Culprit(enum.StrEnum):
+    """What is wrong with the rank that the others wait for."""
+
+    STOPPED = "stopped"
+    """By a signal (SIGSTOP), or a debugger."""
+    GONE = "gone"
+    """Its process has ended."""
+    BLOCKED = "blocked"
+    """It waits in the kernel and cannot be interrupted: storage, or a driver."""
+    CHECKPOINT = "checkpoint"
+    PAUSED = "paused"
+    """It does not come back from a phase that it has marked, other than a checkpoint."""
+    INPUT = "input"
+    """It has not begun the step that the others are in."""
+    BEHIND = "behind"
+    AHEAD = "ahead"
+    """It has left the others behind: it has skipped what they wait in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """What is known of one rank of this node at one moment."""
+
+    rank: int
+    pid: int
+    start: int
+    """Clock ticks from boot to its start; with the pid, this is what makes a process unique."""
+    step: int
+    """Steps it has made."""
+    phase: Phase
+    stage: Stage
+    """How far it is in the next step."""
+    silence: float
+    """Seconds since its last heartbeat."""
+    bound: float
+    """Seconds of silence that are usual for it."""
+    state: State
+    """What its process does."""
+    ended: How | None = None
+    """How its process has ended; None while it runs."""
+    ended_at: float | None = None
+    """Unix time in seconds at which that was noticed."""
+    settled: bool = True
+    """Whether it has made more than its first steps, since it was first heard."""
+    cpu: float | None = None
+    """Share of a core's time that its process took since its last heartbeat; None where that tells nothing: it uses a GPU, on which waiting
+    takes time too."""
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether it is silent for longer than is usual."""
+        bound = self.bound * (PATIENCE if self.cpu is not None and self.cpu >= BUSY else 1.0)
+        return self.silence > bound
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its process is held by a signal or a debugger."""
+        return self.state in {State.STOPPED, State.TRACED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """A job that stands still on this node."""
+
+    job: str
+    reason: Class
+    culprits: tuple[tuple[int, Culprit], ...]
+    """Ranks of this node that the others wait for, with what is wrong with them; empty where it is not known here."""
+    ranks: tuple[RankState, ...]
+    """All its ranks of this node, those that have ended among them."""
+    since: float
+    """Unix time in seconds of the last heartbeat that any of them sent."""
+
+
+class Hangs:
+    """The jobs that stand still on this node; one in an agent, `context.shared(Hangs)`. A hang is there once it has been seen twice."""
+
+    def __init__(self, _context: Context) -> None:
+        """Know of none."""
+        self.current: Mapping[str, Hang] = {}
+        """By job, as last seen; a new mapping each time."""
+        self._listeners: list[Callable[[Hang], object]] = []
+
+    def listen(self, listener: Callable[[Hang], object]) -> None:
+        """Have `listener` be called once for each hang, as it is confirmed: in the agent's loop, where it must return at once."""
+        self._listeners.append(listener)
+
+    def update(self, current: Mapping[str, Hang]) -> None:
+        """Note the hangs that are confirmed now, and tell of those that are new."""
+        new = [hang for job, hang in current.items() if job not in self.current]
+        self.current = current
+        for hang in new:
+            for listener in self._listeners:
+                listener(hang)
+
+
+def judge(job: str, ranks: Sequence[RankState], now: float) -> Hang | None:
+    """Return what holds the job up, at Unix time `now`; None if it moves, or has ended here, or is about to."""
+    living = [rank for rank in ranks if rank.ended is None]
+    if not living or not all(rank.stands_still for rank in living):
+        return None
+    done = any(rank.ended is How.ENDED for rank in ranks)
+    if done and any(rank.silence < UNKNOWN for rank in living):  # who is done leaves another to write what there is to write
+        return None
+    reason, culprits = _cause(ranks, living)
+    since = now - min(rank.silence for rank in living)
+    return Hang(job=job, reason=reason, culprits=tuple(culprits), ranks=tuple(ranks), since=since)
+
+
+def _cause(ranks: Sequence[RankState], living: Sequence[RankState]) -> tuple[Class, list[tuple[int, Culprit]]]:
+    process = [(rank.rank, Culprit.GONE) for rank in ranks if rank.ended is not None]
+    process += [(rank.rank, Culprit.STOPPED) for rank in living if rank.stopped]
+    if process:
+        return Class.PROCESS, process
+    if saving := [rank.rank for rank in living if rank.phase is Phase.CHECKPOINT]:
+        return Class.CHECKPOINT, [(rank, Culprit.CHECKPOINT) for rank in saving]
+    if blocked := _minority(living, [rank.rank for rank in living if rank.state is State.BLOCKED]):
+        return Class.INPUT, [(rank, Culprit.BLOCKED) for rank in blocked]
+    if paused := _minority(living, [rank.rank for rank in living if rank.phase is not Phase.TRAINING]):
+        return Class.DESYNC, [(rank, Culprit.PAUSED) for rank in paused]
+    return _apart(living)
+
+
+def _minority(living: Sequence[RankState], ranks: list[int]) -> list[int]:
+    """Return the ranks if they are not all, and no more than half."""
+    return ranks if len(ranks) * 2 <= len(living) else []
+
+
+def position(rank: RankState) -> tuple[int, int]:
+    """Return how far a rank is: steps, and place in the next one, 0 where that is unknown."""
+    return rank.step, rank.stage
+
+
+def _apart(living: Iterable[RankState]) -> tuple[Class, list[tuple[int, Culprit]]]:
+    """Compare how far the ranks are: those at fault are the fewer, and where both are as many the ones behind."""
+    ranks = list(living)
+    known = all(rank.stage is not Stage.UNKNOWN for rank in ranks)
+    places = {rank.rank: position(rank) if known else (rank.step, 0) for rank in ranks}
+    counts = Counter(places.values())
+    last, first = min(counts), max(counts)
+    if last == first:
+        return Class.WAITING, []
+    behind = counts[last] * 2 <= len(ranks)
+    at_fault = last if behind else first
+    culprits = [rank for rank, place in places.items() if place == at_fault]
+    if not behind:
+        return Class.DESYNC, [(rank, Culprit.AHEAD) for rank in culprits]
+    if last[1] == Stage.INPUT:
+        return Class.INPUT, [(rank, Culprit.INPUT) for rank in culprits]
+    return Class.DESYNC, [(rank, Culprit.BEHIND) for rank in culprits]

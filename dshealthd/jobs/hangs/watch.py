@@ -1,0 +1,160 @@
+"""Watches the ranks of this node: how long each has been silent, what its process does, and how it ended.
+
+The time of silence runs only while the watch looks, so that an agent that was stopped, or a machine that was suspended, makes nobody late;
+and it does not depend on the system's clock, which may be set.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd.jobs.hangs.activity import State, activity
+from dshealthd.jobs.hangs.ending import End
+from dshealthd.jobs.hangs.hang import RankState
+from dshealthd.jobs.hangs.pace import FLOOR, Pace
+from dshealthd.jobs.heartbeats.identity import Identity
+from dshealthd.training.message import Message, Phase, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dshealthd.host import Host
+    from dshealthd.jobs.hangs.ending import Endings
+
+GRACE = 3
+"""Looks for which a process that reports no longer is kept: its connection ends a little before it does."""
+SELDOM = 5
+"""Looks from one at the process itself to the next, while it is heard."""
+FRESH = 2.0
+"""Seconds of silence below which a rank is heard."""
+KEPT = 600.0
+"""Seconds for which the end of a rank is told, unless its job goes on with another process before."""
+
+Place = tuple[str, int]
+"""Job and rank."""
+
+
+@dataclass(slots=True)
+class Watched:
+    """One rank's process."""
+
+    who: Identity
+    message: Message
+    pace: Pace
+    cpu_before: tuple[float, float] | None = None
+    """Its CPU time, and the watch's time, when it was first looked at after it was last heard; both in seconds."""
+    cpu: float | None = None
+    """Share of a core's time since."""
+    state: State = State.UNKNOWN
+    unheard: int = 0
+    """Looks in a row in which it reported no longer."""
+    end: End | None = None
+    ended_at: float = 0.0
+    """The watch's time at which its end was noticed."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Pid and start time."""
+        return self.who.process.pid, self.who.process.start
+
+    def at(self, clock: float) -> RankState:
+        """Return what is known of it at this time of the watch."""
+        pid, start = self.key
+        return RankState(
+            rank=self.who.process.launch.rank,
+            pid=pid,
+            start=start,
+            step=self.message.step,
+            phase=Phase(self.message.phase),
+            stage=Stage(self.message.stage),
+            silence=self.pace.silence(clock),
+            bound=self.pace.bound,
+            state=self.state,
+            ended=self.end.how if self.end is not None else None,
+            ended_at=self.end.at if self.end is not None else None,
+            settled=self.pace.knows_training,
+            # On a GPU who waits for the device takes a core as well, so that it tells nothing.
+            cpu=self.cpu if self.message.memory is None else None,
+        )
+
+
+class Watch:
+    """All ranks of this node that report, and for a while those that did."""
+
+    def __init__(self, host: Host, endings: Endings, *, slack: float, floor: float = FLOOR) -> None:
+        """Watch none yet. `slack` is how many seconds may pass from one look to the next and still count; `floor` as for `Pace`."""
+        self._host = host
+        self._endings = endings
+        self._slack = slack
+        self._floor = floor
+        self._now: float | None = None
+        self._clock = 0.0
+        self._looks = 0
+        self.watched: dict[Place, Watched] = {}
+
+    def look(self, present: Mapping[Place, tuple[Identity, Message]], now: float) -> None:
+        """Take in what the processes that report say now, at monotonic time `now` in seconds."""
+        elapsed = 0.0 if self._now is None else min(now - self._now, self._slack)
+        self._now = now
+        self._clock += elapsed
+        self._looks += 1
+        for place, (who, message) in present.items():
+            heard = self._clock - min(max(now - message.sent, 0.0), elapsed)
+            watched = self.watched.get(place)
+            if watched is None or watched.who != who:
+                self._begin(place, Watched(who, message, Pace(heard, message.step, message.phase, self._floor)))
+            elif (watched.message.sent, watched.message.step) != (message.sent, message.step):
+                watched.pace.hear(max(heard, watched.pace.heard), message.step, message.phase)
+                watched.message, watched.cpu_before, watched.cpu = message, None, None
+        for place, watched in list(self.watched.items()):
+            watched.unheard = 0 if place in present else watched.unheard + 1
+            self._examine(place, watched)
+
+    def jobs(self) -> dict[str, list[RankState]]:
+        """Return the ranks of each job."""
+        found: dict[str, list[RankState]] = defaultdict(list)
+        for (job, _), watched in sorted(self.watched.items()):
+            found[job].append(watched.at(self._clock))
+        return dict(found)
+
+    def _begin(self, place: Place, watched: Watched) -> None:
+        """Watch a process that is new: the job goes on, whatever ended before."""
+        job = place[0]
+        for other, before in list(self.watched.items()):
+            if other == place or (other[0] == job and before.end is not None):
+                self._forget(other)
+        self.watched[place] = watched
+        self._endings.follow(*watched.key)
+
+    def _examine(self, place: Place, watched: Watched) -> None:
+        """Look at the process itself."""
+        if watched.end is not None:
+            if self._clock - watched.ended_at > KEPT:
+                self._forget(place)
+            return
+        watched.end = self._endings.end(*watched.key)
+        if watched.end is not None:
+            watched.state, watched.ended_at = State.GONE, self._clock
+            return
+        if watched.unheard > GRACE:  # it lives, and has let go of its heartbeat
+            self._forget(place)
+            return
+        # One that was heard just now is well, and not looked at each time.
+        if self._looks % SELDOM and watched.pace.silence(self._clock) < FRESH:
+            return
+        try:
+            found = activity(self._host, *watched.key)
+        except (OSError, ValueError):
+            found = None
+        watched.state = found.state if found is not None else State.UNKNOWN
+        if found is None:
+            watched.cpu = None
+        elif watched.cpu_before is None:
+            watched.cpu_before = found.cpu_seconds, self._clock
+        elif self._clock > watched.cpu_before[1]:
+            watched.cpu = (found.cpu_seconds - watched.cpu_before[0]) / (self._clock - watched.cpu_before[1])
+
+    def _forget(self, place: Place) -> None:
+        self._endings.forget(*self.watched.pop(place).key)

@@ -1,0 +1,1 @@
+"""Heartbeats of training processes, as the agent takes them in."""

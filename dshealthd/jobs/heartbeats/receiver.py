@@ -1,0 +1,263 @@
+"""Takes in the heartbeats of training processes: a socket that every user may connect to, and that none can use to harm others.
+
+A sender hands over a page of memory (`dshealthd.training.page`), once. The kernel tells which process did, which must be the one that
+connected; its job and rank come from `/proc`. From then on the page is read by the clock, a few times a second, so that a training does
+nothing for being read, and no sender decides what the agent does when.
+
+Nothing of a connection is received or closed in the agent's loop: another user's descriptors may be in it (`take_page`). How many
+connections and threads there are is bounded, of each user and of all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import select
+import socket
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from dshealthd.jobs.heartbeats.errands import Errands
+from dshealthd.jobs.heartbeats.identity import Identity, Unidentified, identify, same
+from dshealthd.jobs.heartbeats.listener import listen, place
+from dshealthd.jobs.heartbeats.sender import CREDENTIALS, Rejected, Sender, take_page
+from dshealthd.training.message import PAGE, newest
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from dshealthd.host import Host
+    from dshealthd.jobs.heartbeats.identity import Answer
+
+MAX_SENDERS = 256
+MAX_SENDERS_PER_USER = 64
+MAX_ERRANDS = 512
+"""Connections that wait for a thread; while there are more, none is taken."""
+PERIOD = 0.25
+"""Seconds from one turn to the next."""
+CONNECTIONS = 32
+"""New connections that are taken in one turn."""
+TORN = 8
+"""Turns after which a page that holds no whole message has none."""
+
+
+class Receiver:
+    """The socket and its senders, in the agent's own loop."""
+
+    def __init__(
+        self, path: str, host: Host, *, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
+    ) -> None:
+        """Prepare to listen on `path`; `monotonic` is the clock that senders have too."""
+        self.path = path
+        self._host = host
+        self._monotonic = monotonic
+        self._wall = wall
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener: socket.socket | None = None
+        self._place: tuple[int, int] | None = None
+        self._senders: dict[int, Sender] = {}
+        """By the descriptor of the connection."""
+        self._poll = select.poll()
+        self._users: Counter[int] = Counter()
+        self._timer: asyncio.TimerHandle | None = None
+        self._errands: Errands | None = None
+        self._owners: dict[str, int] = {}
+        """The user of each job: that of its oldest process. A later one cannot make itself older."""
+        self.received = 0
+        """Messages read so far."""
+        self.rejected: Counter[Rejected] = Counter()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it listens, at a path that is still there."""
+        return self._listener is not None and self._place == place(self.path)
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Listen, and take in what comes in `loop`. OSError if the path cannot be had: EADDRINUSE if another agent listens there."""
+        self.close()
+        listener = listen(self.path)
+        self._listener, self._loop, self._place = listener, loop, place(self.path)
+        self._errands = Errands(loop)
+        self._turn()
+
+    def close(self) -> None:
+        """Let go of the socket and of all senders, who will find the next one."""
+        senders = list(self._senders.values())
+        for sender in senders:
+            self._forget(sender)
+        threading.Thread(target=_disconnect, args=(senders,), name="heartbeat senders", daemon=True).start()
+        if self._errands is not None:
+            self._errands.close()
+            self._errands = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        listener, self._listener = self._listener, None
+        if listener is None:
+            return
+        if self._place == place(self.path):
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+        listener.close()
+
+    def refresh(self) -> None:
+        """Let go of senders that have ended or run another program."""
+        for sender in list(self._senders.values()):
+            if isinstance(sender.who, Identity) and not same(self._host, sender.who):
+                self._drop(sender)
+
+    def senders(self) -> Iterator[tuple[Identity, Sender]]:
+        """Yield the senders whose job and rank are known, and who they are."""
+        for sender in self._senders.values():
+            if isinstance(sender.who, Identity) and not self._foreign(sender):
+                yield sender.who, sender
+
+    @property
+    def connections(self) -> int:
+        """How many senders are connected."""
+        return len(self._senders)
+
+    @property
+    def unidentified(self) -> Mapping[Unidentified, int]:
+        """How many processes send heartbeats that are not shown, by why."""
+        counts = Counter(sender.who for sender in self._senders.values() if isinstance(sender.who, Unidentified))
+        counts[Unidentified.OTHER_USER] = sum(map(self._foreign, self._senders.values()))
+        return {reason: counts[reason] for reason in Unidentified}
+
+    def _turn(self) -> None:
+        """See to the connections, and read the pages."""
+        if self._listener is None or self._loop is None or self._errands is None:
+            return
+        self._timer = self._loop.call_later(PERIOD, self._turn)
+        for connection, events in self._poll.poll(0):
+            self._attend(self._errands, self._senders[connection], events)
+        self._accept(self._errands, self._listener)  # now that those who have gone have made room
+        for sender in list(self._senders.values()):
+            if sender.page is not None and not self._foreign(sender):
+                self._read(sender, sender.page)
+
+    def _accept(self, errands: Errands, listener: socket.socket) -> None:
+        """Take new connections."""
+        for _ in range(CONNECTIONS):
+            if len(errands) >= MAX_ERRANDS:
+                return
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # none waits, or there is no descriptor for it, and it goes on waiting
+                return
+            connection.settimeout(0.0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            pid, user, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+            if pid <= 0 or len(self._senders) >= MAX_SENDERS or self._users[user] >= MAX_SENDERS_PER_USER:
+                self.rejected[Rejected.SENDERS if pid > 0 else Rejected.FORGED] += 1
+                errands.run(user, connection.close)
+                continue
+            self._users[user] += 1
+            self._senders[connection.fileno()] = Sender(connection, pid, user, self._monotonic())
+            self._poll.register(connection, select.POLLIN)
+
+    def _attend(self, errands: Errands, sender: Sender, events: int) -> None:
+        """Do what a connection asks for: it has ended, or its page is there."""
+        if events & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
+            self._drop(sender)
+        elif sender.who is None:
+            sender.who = Unidentified.PENDING
+            self._poll.unregister(sender.connection)  # until the page has been taken
+            errands.run(sender.user, functools.partial(_meet, self._host, sender), functools.partial(self._met, sender))
+        else:
+            self._reject(sender, Rejected.MALFORMED)  # there is nothing to say after the page
+
+    def _met(self, sender: Sender, met: tuple[int | Rejected | None, Answer]) -> None:
+        """Begin to read a sender's page, if it has one."""
+        page, who = met
+        if self._senders.get(sender.connection.fileno()) is not sender:  # it was let go meanwhile
+            if isinstance(page, int):
+                os.close(page)
+            return
+        sender.who = who
+        if isinstance(page, Rejected):
+            self._reject(sender, page)
+            return
+        sender.page = page
+        if who is Unidentified.GONE:
+            self._drop(sender)
+            return
+        self._poll.register(sender.connection, select.POLLIN)
+        self._settle()
+
+    def _read(self, sender: Sender, page: int) -> None:
+        """Read a page, if it is another than it was."""
+        now = self._monotonic()
+        try:
+            data = os.pread(page, PAGE, 0)
+        except OSError:  # the memory has failed
+            self._reject(sender, Rejected.MALFORMED)
+            return
+        if data != sender.data:
+            try:
+                message = newest(data)
+            except ValueError:
+                sender.torn += 1
+                if sender.torn >= TORN:
+                    self._reject(sender, Rejected.MALFORMED)
+                return
+            # It was written after the page was last read, whatever it says.
+            age = min(max(now - message.sent, 0.0), now - sender.looked)
+            sender.data, sender.message, sender.heard = data, message, self._wall() - age
+            self.received += 1
+        sender.torn, sender.looked = 0, now
+
+    def _foreign(self, sender: Sender) -> bool:
+        """Tell whether a sender names a job that is another user's."""
+        return isinstance(sender.who, Identity) and self._owners.get(sender.who.process.job, sender.user) != sender.user
+
+    def _settle(self) -> None:
+        """Decide whose each job is."""
+        oldest: dict[str, tuple[int, int, int]] = {}
+        for sender in self._senders.values():
+            if isinstance(sender.who, Identity):
+                process = sender.who.process
+                age = (process.start, process.pid, sender.user)
+                oldest[process.job] = min(oldest.get(process.job, age), age)
+        self._owners = {job: user for job, (_, _, user) in oldest.items()}
+
+    def _reject(self, sender: Sender, why: Rejected) -> None:
+        self.rejected[why] += 1
+        self._drop(sender)
+
+    def _drop(self, sender: Sender) -> None:
+        """Let go of a sender; one that still lives may connect again."""
+        self._forget(sender)
+        if self._errands is not None:
+            self._errands.run(sender.user, sender.connection.close)
+
+    def _forget(self, sender: Sender) -> None:
+        del self._senders[sender.connection.fileno()]
+        with contextlib.suppress(KeyError):  # not registered while its page is being taken
+            self._poll.unregister(sender.connection)
+        if sender.page is not None:
+            os.close(sender.page)
+            sender.page = None
+        self._users[sender.user] -= 1
+        if not self._users[sender.user]:
+            del self._users[sender.user]
+        self._settle()
+
+
+def _disconnect(senders: Iterable[Sender]) -> None:
+    """Close connections. Blocks."""
+    for sender in senders:
+        sender.connection.close()
+
+
+def _meet(host: Host, sender: Sender) -> tuple[int | Rejected | None, Answer]:
+    """Return the page of a sender, or why it has none, and who it is. Blocks."""
+    try:
+        page = take_page(sender.connection, sender.pid, sender.user)
+    except OSError:
+        return None, Unidentified.GONE
+    return page, Unidentified.GONE if isinstance(page, Rejected) else identify(host, sender.pid, sender.user)

@@ -1,0 +1,178 @@
+"""The client of NCCL's RAS: one question to each of several jobs at once, bounded in time and bytes whatever the other end does.
+
+A process that is stopped accepts connections through its kernel and says nothing. NCCL's processes share the port, and the kernel picks
+one for each connection, so that a greeting that is not answered is tried again on a new one, as NCCL's own client does.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd.collector import Reason
+from dshealthd.jobs.ras.address import Endpoint
+from dshealthd.jobs.ras.protocol import OPENING, Answer, Conversation, NoListener, Stranger, Unanswered
+from dshealthd.result import os_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+ATTEMPTS = 6
+"""Connections that are made, at most, until one greets."""
+GREETING = 1.0
+"""Seconds within which a process that is well greets."""
+_NOBODY = frozenset({errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.EAFNOSUPPORT})
+_CHUNK = 1 << 18
+_LOW_WATER = 1 << 16
+"""Bytes for which the kernel waits before it wakes the reader of an answer, so that one that trickles costs nothing."""
+
+
+@dataclass(slots=True)
+class _Connection:
+    """One attempt."""
+
+    socket: socket.socket
+    endpoint: Endpoint
+    conversation: Conversation
+    patience: float
+    """When it must have greeted, by the monotonic clock."""
+    made: bool = False
+
+
+class Query:
+    """One question, over as many connections as it takes; `outcome` is set at the end."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], vouch: Callable[[socket.socket], bool], limit: int) -> None:
+        """Prepare. `vouch` tells whether the other end of a connection may answer, or raises OSError; `limit` is in bytes."""
+        self.outcome: Answer | Unanswered | NoListener | Stranger | None = None
+        self.connections = 0
+        self._endpoints = list(endpoints)
+        self._vouch = vouch
+        self._limit = limit
+        self._end = 0.0
+        self._connection: _Connection | None = None
+
+    @property
+    def due(self) -> float:
+        """When to look at this query even if nothing happens, by the monotonic clock."""
+        connection = self._connection
+        return self._end if connection is None or connection.conversation.greeted else min(self._end, connection.patience)
+
+    def start(self, selector: selectors.BaseSelector, now: float, end: float) -> None:
+        """Make the first connection; the answer must be whole at `end`."""
+        self._selector, self._end = selector, end
+        self._connect(now)
+
+    def look(self, now: float) -> None:
+        """Give up what has taken too long."""
+        if now >= self._end:
+            self._finish(Unanswered(Reason.TIMEOUT, "no whole answer in time"))
+        elif now >= self.due:
+            self._again(now, Unanswered(Reason.TIMEOUT, f"no greeting within {GREETING:g} s: the process may be stopped"))
+
+    def ready(self, now: float) -> None:
+        """Go on, now that the connection is made or something has arrived."""
+        if (connection := self._connection) is None:
+            return
+        try:
+            self._go_on(connection, now)
+        except BlockingIOError:
+            return
+        except ConnectionRefusedError:
+            self._nobody(connection.endpoint, now)
+        except (OSError, Unanswered) as error:
+            failure = error if isinstance(error, Unanswered) else Unanswered(os_reason(error), str(error))
+            if connection.conversation.greeted:
+                self._finish(failure)
+            else:
+                self._again(now, failure)
+
+    def _go_on(self, connection: _Connection, now: float) -> None:
+        if not connection.made:
+            if code := connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                raise OSError(code, os.strerror(code))
+            connection.made = True
+            self._say(connection, OPENING)
+            return
+        data = connection.socket.recv(_CHUNK)
+        if not data:
+            self._finish(connection.conversation.end())
+            return
+        fresh = not connection.conversation.greeted
+        reply = connection.conversation.receive(data, self._end - now)
+        if fresh and connection.conversation.greeted and not self._vouch(connection.socket):
+            self._again(now, Stranger("another process than one of the job's listens at its address"))
+        elif reply:
+            self._say(connection, reply)
+
+    def _say(self, connection: _Connection, line: bytes) -> None:
+        """Say a line. It is always taken whole, as it is the first thing in an empty buffer."""
+        connection.socket.send(line)
+        if connection.conversation.answering:
+            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _LOW_WATER)
+        self._selector.modify(connection.socket, selectors.EVENT_READ, self)
+
+    def _connect(self, now: float) -> None:
+        endpoint = self._endpoints[self.connections % len(self._endpoints)]
+        self.connections += 1
+        family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+        try:
+            made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            self._connection = _Connection(made, endpoint, Conversation(self._limit), now + GREETING)
+            self._selector.register(made, selectors.EVENT_WRITE, self)
+            made.connect((endpoint.host, endpoint.port))
+        except BlockingIOError:
+            return  # under way
+        except OSError as error:
+            if error.errno in _NOBODY:
+                self._nobody(endpoint, now)
+            else:
+                self._finish(Unanswered(os_reason(error), str(error)))
+
+    def _nobody(self, endpoint: Endpoint, now: float) -> None:
+        """Leave an address out at which nobody listens."""
+        self._close()
+        self._endpoints.remove(endpoint)
+        if self._endpoints:
+            self._connect(now)
+        else:
+            self._finish(NoListener("nobody listens at the address of RAS"))
+
+    def _again(self, now: float, failure: Unanswered | Stranger) -> None:
+        self._close()
+        if self.connections < ATTEMPTS:
+            self._connect(now)
+        else:
+            self._finish(failure)
+
+    def _finish(self, outcome: Answer | Unanswered | NoListener | Stranger) -> None:
+        self.outcome = outcome
+        self._close()
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._selector.unregister(self._connection.socket)
+            self._connection.socket.close()
+            self._connection = None
+
+
+def ask(queries: Iterable[Query], seconds: float, monotonic: Callable[[], float]) -> None:
+    """Ask all side by side and return when each has its outcome, after `seconds` at the latest."""
+    now = monotonic()
+    with selectors.DefaultSelector() as selector:
+        asked = list(queries)
+        for query in asked:
+            query.start(selector, now, now + seconds)
+        while waiting := [query for query in asked if query.outcome is None]:
+            now = monotonic()
+            for query in waiting:
+                query.look(now)
+            waiting = [query for query in waiting if query.outcome is None]
+            if not waiting:
+                break
+            for key, _ in selector.select(max(0.0, min(query.due for query in waiting) - now)):
+                key.data.ready(monotonic())

@@ -1,0 +1,249 @@
+"""The text form of a RAS answer (NCCL 2.24 and later), in the verbose variety.
+
+Written for people: a table of groups of communicators that are alike, then one section for each that is not in order. What is not in a
+section is as the table says, so that the states of all ranks are known, and the counts of those communicators alone whose ranks differ.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dshealthd.jobs.ras.status import (
+    ANY,
+    ERRORS,
+    OPERATIONS,
+    OTHER,
+    Communicator,
+    Lag,
+    MalformedAnswer,
+    Place,
+    Spread,
+    State,
+    Status,
+    Trouble,
+    address,
+    first_lags,
+    first_troubles,
+    version,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_STATES = {
+    "INIT": State.INIT,
+    "RUNNING": State.RUNNING,
+    "FINALIZE": State.FINALIZE,
+    "ABORT": State.ABORT,
+    "NOCOMM": State.NOT_MEMBER,
+    "UNKNOWN": State.NOT_MEMBER,  # until 2.25
+}
+_ERRORS = {
+    "Unhandled CUDA error": ERRORS[1],
+    "System error": ERRORS[2],
+    "Internal error": ERRORS[3],
+    "Invalid argument": ERRORS[4],
+    "Invalid usage": ERRORS[5],
+    "Remote process error": ERRORS[6],
+}
+
+_N = r"([0-9]{1,18})"
+_VERSION = re.compile(r"NCCL version (\S+) compiled with CUDA \S+")
+_ROW = re.compile(rf" *{_N} +{_N} +[0-9]+ +[0-9]+(?:-[0-9]+)? +{_N} +[0-9]+ +([A-Z]+) +([A-Z,]+)")
+_SECTION = re.compile(rf"#{_N}-{_N} \(([0-9a-f]{{16}})\) (INCOMPLETE|ERROR|MISMATCH)")
+_PLACE = rf"(?: -- (?:GPU {_N}(?: \(NVML {_N}\))? managed by process {_N} on node (\S+)|\[process information not found\]))"
+_RANK = re.compile(rf"  Rank {_N}{_PLACE}")
+_RANKS = re.compile(r"  The (?:missing|unknown) ranks?: ([0-9,]+)")
+_SILENT = re.compile(rf"  Missing communicator data from {_N} ranks?")
+_OPERATION = re.compile(r"  Communicator ranks have different ([A-Za-z]+) operation counts")
+_GROUP = re.compile(rf"  {_N} ranks (?:have (?:status ([A-Z]+)|launched up to operation {_N}|not launched any operations)|reported (.+))")
+_SINGLE = re.compile(
+    rf"  Rank {_N} (?:has (?:status ([A-Z]+)|launched up to operation {_N}|not launched any operations)|reported (.+?)){_PLACE}?"
+)
+_FAILED = re.compile(rf"  (Initialization|Asynchronous) errors? on {_N} ranks?")
+_PROCESS = re.compile(r"  Process ([0-9]{1,18}) on node (\S+) managing GPUs? .*")
+_PROCESSES = re.compile(rf"  (?:Missing communicator data from {_N}|{_N}) job process(?:es)?(?: (?:is|are) considered dead .*)?")
+_TIMEOUTS = re.compile(rf"  Encountered {_N} communication timeouts? while gathering communicator data")
+
+
+@dataclass(slots=True)
+class _Group:
+    """A row of the table."""
+
+    count: int
+    size: int
+    state: State
+    named: int = 0
+
+
+@dataclass(slots=True)
+class _Section:
+    """What is said of one communicator, in one or more sections."""
+
+    name: str
+    group: _Group
+    silent: int = 0
+    states: Counter[State] = field(default_factory=Counter)
+    counts: dict[str, list[tuple[int, list[tuple[int, Place | None]]]]] = field(default_factory=dict)
+    """By operation: each count that some ranks have, and those of them that are named."""
+    errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+    quiet: list[tuple[int, Place | None]] = field(default_factory=list)
+    failed: list[Trouble] = field(default_factory=list)
+
+
+def parse_text(data: bytes) -> Status:
+    """Return what an answer in text says. Raises MalformedAnswer."""
+    lines = data.decode(errors="replace").split("\n")
+    heads = [(line, underline) for line, underline in itertools.pairwise(lines) if underline and not underline.strip("=")]
+    if not any(line.startswith("Communicators...") for line, _ in heads) or ("Warnings", "========") not in heads:
+        message = "no answer of RAS in text, or not a whole one: the heads Communicators and Warnings are missing"
+        raise MalformedAnswer(message)
+    return _Reader(lines).status()
+
+
+class _Reader:
+    """Goes through the lines once; what a line belongs to is decided by those before it."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.version = ""
+        self.groups: dict[int, _Group] = {}
+        self.sections: dict[tuple[int, int], _Section] = {}
+        self.processes = {State.UNRESPONSIVE: 0, State.DEAD: 0}
+        self.dead: set[tuple[str, int]] = set()
+        self.timeouts = 0
+        self._section: _Section | None = None
+        self._named: list[tuple[int, Place | None]] = []
+        """The list that ranks on lines of their own belong to."""
+        self._operation = self._kind = ""
+        self._error = ""
+        self._state = State.UNRESPONSIVE
+        for line in lines:
+            self._read(line)
+
+    def status(self) -> Status:
+        """Return what was read."""
+        communicators = [self._communicator(section) for section in self.sections.values()]
+        for group in self.groups.values():
+            if group.count > group.named:
+                states = {group.state: group.size}
+                communicators.append(Communicator(name="", size=group.size, states=states, alike=group.count - group.named))
+        return Status(
+            version=self.version, communicators=tuple(communicators), timeouts=self.timeouts, processes=dict(self.processes), ranks={}
+        )
+
+    def _read(self, line: str) -> None:
+        if match := _VERSION.fullmatch(line):
+            self.version = version(match[1])
+        elif match := _ROW.fullmatch(line):
+            if match[4] not in _STATES:
+                message = f"a communicator has the status {match[4][:40]}"
+                raise MalformedAnswer(message)
+            self.groups[int(match[1])] = _Group(int(match[2]), int(match[3]), _STATES[match[4]])
+        elif match := _SECTION.fullmatch(line):
+            self._begin(int(match[1]), int(match[2]), match[3])
+        elif line in {"INCOMPLETE", "DEAD", "TIMEOUT"}:
+            self._section, self._state = None, State.DEAD if line == "DEAD" else State.UNRESPONSIVE
+        elif self._section is None:
+            self._read_summary(line)
+        else:
+            self._read_section(self._section, line)
+
+    def _begin(self, group: int, index: int, name: str) -> None:
+        if group not in self.groups:
+            message = f"communicator #{group}-{index} is of a group that is not in the table"
+            raise MalformedAnswer(message)
+        if (group, index) not in self.sections:
+            self.sections[group, index] = _Section(name, self.groups[group])
+            self.groups[group].named += 1
+        self._section = self.sections[group, index]
+        self._operation = self._kind = self._error = ""
+        self._named = []
+
+    def _read_summary(self, line: str) -> None:
+        """Read a line of what concerns processes."""
+        if match := _PROCESSES.fullmatch(line):
+            self.processes[self._state] = int(match[1] or match[2])
+        elif match := _TIMEOUTS.fullmatch(line):
+            self.timeouts = int(match[1])
+        elif (match := _PROCESS.fullmatch(line)) and self._state is State.DEAD:
+            self.dead.add((address(match[2]), int(match[1])))
+
+    def _read_section(self, section: _Section, line: str) -> None:
+        """Read a line of what concerns a communicator; one that is not known says nothing that is needed."""
+        if match := _SILENT.fullmatch(line):
+            section.silent, self._named = int(match[1]), section.quiet
+        elif match := _RANKS.fullmatch(line):
+            self._named.extend((int(rank), None) for rank in match[1].split(",", 1024)[:1024] if rank and len(rank) < 19)  # noqa: PLR2004 - 64 bits
+        elif match := _FAILED.fullmatch(line):
+            self._kind, self._operation = "init" if match[1] == "Initialization" else "async", ""
+        elif match := _OPERATION.fullmatch(line):
+            self._operation = ANY if match[1] == "collective" else match[1] if match[1] in OPERATIONS else OTHER
+        elif match := _GROUP.fullmatch(line):
+            self._read_ranks(section, int(match[1]), match.groups()[1:4])
+        elif match := _SINGLE.fullmatch(line):
+            self._read_ranks(section, 1, match.groups()[1:4])
+            self._name(section, int(match[1]), _place(*match.groups()[4:8]))
+        elif match := _RANK.fullmatch(line):
+            self._name(section, int(match[1]), _place(*match.groups()[1:5]))
+
+    def _read_ranks(self, section: _Section, number: int, facts: tuple[str | None, ...]) -> None:
+        """Take what is said of so many ranks: their status, how many operations they launched (none, if nothing is said), or an error."""
+        status, launched, error = facts
+        self._named, self._error = [], ""
+        if status is not None:
+            section.states[_STATES.get(status, State.NOT_MEMBER)] += number
+        elif error is not None:
+            self._error = _ERRORS.get(error, OTHER)
+            section.errors[self._kind or "async", self._error] += number
+        else:
+            section.counts.setdefault(self._operation or ANY, []).append((int(launched or 0), self._named))
+
+    def _name(self, section: _Section, rank: int, place: Place | None) -> None:
+        if self._error:
+            section.failed.append(Trouble(rank, self._error, place))
+        else:
+            self._named.append((rank, place))
+
+    def _communicator(self, section: _Section) -> Communicator:
+        states = section.states or Counter({section.group.state: max(0, section.group.size - section.silent)})
+        troubles = [Trouble(rank, self._absence(place), place) for rank, place in section.quiet]
+        dead = sum(trouble.what == State.DEAD for trouble in troubles)
+        states += Counter({State.DEAD: dead, State.UNRESPONSIVE: section.silent - dead})
+        spreads = {name: _spread(value for value, _ in values) for name, values in section.counts.items()}
+        return Communicator(
+            name=section.name,
+            size=section.group.size,
+            states=dict(states),
+            operations=spreads,
+            marks={
+                mark: count
+                for name, spread in spreads.items()
+                for mark, count in (((name, "least"), spread[0]), ((name, "most"), spread[1]))
+            },
+            errors=dict(section.errors),
+            behind=first_lags(
+                Lag(rank, name, spreads[name].most - value, place)
+                for name, values in section.counts.items()
+                for value, ranks in values
+                for rank, place in ranks
+                if value < spreads[name].most
+            ),
+            troubles=first_troubles([*troubles, *section.failed]),
+        )
+
+    def _absence(self, place: Place | None) -> State:
+        return State.DEAD if place is not None and (place.host, place.pid) in self.dead else State.UNRESPONSIVE
+
+
+def _spread(values: Iterator[int]) -> Spread:
+    counts = list(values)
+    return Spread(min(counts), max(counts))
+
+
+def _place(cuda: str | None, nvml: str | None, pid: str | None, host: str | None) -> Place | None:
+    """Return where a rank runs; None if NCCL did not find it."""
+    return None if cuda is None or pid is None or host is None else Place(address(host), int(pid), int(nvml or cuda))

@@ -1,0 +1,175 @@
+"""What processes do, and how they end, of real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.host import Host
+from dshealthd.jobs.hangs.activity import State, activity, parse_activity
+from dshealthd.jobs.hangs.ending import End, Endings, How
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HOST = Host()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """Start processes of Python's, which end with the test."""
+    running = []
+
+    def run(code: str) -> subprocess.Popen[bytes]:
+        running.append(subprocess.Popen([sys.executable, "-I", "-c", code]))
+        return running[-1]
+
+    yield run
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def began(process: subprocess.Popen[bytes]) -> int:
+    """Return the ticks at which it started."""
+    with open(f"/proc/{process.pid}/stat", encoding="utf-8") as file:
+        return int(file.read().rpartition(")")[2].split()[19])
+
+
+def state_of(process: subprocess.Popen[bytes], wanted: State) -> State | None:
+    """Return the state of a process, once it is the one that is wanted, or after a while."""
+    end = time.monotonic() + 5.0
+    while True:
+        found = activity(HOST, process.pid, began(process))
+        if found is None or found.state is wanted or time.monotonic() > end:
+            return found.state if found is not None else None
+        time.sleep(0.01)
+
+
+def test_states(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
+    """A process that computes, sleeps, is stopped, and has ended without being asked for."""
+    assert state_of(start("while True: pass"), State.RUNNING) is State.RUNNING
+    process = start("import time; time.sleep(60)")
+    assert state_of(process, State.SLEEPING) is State.SLEEPING
+    process.send_signal(signal.SIGSTOP)
+    assert state_of(process, State.STOPPED) is State.STOPPED
+    process.kill()
+    assert state_of(process, State.ZOMBIE) is State.ZOMBIE
+
+
+def test_time_on_cpus(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
+    """The time that a process computes for is counted, as the process itself counts it."""
+    process = start("import time\nwhile time.process_time() < 0.3: pass\ntime.sleep(60)")
+    state_of(process, State.SLEEPING)
+    found = activity(HOST, process.pid, began(process))
+    assert found is not None
+    assert 0.25 <= found.cpu_seconds <= 0.6
+
+
+def test_another_process_of_that_pid() -> None:
+    """A process that started at another time is not the one that is meant; nor is one that is not there."""
+    assert activity(HOST, os.getpid(), 1) is None
+    assert activity(HOST, 1 << 22, 1) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"1 (a) S 1", b"1 (a) " + b"x " * 60])
+def test_what_is_no_status(data: bytes) -> None:
+    """What the kernel never says is an error."""
+    with pytest.raises(ValueError, match="no process status"):
+        parse_activity(data)
+
+
+def test_a_name_that_looks_like_a_status() -> None:
+    """A process may call itself anything."""
+    fields = b"R 1 " + b"0 " * 9 + b"100 50 0 0 0 0 0 0 777 " + b"0 " * 29 + b"9"
+    found = parse_activity(b"12 (x) S 1 2 (3) " + fields)
+    assert (found.state, found.start, found.cpu_seconds, found.exit_status) == (State.RUNNING, 777, 1.5, 9)
+
+
+async def until(endings: Endings, process: subprocess.Popen[bytes], ticks: int) -> End:
+    """Return how a process ended, of which only the kernel tells."""
+    while (end := endings.end(process.pid, ticks)) is None:
+        await asyncio.sleep(0.01)
+    return end
+
+
+@pytest.mark.parametrize(
+    ("code", "ended"),
+    [
+        ("", How.ENDED),
+        ("raise MemoryError", How.FAILED),
+        ("import os; os.kill(os.getpid(), 9)", How.KILLED),
+        ("import os; os.kill(os.getpid(), 15)", How.TERMINATED),
+        ("import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.abort()", How.CRASHED),
+    ],
+)
+def test_how_a_process_ends(start: Callable[[str], subprocess.Popen[bytes]], code: str, ended: How) -> None:
+    """How it ended is known while its parent has not asked, and stays known when it has."""
+
+    async def run() -> None:
+        process = start(f"import sys; sys.stderr = None\n{code}")
+        ticks = began(process)
+        with closing(Endings(HOST, asyncio.get_running_loop(), time.time)) as endings:
+            endings.follow(process.pid, ticks)
+            before = time.time()
+            end = await until(endings, process, ticks)
+            assert end.how is ended
+            assert before - 1.0 <= end.at <= time.time()
+            process.wait()
+            assert endings.end(process.pid, ticks) == end
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_the_first_to_end(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
+    """Whose end was first is known although their parent asks at once: the loop is told by the kernel."""
+
+    async def run() -> None:
+        first, second = (start("import time; time.sleep(60)") for _ in range(2))
+        ticks = {process.pid: began(process) for process in (first, second)}
+        with closing(Endings(HOST, asyncio.get_running_loop(), time.time)) as endings:
+            for pid, number in ticks.items():
+                endings.follow(pid, number)
+            first.send_signal(signal.SIGKILL)
+            await asyncio.sleep(0.05)  # what torchrun waits, at the least
+            first.wait()
+            second.terminate()
+            await asyncio.sleep(0.05)
+            second.wait()
+            ends = [endings.end(process.pid, ticks[process.pid]) for process in (first, second)]
+        one, other = ends
+        assert one is not None
+        assert other is not None
+        assert (one.how, other.how) == (How.KILLED, How.TERMINATED)
+        assert one.at < other.at
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_an_end_that_nobody_saw(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
+    """A process that had ended before it was followed, and was asked for, ended nobody knows how; one that lives has no end."""
+
+    async def run() -> None:
+        process = start("")
+        ticks = began(process)
+        process.wait()
+        with closing(Endings(HOST, asyncio.get_running_loop(), time.time)) as endings:
+            endings.follow(process.pid, ticks)
+            assert (await until(endings, process, ticks)).how is How.UNKNOWN
+            alive = start("import time; time.sleep(60)")
+            before = len(os.listdir("/proc/self/fd"))
+            endings.follow(alive.pid, began(alive))
+            assert endings.end(alive.pid, began(alive)) is None
+            assert len(os.listdir("/proc/self/fd")) == before + 1
+            endings.forget(alive.pid, began(alive))
+            assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(asyncio.wait_for(run(), 10))

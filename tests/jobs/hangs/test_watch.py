@@ -1,0 +1,210 @@
+"""Watching ranks: what counts as silence, what their processes do meanwhile, and for how long an end is told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from dshealthd.host import Host
+from dshealthd.jobs.environment import launch
+from dshealthd.jobs.hangs.activity import State
+from dshealthd.jobs.hangs.ending import End, Endings, How
+from dshealthd.jobs.hangs.pace import FLOOR
+from dshealthd.jobs.hangs.watch import GRACE, KEPT, Watch
+from dshealthd.jobs.heartbeats.identity import Identity
+from dshealthd.jobs.processes import TrainingProcess
+from dshealthd.training.message import Memory, Message, Phase
+from tests.jobs.machines import TORCH
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dshealthd.jobs.hangs.hang import RankState
+
+JOB = "run-1"
+
+
+def who(rank: int, start: int = 1) -> Identity:
+    """Return the process of a rank."""
+    place = launch({**TORCH, "RANK": str(rank)})
+    assert place is not None
+    return Identity(TrainingProcess(100 + rank, start, 1, JOB, place, TORCH), (start, 7))
+
+
+class KnownEnds:
+    """Ends of processes, as the test says."""
+
+    def __init__(self) -> None:
+        self.ends: dict[tuple[int, int], End] = {}
+        self.followed: set[tuple[int, int]] = set()
+
+    def follow(self, pid: int, start: int) -> None:
+        """Remember that it is asked for."""
+        self.followed.add((pid, start))
+
+    def end(self, pid: int, start: int) -> End | None:
+        """Return what the test has said."""
+        return self.ends.get((pid, start))
+
+    def forget(self, pid: int, start: int) -> None:
+        """Forget it; KeyError if it was never asked for."""
+        self.followed.remove((pid, start))
+
+
+class Scene:
+    """A watch, the processes of a machine, and two ranks that make a step each second."""
+
+    def __init__(self, path: Path) -> None:
+        self.proc = path
+        self.ends = KnownEnds()
+        self.watch = Watch(Host(procfs=path), cast("Endings", self.ends), slack=3.0)
+        self.now = 1000.0
+        self.present = {(JOB, rank): (who(rank), Message(step=0, sent=self.now)) for rank in (0, 1)}
+        for rank in (0, 1):
+            self.process(rank)
+        self.look(0.0)
+
+    def process(self, rank: int, state: str = "S", ticks: int = 0, start: int = 1) -> None:
+        """Have the process of a rank be in a state, with so many ticks on CPUs."""
+        place = self.proc / str(100 + rank)
+        place.mkdir(exist_ok=True)
+        fields = [state, *["0"] * 10, str(ticks), "0", *["0"] * 6, str(start), *["0"] * 30]
+        (place / "stat").write_text(f"{100 + rank} (python) {' '.join(fields)}\n")
+
+    def step(self, rank: int, **of_message: object) -> None:
+        """Have a rank make a step just now."""
+        identity, before = self.present[JOB, rank]
+        self.present[JOB, rank] = identity, before._replace(step=before.step + 1, sent=self.now, **of_message)  # type: ignore[arg-type] # fields of it
+
+    def look(self, seconds: float = 1.0) -> None:
+        """Look once, so many seconds later."""
+        self.now += seconds
+        self.watch.look(self.present, self.now)
+
+    def train(self, seconds: int) -> None:
+        """Let both ranks make steps."""
+        for _ in range(seconds):
+            self.now += 1.0
+            self.step(0)
+            self.step(1)
+            self.look(0.0)
+
+    def rank(self, rank: int) -> RankState:
+        """Return what is known of a rank."""
+        return next(found for found in self.watch.jobs()[JOB] if found.rank == rank)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    """Two ranks that have made twenty steps."""
+    scene = Scene(tmp_path)
+    scene.train(20)
+    return scene
+
+
+def test_silence(scene: Scene) -> None:
+    """A rank that makes steps is not silent, one that does not is so for as long as it has made none."""
+    for _ in range(40):
+        scene.now += 1.0
+        scene.step(0)
+        scene.look(0.0)
+    assert (scene.rank(0).silence, scene.rank(0).step, scene.rank(0).stands_still) == (0.0, 60, False)
+    assert (scene.rank(1).silence, scene.rank(1).bound, scene.rank(1).stands_still) == (40.0, FLOOR, True)
+
+
+def test_when_a_step_was_made(scene: Scene) -> None:
+    """Silence is counted from the step itself and not from when the agent saw it."""
+    scene.now += 0.2
+    scene.step(0)
+    scene.look(0.8)
+    assert scene.rank(0).silence == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("sent", [0.0, 1e9])
+def test_a_clock_that_lies(scene: Scene, sent: float) -> None:
+    """A sender whose clock is another's, or that lies, moves its own silence by no more than the time since the look before."""
+    identity, message = scene.present[JOB, 0]
+    scene.present[JOB, 0] = identity, message._replace(step=message.step + 1, sent=sent)
+    scene.look(1.0)
+    assert 0.0 <= scene.rank(0).silence <= 1.0
+
+
+def test_an_agent_that_stood_still(scene: Scene) -> None:
+    """Time in which nobody looked is no silence: an agent that was stopped for an hour accuses nobody when it goes on."""
+    scene.look(3600.0)
+    assert scene.rank(0).silence <= 3.0
+    assert not scene.rank(0).stands_still
+
+
+def test_time_on_cpus(scene: Scene) -> None:
+    """What a silent rank takes of a core is the average since it was last heard; with a GPU it is not told, as waiting takes as much."""
+    for second in range(1, 13):
+        scene.process(0, ticks=100 * second)
+        scene.process(1, ticks=5 * second)
+        scene.look()
+    assert scene.rank(0).cpu == pytest.approx(1.0)
+    assert scene.rank(1).cpu == pytest.approx(0.05)
+    scene.step(0, memory=Memory(1, 2, 3))
+    for _ in range(10):
+        scene.look()
+    assert scene.rank(0).cpu is None
+
+
+def test_states(scene: Scene) -> None:
+    """What the process does is looked up once it is silent; a process that cannot be looked at does nobody knows what."""
+    scene.process(0, "T")
+    scene.process(1, "D")
+    scene.look(3.0)
+    assert (scene.rank(0).state, scene.rank(1).state) == (State.STOPPED, State.BLOCKED)
+    (scene.proc / "100" / "stat").write_text("")
+    scene.look()
+    assert scene.rank(0).state is State.UNKNOWN
+
+
+def end(scene: Scene, rank: int, how: How) -> None:
+    """Have the process of a rank end."""
+    del scene.present[JOB, rank]
+    scene.ends.ends[100 + rank, 1] = End(how, 5000.0)
+
+
+def test_an_end_is_told_for_a_while(scene: Scene) -> None:
+    """How a rank ended stays known for ten minutes."""
+    end(scene, 1, How.KILLED)
+    scene.look()
+    assert (scene.rank(1).ended, scene.rank(1).ended_at, scene.rank(1).state) == (How.KILLED, 5000.0, State.GONE)
+    for _ in range(round(KEPT) + 1):
+        scene.look()
+    assert [rank.rank for rank in scene.watch.jobs()[JOB]] == [0]
+    assert scene.ends.followed == {(100, 1)}
+
+
+def test_a_job_that_goes_on(scene: Scene) -> None:
+    """An end is told no longer when the launcher has started the job again, with any of its ranks."""
+    end(scene, 0, How.TERMINATED)
+    end(scene, 1, How.FAILED)
+    scene.look()
+    assert len(scene.watch.jobs()[JOB]) == 2
+    scene.process(0, start=2)
+    scene.present[JOB, 0] = who(0, start=2), Message(step=10, sent=scene.now)
+    scene.look()
+    assert [(rank.rank, rank.start, rank.settled) for rank in scene.watch.jobs()[JOB]] == [(0, 2, False)]
+
+
+def test_letting_go_of_the_heartbeat(scene: Scene) -> None:
+    """A process that lives and has closed its heartbeat is watched no longer after a moment, and is no hang."""
+    del scene.present[JOB, 1]
+    for _ in range(GRACE):
+        scene.look()
+    assert len(scene.watch.jobs()[JOB]) == 2
+    scene.look()
+    assert len(scene.watch.jobs()[JOB]) == 1
+
+
+def test_a_marked_phase(scene: Scene) -> None:
+    """A rank that has marked an evaluation is granted more."""
+    identity, message = scene.present[JOB, 0]
+    scene.present[JOB, 0] = identity, message._replace(phase=Phase.EVALUATION, sent=scene.now + 0.5)
+    for _ in range(100):
+        scene.look()
+    assert (scene.rank(0).phase, scene.rank(0).stands_still, scene.rank(1).stands_still) == (Phase.EVALUATION, False, True)

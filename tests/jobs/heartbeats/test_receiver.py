@@ -1,0 +1,459 @@
+"""The agent's end of the heartbeats: whose they are, and what strangers, garbage and floods can do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collector import Context
+from dshealthd.host import Host
+from dshealthd.jobs.heartbeats.identity import Unidentified
+from dshealthd.jobs.heartbeats.receiver import CONNECTIONS, MAX_SENDERS_PER_USER, PERIOD, TORN, Receiver
+from dshealthd.jobs.heartbeats.sender import Rejected
+from dshealthd.jobs.processes import ProcessTable
+from dshealthd.training.message import HELLO, PAGE, SLOT, Message, Stage, encode
+from tests.jobs.heartbeats.senders import STRANGER, sending
+from tests.jobs.machines import TORCH
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+
+    from dshealthd.jobs.heartbeats.identity import Identity
+    from dshealthd.jobs.heartbeats.sender import Sender
+
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="processes of other users take root")
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """Where the receiver listens: in a directory that every user can reach."""
+    directory = Path(tempfile.mkdtemp(dir="/tmp"))
+    directory.chmod(0o755)
+    yield directory / "heartbeat.sock"
+    shutil.rmtree(directory)
+
+
+@contextlib.asynccontextmanager
+async def receiving(path: Path) -> AsyncIterator[Receiver]:
+    """Run a receiver in this loop."""
+    receiver = Receiver(str(path), Host())
+    receiver.open(asyncio.get_running_loop())
+    try:
+        yield receiver
+    finally:
+        receiver.close()
+
+
+def scene(path: Path, play: Callable[[Receiver], Coroutine[None, None, None]]) -> None:
+    """Play in a loop of its own with a receiver."""
+
+    async def run() -> None:
+        async with receiving(path) as receiver:
+            await play(receiver)
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    """Wait until the condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        await asyncio.sleep(0.01)
+
+
+def shown(receiver: Receiver) -> dict[tuple[str, int], int]:
+    """Return the step of each job and rank."""
+    return {
+        (who.process.job, who.process.launch.rank): sender.message.step for who, sender in receiver.senders() if sender.message is not None
+    }
+
+
+def only(receiver: Receiver) -> tuple[Identity, Sender]:
+    """Return the one sender."""
+    (found,) = receiver.senders()
+    return found
+
+
+def beat(step: int, sent: float | None = None) -> Message:
+    """Return a heartbeat of now."""
+    return Message(step=step, sent=time.monotonic() if sent is None else sent)
+
+
+def test_sender_is_who_proc_says(path: Path) -> None:
+    """Job and rank come from the sender's environment, and are those that every other metric of the job has."""
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, TORCH) as sender:
+            sender.tell(beat(7))
+            await until(lambda: shown(receiver))
+            context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+            (process,) = (found for found in ProcessTable(context).refresh() if found.pid == sender.pid)
+            assert shown(receiver) == {(process.job, 3): 7}
+            assert only(receiver)[0].process == process
+            sender.tell(beat(8))
+            await until(lambda: shown(receiver)[process.job, 3] == 8)
+        await until(lambda: not shown(receiver))
+
+    scene(path, play)
+
+
+def test_sender_without_a_job(path: Path) -> None:
+    """A process that no launcher has started is counted, and not shown."""
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, {"HOME": "/"}) as sender:
+            sender.tell(beat(1))
+            await until(lambda: receiver.unidentified[Unidentified.NO_LAUNCHER] == 1)
+            assert shown(receiver) == {}
+
+    scene(path, play)
+
+
+@as_root
+def test_forgery_by_another_user(path: Path) -> None:
+    """Another user's process that claims a job is counted and shown nowhere, whatever it puts into its environment and messages."""
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, TORCH) as sender:
+            sender.tell(beat(7))
+            await until(lambda: shown(receiver))
+            job = only(receiver)[0].process.job
+            time.sleep(0.05)  # processes' ages are told apart by hundredths of a second
+            with sending(path, TORCH, user=STRANGER) as stranger:
+                stranger.tell(beat(1_000_000))
+                await until(lambda: receiver.unidentified[Unidentified.OTHER_USER] == 1)
+                stranger.tell(beat(2_000_000))
+                await asyncio.sleep(2 * PERIOD)
+                assert shown(receiver) == {(job, 3): 7}
+                sender.tell(beat(8))
+                await until(lambda: shown(receiver) == {(job, 3): 8})
+
+    scene(path, play)
+
+
+@as_root
+def test_job_of_another_user(path: Path) -> None:
+    """A job of any user is shown, and after it has ended another user may have one of that name."""
+
+    async def play(receiver: Receiver) -> None:
+        for user in (STRANGER, None):
+            with sending(path, TORCH, user=user) as sender:
+                sender.tell(beat(7))
+                await until(lambda: shown(receiver))
+            await until(lambda: not shown(receiver))
+
+    scene(path, play)
+
+
+def test_connection_handed_on(path: Path) -> None:
+    """A process that hands over a page by the connection of another, a child of fork say, is a forger: its page is not read."""
+    code = f"if os.fork() == 0:\n    hand(s, page({encode(beat(5))!r}))\n    os._exit(0)\ntime.sleep(60)"
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, TORCH, code):
+            await until(lambda: receiver.rejected[Rejected.FORGED] == 1)
+            assert receiver.received == 0
+            assert receiver.connections == 0
+
+    scene(path, play)
+
+
+@as_root
+def test_credentials_cannot_be_made_up(path: Path) -> None:
+    """The kernel does not let a user name another process; what it lets root name is dropped."""
+    code = f"""
+def send(pid, uid):
+    try:
+        hand(s, page({encode(beat(5))!r}), more=[(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, struct.pack("iII", pid, uid, 0))])
+        return "sent"
+    except PermissionError:
+        return "refused"
+print(send(int(os.environ["VICTIM"]), os.getuid()), send(os.getpid(), 0), flush=True)
+time.sleep(60)
+"""
+
+    async def play(receiver: Receiver) -> None:
+        variables = {**TORCH, "VICTIM": str(os.getpid())}
+        with sending(path, variables, code, user=STRANGER) as stranger:
+            assert stranger.popen.stdout is not None
+            assert stranger.popen.stdout.readline() == "refused refused\n"
+        with sending(path, variables, code) as root:
+            assert root.popen.stdout is not None
+            assert root.popen.stdout.readline().startswith("sent")
+            await until(lambda: receiver.rejected[Rejected.FORGED] == 1)
+        assert receiver.received == 0
+
+    scene(path, play)
+
+
+BAD_PAGES = {
+    "nothing": "s.send(b'')",
+    "no page": f"s.send({HELLO!r})",
+    "garbage": "s.send(b'x' * 65536)",
+    "another hello": "hand(s, page(), hello=b'dshb')",
+    "size": "hand(s, page(size=1 << 20))",
+    "not sealed": "hand(s, page(seals=0))",
+    "may shrink": "hand(s, page(seals=fcntl.F_SEAL_GROW))",
+    "two pages": "hand(s, page(), page())",
+    "many": "hand(s, *[page() for _ in range(200)])",
+    "a pipe": "hand(s, os.pipe()[0])",
+    "a terminal": "hand(s, os.open('/dev/null', os.O_RDONLY))",
+    "a file": "hand(s, os.open('/proc/version', os.O_RDONLY))",
+    "a socket": "hand(s, s.fileno())",
+    "a page to write": "hand(s, os.open('/proc/self/fd/%d' % page(), os.O_WRONLY))",
+    "a name": "hand(s, os.open('/', os.O_PATH))",
+    "more than a page": f"hand(s, page({encode(Message(1, 1.0))!r})); time.sleep({2 * PERIOD}); s.send(b'x')",
+    "twice": f"hand(s, page({encode(Message(1, 1.0))!r})); hand(s, page())",
+}
+
+
+@pytest.mark.parametrize("code", BAD_PAGES.values(), ids=BAD_PAGES)
+def test_bad_pages(path: Path, code: str) -> None:
+    """What is no page is counted, its sender let go, and no descriptor of it kept; others are not touched."""
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, TORCH) as sender:
+            sender.tell(beat(7))
+            await until(lambda: shown(receiver))
+            before = descriptors()
+            with sending(path, TORCH, f"{code}\ntime.sleep(60)") as vandal:
+                await until(lambda: receiver.rejected[Rejected.MALFORMED] == 1)
+                vandal.end()
+            await until(lambda: descriptors() == before)
+            sender.tell(beat(8))
+            await until(lambda: list(shown(receiver).values()) == [8])
+
+    scene(path, play)
+
+
+def descriptors() -> int:
+    """Return how many this process has."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_garbage_in_a_page(path: Path) -> None:
+    """A page that never holds a heartbeat is given up after some turns, and counted."""
+    whole = encode(Message(1, 1.0))
+    garbage = [b"", b"dshb", b"\xff" * PAGE, encode(Message(1, -1.0)), b"\0" * (SLOT // 2) + whole, whole[:20] + b"x" + whole[21:]]
+
+    async def play(receiver: Receiver) -> None:
+        with contextlib.ExitStack() as stack:
+            for data in garbage:
+                stack.enter_context(sending(path, TORCH)).tell(data)
+            await until(lambda: receiver.rejected[Rejected.MALFORMED] == len(garbage), (TORN + 8) * PERIOD)
+            assert receiver.received == receiver.connections == 0
+
+    scene(path, play)
+
+
+def test_descriptor_that_lingers(path: Path) -> None:
+    """A connection that does not close for a minute, left to the agent to close, keeps neither it nor the ranks of others waiting."""
+    code = """
+listener = socket.create_server(("127.0.0.1", 0))
+for _ in range(6):
+    tcp = socket.create_connection(listener.getsockname())
+    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+    tcp.settimeout(0.2)
+    try:
+        while True:
+            tcp.send(bytes(1 << 20))  # until nothing more can be, as nobody takes it
+    except TimeoutError:
+        pass
+    hand(s, tcp.fileno())
+    tcp.close()
+    s = connect()
+print("handed", flush=True)
+time.sleep(60)
+"""
+
+    async def play(receiver: Receiver) -> None:
+        lags, end, before = [], time.monotonic() + 1.5, descriptors()
+        with sending(path, TORCH, user=STRANGER if os.getuid() == 0 else None) as sender, sending(path, TORCH, code) as vandal:
+            assert vandal.popen.stdout is not None
+            assert await asyncio.to_thread(vandal.popen.stdout.readline) == "handed\n"
+            sender.tell(beat(1))
+            while (now := time.monotonic()) < end or not shown(receiver):
+                await asyncio.sleep(0.01)
+                lags.append(time.monotonic() - now)
+                assert now < end + 5.0
+            assert max(lags) < 1.0
+        await until(lambda: descriptors() == before)  # with the vandal its connections have ended
+
+    scene(path, play)
+
+
+def test_process_that_ends_while_a_child_holds_its_connection(path: Path) -> None:
+    """A rank that is gone is not shown, although a data loader that it left behind keeps its connection open."""
+    code = f"hand(s, page({encode(beat(5))!r}))\nif os.fork() == 0:\n    time.sleep(1.5)\n    os._exit(0)\ntime.sleep(60)"
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, TORCH, code) as sender:
+            await until(lambda: shown(receiver))
+            sender.end()
+            receiver.refresh()
+            assert shown(receiver) == {}
+
+    scene(path, play)
+
+
+def test_flood(path: Path) -> None:
+    """A sender that writes all the time is read as often as any other, and the heartbeats of others arrive as ever."""
+    code = """
+file = page()
+memory = mmap.mmap(file, 1024)
+hand(s, file)
+while True:
+    memory[:] = os.urandom(1024)
+"""
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, {**TORCH, "RANK": "9"}) as sender, sending(path, TORCH, code):
+            sender.tell(beat(1))
+            await until(lambda: shown(receiver))
+            lags = []
+            for step in range(2, 8):
+                now = time.monotonic()
+                sender.tell(beat(step))
+                await until(lambda step=step: max(shown(receiver).values()) == step, 4 * PERIOD)  # type: ignore[misc] # bound now
+                lags.append(time.monotonic() - now)
+            assert statistics.median(lags) < 2 * PERIOD
+            assert receiver.received <= 7
+            await until(lambda: receiver.rejected[Rejected.MALFORMED] == 1)
+
+    scene(path, play)
+
+
+def test_too_many_connections(path: Path) -> None:
+    """A user has a bounded number of connections; those above are closed, and one that is given up makes room."""
+    code = "more = [connect() for _ in range(100)]\nprint(len(more), flush=True)\ntime.sleep(60)"
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, TORCH, code):
+            await until(lambda: receiver.rejected[Rejected.SENDERS] == 101 - MAX_SENDERS_PER_USER)
+        with sending(path, TORCH) as sender:
+            await asyncio.sleep(0.2)
+            sender.tell(beat(3))
+            await until(lambda: list(shown(receiver).values()) == [3])
+
+    scene(path, play)
+
+
+def test_connections_that_come_and_go(path: Path) -> None:
+    """Of a program that connects as fast as it can a bounded number is taken in each turn; who is connected is not disturbed."""
+    code = "while True:\n    s.close()\n    s = connect()"
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, {**TORCH, "RANK": "9"}) as sender:
+            sender.tell(beat(1))
+            await until(lambda: shown(receiver))
+            with sending(path, TORCH, code):
+                for step in range(2, 6):
+                    sender.tell(beat(step))
+                    await until(lambda step=step: step in shown(receiver).values(), 4 * PERIOD)  # type: ignore[misc] # bound now
+                    assert len(list(receiver.senders())) == 1
+                    assert receiver.connections <= CONNECTIONS + 1
+
+    scene(path, play)
+
+
+def test_agent_that_stood_still(path: Path) -> None:
+    """What was told while nobody looked is known afterwards, with the time at which it was told."""
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, TORCH) as sender:
+            sender.tell(beat(1))
+            await until(lambda: shown(receiver))
+            for step in range(2, 52):
+                sender.tell(beat(step))
+            told = time.time()
+            time.sleep(1.0)
+            await until(lambda: list(shown(receiver).values()) == [51])
+            assert abs(only(receiver)[1].heard - told) < 0.2
+
+    scene(path, play)
+
+
+def test_stage_of_a_process_that_does_nothing_more(path: Path) -> None:
+    """How far the last step has come, and since when, is known however long ago it was told."""
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, TORCH) as sender:
+            for stage in (Stage.FORWARD, Stage.BACKWARD, Stage.INPUT):
+                sender.tell(beat(5)._replace(stage=Stage.UNKNOWN))
+                await until(lambda: shown(receiver))
+                sender.tell(beat(5)._replace(stage=stage))
+                told = time.time()
+                await asyncio.sleep(4 * PERIOD)
+                found = only(receiver)[1]
+                assert found.message is not None
+                assert found.message.stage == stage
+                assert abs(found.heard - told) < 0.2
+
+    scene(path, play)
+
+
+@pytest.mark.parametrize("offset", [-1e9, -100.0, 100.0, 1e9])
+def test_time_that_is_made_up(path: Path, offset: float) -> None:
+    """A sender cannot say that it sent before it could have, nor in the future."""
+
+    async def play(receiver: Receiver) -> None:
+        with sending(path, TORCH) as sender:
+            sender.tell(beat(1))
+            await until(lambda: shown(receiver))
+            await asyncio.sleep(0.05)
+            before = time.time()
+            sender.tell(beat(2, max(0.0, time.monotonic() + offset)))
+            await until(lambda: list(shown(receiver).values()) == [2])
+            assert before - 0.5 < only(receiver)[1].heard <= time.time()
+
+    scene(path, play)
+
+
+def test_second_agent(path: Path) -> None:
+    """A second agent does not take the socket from one that lives; it says who has it."""
+
+    async def play(receiver: Receiver) -> None:
+        with pytest.raises(OSError, match="another agent listens there"):
+            Receiver(str(path), Host()).open(asyncio.get_running_loop())
+        assert receiver.is_open
+
+    scene(path, play)
+
+
+def test_socket_left_behind(path: Path) -> None:
+    """The socket of an agent that was killed is taken over; what is no socket is left alone."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
+        dead.bind(str(path))
+
+    async def play(receiver: Receiver) -> None:
+        assert receiver.is_open
+
+    scene(path, play)
+    assert not path.exists()
+    path.write_text("precious")
+    with pytest.raises(FileExistsError, match="no socket"):
+        scene(path, play)
+    assert path.read_text() == "precious"
+
+
+def test_socket_that_is_removed(path: Path) -> None:
+    """A socket that somebody removed is noticed, and one that somebody else put in its place is not removed at the end."""
+
+    async def play(receiver: Receiver) -> None:
+        path.unlink()
+        assert not receiver.is_open
+        path.write_text("other")
+
+    scene(path, play)
+    assert path.read_text() == "other"

@@ -1,0 +1,129 @@
+"""The Inspector's format: what is kept of it, in which units, and that nothing in a file can do harm."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshealthd.jobs.nccl.inspector import MAX_LINE, MAX_MALFORMED, Operation, message_class, parse
+from tests.jobs.nccl.inspector_plugin import line, line_229
+
+ALL_REDUCE = {"name": "AllReduce", "ranks": "16", "nodes": "2", "message": "256MiB-"}
+
+
+def test_units() -> None:
+    """GB/s are 10^9 bytes a second, times are seconds; what names no Slurm job has none."""
+    content = parse(line(678.263, 9498.47, node="n1"))
+    ((operation, figures),) = content.operations.items()
+    assert operation == Operation(job=None, node="n1", **ALL_REDUCE)
+    assert figures.bandwidth == pytest.approx(678.263e9)
+    assert figures.seconds == pytest.approx(9498.47e-6)
+    assert content.malformed == 0
+
+
+def test_forerunner() -> None:
+    """The files of NCCL 2.29 are read too; what tells single operations apart is not kept."""
+    ((operation, figures),) = parse(line_229(400, 1000, number=1) + line_229(100, 3000, number=2)).operations.items()
+    assert (operation.job, operation.ranks, operation.message) == ("77", "16", "256MiB-")
+    assert figures.bandwidth == pytest.approx(200e9)
+    assert figures.seconds == pytest.approx(2e-3)
+
+
+def test_means() -> None:
+    """Communicators, algorithms and sizes of one class are one: bandwidths by their geometric mean, times by the arithmetic one."""
+    text = line(100, 10, communicator="DP 0", algorithm="Ring_simple") + line(400, 30, communicator="DP 1", message="3-4GB")
+    ((operation, figures),) = parse(text).operations.items()
+    assert operation.message == "256MiB-"
+    assert figures.bandwidth == pytest.approx(200e9)
+    assert figures.seconds == pytest.approx(20e-6)
+
+
+def test_kept_apart() -> None:
+    """Operations, sizes of communicators and classes of messages are not mixed; point-to-point operations are among them."""
+    text = line(1, 1) + line(2, 1, ranks="8", nodes="1") + line(3, 1, message="512-513KB") + line(4, 1, operation="Send")
+    found = parse(text).operations
+    assert {(key.name, key.ranks, key.message): figures.bandwidth for key, figures in found.items()} == {
+        ("AllReduce", "16", "256MiB-"): pytest.approx(1e9),
+        ("AllReduce", "8", "256MiB-"): pytest.approx(2e9),
+        ("AllReduce", "16", "64KiB-1MiB"): pytest.approx(3e9),
+        ("Send", "16", "256MiB-"): pytest.approx(4e9),
+    }
+
+
+def test_nothing_measured() -> None:
+    """The plugin writes 0 where it has measured nothing: no number is made of it."""
+    ((_, figures),) = parse(line(0, 12)).operations.items()
+    assert figures.bandwidth is None
+    assert figures.seconds == pytest.approx(12e-6)
+    assert parse(line(0, 0)).operations == {}
+
+
+@pytest.mark.parametrize("kept", [1, 40, 300, 477])
+def test_half_written(kept: int) -> None:
+    """A file is read while it is written: the last line counts once it is whole, and is no error until then."""
+    whole, part = line(100, 10), line(7, 7, operation="Broadcast")
+    content = parse(whole + part[:kept])
+    assert [key.name for key in content.operations] == (["AllReduce", "Broadcast"] if "\n" in part[:kept] else ["AllReduce"])
+    assert content.malformed == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nccl_bus_bandwidth_gbs 5",
+        line(1, 1).replace("nccl_", "up_"),
+        line(1, 1, operation="Invalid"),
+        line(1, 1, operation="rm -rf"),
+        line(1, 1, message="large"),
+        line(1, 1, message="1e9-2e9B"),
+        line(1, 1, ranks="0"),
+        line(1, 1, ranks="99999999999999999999"),
+        line(1, 1, nodes="²"),
+        line(1, 1, communicator='a"b'),
+        line(float("nan"), float("inf")),
+        line(-1, -5),
+        line(1, 1, communicator="x" * MAX_LINE),
+        "\x00\xff{{{",
+    ],
+)
+def test_not_the_plugins(text: str) -> None:
+    """What the plugin cannot have written is counted and makes no series; the lines around it are taken."""
+    content = parse(line(5, 5) + text.rstrip("\n") + "\n" + line(6, 6, operation="Reduce"))
+    assert sorted(key.name for key in content.operations) == ["AllReduce", "Reduce"]
+    assert content.malformed >= 1
+
+
+@given(st.text(alphabet=st.sampled_from('nccl_bus_bandwidth_gbs{}="\\,# 0123456789.eE+-NaInf\x00\t\r\n\x85é')))
+def test_any_text(text: str) -> None:
+    """Whatever a file holds, it is read or counted, and nothing is raised."""
+    content = parse(line(5, 5) + text)
+    assert len(content.operations) >= 1
+
+
+def test_garbage_is_given_up() -> None:
+    """A file full of garbage costs no more than a hundred lines of it."""
+    started = time.process_time()
+    content = parse(("a{" + ',="' * 680 + "\n") * 5000 + line(5, 5))
+    assert (content.operations, content.malformed) == ({}, MAX_MALFORMED)
+    assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0B", "0-64KiB"),
+        ("63-64KB", "0-64KiB"),
+        ("64-65KB", "64KiB-1MiB"),
+        ("1023-1024KB", "64KiB-1MiB"),
+        ("1-2MB", "1MiB-16MiB"),
+        ("16.00MB", "16MiB-256MiB"),
+        ("256-257MB", "256MiB-"),
+        ("4-5GB", "256MiB-"),
+    ],
+)
+def test_message_classes(text: str, expected: str) -> None:
+    """Sizes are those of `inspectorPromFormatMessageSizeRange`, in units of 1024."""
+    assert message_class(text) == expected

@@ -1,0 +1,74 @@
+"""What NCCL makes of the values of its settings."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshealthd.jobs.nccl.settings import Misfit, misfit, number, parse_configuration
+
+
+@given(st.text(st.sampled_from(" \t+-0123456789abcdefxX.,true"), min_size=1, max_size=25))
+def test_numbers_are_those_of_strtoll(text: str) -> None:
+    """NCCL reads numbers with strtoll(3) and base 0, and takes its default where that fails: the C library is asked."""
+    library = ctypes.CDLL(None, use_errno=True)
+    library.strtoll.restype = ctypes.c_longlong
+    ctypes.set_errno(0)
+    value = library.strtoll(text.encode(), None, 0)
+    assert number(text) == (None if ctypes.get_errno() else value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wrong"),
+    [
+        ("NCCL_IB_TIMEOUT", "22", None),
+        ("NCCL_IB_TIMEOUT", "31", None),
+        ("NCCL_IB_TIMEOUT", "0x16", None),
+        ("NCCL_IB_TIMEOUT", "", None),
+        ("NCCL_IB_TIMEOUT", "1000", Misfit.OUT_OF_RANGE),
+        ("NCCL_IB_TIMEOUT", "0", Misfit.OUT_OF_RANGE),
+        ("NCCL_IB_TIMEOUT", "99999999999999999999", Misfit.OUT_OF_RANGE),
+        ("NCCL_IB_TIMEOUT", "22s", Misfit.NO_NUMBER),
+        ("NCCL_IB_RETRY_CNT", "7", None),
+        ("NCCL_IB_RETRY_CNT", "13", Misfit.OUT_OF_RANGE),
+        ("NCCL_P2P_DISABLE", "1 ", None),
+        ("NCCL_P2P_DISABLE", "true", Misfit.NO_NUMBER),
+        ("NCCL_IB_DISABLE", "2", Misfit.OUT_OF_RANGE),
+        ("NCCL_NET_GDR_LEVEL", "PHB", None),
+        ("NCCL_NET_GDR_LEVEL", "4", None),
+        ("NCCL_NET_GDR_LEVEL", "phb", Misfit.OUT_OF_RANGE),
+        ("NCCL_P2P_LEVEL", "NVLINK", Misfit.OUT_OF_RANGE),
+        ("NCCL_NTHREADS", "300", Misfit.OUT_OF_RANGE),
+        ("NCCL_SOCKET_FAMILY", "inet", Misfit.OUT_OF_RANGE),
+        ("NCCL_ALGO", "Ring", None),
+        ("NCCL_ALGO", "ring,collnetdirect;allreduce:tree,collnetdirect;broadcast:ring", None),
+        ("NCCL_ALGO", "^NVLS", None),
+        ("NCCL_ALGO", "rings", Misfit.OUT_OF_RANGE),
+        ("NCCL_ALGO", "ring;tree", Misfit.OUT_OF_RANGE),
+        ("NCCL_ALGO", "gather:ring", Misfit.OUT_OF_RANGE),
+        ("NCCL_PROTO", "LL,Simple;allreduce:^LL", None),
+        ("NCCL_PROTO", "LL256", Misfit.OUT_OF_RANGE),
+        ("NCCL_NET", "anything", None),
+        ("NCCL_SOCKET_IFNAME", "99", None),
+    ],
+)
+def test_values(name: str, value: str, wrong: Misfit | None) -> None:
+    """Values that NCCL takes are right; those that it refuses, or reads as something else, are told as what they are."""
+    assert misfit(name, value) == wrong
+
+
+@given(st.sampled_from(["NCCL_IB_TIMEOUT", "NCCL_ALGO", "NCCL_P2P_LEVEL", "NCCL_NTHREADS"]), st.text(max_size=4096))
+def test_any_value_is_judged(name: str, value: str) -> None:
+    """Whatever a user writes is judged, and raises nothing."""
+    assert misfit(name, value) in {None, *Misfit}
+
+
+def test_configuration_file() -> None:
+    """Lines with `=` set variables; comments do not; the first of two counts; of what is not allowed only the name is seen."""
+    data = b"# NCCL_ALGO=Tree\nNCCL_IB_HCA=mlx5_0\r\nNCCL_IB_HCA=mlx5_1\nSECRET=x\nno line\nNCCL_DEBUG=INFO\n NCCL_PROTO=LL\nNCCL_ALGO=a=b"
+    settings, lines = parse_configuration(data)
+    assert settings == {"NCCL_IB_HCA": "mlx5_0", "NCCL_ALGO": "a=b"}
+    assert [line.partition(b"=")[0] for line in lines.split(b"\0")].count(b"NCCL_DEBUG") == 1

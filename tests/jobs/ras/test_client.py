@@ -1,0 +1,239 @@
+"""The client of RAS against a server that replays or misbehaves, in a process of its own and on 127.0.0.1 and ::1."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshealthd.collector import Reason
+from dshealthd.host import Host
+from dshealthd.jobs.ras import client as ras_client
+from dshealthd.jobs.ras.address import Endpoint
+from dshealthd.jobs.ras.client import ATTEMPTS, Query, ask
+from dshealthd.jobs.ras.peer import holder
+from dshealthd.jobs.ras.protocol import Answer, Conversation, NoListener, Stranger, Unanswered
+from tests.jobs.ras.server import BEHAVIOURS, Communicator, Process, Rank, document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+LIMIT = 1 << 20
+ANSWER = document(Communicator([Rank(0), Rank(1, pid=4001)]))
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Start servers, and end them after the test."""
+    with contextlib.ExitStack() as stack:
+        (tmp_path / "answer").write_bytes(ANSWER)
+
+        def start(behaviour: str, **where: object) -> Process:
+            process = Process(behaviour, tmp_path / "answer", **where)  # type: ignore[arg-type] # handed through
+            stack.callback(process.close)
+            return process
+
+        yield start
+
+
+def query(process: Process, address: str = "127.0.0.1", limit: int = LIMIT) -> Query:
+    """Return a question to a server that is vouched for."""
+    return Query([Endpoint(address, process.port)], lambda _connection: True, limit)
+
+
+def outcome(asked: Query, seconds: float = 3) -> object:
+    """Ask, and return what came of it."""
+    ask([asked], seconds, time.monotonic)
+    return asked.outcome
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_answer_in_json(serve: Callable[..., Process], address: str) -> None:
+    """An NCCL that knows JSON is asked for it, and its answer comes whole."""
+    assert outcome(query(serve("json", address=address), address)) == Answer(json=True, data=ANSWER)
+
+
+def test_answer_in_text(serve: Callable[..., Process]) -> None:
+    """An NCCL that knows no format answers as it always did."""
+    assert outcome(query(serve("text"))) == Answer(json=False, data=ANSWER)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason", "said"),
+    [
+        ("stall", Reason.TIMEOUT, "no whole answer in time"),
+        ("trickle", Reason.TIMEOUT, "no whole answer in time"),
+        ("flood", Reason.MALFORMED, "longer than 1048576 bytes"),
+        ("garbage", Reason.MALFORMED, "more than the line that was asked for: b'SSH-2.0"),
+        ("chatter", Reason.MALFORMED, "more than the line"),
+        ("close", Reason.MALFORMED, "closed at greeting, without an answer"),
+    ],
+)
+def test_misbehaviour(serve: Callable[..., Process], behaviour: str, reason: Reason, said: str) -> None:
+    """Each way not to answer ends within the time given, in a reason of its own."""
+    begun = time.monotonic()
+    result = outcome(query(serve(behaviour)), 1.5)
+    assert isinstance(result, Unanswered)
+    assert result.reason is reason
+    assert said in result.detail
+    assert time.monotonic() - begun < 3
+
+
+def test_trickle_wakes_nobody(serve: Callable[..., Process]) -> None:
+    """An answer that comes byte by byte does not wake the reader for each."""
+    asked, looks = query(serve("trickle")), 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return time.monotonic()
+
+    ask([asked], 1.5, clock)
+    assert isinstance(asked.outcome, Unanswered)
+    assert looks < 20
+
+
+def test_cut_answer_is_handed_on(serve: Callable[..., Process]) -> None:
+    """An answer that breaks off cannot be told from a whole one by the protocol; the parser will."""
+    assert outcome(query(serve("cut"))) == Answer(json=True, data=ANSWER[: len(ANSWER) // 2])
+
+
+def test_nobody_listens(serve: Callable[..., Process]) -> None:
+    """Where all addresses refuse, there is no RAS, and that is no failure."""
+    process = serve("json")
+    process.close()
+    endpoints = [Endpoint("127.0.0.1", process.port), Endpoint("::1", process.port)]
+    assert isinstance(outcome(Query(endpoints, lambda _connection: True, LIMIT)), NoListener)
+
+
+def test_second_address(serve: Callable[..., Process]) -> None:
+    """Where localhost is two addresses, and NCCL has bound the second, it is found there."""
+    process = serve("json", address="::1")
+    endpoints = [Endpoint("127.0.0.1", process.port), Endpoint("::1", process.port)]
+    assert isinstance(outcome(Query(endpoints, lambda _connection: True, LIMIT)), Answer)
+
+
+def test_stopped_process_is_passed_by(serve: Callable[..., Process]) -> None:
+    """Of processes that share the port, a stopped one is left for another: the kernel picks anew for each connection."""
+    first = serve("json")
+    others = [serve("json", port=first.port) for _ in range(5)]
+    os.kill(first.popen.pid, signal.SIGSTOP)
+    asked = [query(others[0]) for _ in range(40)]  # that none of them meets the stopped one has a chance of 1 in 1,500
+    ask(asked, 10, time.monotonic)
+    assert all(isinstance(one.outcome, Answer) for one in asked)
+    assert sum(one.connections for one in asked) > len(asked)
+
+
+def test_mute_process_alone(serve: Callable[..., Process]) -> None:
+    """One that never greets is tried a bounded number of times, for a second each."""
+    asked = query(serve("mute"))
+    result = outcome(asked, 2.5)
+    assert isinstance(result, Unanswered)
+    assert (result.reason, asked.connections) == (Reason.TIMEOUT, 3)
+
+
+def test_hung_ones_do_not_delay_others(serve: Callable[..., Process]) -> None:
+    """Beside one of each misbehaviour, a job that is well gets its whole answer, within the same time."""
+    bad = [query(serve(behaviour)) for behaviour in BEHAVIOURS if behaviour not in {"json", "text"}]
+    good = query(serve("json"))
+    waiting: list[int] = []
+
+    def clock() -> float:
+        if good.outcome is not None:
+            waiting.append(sum(one.outcome is None for one in bad))
+        return time.monotonic()
+
+    ask([*bad, good], 3, clock)
+    assert good.outcome == Answer(json=True, data=ANSWER)
+    assert waiting[0] >= 3  # mute, stall and trickle
+    assert not any(isinstance(one.outcome, Answer) and one.outcome.data == ANSWER for one in bad)
+
+
+def test_stranger_is_not_asked(serve: Callable[..., Process]) -> None:
+    """A process that is not vouched for hears no question; after some tries to meet another there is no answer."""
+    refused: list[int] = []
+
+    def vouch(connection: socket.socket) -> bool:
+        refused.append(connection.getpeername()[1])
+        return False
+
+    process = serve("json")
+    assert isinstance(outcome(Query([Endpoint("127.0.0.1", process.port)], vouch, LIMIT)), Stranger)
+    assert refused == [process.port] * ATTEMPTS
+
+
+def test_unknown_peer_is_a_failure(serve: Callable[..., Process]) -> None:
+    """Where the kernel does not tell who answers, nothing is asked."""
+
+    def vouch(_connection: socket.socket) -> bool:
+        raise PermissionError(1, "not permitted")
+
+    result = outcome(Query([Endpoint("127.0.0.1", serve("json").port)], vouch, LIMIT))
+    assert isinstance(result, Unanswered)
+    assert result.reason is Reason.PERMISSION_DENIED
+
+
+def test_holder_of_a_connection(serve: Callable[..., Process]) -> None:
+    """The process that accepted a connection is found among others, and is not found where it is none of them."""
+    process, other = serve("mute"), serve("mute")
+    with socket.create_connection(("127.0.0.1", process.port)) as connection:
+        end = time.monotonic() + 5
+        while (found := holder(connection, [other.popen.pid, process.popen.pid], Host(), time.monotonic)) is None:
+            assert time.monotonic() < end, "never accepted"
+            time.sleep(0.01)
+        assert found == process.popen.pid
+        assert holder(connection, [other.popen.pid, 2**22 + 1], Host(), time.monotonic) is None
+
+
+def test_descriptors_are_closed(serve: Callable[..., Process]) -> None:
+    """However a query ends, no descriptor is left."""
+    before = os.listdir("/proc/self/fd")
+    processes = [serve(behaviour) for behaviour in BEHAVIOURS]
+    started = len(os.listdir("/proc/self/fd")) - len(before)
+    ask([query(process) for process in processes], 1.2, time.monotonic)
+    assert len(os.listdir("/proc/self/fd")) - len(before) == started
+
+
+@pytest.mark.parametrize(("seconds", "patience"), [(12, 5), (60, 5), (8.5, 2), (3, 1)])
+def test_server_is_told_how_long(seconds: float, patience: int) -> None:
+    """RAS is told to wait for its peers for so long that its answer comes in time, and no longer than NCCL would."""
+    assert Conversation(LIMIT).receive(b"SERVER PROTOCOL 2\n", seconds) == b"TIMEOUT %d\n" % patience
+
+
+def test_reply_in_pieces() -> None:
+    """Lines may come byte by byte, and in whatever case."""
+    conversation = Conversation(LIMIT)
+    assert [conversation.receive(bytes([byte]), 12) for byte in b"server protocol 2\r\n"][-1] == b"TIMEOUT 5\n"
+    assert [conversation.receive(line, 12) for line in (b"ok\n", b"Error: Unknown command\n")] == [
+        b"SET FORMAT json\n",
+        b"VERBOSE STATUS\n",
+    ]
+    assert conversation.receive(b"Communicators...", 12) == b""
+    assert conversation.end() == Answer(json=False, data=b"Communicators...")
+
+
+@given(st.lists(st.binary(min_size=1) | st.sampled_from([b"SERVER PROTOCOL 2\n", b"OK\n", b"ERROR: no\n"])))
+def test_any_conversation(pieces: list[bytes]) -> None:
+    """Whatever arrives, in whatever pieces, what is said is one of four lines, or there is a named end."""
+    conversation = Conversation(100)
+    try:
+        said = [conversation.receive(piece, 12) for piece in pieces]
+        answer = conversation.end()
+    except Unanswered as failure:
+        assert failure.reason is Reason.MALFORMED  # noqa: PT017 - it may be an answer, too
+    else:
+        assert {*said} == {b"TIMEOUT 5\n", b"SET FORMAT json\n", b"VERBOSE STATUS\n", b""}
+        assert len(answer.data) <= 100
+
+
+def test_constants_fit() -> None:
+    """All attempts to be greeted fit into the time that a job has by default, with time for an answer."""
+    assert ATTEMPTS * ras_client.GREETING < 12 - 3

@@ -1,0 +1,295 @@
+"""The collector of NCCL's RAS: jobs of real processes with RAS's own protocol, seen through a `/proc` that shows these alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collector import Context, Fault, Reason
+from dshealthd.collectors.nccl_ras import NcclRas, NcclRasOptions
+from dshealthd.exposition import Format, render
+from dshealthd.host import Host
+from dshealthd.options import Duration
+from dshealthd.registry import all_collectors
+from dshealthd.result import Outcome, Result, attempt
+from tests.jobs.machines import Machine
+from tests.jobs.ras.server import Communicator, Process, Rank, document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BEHIND = [Rank(0, gpu=0), Rank(1, pid=4001, gpu=1, counts={"AllReduce": 990})]
+GONE = Rank(2, pid=4002, host="192.0.2.2", flags=("unresponsive", "considered_dead"))
+FIRST = document(Communicator(BEHIND, [GONE]), version="2.28.9")
+GROWN = document(Communicator([Rank(0, counts={"AllReduce": 1001}), BEHIND[1]], [GONE]), version="2.28.9")
+
+
+class Node:
+    """A node with jobs, and the collector on it."""
+
+    def __init__(self, root: Path, **options: object) -> None:
+        self.root = root
+        self.machine = Machine(root / "proc")
+        self.context = Context(host=Host(procfs=root / "proc", sysfs=root, dev=root), monotonic=time.monotonic, wall=lambda: 1000.0)
+        chosen = {"timeout": Duration(2), **options}
+        self.collector = NcclRas(NcclRasOptions(**chosen), self.context)  # type: ignore[arg-type] # options of several types
+        self._stack = contextlib.ExitStack()
+        self._files = 0
+
+    def answers(self, *contents: bytes) -> list[Path]:
+        """Return files with these answers."""
+        self._files += 1
+        places = [self.root / f"answer-{self._files}-{index}" for index in range(len(contents))]
+        for place, content in zip(places, contents, strict=True):
+            place.write_bytes(content)
+        return places
+
+    def process(self, behaviour: str, *contents: bytes, job: int, rank: int = 0, port: int = 0, ras: str | None = None) -> Process:
+        """Start a process of a job of three ranks that serves at its `NCCL_RAS_ADDR`, or says another."""
+        if not port:
+            port = _free_port()
+        environment = {"RANK": str(rank), "WORLD_SIZE": "3", "SLURM_JOB_ID": str(job), "NCCL_RAS_ADDR": ras or f"127.0.0.1:{port}"}
+        process = Process(behaviour, *self.answers(*contents), port=port, environment=environment)
+        self._stack.callback(process.close)
+        (self.root / "proc" / str(process.popen.pid)).symlink_to(f"/proc/{process.popen.pid}")
+        return process
+
+    def sweep(self) -> Result:
+        """Collect in a new sweep."""
+        self.context.sweep += 1
+        return attempt(self.collector, self.context.monotonic)
+
+    def close(self) -> None:
+        """End all processes."""
+        self._stack.close()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """A node without jobs."""
+    made = Node(tmp_path)
+    yield made
+    made.close()
+
+
+def values(result: Result, job: int = 1) -> dict[tuple[str, ...], float]:
+    """Return the samples of a job, by name without prefix and the other labels."""
+    return {
+        (sample.metric.name.removeprefix("dshealthd_job_nccl_"), *sample.labels[1:]): sample.value
+        for sample in result.samples
+        if sample.labels[:1] == (f"slurm-{job}",)
+    }
+
+
+def test_a_job_that_stops(node: Node) -> None:
+    """From answers of NCCL 2.28.9, flaw and all: who is missing, and once the job stands still, since when and which rank is behind."""
+    node.process("json", FIRST, GROWN, GROWN, job=1)
+    first, grown, still = (values(node.sweep()) for _ in range(3))
+    launched = {"Broadcast": (3, 3), "Reduce": (0, 0), "AllGather": (40, 40), "ReduceScatter": (40, 40), "AllReduce": (990, 1000)}
+    expected: dict[tuple[str, ...], float] = {
+        ("ras_state", "answered"): 1,
+        ("info", "2.28.9"): 1,
+        ("answer_timestamp_seconds",): 1000,
+        ("ras_timeouts",): 0,
+        ("processes_missing", "unresponsive"): 0,
+        ("processes_missing", "dead"): 1,
+        ("communicators", "3"): 1,
+        ("communicators_compared", "3"): 0,
+        ("communicators_moving", "3"): 0,
+        ("ranks", "3", "running"): 2,
+        ("ranks", "3", "dead"): 1,
+        ("rank_trouble_info", "2", "192.0.2.2", "0", "dead"): 1,
+    }
+    for operation, (least, most) in launched.items():
+        expected["operations_launched", "3", operation, "minimum"] = least
+        expected["operations_launched", "3", operation, "maximum"] = most
+    assert first == expected
+    assert (grown["progress_timestamp_seconds",], grown["answers_without_progress",]) == (1000, 0)
+    assert not any("rank_operations_behind" in key for key in grown)
+    assert (still["answers_without_progress",], still["communicators_compared", "3"], still["communicators_moving", "3"]) == (1, 1, 0)
+    assert still["rank_operations_behind", "1", "192.0.2.1", "1", "AllReduce"] == 11
+
+
+def test_exposition_is_accepted(node: Node) -> None:
+    """`promtool check metrics` finds no fault with what an answer gives."""
+    failed = Rank(1, pid=4001, gpu=1, async_error=6)
+    node.process("json", document(Communicator([Rank(0), failed], [GONE])), document(Communicator(BEHIND, [GONE])), job=1)
+    node.sweep()
+    text = render((*node.sweep().samples, *node.sweep().samples), Format.PROMETHEUS)
+    assert "dshealthd_job_nccl_rank_operations_behind{" in text
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+def test_only_the_node_of_rank_0_asks(node: Node) -> None:
+    """A node without rank 0 says that it does not ask, and does not."""
+    process = node.process("json", FIRST, b"asked a second time", job=1, rank=1)
+    assert values(node.sweep()) == {("ras_state", "elsewhere"): 1}
+    node.process("json", FIRST, job=1, rank=0, port=process.port)
+    assert values(node.sweep())["ras_state", "answered"] == 1
+
+
+def test_node_keeps_asking_when_rank_0_is_gone(node: Node) -> None:
+    """The death of rank 0 is when RAS is needed: the node that has asked goes on, of the processes that are left."""
+    first = node.process("json", FIRST, job=1, rank=0)
+    node.process("json", GROWN, job=1, rank=1, port=first.port)
+    node.sweep()
+    first.close()
+    (node.root / "proc" / str(first.popen.pid)).unlink()
+    assert values(node.sweep())["ras_state", "answered"] == 1
+
+
+def test_jobs_that_share_the_port(node: Node) -> None:
+    """Two jobs of a user on the default port answer for each other; each is shown with an answer of its own processes."""
+    one = node.process("json", document(Communicator([Rank(0)])), job=1)
+    node.process("json", document(Communicator([Rank(0), Rank(1)])), job=2, port=one.port)
+    for _ in range(3):
+        result = node.sweep()
+        for job, size in ((1, "1"), (2, "2")):
+            found = values(result, job)
+            assert found.get(("communicators", size)) == 1 or ("ras_state", "stranger") in found  # 1 in 64: six times the wrong one
+            assert ("communicators", "3" if size == "1" else "1") not in found
+
+
+def test_job_without_nccl_beside_one_with(node: Node) -> None:
+    """A job whose address another job's process has is shown without numbers, and that is no fault."""
+    one = node.process("json", FIRST, job=1)
+    node.process("mute", job=2, ras=f"127.0.0.1:{one.port}")
+    result = node.sweep()
+    assert values(result, 2) == {("ras_state", "stranger"): 1}
+    assert values(result, 1)["ras_state", "answered"] == 1
+    assert result.faults == ()
+
+
+def test_hostile_job_beside_a_good_one(node: Node) -> None:
+    """Answers that are endless, garbage or never come are faults of their jobs; the job beside them keeps its numbers."""
+    for job, behaviour in enumerate(("flood", "garbage", "stall", "cut", "trickle"), 2):
+        node.process(behaviour, FIRST, job=job)
+    node.process("json", FIRST, job=1)
+    result = node.sweep()
+    assert values(result)["ras_state", "answered"] == 1
+    assert all(values(result, job) == {("ras_state", "failed"): 1} for job in range(2, 7))
+    assert {(fault.part, fault.reason) for fault in result.faults} == {
+        ("job slurm-2", Reason.MALFORMED),
+        ("job slurm-3", Reason.MALFORMED),
+        ("job slurm-4", Reason.TIMEOUT),
+        ("job slurm-5", Reason.MALFORMED),
+        ("job slurm-6", Reason.TIMEOUT),
+    }
+    assert result.outcome is Outcome.OK
+    assert result.duration < 4
+
+
+def test_failure_keeps_what_was_known(node: Node) -> None:
+    """An answer that fails leaves the time of the last progress, and no numbers of the answer before."""
+    node.process("json", FIRST, GROWN, b"{", job=1)
+    node.sweep()
+    node.sweep()
+    result = node.sweep()
+    assert values(result) == {
+        ("ras_state", "failed"): 1,
+        ("answer_timestamp_seconds",): 1000,
+        ("progress_timestamp_seconds",): 1000,
+        ("answers_without_progress",): 0,
+    }
+    assert result.faults[0].detail.startswith("no JSON: ")
+
+
+def test_states_without_a_query(node: Node) -> None:
+    """No listener, RAS switched off, and an address of another machine are told apart; the last alone is a fault."""
+    node.process("mute", job=1, ras=f"127.0.0.1:{_free_port()}")
+    node.process("mute", job=2, ras="192.0.2.77:28028")
+    off = node.process("mute", job=3)
+    (node.root / "proc" / str(off.popen.pid)).unlink()
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": "3", "NCCL_RAS_ENABLE": "0"}
+    node.machine.process(99, environment)
+    result = node.sweep()
+    assert [values(result, job) for job in (1, 2, 3)] == [
+        {("ras_state", "no_listener"): 1},
+        {("ras_state", "failed"): 1},
+        {("ras_state", "disabled"): 1},
+    ]
+    assert result.faults == (Fault("job slurm-2", Reason.NOT_FOUND, "NCCL_RAS_ADDR='192.0.2.77:28028' is no address of this node"),)
+
+
+def test_network_namespace_of_its_own(node: Node) -> None:
+    """The localhost of a container with its own network is not the agent's: nobody is asked in its place."""
+    command = ["unshare", "--user", "--map-root-user", "--net", "sleep", "60"]
+    job = {"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": "1"}
+    with subprocess.Popen(command, env={"PATH": os.environ["PATH"], **job}) as child:
+        try:
+            (node.root / "proc" / str(child.pid)).symlink_to(f"/proc/{child.pid}")
+            end = time.monotonic() + 5
+            while os.readlink(f"/proc/{child.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+                if child.poll() is not None:
+                    pytest.skip("network namespaces are not permitted here")
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            assert values(node.sweep()) == {("ras_state", "namespace"): 1}
+        finally:
+            child.kill()
+
+
+def test_stopped_rank_does_not_hide_the_job(node: Node) -> None:
+    """While rank 0 is stopped, another process of the job answers on the port that they share."""
+    first = node.process("json", FIRST, job=1, rank=0)
+    for rank in (1, 2):
+        node.process("json", FIRST, job=1, rank=rank, port=first.port)
+    os.kill(first.popen.pid, signal.SIGSTOP)
+    node.collector = NcclRas(NcclRasOptions(timeout=Duration(7)), node.context)
+    found = values(node.sweep())
+    assert found["ras_state", "answered"] == 1
+
+
+def test_more_jobs_than_are_asked(tmp_path: Path) -> None:
+    """Beyond the bound jobs are counted, and the oldest are asked."""
+    small = Node(tmp_path, max_jobs=2)
+    for number in range(5):
+        job = {"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": str(number), "NCCL_RAS_ADDR": f"127.0.0.1:{_free_port()}"}
+        small.machine.process(100 + number, job, start=1000 - number)
+    result = small.sweep()
+    assert [sample.labels[0] for sample in result.samples if sample.labels] == ["slurm-4", "slurm-3"]
+    assert next(sample.value for sample in result.samples if not sample.labels) == 3
+
+
+def test_quarantined_job_is_left_out(node: Node) -> None:
+    """A job whose answer broke the worker before is not asked again until its time is over."""
+    node.process("json", FIRST, job=1)
+    node.process("json", FIRST, job=2)
+    fault = Fault("job slurm-1", Reason.CRASHED, "the worker ended")
+    node.context.approach = lambda part: fault if part == fault.part else None
+    result = node.sweep()
+    assert (values(result, 1), result.faults) == ({("ras_state", "failed"): 1}, (fault,))
+    assert values(result, 2)["ras_state", "answered"] == 1
+
+
+def test_absent_without_a_driver(tmp_path: Path) -> None:
+    """Without NVIDIA's driver there is no NCCL, and no worker for it; with its device file there may be."""
+    host = Host(dev=tmp_path, sysfs=tmp_path)
+    assert NcclRas.absent(NcclRasOptions(), host) == "no NVIDIA driver, and so no NCCL"
+    (tmp_path / "nvidiactl").touch()
+    assert NcclRas.absent(NcclRasOptions(), host) is None
+
+
+def test_worker_is_shared_with_none() -> None:
+    """A collection may wait for seconds, which would hold up whatever else the worker collects."""
+    assert [name for name, kind in all_collectors().items() if kind.worker == NcclRas.worker] == [NcclRas.name]
+
+
+def test_deadline_is_checked_against_timeout() -> None:
+    """A worker that is given up before its queries may end is a mistake of the configuration."""
+    assert list(NcclRasOptions().check()) == []
+    assert list(NcclRasOptions(timeout=Duration(30)).check()) == [("deadline", "must be at least 2 s more than timeout (30s)")]
