@@ -154,9 +154,15 @@ def run(lab: Paging, directory: Path, trials: Sequence[Sequence[Trial]]) -> Stor
             owners = [name for name, case in cases.items() if case.begin <= when <= case.end and FAULTS[name].names(alert, case.nodes)]
             if owners:
                 cases[owners[0]].told.append((when, alert))
-            elif not any(case.begin <= when <= case.end and FAULTS[name].follows(alert) for name, case in cases.items()):
+            elif not _follows(alert, when, cases):
                 others.append(f"{when - min(case.begin for case in cases.values()):.0f} s: {alert}")
-    return Story(cases, others, [str(alert) for alert in lab.receiver.firing("page", "ticket")])
+    left = [str(alert) for alert in lab.receiver.firing() if not _follows(alert, time.monotonic(), cases)]
+    return Story(cases, others, left)
+
+
+def _follows(alert: Alert, when: float, cases: Mapping[str, Case]) -> bool:
+    """Tell whether an alert that came then follows from a fault that had come before."""
+    return any(case.begin <= when and FAULTS[name].follows(alert) for name, case in cases.items())
 
 
 def _play(lab: Paging, trial: Trial, cases: dict[str, Case], nodes: Sequence[Node], directory: Path, port: int) -> None:
