@@ -107,6 +107,14 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         ],
         [alert("training-hang", component="job", node="a", exported_job="slurm-7")],
     ),
+    "a rank that was killed out of memory, over the kill": (
+        [
+            alert("cuda-oom", component="job", node="a", exported_job="slurm-7"),
+            alert("host-memory-pressure", "warning", node="b", alertname="DshealthdOutOfMemoryKill"),
+            alert("host-memory-pressure", "warning", node="a", alertname="DshealthdHostMemoryLow"),
+        ],
+        [alert("host-memory-pressure", "warning", node="a", alertname="DshealthdOutOfMemoryKill")],
+    ),
     "a node whose rounds hang, over that it is slow": (
         [alert("nccl-timeout", node="a"), alert("straggler", "warning", node="b")],
         [alert("straggler", "warning", node="a"), alert("slow-communication", "warning", node="a")],
