@@ -26,8 +26,9 @@ DEADLINE = 0.7
 GPU_COLLECTORS = [name for name, kind in registry.all_collectors().items() if kind.worker == "device"]
 KEPT = {"memory", "gpu_bus", *GPU_COLLECTORS}
 CONFIG = "\n".join(
-    f"[collectors.{name}]\nenabled = {str(name in KEPT).lower()}\ninterval = '200ms'"
-    + ("" if name == "memory" else f"\ndeadline = '{round(1000 * DEADLINE)}ms'\n" if name in GPU_COLLECTORS else "\n")
+    f"[collectors.{name}]\n"
+    + ("interval = '200ms'\n" if name in KEPT else "enabled = false\n")
+    + (f"deadline = '{round(1000 * DEADLINE)}ms'\n" if name in GPU_COLLECTORS else "")
     for name in registry.all_collectors()
 )
 
