@@ -173,17 +173,18 @@ def _play(lab: Paging, trial: Trial, cases: dict[str, Case], nodes: Sequence[Nod
             if fault.inject is not None:
                 job.until(LEARNT, 240.0)
                 begin = time.monotonic()
-            case = cases[name] = Case(nodes, begin)
+            case = cases[name] = Case(nodes, begin, names=_names(nodes))
             with fault.inject(job) if fault.inject is not None else contextlib.nullcontext():
                 told = lab.receiver.wait(partial(_firing, lab, name, case), fault.seconds)
                 lab.lab.progress(f"{name}: {'told' if told else 'NOT told'} after {time.monotonic() - case.begin:.1f} s")
                 time.sleep(QUIET)
-                case.names = frozenset(label for node in nodes for label in _jobs(node))
+                case.names |= _names(nodes)
             if not fault.ends:
                 _end(lab, name, case)
     if fault.ends and not fault.restarts:
         _end(lab, name, case)
     if fault.restarts:
+        case.over = time.monotonic()
         with trial.start(directory.with_suffix(".again"), nodes, port) as job:
             job.until(LEARNT, 240.0)
             _end(lab, name, case)
@@ -198,12 +199,13 @@ def _firing(lab: Paging, name: str, case: Case) -> list[Alert]:
 
 def _end(lab: Paging, name: str, case: Case) -> None:
     """Wait until a fault that is undone is told to be over, and a little longer."""
-    case.over = time.monotonic()
+    case.over = case.over or time.monotonic()
     over = lab.receiver.wait(lambda: not _firing(lab, name, case), FAULTS[name].over)
     lab.lab.progress(f"{name}: {'over' if over else 'NOT over'} after {time.monotonic() - case.over:.1f} s")
     time.sleep(ENDING)
     case.end = time.monotonic()
 
 
-def _jobs(node: Node) -> list[str]:
-    return [dict(labels)["job"] for labels in node.scrape().series.get("dshealthd_job_run_info", {})]
+def _names(nodes: Sequence[Node]) -> frozenset[str]:
+    """Return what the agents call the jobs of these nodes."""
+    return frozenset(dict(labels)["job"] for node in nodes for labels in node.scrape().series.get("dshealthd_job_run_info", {}))

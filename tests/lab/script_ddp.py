@@ -70,14 +70,14 @@ for step in range(1, int(steps) + 1):
     last = now
     if step % 5 == 0 and not mishaps.happens("collective-skipped"):
         dist.all_reduce(loss.detach().clone(), group=metrics)
-    if step % 200 == 0:
+    if step % 300 == 0:
         with heartbeat.phase("evaluation"), torch.no_grad():
             model.eval()
             for _ in range(30):
                 model.module(next(loader))
             model.train()  # type: ignore[no-untyped-call]
         last = time.perf_counter()
-    if step % 150 == 0:  # the first rank writes, the others wait
+    if step % 500 == 0:  # the first rank writes, the others wait
         if rank == 0:
             torch.save(model.module.state_dict(), f"{checkpoints}/ddp.pt")
             time.sleep(2.0)

@@ -62,16 +62,16 @@ for step in range(1, int(steps) + 1):
     last = now
     if step % 5 == 0 and not mishaps.happens("collective-skipped"):
         dist.all_reduce(loss.detach().clone(), group=metrics)
-    if step % 200 == 0:
+    if step % 300 == 0:
         engine.eval()
         with torch.no_grad():
             for _ in range(30):
                 engine(next(loader))
         engine.train()
         last = time.perf_counter()
-    if step % 150 == 0:
+    if step % 500 == 0:
         engine.save_checkpoint(checkpoints, tag="last")
         last = time.perf_counter()
-    if step % 175 == 0 and rank == 0:
+    if step % 400 == 0 and rank == 0:
         time.sleep(1.5)  # tells somebody far away how it goes; the others wait at their next gradients
 dist.destroy_process_group()
