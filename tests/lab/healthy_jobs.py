@@ -16,6 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -46,8 +47,9 @@ class Look:
     """What the nodes of a job say at one moment, and what the job itself has said of the same steps."""
 
     name: str
+    """What the job is called: by its ranks' own environment."""
     ranks: list[set[str]]
-    """Which report, on each node."""
+    """Which report under this name, on each node."""
     step_seconds: dict[str, float]
     logged_seconds: dict[str, float]
 
@@ -72,21 +74,23 @@ class Watched:
 
 def look(job: Job) -> Look:
     """Compare what the agents tell with what the job has printed."""
+    name = job.name()
     reached: dict[str, tuple[int, float]] = {}
-    ranks, names = [], set()
+    ranks = []
     for node in job.nodes:
         scrape = node.scrape()
         values: dict[str, dict[str, float]] = defaultdict(dict)
         for metric in ("step", "step_seconds"):
-            for labels, value in scrape.series.get(f"dshealthd_job_{metric}", {}).items():
-                values[metric][dict(labels)["rank"]] = value
-        names |= {dict(labels)["job"] for labels in scrape.series.get("dshealthd_job_step", {})}
+            for key, value in scrape.series.get(f"dshealthd_job_{metric}", {}).items():
+                labels = dict(key)
+                if labels["job"] == name:
+                    values[metric][labels["rank"]] = value
         ranks.append(set(values["step"]))
         reached |= {rank: (round(step), values["step_seconds"][rank]) for rank, step in values["step"].items()}
     time.sleep(0.5)  # what a rank has told it prints a moment later
     logged = job.steps()
     return Look(
-        name=" ".join(sorted(names)),
+        name=name,
         ranks=ranks,
         step_seconds={rank: seconds for rank, (_, seconds) in reached.items()},
         logged_seconds={rank: moving_average(logged[int(rank)][:step]) for rank, (step, _) in reached.items()},
@@ -121,36 +125,24 @@ def watch(lab: Paging, directory: Path, seconds: float, progress: Callable[[str]
     return Watched([ddp, zero], lab.receiver.told(), len(lab.receiver.told("watchdog")) - before, minutes)
 
 
-class OtherWork(threading.Thread):
-    """A training of some minutes that ends in order and is started again, and bursts of load, until `stop`."""
+def other_work(directory: Path, nodes: Sequence[Node], stopped: threading.Event, progress: Callable[[str], None]) -> int:
+    """Run a training that ends in order on the first two nodes, again and again, and bursts of load on all in turn, until `stopped` is set.
 
-    def __init__(self, directory: Path, nodes: Sequence[Node], progress: Callable[[str], None]) -> None:
-        """Prepare; the training is on the first two nodes, the load on all in turn."""
-        super().__init__(name="other work")
-        self._directory, self._nodes, self._progress = directory, nodes, progress
-        self._stopped = threading.Event()
-        self.runs = 0
-        """Trainings that have ended by themselves."""
-
-    def run(self) -> None:
-        """Work."""
-        bursts = itertools.cycle(itertools.product(self._nodes, LOADS))
-        while not self._stopped.is_set():
-            with jobs.torchrun(
-                self._directory / f"short-{self.runs}", self._nodes[:2], "script_ddp.py", SHORT_STEPS, port=SHORT_PORT
-            ) as job:
-                while any(launcher.poll() is None for launcher in job.launchers) and not self._stopped.wait(LOAD_EVERY):
-                    node, load = next(bursts)
-                    self._progress(f"load on {node.name}: {' '.join(load)}")
-                    node.station.popen(["stress-ng", "--quiet", *load, "--timeout", LOAD_SECONDS], stdout=subprocess.DEVNULL)
-                if not self._stopped.is_set():
-                    assert all(launcher.wait() == 0 for launcher in job.launchers), job.text()[-3000:]
-                    self.runs += 1
-
-    def stop(self) -> None:
-        """End it."""
-        self._stopped.set()
-        self.join()
+    Return how many trainings have ended by themselves; AssertionError with its logs if one has failed.
+    """
+    bursts = itertools.cycle(itertools.product(nodes, LOADS))
+    number = 0
+    while True:
+        with jobs.torchrun(directory / f"short-{number}", nodes[:2], "script_ddp.py", SHORT_STEPS, port=SHORT_PORT) as job:
+            while any(launcher.poll() is None for launcher in job.launchers):
+                if stopped.wait(LOAD_EVERY):
+                    return number
+                node, load = next(bursts)
+                progress(f"load on {node.name}: {' '.join(load)}")
+                node.station.popen(["stress-ng", "--quiet", *load, "--timeout", LOAD_SECONDS], stdout=subprocess.DEVNULL)
+            assert all(launcher.wait() == 0 for launcher in job.launchers), job.text()[-3000:]
+            number += 1
+            progress(f"trainings that have ended in order: {number}")
 
 
 def main() -> int:
@@ -161,20 +153,21 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name, Paging(Path(name), 4, gpus=2) as lab:
         if lab.lab.limits:
             sys.exit("; ".join(lab.lab.limits))
-        directory = Path(name)
-        work = OtherWork(directory, lab.lab.nodes[2:] + lab.lab.nodes[:2], partial(print, flush=True))
-        work.start()
-        try:
-            watched = watch(lab, directory, 60 * options.minutes, partial(print, flush=True))
-        finally:
-            work.stop()
+        directory, stopped, say = Path(name), threading.Event(), partial(print, flush=True)
+        with ThreadPoolExecutor(1, thread_name_prefix="other work") as pool:
+            work = pool.submit(other_work, directory, lab.lab.nodes[2:] + lab.lab.nodes[:2], stopped, say)
+            try:
+                watched = watch(lab, directory, 60 * options.minutes, say)
+            finally:
+                stopped.set()
+            ended = work.result()
         apart = [
             abs(seconds / look.logged_seconds[rank] - 1)
             for job in watched.jobs
             for look in job.looks
             for rank, seconds in look.step_seconds.items()
         ]
-        print(f"{watched.minutes:.1f} minutes, {work.runs} trainings that ended in order: {len(watched.told)} pages and tickets")
+        print(f"{watched.minutes:.1f} minutes, {ended} trainings that ended in order: {len(watched.told)} pages and tickets")
         print(f"step times of {len(apart)} readings differ from the logs by {max(apart):.2%} at most; {watched.watchdogs} Watchdogs")
         for alert in watched.told:
             print(f"  {alert}: {alert.annotations['description']}")

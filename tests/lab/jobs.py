@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dshealthd.jobs.environment import job as job_name
+from dshealthd.jobs.environment import parse_environ
 from tests.lab import records
 from tests.lab.mishaps import DIRECTORY
 
@@ -67,6 +69,11 @@ class Job:
                 if (rank := variable(pid, "RANK")) is not None:
                     found[int(rank)] = pid
         return found
+
+    def name(self) -> str:
+        """Return the name that the agents are to give it, by the environment of one of its ranks."""
+        pid = next(iter(self.pids().values()))
+        return job_name(parse_environ(Path(f"/proc/{pid}/environ").read_bytes()), machine="")
 
     def node_of(self, rank: int) -> Node:
         """Return the node that a rank is on."""
