@@ -29,6 +29,7 @@ def main() -> int:
         print("\n".join(records.clean(directory)) or "nothing is left of any lab")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has ignored in what it starts in the background
     lab = Lab(
         directory,
         options.nodes,

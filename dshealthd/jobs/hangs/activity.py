@@ -1,10 +1,10 @@
-"""What a process does at the moment, from `/proc/<pid>/stat`, which can be read without waiting for the process."""
+"""What a process does at the moment, from `/proc/<pid>/stat` and `schedstat`, which can be read without waiting for the process."""
 
 from __future__ import annotations
 
 import enum
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dshealthd.host import read_bytes
@@ -56,6 +56,13 @@ class Activity:
     """Time of all its threads on a CPU so far."""
     exit_status: int
     """As waitpid(2) returns it; meant of one that has ended only, and 0 where one may not know."""
+    queued_seconds: float | None = None
+    """Time for which its main thread was ready to run and had no CPU so far; None where the kernel does not tell."""
+
+    @property
+    def work_seconds(self) -> float:
+        """Time for which it computed or would have, on a machine with enough CPUs."""
+        return self.cpu_seconds + (self.queued_seconds or 0.0)
 
 
 def parse_activity(data: bytes) -> Activity:
@@ -69,10 +76,21 @@ def parse_activity(data: bytes) -> Activity:
         raise ValueError(message) from error
 
 
+def parse_queued(data: bytes) -> float:
+    """Return the seconds without a CPU that `/proc/<pid>/schedstat` tells; ValueError if malformed."""
+    _running, waiting, _slices = map(int, data.split())
+    return waiting / 1e9
+
+
 def activity(host: Host, pid: int, start: int) -> Activity | None:
     """Return what the process does that has this pid and start; None if it is gone. ValueError, OSError if it cannot be known."""
     try:
         found = parse_activity(read_bytes(host.proc(f"{pid}/stat"), 4096))
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return found if found.start == start else None
+    if found.start != start:
+        return None
+    try:
+        return replace(found, queued_seconds=parse_queued(read_bytes(host.proc(f"{pid}/schedstat"), 4096)))
+    except (OSError, ValueError):  # a kernel without it, or the process has just ended, which its state tells
+        return found

@@ -90,8 +90,8 @@ class RankState:
     settled: bool = True
     """Whether it has made more than its first steps, since it was first heard."""
     cpu: float | None = None
-    """Share of a core's time that its process took since its last heartbeat; None where that tells nothing: it uses a GPU, on which waiting
-    takes time too."""
+    """Share of a core's time that its process took, or was ready to take, since its last heartbeat; None where that tells nothing: it
+    uses a GPU, on which waiting takes time too."""
 
     @property
     def stands_still(self) -> bool:

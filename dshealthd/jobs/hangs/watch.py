@@ -44,9 +44,9 @@ class Watched:
     message: Message
     pace: Pace
     cpu_before: tuple[float, float] | None = None
-    """Its CPU time, and the watch's time, when it was first looked at after it was last heard; both in seconds."""
+    """How long it had worked, and the watch's time, when it was first looked at after it was last heard; both in seconds."""
     cpu: float | None = None
-    """Share of a core's time since."""
+    """Share of a core's time since that it took, or waited for."""
     state: State = State.UNKNOWN
     unheard: int = 0
     """Looks in a row in which it reported no longer."""
@@ -152,9 +152,9 @@ class Watch:
         if found is None:
             watched.cpu = None
         elif watched.cpu_before is None:
-            watched.cpu_before = found.cpu_seconds, self._clock
+            watched.cpu_before = found.work_seconds, self._clock
         elif self._clock > watched.cpu_before[1]:
-            watched.cpu = (found.cpu_seconds - watched.cpu_before[0]) / (self._clock - watched.cpu_before[1])
+            watched.cpu = (found.work_seconds - watched.cpu_before[0]) / (self._clock - watched.cpu_before[1])
 
     def _forget(self, place: Place) -> None:
         self._endings.forget(*self.watched.pop(place).key)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.host import Host
-from dshealthd.jobs.hangs.activity import State, activity, parse_activity
+from dshealthd.jobs.hangs.activity import State, activity, parse_activity, parse_queued
 from dshealthd.jobs.hangs.ending import End, Endings, How
 
 if TYPE_CHECKING:
@@ -72,6 +72,37 @@ def test_time_on_cpus(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
     found = activity(HOST, process.pid, began(process))
     assert found is not None
     assert 0.25 <= found.cpu_seconds <= 0.6
+
+
+def test_time_without_a_cpu(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
+    """Of processes that share a CPU each works all the time, by what it takes and what it waits for; one that sleeps does not."""
+    cpu = min(os.sched_getaffinity(0))
+    code = f"import os, time\nos.sched_setaffinity(0, {{{cpu}}})\n"
+    rivals = [start(code + "while True: pass") for _ in range(4)]
+    sleeper = start(code + "time.sleep(60)")
+    state_of(sleeper, State.SLEEPING)
+
+    def worked(process: subprocess.Popen[bytes]) -> float:
+        found = activity(HOST, process.pid, began(process))
+        assert found is not None
+        assert found.queued_seconds is not None
+        return found.work_seconds
+
+    for process in rivals:
+        state_of(process, State.RUNNING)
+    before, began_at = [worked(process) for process in (*rivals, sleeper)], time.monotonic()
+    time.sleep(1.5)
+    passed = time.monotonic() - began_at
+    *shares, idle = [(worked(process) - then) / passed for process, then in zip((*rivals, sleeper), before, strict=True)]
+    assert min(shares) > 0.6
+    assert idle < 0.1
+
+
+@pytest.mark.parametrize("data", [b"", b"1 2", b"a b c", b"1 2 3 4"])
+def test_malformed_schedstat(data: bytes) -> None:
+    """What is no schedstat is said not to be."""
+    with pytest.raises(ValueError, match=r"."):
+        parse_queued(data)
 
 
 def test_another_process_of_that_pid() -> None:
