@@ -46,6 +46,7 @@ QUIET: Mapping[tuple[str, str, str], str] = {
         (board, panel, ANY): "no alert fires"
         for board, panel in (*ALERTS, *((board, "annotation") for board in ("fleet", "node", "probes")))
     },
+    ("jobs", "Ranks left out", ANY): "job_environment does not run in this lab, which says why",
     ("fleet", "Accused by the probes", ANY): "the probes accuse nobody",
     ("node", "Accusations", ANY): "the probes accuse nobody",
     ("probes", "Accusations", ANY): "the probes accuse nobody",
