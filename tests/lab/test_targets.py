@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import urllib.error
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from tests.lab.node import merged, toml
@@ -32,6 +34,17 @@ def scraped(server: Server) -> dict[str, dict[str, str]]:
     return {series["metric"]["instance"]: series["metric"] for series in server.query('up{job="dshealthd"} == 1')}
 
 
+def told(node: Node) -> list[str]:
+    """Return the lines of the targets that an agent tells; none while it does not know its members yet."""
+    try:
+        answer = node.get("/api/v1/targets")
+    except urllib.error.HTTPError as error:
+        if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
+            raise
+        return []
+    return [line for line in answer.splitlines() if "node-" in line]
+
+
 def test_prometheus_follows_the_members(tmp_path: Path) -> None:
     """Every member is scraped with its name and leaf; one that leaves is dropped; a broken list or a dead agent changes nothing."""
     with Probing(tmp_path / "lab", 2, full=False) as lab:
@@ -41,10 +54,7 @@ def test_prometheus_follows_the_members(tmp_path: Path) -> None:
             (node.directory / "topology.conf").write_text(TOPOLOGY, encoding="ascii")
             node.config(toml(merged(settings(node, period=lab.period, full=False, leaves=True), {})))
 
-        def tells(node: Node) -> list[str]:
-            return [line for line in node.get("/api/v1/targets").splitlines() if "node-" in line]
-
-        lab.wait(lambda _: len(tells(one)) == 2 and "leaf-a" in tells(one)[0])
+        lab.wait(lambda _: len(told(one)) == 2 and "leaf-a" in told(one)[0])
         url = f"http://{one.name}:{one.agent.port}/api/v1/targets"
         with prometheus(lab.services, tmp_path, {"http_sd_configs": [{"url": url, "refresh_interval": "1s"}]}, pace="1s") as server:
             await_(lambda: len(scraped(server)) == 2, 20, server)
