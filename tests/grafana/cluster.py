@@ -41,7 +41,7 @@ class Cluster(NamedTuple):
 
 @contextlib.contextmanager
 def cluster(directory: Path, *, nodes: int = 2, gpus: int = 8) -> Iterator[Cluster]:
-    """Start nodes and Prometheus, and wait until there were rounds of both kinds and some scrapes."""
+    """Start nodes and Prometheus, and wait until every agent has probed and was scraped since."""
 
     def config(node: Node) -> str:
         tested = {"paths": [str(node.directory), "/dev/shm"], "write_test": [str(node.directory)]}
@@ -69,12 +69,18 @@ def cluster(directory: Path, *, nodes: int = 2, gpus: int = 8) -> Iterator[Clust
             node.finish()
         targets = [{"targets": [f"{node.address}:{node.agent.port}"], "labels": {"node": node.name}} for node in lab.nodes]
         with prometheus(directory, shipped(directory, json.dumps(targets))) as server:
-            lab.wait(lambda scrapes: all(rounds(scrape, outcome="ok") >= ROUNDS for scrape in scrapes.values()), 60)
+            lab.wait(lambda scrapes: all(map(_probed, scrapes.values())), 60)
+            settled = f"min(count_over_time(up[1h])) >= {SCRAPES} and min(timestamp(up)) > {time.time()}"
             end = time.monotonic() + 60
-            while server.instant("min(count_over_time(up[1h]))", time.time()).values < [[SCRAPES]]:
+            while not server.instant(settled, time.time()).series:
                 assert time.monotonic() < end
                 time.sleep(0.5)
             yield Cluster(server, lab)
+
+
+def _probed(scrape: Scrape) -> bool:
+    """Tell whether an agent has had rounds, and has led a light one, which measures the round trip."""
+    return rounds(scrape, outcome="ok") >= ROUNDS and bool(scrape.all("dshealthd_probe_round_trip_seconds"))
 
 
 def shipped(directory: Path, targets: str, *, interval: str = "1s") -> Path:
