@@ -21,9 +21,9 @@ from pathlib import Path
 from bench.processes import table
 from dshealthd.host import Host
 from dshealthd.options import Duration
-from dshealthd.probe.membership import MembershipOptions
+from dshealthd.probe.members.membership import MembershipOptions
 from dshealthd.probe.options import ProbeOptions
-from dshealthd.probe.peer import PeerOptions
+from dshealthd.probe.peers.contract import PeerOptions
 from dshealthd.probe.service import Service
 from dshealthd.snapshot import Snapshot
 

@@ -23,9 +23,9 @@ import aiohttp
 from aiohttp import web
 
 from bench.processes import table
-from dshealthd.probe.peer import Claim, PeerOptions
-from dshealthd.probe.peer_client import PeerClient
-from dshealthd.probe.peer_server import PeerServer
+from dshealthd.probe.peers.client import PeerClient
+from dshealthd.probe.peers.contract import Claim, PeerOptions
+from dshealthd.probe.peers.server import PeerServer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.processes import median, table
-from dshealthd.probe import worker
-from dshealthd.probe.nursery import LocalStore, Nursery, Seat, WorkerJob
 from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.workers import worker
+from dshealthd.probe.workers.nursery import LocalStore, Nursery, Seat, WorkerJob
 
 AFRESH = """
 import importlib.util, sys

@@ -21,10 +21,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from dshealthd.probe.baseline import BaselineOptions, Baselines, Series, write
+from dshealthd.probe.members.schedule import Timetable
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
-from dshealthd.probe.schedule import Timetable
-from dshealthd.probe.verdict import Confirmation, Judge, VerdictOptions
+from dshealthd.probe.verdicts.baseline import BaselineOptions, Baselines, Series, write
+from dshealthd.probe.verdicts.verdict import Confirmation, Judge, VerdictOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

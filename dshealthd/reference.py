@@ -21,7 +21,13 @@ from dshealthd.config import SECTIONS
 from dshealthd.evidence import service as evidence
 from dshealthd.nvrx import service as nvrx
 from dshealthd.options import Duration
-from dshealthd.probe import confirmation, credentials, nursery, peer_client, peer_server, roll, service, tally
+from dshealthd.probe import service, tally
+from dshealthd.probe.members import roll
+from dshealthd.probe.peers import client as peer_client
+from dshealthd.probe.peers import credentials
+from dshealthd.probe.peers import server as peer_server
+from dshealthd.probe.verdicts import confirmation
+from dshealthd.probe.workers import nursery
 from dshealthd.symptoms import all_symptoms
 from dshealthd.web import server
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dshealthd.address import listen_address
-from dshealthd.probe.membership import MembershipError, MembershipOptions, load
+from dshealthd.probe.members.membership import MembershipError, MembershipOptions, load
 
 if TYPE_CHECKING:
     from dshealthd.config import Config
-    from dshealthd.probe.membership import Membership
+    from dshealthd.probe.members.membership import Membership
 
 EXIT_FAILURE = 1
 

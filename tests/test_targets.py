@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.cli import main
-from dshealthd.probe.membership import Member, Membership
+from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.targets import document
 from tests.agents import running
 from tests.web.serving import serving

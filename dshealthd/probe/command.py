@@ -21,20 +21,20 @@ from dshealthd.address import listen_address
 from dshealthd.config import ConfigError
 from dshealthd.devices.pci import bus
 from dshealthd.probe import report
-from dshealthd.probe.conclusion import Findings, Share, combine, timings_of
-from dshealthd.probe.credentials import CredentialError
-from dshealthd.probe.identity import local_addresses, own_name
-from dshealthd.probe.job import DeviceSteps
-from dshealthd.probe.membership import MembershipError, MembershipOptions, load
-from dshealthd.probe.messages import MAX_SIZE, Backend
-from dshealthd.probe.nursery import Nursery
+from dshealthd.probe.members.identity import local_addresses, own_name
+from dshealthd.probe.members.membership import MembershipError, MembershipOptions, load
+from dshealthd.probe.members.roll import hostname
+from dshealthd.probe.members.schedule import Timetable
 from dshealthd.probe.observation import Kind, Outcome, Stage
-from dshealthd.probe.peer import PeerError
-from dshealthd.probe.peer_client import PeerClient
-from dshealthd.probe.plan import ON_DEMAND, Plan, local_job, new_round
-from dshealthd.probe.roll import hostname
-from dshealthd.probe.schedule import Timetable
-from dshealthd.probe.store import LocalStore
+from dshealthd.probe.peers.client import PeerClient
+from dshealthd.probe.peers.contract import PeerError
+from dshealthd.probe.peers.credentials import CredentialError
+from dshealthd.probe.peers.messages import MAX_SIZE, Backend
+from dshealthd.probe.rounds.conclusion import Findings, Share, combine, timings_of
+from dshealthd.probe.rounds.plan import ON_DEMAND, Plan, local_job, new_round
+from dshealthd.probe.workers.job import DeviceSteps
+from dshealthd.probe.workers.nursery import Nursery
+from dshealthd.probe.workers.store import LocalStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from dshealthd.config import Config
     from dshealthd.host import Host
-    from dshealthd.probe.job import RankResult
+    from dshealthd.probe.workers.job import RankResult
 
 SIZES = (8, 1 << 10, 32 << 10, 1 << 20, 16 << 20, 64 << 20)
 SMALL = 1 << 20

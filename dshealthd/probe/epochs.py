@@ -18,32 +18,32 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
 from dshealthd.address import listen_address
-from dshealthd.probe.baseline import Baselines
-from dshealthd.probe.conclusion import Findings, Share, combine, timing_fields
-from dshealthd.probe.confirmation import Confirmations
-from dshealthd.probe.job import DeviceSteps
-from dshealthd.probe.messages import Backend
+from dshealthd.probe.members.roll import Roll
+from dshealthd.probe.members.schedule import epoch_at, root_order
 from dshealthd.probe.node import ThisNode
-from dshealthd.probe.nursery import Nursery
 from dshealthd.probe.observation import Kind, Observation, Outcome, Stage
 from dshealthd.probe.options import ProbeOptions
-from dshealthd.probe.peer import Refusal
-from dshealthd.probe.peer_client import PeerClient
-from dshealthd.probe.peer_server import PeerServer
-from dshealthd.probe.plan import DEADLINES, ON_DEMAND, PAIR, Plan, local_job, new_round, steps_at
+from dshealthd.probe.peers.client import PeerClient
+from dshealthd.probe.peers.contract import Refusal
+from dshealthd.probe.peers.messages import Backend
+from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.policy import Account, Gpus, Policy
-from dshealthd.probe.roll import Roll
-from dshealthd.probe.round import Decline, Report, Rounds
-from dshealthd.probe.schedule import epoch_at, root_order
-from dshealthd.probe.store import LocalStore
+from dshealthd.probe.rounds.conclusion import Findings, Share, combine, timing_fields
+from dshealthd.probe.rounds.plan import DEADLINES, ON_DEMAND, PAIR, Plan, local_job, new_round, steps_at
+from dshealthd.probe.rounds.round import Decline, Report, Rounds
 from dshealthd.probe.tally import Tally
-from dshealthd.probe.verdict import Judge
+from dshealthd.probe.verdicts.baseline import Baselines
+from dshealthd.probe.verdicts.confirmation import Confirmations
+from dshealthd.probe.verdicts.verdict import Judge
+from dshealthd.probe.workers.job import DeviceSteps
+from dshealthd.probe.workers.nursery import Nursery
+from dshealthd.probe.workers.store import LocalStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from dshealthd.probe.credentials import Credentials
-    from dshealthd.probe.verdict import Confirmation
+    from dshealthd.probe.peers.credentials import Credentials
+    from dshealthd.probe.verdicts.verdict import Confirmation
 
 log = logging.getLogger(__name__)
 

@@ -6,18 +6,18 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from dshealthd.probe.plan import ON_DEMAND, Plan
-from dshealthd.probe.schedule import epoch_at
+from dshealthd.probe.members.schedule import epoch_at
+from dshealthd.probe.rounds.plan import ON_DEMAND, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dshealthd.probe.conclusion import Scores
-    from dshealthd.probe.membership import Membership
-    from dshealthd.probe.nursery import Nursery
+    from dshealthd.probe.members.membership import Membership
+    from dshealthd.probe.members.roll import Roll
     from dshealthd.probe.policy import Gpus, Policy
-    from dshealthd.probe.roll import Roll
-    from dshealthd.probe.verdict import Judge
+    from dshealthd.probe.rounds.conclusion import Scores
+    from dshealthd.probe.verdicts.verdict import Judge
+    from dshealthd.probe.workers.nursery import Nursery
 
 NO_PYTHON = "no_python"
 WARMING_UP = "warming_up"

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dshealthd.options import Duration, option
-from dshealthd.probe.baseline import BaselineOptions
-from dshealthd.probe.membership import MembershipOptions
-from dshealthd.probe.peer import PeerOptions
-from dshealthd.probe.verdict import VerdictOptions
+from dshealthd.probe.members.membership import MembershipOptions
+from dshealthd.probe.peers.contract import PeerOptions
+from dshealthd.probe.verdicts.baseline import BaselineOptions
+from dshealthd.probe.verdicts.verdict import VerdictOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,16 +13,16 @@ from dshealthd import __version__
 from dshealthd.address import listen_address
 from dshealthd.collector import counter, gauge
 from dshealthd.probe import background
-from dshealthd.probe.baseline import BaselineError, Baselines, write
-from dshealthd.probe.credentials import CredentialError, Credentials
 from dshealthd.probe.epochs import SAMPLE_PEERS, Epochs, Lasting
-from dshealthd.probe.interface import interface_of
+from dshealthd.probe.members.roll import Roll, hostname
+from dshealthd.probe.members.schedule import epoch_at
 from dshealthd.probe.node import PREPARATION
-from dshealthd.probe.nursery import Nursery
+from dshealthd.probe.peers.credentials import CredentialError, Credentials
 from dshealthd.probe.policy import Account, Gpus, Policy
-from dshealthd.probe.roll import Roll, hostname
-from dshealthd.probe.schedule import epoch_at
 from dshealthd.probe.tally import Tally
+from dshealthd.probe.verdicts.baseline import BaselineError, Baselines, write
+from dshealthd.probe.workers.interface import interface_of
+from dshealthd.probe.workers.nursery import Nursery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from dshealthd.collector import Sample
     from dshealthd.host import Host
-    from dshealthd.probe.membership import Membership
+    from dshealthd.probe.members.membership import Membership
     from dshealthd.probe.options import ProbeOptions
     from dshealthd.snapshot import Snapshot
 

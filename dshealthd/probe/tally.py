@@ -7,16 +7,16 @@ from collections import Counter, OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.collector import Buckets, counter, gauge, histogram
-from dshealthd.probe.conclusion import timing_fields
 from dshealthd.probe.observation import Kind, Outcome
-from dshealthd.probe.round import DISAGREEMENTS
+from dshealthd.probe.rounds.conclusion import timing_fields
+from dshealthd.probe.rounds.round import DISAGREEMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dshealthd.collector import Sample
     from dshealthd.probe.observation import Suspect, Timing
-    from dshealthd.probe.round import Report
+    from dshealthd.probe.rounds.round import Report
 
 ROUNDS = counter(
     "dshealthd_probe_rounds_total", "Rounds of probes that this node led or took part in, by how they ended.", "kind", "outcome"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from dshealthd.probe.schedule import epoch_at
+from dshealthd.probe.members.schedule import epoch_at
 from tests.lab import Lab
 from tests.lab.node import toml
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.probe.schedule import groups
+from dshealthd.probe.members.schedule import groups
 from tests.lab.probing import Probing, begun, history, namespaced, suspects
 
 if TYPE_CHECKING:

@@ -8,23 +8,23 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dshealthd.probe.job import RankResult, WorkerJob
-from dshealthd.probe.membership import Member, Membership
-from dshealthd.probe.messages import Backend
+from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.observation import Kind, Observation, Outcome, Stage, Timing
-from dshealthd.probe.peer import PeerOptions
-from dshealthd.probe.peer_client import PeerClient
-from dshealthd.probe.peer_server import PeerServer
-from dshealthd.probe.plan import Plan, new_round
-from dshealthd.probe.round import Report, Rounds
-from dshealthd.probe.store import StoreError, StoreHandler
+from dshealthd.probe.peers.client import PeerClient
+from dshealthd.probe.peers.contract import PeerOptions
+from dshealthd.probe.peers.messages import Backend
+from dshealthd.probe.peers.server import PeerServer
+from dshealthd.probe.rounds.plan import Plan, new_round
+from dshealthd.probe.rounds.round import Report, Rounds
+from dshealthd.probe.workers.job import RankResult, WorkerJob
+from dshealthd.probe.workers.store import StoreError, StoreHandler
 from tests.probe.peering import KEY, secret
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from dshealthd.probe.round import Workers
+    from dshealthd.probe.rounds.round import Workers
 
 EPOCH = 1000
 NAMES = tuple(f"127.0.0.{number}" for number in range(11, 19))

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from blockbuster import BlockBuster
 
 from dshealthd.options import Duration
-from dshealthd.probe.peer import ABSENT, ANSWER, Claim, PeerOptions, parse_answer, request_mac
-from dshealthd.probe.peer_client import PeerClient
-from dshealthd.probe.peer_link import Head, parse_head
-from dshealthd.probe.peer_server import PeerServer
+from dshealthd.probe.peers.client import PeerClient
+from dshealthd.probe.peers.contract import ABSENT, ANSWER, Claim, PeerOptions, parse_answer, request_mac
+from dshealthd.probe.peers.link import Head, parse_head
+from dshealthd.probe.peers.server import PeerServer
 from tests.web import certificates
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def run(scene: Coroutine[Any, Any, None]) -> None:
     guard.functions["os.listdir"].can_block_in("web/limits.py", "keep_descriptors")
     for name in ("os.stat", "os.path.islink", "io.BufferedReader.read", "os.read"):
         if name in guard.functions:
-            guard.functions[name].can_block_in("probe/credentials.py", "__init__")
+            guard.functions[name].can_block_in("probe/peers/credentials.py", "__init__")
     guard.activate()
     try:
         asyncio.run(asyncio.wait_for(scene, 60))

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-PATH = Path(__file__).resolve().parents[2] / "dshealthd" / "probe" / "worker.py"
+PATH = Path(__file__).resolve().parents[2] / "dshealthd" / "probe" / "workers" / "worker.py"
 SPEC = importlib.util.spec_from_file_location("worker", PATH)
 assert SPEC is not None
 assert SPEC.loader is not None

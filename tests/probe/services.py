@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.collectors import gpu_bus, gpu_processes
 from dshealthd.host import Host
 from dshealthd.options import Duration
-from dshealthd.probe.membership import MembershipOptions
+from dshealthd.probe.members.membership import MembershipOptions
 from dshealthd.probe.options import PolicyOptions, ProbeOptions
-from dshealthd.probe.peer import PeerOptions
+from dshealthd.probe.peers.contract import PeerOptions
 from dshealthd.probe.service import Service
 from dshealthd.result import Outcome, Result, not_available
 from dshealthd.snapshot import Snapshot

@@ -15,7 +15,7 @@ import pytest
 from dshealthd.exposition import Format, render
 from dshealthd.options import Duration
 from dshealthd.probe.epochs import JITTER, jitter
-from dshealthd.probe.membership import MembershipOptions
+from dshealthd.probe.members.membership import MembershipOptions
 from dshealthd.probe.options import PolicyOptions, ProbeOptions
 from tests.agents import running
 from tests.probe.peering import KEY, OTHER_KEY, run, secret

@@ -1,0 +1,266 @@
+"""Who takes part in probes: a DeepSpeed hostfile, a list, a DNS name or a Slurm node list expression, and where each node is attached."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import ipaddress
+import json
+import os
+import re
+import socket
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.host import read_bytes
+from dshealthd.options import Duration, option
+from dshealthd.probe.members import topology
+from dshealthd.probe.members.hostlist import MAX_NAMES, HostlistError, expand, is_name, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_MAX_BYTES = 1 << 23
+_MAX_SLOTS_DIGITS = 6
+
+# DeepSpeed's own pattern (launcher/runner.py, _parse_hostfile): what follows the digits is not looked at, and neither is it here.
+_HOSTFILE_LINE = re.compile(r"(\S+)\s+slots=(\d+)")
+
+
+class MembershipError(Exception):
+    """Members that cannot be told; `errors` has one line for each thing that is wrong, `FILE:LINE: reason` where it is in a file."""
+
+    def __init__(self, errors: Iterable[str]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("\n".join(self.errors))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipOptions:
+    """Where the list of nodes comes from: one source, or none, which leaves probes between nodes off."""
+
+    hostfile: Path | None = option(None, "DeepSpeed hostfile, the one that training is started with; re-read as it changes.")
+    nodes: tuple[str, ...] = option([], "The nodes themselves, as their agents are reached.")
+    dns: str = option(
+        "",
+        "DNS name, such as a headless service: each of its addresses is a node, and the addresses are the names. "
+        "IPv6 ones count only where there is no IPv4 one.",
+    )
+    dns_interval: Duration = option("1m", "How often the DNS name is looked up again.", minimum="1s")
+    slurm: str = option("", 'Slurm node list expression, such as "gpu[001-128,130],login1".')
+    topology: Path | None = option(
+        None, "File in the form of Slurm's topology.conf that says which nodes share a leaf switch; re-read as it changes."
+    )
+    name: str = option("", "Which of the nodes this one is, where neither its host name nor an address of its interfaces tells.")
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources that are set."""
+        return tuple(name for name in ("hostfile", "nodes", "dns", "slurm") if getattr(self, name))
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Yield what is wrong although its type is right."""
+        if len(self.sources) > 1:
+            yield self.sources[1], f"only one of {', '.join(self.sources)} can say who the members are"
+        for key in ("dns", "name"):
+            if getattr(self, key) and not is_name(getattr(self, key)):
+                yield key, f"{quote(getattr(self, key))} is no name of a node"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node."""
+
+    name: str
+    slots: int | None = None
+    """GPUs that training may use there, where the source tells."""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The nodes, as one agent believes them to be."""
+
+    members: tuple[Member, ...]
+    """Sorted by name."""
+    leaves: Mapping[str, str]
+    """The leaf switch of each member, "" where unknown."""
+    source: str
+    """Where the list comes from, for people."""
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names, sorted."""
+        return tuple(member.name for member in self.members)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """12 hexadecimal digits that differ where two agents differ in a name, its slots or its leaf. The source does not count."""
+        rows = [[member.name, member.slots, self.leaves.get(member.name, "")] for member in self.members]
+        return hashlib.blake2b(json.dumps(rows).encode(), digest_size=6).hexdigest()
+
+    @property
+    def digest_number(self) -> int:
+        """The digest as a number below 2^48, which a sample's float holds exactly."""
+        return int(self.digest, 16)
+
+
+def load(options: MembershipOptions, resolve: Callable[..., Iterable[tuple[Any, ...]]] = socket.getaddrinfo) -> Membership:
+    """Return the members that the configured source names, and their leaves. Raises MembershipError with all that is wrong.
+
+    `resolve` is called as `socket.getaddrinfo`, for a DNS name only. Reads files and may wait for DNS: not for an event loop.
+    """
+    if len(options.sources) != 1:
+        raise MembershipError([f"members: {'only one' if options.sources else 'one'} of hostfile, nodes, dns, slurm says who they are"])
+    errors: list[str] = []
+    members: tuple[Member, ...] = ()
+    switches: tuple[topology.Switch, ...] = ()
+    try:
+        members, source = _members(options, resolve)
+    except MembershipError as error:
+        errors += error.errors
+    if options.topology is not None:
+        try:
+            switches = topology.parse(_text(options.topology), str(options.topology))
+        except (MembershipError, topology.TopologyError) as error:
+            errors += error.errors
+    if errors:
+        raise MembershipError(errors)
+    members = tuple(sorted(members, key=lambda member: member.name))
+    return Membership(members, topology.leaves(switches, (member.name for member in members)), source)
+
+
+def _members(options: MembershipOptions, resolve: Callable[..., Iterable[tuple[Any, ...]]]) -> tuple[tuple[Member, ...], str]:
+    """Return the members in their source's order, and the source in words."""
+    if options.hostfile is not None:
+        return parse_hostfile(_text(options.hostfile), str(options.hostfile)), f"hostfile {options.hostfile}"
+    if options.nodes:
+        return parse_nodes(options.nodes), "list"
+    if options.slurm:
+        try:
+            return tuple(map(Member, expand(options.slurm))), "slurm"
+        except HostlistError as error:
+            raise MembershipError([f"slurm: {error}"]) from error
+    return tuple(map(Member, _addresses(options.dns, resolve))), f"dns {options.dns}"
+
+
+def parse_hostfile(text: str, place: str) -> tuple[Member, ...]:
+    """Return the members of a DeepSpeed hostfile, in its order. Raises MembershipError; `place` is the file's name in its lines.
+
+    Read as DeepSpeed's runner reads it: `NAME slots=COUNT`, whatever follows; blank lines and lines that begin with `#` are skipped; a
+    host given twice is an error, and so is a file without any. Beyond that a name has to be one that a host can have.
+    """
+    errors: list[str] = []
+    lines: dict[str, int] = {}
+    members: list[Member] = []
+    for number, raw in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
+        line = raw.strip()
+        if not line or line.startswith("#"):
+            continue
+        match = _HOSTFILE_LINE.match(line)
+        if match is None or len(match[2]) > _MAX_SLOTS_DIGITS:
+            errors.append(f'{place}:{number}: {quote(line)} is not "NAME slots=COUNT"')
+        elif not is_name(match[1]):
+            errors.append(f"{place}:{number}: {quote(match[1])} is no name of a node")
+        elif match[1] in lines:
+            errors.append(f"{place}:{number}: {quote(match[1])} stands in line {lines[match[1]]} already")
+        else:
+            lines[match[1]] = number
+            members.append(Member(match[1], int(match[2])))
+    if not members and not errors:
+        errors.append(f"{place}: names no host")
+    if len(members) > MAX_NAMES:
+        errors.append(f"{place}: has {len(members)} hosts; at most {MAX_NAMES} are taken")
+    if errors:
+        raise MembershipError(errors)
+    return tuple(members)
+
+
+def parse_nodes(names: Iterable[str]) -> tuple[Member, ...]:
+    """Return the members of an explicit list, in its order. Raises MembershipError for a name that is none or is there twice."""
+    errors: list[str] = []
+    seen: dict[str, None] = {}
+    for position, name in enumerate(names, 1):
+        if not is_name(name):
+            errors.append(f"nodes: entry {position}, {quote(name)}, is no name of a node")
+        elif name in seen:
+            errors.append(f"nodes: entry {position}, {quote(name)}, is there twice")
+        seen[name] = None
+    if len(seen) > MAX_NAMES:
+        errors.append(f"nodes: has {len(seen)} entries; at most {MAX_NAMES} are taken")
+    if errors:
+        raise MembershipError(errors)
+    return tuple(map(Member, seen))
+
+
+def _addresses(name: str, resolve: Callable[..., Iterable[tuple[Any, ...]]]) -> tuple[str, ...]:
+    """Return the addresses of a DNS name: those of one family, so that a node with both is one member.
+
+    No address is turned back into a name: a resolver without the reverse zone takes seconds for each, and what it says need not
+    be what the node calls itself.
+    """
+    try:
+        answers = list(resolve(name, None, type=socket.SOCK_STREAM))
+    except (OSError, UnicodeError) as error:  # UnicodeError: an empty or too long label, from the IDNA codec
+        raise MembershipError([f"dns: {quote(name)} cannot be resolved: {error}"]) from error
+    found = [ipaddress.ip_address(answer[4][0]) for answer in answers if answer[0] in (socket.AF_INET, socket.AF_INET6)]
+    # A link-local address means nothing without the name of an interface, which differs between nodes.
+    usable = [address for address in found if not (isinstance(address, ipaddress.IPv6Address) and address.is_link_local)]
+    chosen = [address for address in usable if isinstance(address, ipaddress.IPv4Address)] or usable
+    if not chosen:
+        raise MembershipError([f"dns: {quote(name)} has no address"])
+    return tuple(dict.fromkeys(str(address) for address in chosen))
+
+
+def _text(file: Path) -> str:
+    """Return what a file says. Raises MembershipError, with the line where it is not UTF-8."""
+    try:
+        if not stat.S_ISREG(os.stat(file).st_mode):
+            raise MembershipError([f"{file}: is not a regular file"])
+        content = read_bytes(str(file), _MAX_BYTES + 1)
+    except OSError as error:
+        raise MembershipError([f"{file}: cannot be read: {error.strerror}"]) from error
+    if len(content) > _MAX_BYTES:
+        raise MembershipError([f"{file}: is longer than {_MAX_BYTES} bytes"])
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise MembershipError([f"{file}:{line}: is not UTF-8: {error.reason}"]) from error
+
+
+class Watcher:
+    """Says when a source should be loaded again: a file has changed, or a DNS name is due. Costs one stat(2) for each file."""
+
+    def __init__(self, options: MembershipOptions, monotonic: Callable[[], float]) -> None:
+        self._files = tuple(file for file in (options.hostfile, options.topology) if file is not None)
+        self._interval = float(options.dns_interval) if options.dns else None
+        self._monotonic = monotonic
+        self._looked = monotonic()
+        self._seen = self._signatures()
+
+    def changed(self) -> bool:
+        """Whether anything changed since the last call that said so, or since the beginning.
+
+        Call it before `load`, never after: a change in between is then seen the next time instead of being lost.
+        """
+        now, signatures = self._monotonic(), self._signatures()
+        due = self._interval is not None and now - self._looked >= self._interval
+        changed = due or signatures != self._seen
+        if changed:
+            self._looked, self._seen = now, signatures
+        return changed
+
+    def _signatures(self) -> tuple[tuple[int, ...] | None, ...]:
+        """Return what tells one state of each file from another; None for one that is not there."""
+        return tuple(map(_signature, self._files))
+
+
+def _signature(file: Path) -> tuple[int, ...] | None:
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size

@@ -1,0 +1,127 @@
+"""The secrets of the peer API, re-read as their files change, and the switch that turns it off."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from typing import TYPE_CHECKING
+
+from dshealthd.collector import counter, gauge
+from dshealthd.probe import background
+from dshealthd.probe.peers.secret_files import CredentialError, Secrets, place, read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dshealthd.collector import Sample
+    from dshealthd.probe.peers.contract import PeerOptions
+
+log = logging.getLogger(__name__)
+
+RELOAD_OK = gauge(
+    "dshealthd_probe_peer_credentials_last_reload_successful",
+    "1 if the last reading of the key and certificate files could be used; at 0 what was read before is in force.",
+)
+RELOAD_FAILURES = counter(
+    "dshealthd_probe_peer_credentials_reload_failures_total", "Changes of the key or certificate files that could not be used."
+)
+EXPIRY = gauge(
+    "dshealthd_probe_peer_certificate_expiry_timestamp_seconds",
+    "End of this node's own certificate for the peer API; only where it has one.",
+)
+METRICS = (RELOAD_OK, RELOAD_FAILURES, EXPIRY)
+
+CHECK_INTERVAL = 1.0
+"""Seconds for which the files count as unchanged after they were looked at."""
+CHECK_PATIENCE = 0.5
+"""Seconds that a call waits for the files to be looked at; a file system that hangs costs that once."""
+SETTLE = 0.2
+"""Seconds for which a changed file must stay as it is before it is read: half a key may be a key."""
+
+__all__ = ["METRICS", "CredentialError", "Credentials", "Secrets"]
+
+Mark = tuple[int, int, int, int] | None
+
+
+class Credentials:
+    """The secrets in force, and the switch that turns calls off. Where a change cannot be used, what was read before stays in force."""
+
+    def __init__(self, options: PeerOptions, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """Read the files; CredentialError. Blocks, once."""
+        self._options = options
+        self._monotonic = monotonic
+        self._files = tuple(
+            place(path) for path in (options.key_file, options.tls_cert_file, options.tls_key_file, options.tls_ca_file) if path is not None
+        )
+        self._marks = _marks(self._files)
+        self.secrets = read(options)
+        self.off = self._is_off()
+        """Whether calls are turned off by `off_file`."""
+        self._checked = monotonic()
+        self._check: asyncio.Task[None] | None = None
+        self._ok = True
+        self._failures = 0
+
+    async def current(self) -> Secrets:
+        """Return what is in force now, after looking whether a file has changed; a file system that hangs is not waited for."""
+        if self._check is None and self._monotonic() - self._checked >= CHECK_INTERVAL:
+            self._check = asyncio.create_task(self._refresh(), name="peer credentials")
+        if self._check is not None:
+            await asyncio.wait({self._check}, timeout=CHECK_PATIENCE)
+        return self.secrets
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield whether the files in force are the ones on disk."""
+        yield RELOAD_OK(float(self._ok))
+        yield RELOAD_FAILURES(float(self._failures))
+        if self.secrets.own is not None and self.secrets.own.trusted:
+            yield EXPIRY(self.secrets.own.ends)
+
+    async def close(self) -> None:
+        """Give up a look that is in progress."""
+        if self._check is not None:
+            self._check.cancel()
+            await asyncio.gather(self._check, return_exceptions=True)
+
+    async def _refresh(self) -> None:
+        try:
+            marks, self.off = await background.call(self._look, None)
+            if marks == self._marks:
+                return
+            await asyncio.sleep(SETTLE)
+            if await background.call(lambda: _marks(self._files), None) != marks:
+                return  # still being written
+            try:
+                self.secrets = await background.call(lambda: read(self._options), None, CredentialError)
+            except CredentialError as error:
+                self._ok = False
+                self._failures += 1
+                log.error("credentials of the peer API not used, those before stay in force:\n%s", error)
+            else:
+                self._ok = True
+                log.info("credentials of the peer API: read again")
+            self._marks = marks
+        finally:
+            self._checked = self._monotonic()
+            self._check = None
+
+    def _look(self) -> tuple[tuple[Mark, ...], bool]:
+        return _marks(self._files), self._is_off()
+
+    def _is_off(self) -> bool:
+        return self._options.off_file is not None and os.path.lexists(self._options.off_file)
+
+
+def _marks(files: tuple[str, ...]) -> tuple[Mark, ...]:
+    """Return what changes when one of the files, or who may read it, does."""
+    marks: list[Mark] = []
+    for file in files:
+        try:
+            status = os.stat(file)
+        except OSError:
+            marks.append(None)
+        else:
+            marks.append((status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size))
+    return tuple(marks)

@@ -1,0 +1,154 @@
+"""Who may call, and with what: the checks that a request passes before its message is looked at.
+
+What costs little comes first, and nothing that a stranger sends is parsed beyond one header.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections import Counter
+from typing import TYPE_CHECKING, Protocol
+
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
+from aiohttp.web_protocol import RequestPayloadError
+
+from dshealthd.probe.peers.contract import ABSENT, MAX_BODY, NONCE, PREFIX, Claim, Rejection, answer_mac, certificate_names, request_mac
+from dshealthd.probe.peers.nonces import Nonces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from aiohttp.web_request import BaseRequest
+
+    from dshealthd.probe.peers.connection import PeerConnection
+    from dshealthd.probe.peers.contract import PeerOptions
+    from dshealthd.probe.peers.credentials import Credentials
+
+
+class Members(Protocol):
+    """What the listener wants to know of the membership."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of the nodes."""
+
+
+class Rejected(Exception):
+    """The request in hand is refused."""
+
+    def __init__(self, reason: Rejection) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Call:
+    """A request, and what has been proved of it."""
+
+    __slots__ = ("claim", "key", "proved")
+
+    def __init__(self) -> None:
+        self.claim = Claim("", "")
+        """What it says of itself; empty until it has been read."""
+        self.proved = False
+        """Whether it comes from whom its claim says."""
+        self.key: bytes | None = None
+        """The key it was signed with; the answer is signed with the same."""
+
+
+class Guard:
+    """Authenticates requests and counts those that it refuses."""
+
+    def __init__(
+        self,
+        options: PeerOptions,
+        me: str,
+        members: Callable[[], Members],
+        credentials: Credentials,
+        monotonic: Callable[[], float],
+    ) -> None:
+        """Let the `members` call the node `me`."""
+        self._options = options
+        self._me = me
+        self._members = members
+        self._credentials = credentials
+        self._nonces = Nonces(options.calls_per_second, options.burst, monotonic)
+        self.refused: Counter[Rejection] = Counter(dict.fromkeys(Rejection, 0))
+
+    async def body(self, request: BaseRequest, connection: PeerConnection, call: Call) -> bytes | None:
+        """Return the body of a request that may be handled; None where only a nonce is asked for; raises Rejected."""
+        length = _content_length(request)
+        authorization = request.headers.getall("Authorization", ())
+        claim = Claim.parse(authorization[0]) if len(authorization) == 1 else None
+        if claim is None:
+            raise Rejected(Rejection.NO_CREDENTIALS)
+        if length > MAX_BODY:
+            raise Rejected(Rejection.TOO_LARGE)
+        body = await self._read(request)
+        call.claim = claim
+        if request.raw_path == PREFIX + NONCE:
+            if self._options.key_file is None or body or not connection.doubt():
+                raise Rejected(Rejection.MALFORMED)
+            return None
+        if self._options.tls and self._options.certificate_name(claim.sender) not in certificate_names(connection.certificate):
+            raise Rejected(Rejection.CERTIFICATE)
+        secrets = await self._credentials.current()
+        if self._options.key_file is not None:
+            call.key = self._key(request.raw_path, body, claim, secrets.keys)
+        call.proved = True
+        connection.prove()
+        self._admit(claim)
+        return body
+
+    def signature(self, call: Call, code: int, body: bytes) -> str | None:
+        """Return what proves an answer to its caller, with the next nonce; None where there is no key, or no caller."""
+        if not call.claim.sender or self._options.key_file is None:
+            return None
+        nonce = self._nonces.issue(call.claim.sender)
+        return f"{nonce} {ABSENT if call.key is None else answer_mac(call.key, call.claim.mac, code, body, nonce)}"
+
+    def _key(self, path: str, body: bytes, claim: Claim, keys: tuple[bytes, ...]) -> bytes:
+        """Return the key that a request is signed with."""
+        fitting = [key for key in keys if hmac.compare_digest(request_mac(key, path, body, claim), claim.mac)]
+        if not fitting or claim.challenge == ABSENT:
+            raise Rejected(Rejection.KEY)
+        if not self._nonces.fresh(claim.nonce, claim.sender):
+            raise Rejected(Rejection.STALE)
+        if not self._nonces.spend(claim.nonce, claim.sender):
+            raise Rejected(Rejection.REPLAYED)
+        return fitting[0]
+
+    def _admit(self, claim: Claim) -> None:
+        """Let a proved sender pass, or tell it why not."""
+        if claim.receiver != self._me:
+            raise Rejected(Rejection.RECEIVER)
+        if claim.sender == self._me:
+            raise Rejected(Rejection.SELF)
+        if claim.sender not in self._members().names:
+            raise Rejected(Rejection.SENDER)
+        if not self._nonces.admit(claim.sender):
+            raise Rejected(Rejection.RATE)
+        if self._credentials.off:
+            raise Rejected(Rejection.OFF)
+
+    async def _read(self, request: BaseRequest) -> bytes:
+        try:
+            async with asyncio.timeout(self._options.header_timeout):
+                return await request.read()
+        except TimeoutError as error:
+            raise Rejected(Rejection.SLOW) from error
+        except HTTPRequestEntityTooLarge as error:
+            raise Rejected(Rejection.TOO_LARGE) from error
+        except (RequestPayloadError, HttpProcessingError) as error:
+            raise Rejected(Rejection.MALFORMED) from error
+
+
+def _content_length(request: BaseRequest) -> int:
+    """Return the length of a request's body; what could be read in two ways, or has to be unpacked, is refused."""
+    lengths = request.headers.getall("Content-Length", ())
+    if any(name in request.headers for name in ("Transfer-Encoding", "Content-Encoding", "Upgrade", "Expect")):
+        raise Rejected(Rejection.MALFORMED)
+    if len(lengths) != 1 or not (lengths[0].isascii() and lengths[0].isdigit()):
+        raise Rejected(Rejection.MALFORMED)
+    return int(lengths[0])

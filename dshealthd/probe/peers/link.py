@@ -1,0 +1,202 @@
+"""One connection to another node's peer listener: sends a request, reads its answer.
+
+The server may be anybody until its answer is verified: it is read by a parser that takes the one form of answer that a peer sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import select
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dshealthd.probe.peers.contract import MAX_BODY
+
+MAX_HEAD = 4096
+"""Bytes of an answer's status line and headers."""
+_STATUS = re.compile(r"HTTP/1\.1 ([1-5][0-9][0-9]) [\x20-\x7e]{0,64}")
+_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
+_LENGTH = re.compile(r"[0-9]{1,5}")
+_UNACKED = 24
+"""Offset of tcpi_unacked in the kernel's struct tcp_info."""
+
+
+class BadAnswer(Exception):
+    """What came is no answer of a peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """An answer's status and headers, names in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    length: int
+    """Bytes of the body that follows."""
+    last: bool
+    """Whether the server closes the connection after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer as it came, not verified yet."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def parse_head(head: bytes) -> Head:
+    """Return what an answer's head, without the empty line, says; BadAnswer for anything that could be read in two ways."""
+    try:
+        status, *lines = head.decode("ascii").split("\r\n")
+    except UnicodeDecodeError as error:
+        raise BadAnswer from error
+    match = _STATUS.fullmatch(status)
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        name = name.lower()
+        if not colon or _NAME.fullmatch(name) is None or name in headers or not value.strip(" ").isprintable():
+            raise BadAnswer
+        headers[name] = value.strip(" ")
+    length = _LENGTH.fullmatch(headers.get("content-length", ""))
+    if match is None or length is None or "transfer-encoding" in headers or "content-encoding" in headers:
+        raise BadAnswer
+    if int(length[0]) > MAX_BODY:
+        raise BadAnswer
+    return Head(int(match[1]), headers, int(length[0]), headers.get("connection", "").lower() == "close")
+
+
+class Link(asyncio.Protocol):
+    """A connection; one request at a time."""
+
+    def __init__(self) -> None:
+        self.nonce = ""
+        """The nonce for the next request; empty where there is none."""
+        self.nonce_until = 0.0
+        self.idle_since = 0.0
+        self.answered = False
+        """Whether an answer has come on this connection."""
+        self.broken = False
+        """Whether no further request can be sent."""
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._head: Head | None = None
+        self._waiter: asyncio.Future[Answer] | None = None
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_connection makes
+        self._transport = transport
+
+    @property
+    def secured(self) -> bool:
+        """Whether the connection is protected with TLS."""
+        return self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
+
+    def peer_certificate(self) -> Mapping[str, object]:
+        """Return the server's certificate as `getpeercert()` gives it; empty without TLS."""
+        return {} if self._transport is None else self._transport.get_extra_info("peercert") or {}
+
+    def send(self, request: bytes) -> asyncio.Future[Answer]:
+        """Send a request and return its answer to come: OSError (what ssl raises is one) when the connection ends, BadAnswer."""
+        assert self._waiter is None  # noqa: S101 - one request at a time
+        assert self._transport is not None  # noqa: S101 - it is connected
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        if self.broken:
+            self._finish(ConnectionAbortedError())
+        else:
+            self._transport.write(request)
+        return waiter
+
+    def data_received(self, data: bytes) -> None:
+        """Read an answer."""
+        self._buffer += data
+        try:
+            answer = self._parse()
+        except BadAnswer as error:
+            self._finish(error)
+            self.abort()
+            return
+        if answer is not None:
+            self._finish(answer)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """End the request that waits, if one does."""
+        self.broken = True
+        self._finish(exc if isinstance(exc, OSError) else ConnectionAbortedError())
+        if not self._lost.done():
+            self._lost.set_result(None)
+
+    def eof_received(self) -> bool:
+        """Close as the server does."""
+        self.broken = True
+        return False
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.broken = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def close(self) -> None:
+        """Close at once, and wait until it is."""
+        self.abort()
+        if self._transport is not None:
+            await self._lost
+
+    def usable(self) -> bool:
+        """Tell whether an idle connection can be used again: the kernel may know of its end before the loop has turned to it."""
+        if self.broken or self._transport is None:
+            return False
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket"), select.POLLIN | select.POLLRDHUP)
+        return not poll.poll(0)
+
+    def unacknowledged(self) -> bool:
+        """Tell whether the other machine's kernel has not acknowledged what was sent: it is not there, or packets are lost."""
+        connection = None if self._transport is None else self._transport.get_extra_info("socket")
+        if connection is None:
+            return True
+        try:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED + 4)
+        except OSError:
+            return True
+        return len(info) < _UNACKED + 4 or struct.unpack_from("=I", info, _UNACKED)[0] > 0
+
+    def _parse(self) -> Answer | None:
+        if self._waiter is None:
+            raise BadAnswer  # nothing was asked
+        if self._head is None:
+            end = self._buffer.find(b"\r\n\r\n", 0, MAX_HEAD)
+            if end < 0:
+                if len(self._buffer) >= MAX_HEAD:
+                    raise BadAnswer
+                return None
+            self._head = parse_head(bytes(self._buffer[:end]))
+            del self._buffer[: end + 4]
+        head = self._head
+        if len(self._buffer) < head.length:
+            return None
+        if len(self._buffer) > head.length:
+            raise BadAnswer
+        body = bytes(self._buffer)
+        self._buffer.clear()
+        self._head = None
+        self.answered = True
+        self.broken = self.broken or head.last
+        return Answer(head.status, head.headers, body)
+
+    def _finish(self, result: Answer | Exception) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is None or waiter.done():
+            return
+        if isinstance(result, Answer):
+            waiter.set_result(result)
+        else:
+            waiter.set_exception(result)

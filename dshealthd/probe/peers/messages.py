@@ -1,0 +1,156 @@
+"""The methods of the peer API and what may stand in their messages."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd.probe.observation import Kind, Outcome, Part, Stage
+from dshealthd.probe.peers.schema import Array, Choice, Data, Flag, Integer, Node, Number, Record, Slug, Text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_MEMBERS = 64
+"""Nodes of one round."""
+MAX_RANKS = 1024
+MAX_RANKS_OF_NODE = 64
+MAX_SIZE = 1 << 30
+"""Bytes of one collective's payload."""
+MAX_KEY, MAX_VALUE = 256, 45000
+"""Characters of a key and bytes of a value of the rendezvous store."""
+MAX_PAYLOAD = 48000
+"""Bytes of an echo: with base64 and the other fields, what a body may have."""
+MAX_WAIT = 20.0
+"""Seconds that one operation of the store may wait for its keys."""
+
+
+class Backend(enum.StrEnum):
+    """What rounds run on: backends of torch.distributed, or none."""
+
+    NCCL = "nccl"
+    GLOO = "gloo"
+    AGENT = "agent"
+    """None: a light round, between the agents alone."""
+
+
+class StoreOp(enum.StrEnum):
+    """Operations of a rendezvous store."""
+
+    SET = "set"
+    GET = "get"
+    ADD = "add"
+    WAIT = "wait"
+    CHECK = "check"
+    DELETE = "delete"
+
+
+EPOCH = Integer(-1)
+ROUND = Text(64)
+CLOCK = Number(0, 1e11)
+"""Unix time in seconds."""
+SECONDS = Number(0, 1e6)
+MAX_SCORES = 512
+SCORES = Array(Record({"component": Text(520), "score": Number(0, 1e6)}), MAX_SCORES)
+"""What a node says of itself and of those it met; see `evidence.tell`."""
+VERSION = Text(64)
+SUSPECT = Record({"part": Choice(Part), "component": Text(520), "reason": Slug()})
+STEP = Record({"size": Integer(1, MAX_SIZE), "repetitions": Integer(1, 1000)})
+RANK = Record(
+    {
+        "rank": Integer(0, MAX_RANKS),
+        "outcome": Choice(Outcome),
+        "stage": Choice(Stage),
+        "reason": Slug(),
+        "entered": Integer(),
+        "left": Integer(),
+    }
+)
+TIMING = Record(
+    {
+        "op": Slug(),
+        "size": Integer(0, MAX_SIZE),
+        "seconds": SECONDS,
+        "bus_bandwidth": Number(0, 1e15),
+        "part": Text(64),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A request and its answer."""
+
+    request: Record
+    answer: Record
+
+
+METHODS: Mapping[str, Method] = {
+    "invite": Method(
+        Record(
+            {
+                "round": ROUND,
+                "epoch": EPOCH,
+                "kind": Choice(Kind),
+                "backend": Choice(Backend),
+                "members": Array(Node(), MAX_MEMBERS, 2),
+                "digest": Text(12),
+                "steps": Array(STEP, 32),
+                "ranks": Integer(1, MAX_RANKS_OF_NODE),
+                "version": VERSION,
+            },
+            {"scores": SCORES},
+        ),
+        Record({}, {"scores": SCORES, "clock": CLOCK}),
+    ),
+    "store": Method(
+        Record(
+            {"round": ROUND, "op": Choice(StoreOp), "key": Text(MAX_KEY), "timeout": Number(0, MAX_WAIT)},
+            {"value": Data(MAX_VALUE), "amount": Integer(-(2**53))},
+        ),
+        Record({}, {"value": Data(MAX_VALUE), "number": Integer(-(2**53)), "flag": Flag()}),
+    ),
+    "result": Method(  # of a member's workers, to the root
+        Record({"round": ROUND, "ranks": Array(RANK, MAX_RANKS_OF_NODE), "timings": Array(TIMING, 128)}, {"scores": SCORES}),
+        Record({}),
+    ),
+    "conclusion": Method(  # of the round, from the root
+        Record(
+            {
+                "round": ROUND,
+                "kind": Choice(Kind),
+                "outcome": Choice(Outcome),
+                "stage": Choice(Stage),
+                "timings": Array(TIMING, 128),
+                "late": Array(Node(), MAX_MEMBERS),
+                "reason": Slug(),
+                "scores": SCORES,
+            },
+            {"offset": Number(-1e11, 1e11)},
+        ),
+        Record({}),
+    ),
+    "lead": Method(  # on demand: the receiver is the first of the members
+        Record({"members": Array(Node(), MAX_MEMBERS, 2), "kind": Choice(Kind), "steps": Array(STEP, 32)}),
+        Record(
+            {
+                "kind": Choice(Kind),
+                "backend": Choice(Backend),
+                "outcome": Choice(Outcome),
+                "stage": Choice(Stage),
+                "timings": Array(TIMING, 128),
+                "late": Array(Node(), MAX_MEMBERS),
+                "reason": Slug(),
+            }
+        ),
+    ),
+    "echo": Method(
+        Record({"clock": CLOCK, "payload": Data(MAX_PAYLOAD)}, {"digest": Text(12), "scores": SCORES}),
+        Record({"clock": CLOCK, "payload": Data(MAX_PAYLOAD)}, {"digest": Text(12), "scores": SCORES}),
+    ),
+    "status": Method(
+        Record({}),
+        Record({}, {"version": VERSION, "epoch": EPOCH, "digest": Text(12), "scores": SCORES, "suspects": Array(SUSPECT, 64)}),
+    ),
+}

@@ -1,0 +1,210 @@
+"""Connections to other nodes' agents: made when they are needed, kept while they are used, and what it means when they cannot be made."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from dshealthd.address import listen_address
+from dshealthd.probe.observation import Outcome
+from dshealthd.probe.peers.contract import PeerError, certificate_names
+from dshealthd.probe.peers.link import Link
+from dshealthd.probe.peers.resolver import UnknownName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dshealthd.probe.peers.contract import PeerOptions
+    from dshealthd.probe.peers.resolver import Address, Resolver
+
+MAX_IDLE = 16
+"""Connections kept while nothing is asked on them."""
+IDLE_TIMEOUT = 60.0
+"""Seconds for which an idle connection is kept; less than what a listener allows."""
+FIRST_PATIENCE = 1.0
+"""Seconds for each address of a name but the last."""
+SHUTDOWN_TIMEOUT = 1.0
+_NO_ROUTE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.EADDRNOTAVAIL}
+_CERTIFICATE_PROBLEMS = {9: "certificate_not_yet_valid", 10: "certificate_expired"}
+"""By OpenSSL's verification code (X509_V_ERR_…)."""
+
+
+class Progress:
+    """How far a call has come: what it means if its time is over now."""
+
+    def __init__(self) -> None:
+        self.outcome = Outcome.FAILED
+        self.reason = "too_many_calls"
+
+    def to(self, outcome: Outcome, reason: str) -> None:
+        """Note what it means if nothing comes after this."""
+        self.outcome = outcome
+        self.reason = reason
+
+
+class Pool:
+    """The connections of one client."""
+
+    def __init__(
+        self, options: PeerOptions, addresses: Callable[[str], tuple[str, int]], resolver: Resolver, monotonic: Callable[[], float]
+    ) -> None:
+        """`addresses` gives host (name or address) and port of a peer."""
+        self._options = options
+        self._addresses = addresses
+        self._resolver = resolver
+        self._monotonic = monotonic
+        self._local = _local_host(options.listen_address)
+        self._idle: OrderedDict[Link, str] = OrderedDict()
+        """Idle connections and whose they are, longest unused first."""
+        self._busy: set[Link] = set()
+        self.opened = 0
+
+    def __len__(self) -> int:
+        """Return how many connections there are."""
+        self._prune()
+        return len(self._idle) + len(self._busy)
+
+    async def take(self, peer: str, tls: ssl.SSLContext | None, progress: Progress) -> Link:
+        """Return a connection to a peer, the one used last if any is kept; PeerError."""
+        self._prune()
+        for link in [link for link in reversed(self._idle) if self._idle[link] == peer]:
+            del self._idle[link]
+            if link.usable():
+                break
+            link.abort()
+        else:
+            link = await self._open(peer, tls, progress)
+        self._busy.add(link)
+        return link
+
+    def give_back(self, link: Link, peer: str, *, keep: bool) -> None:
+        """Keep a connection for later calls, or close it."""
+        self._busy.discard(link)
+        if not keep or link.broken:
+            link.abort()
+            return
+        link.idle_since = self._monotonic()
+        self._idle[link] = peer
+        self._prune()
+
+    def forget(self, peer: str) -> None:
+        """Close the idle connections to a peer."""
+        for link in [link for link, whose in self._idle.items() if whose == peer]:
+            del self._idle[link]
+            link.abort()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        links = [*self._idle, *self._busy]
+        self._idle.clear()
+        await asyncio.gather(*(link.close() for link in links))
+        await self._resolver.close()
+
+    def _prune(self) -> None:
+        """Close what has been idle for long, and the longest unused of too many."""
+        now = self._monotonic()
+        for link in [link for link in self._idle if link.broken or now - link.idle_since > IDLE_TIMEOUT]:
+            del self._idle[link]
+            link.abort()
+        while len(self._idle) > MAX_IDLE:
+            self._idle.popitem(last=False)[0].abort()
+
+    async def _open(self, peer: str, tls: ssl.SSLContext | None, progress: Progress) -> Link:
+        host, port = self._addresses(peer)
+        progress.to(Outcome.UNREACHABLE, "name_timeout")
+        try:
+            places = await self._resolver.addresses(host)
+        except UnknownName as error:
+            raise PeerError(Outcome.UNREACHABLE, "name_unknown") from error
+        progress.to(Outcome.UNREACHABLE, "connect_timeout")
+        try:
+            connection = await self._connect(places, port)
+            self.opened += 1
+            progress.to(Outcome.HUNG, "tls_handshake")
+            return await self._greet(connection, peer, tls)
+        except OSError as error:  # what ssl raises is one too
+            raise PeerError(*meaning(error)) from error
+
+    async def _connect(self, places: tuple[Address, ...], port: int) -> socket.socket:
+        for place in places[:-1]:
+            try:
+                async with asyncio.timeout(FIRST_PATIENCE):
+                    return await self._connect_one(place, port)
+            except OSError:  # TimeoutError is one; what the last address says counts
+                continue
+        return await self._connect_one(places[-1], port)
+
+    async def _connect_one(self, place: Address, port: int) -> socket.socket:
+        family, address = place
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(0)
+            if self._local is not None and self._local[0] == family:
+                connection.setsockopt(socket.SOL_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+                connection.bind((self._local[1], 0))
+            await asyncio.get_running_loop().sock_connect(connection, (address, port))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    async def _greet(self, connection: socket.socket, peer: str, tls: ssl.SSLContext | None) -> Link:
+        """Return the link on a connection, after the TLS handshake where there is one; PeerError if it is not the peer's."""
+        loop = asyncio.get_running_loop()
+        try:
+            if tls is None:
+                _, link = await loop.create_connection(Link, sock=connection)
+            else:
+                _, link = await loop.create_connection(
+                    Link, sock=connection, ssl=tls, server_hostname="", ssl_shutdown_timeout=SHUTDOWN_TIMEOUT
+                )
+        except BaseException:
+            connection.close()
+            raise
+        if tls is not None and self._options.certificate_name(peer) not in certificate_names(link.peer_certificate()):
+            link.abort()
+            raise PeerError(Outcome.UNAUTHORIZED, "wrong_certificate")
+        return link
+
+
+_IP_BIND_ADDRESS_NO_PORT = 24
+"""Linux: the port is chosen at connect(2), so that it need not be free towards every other address."""
+
+
+def meaning(error: OSError) -> tuple[Outcome, str]:
+    """Return what an error of a connection says about the peer."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Outcome.UNAUTHORIZED, _CERTIFICATE_PROBLEMS.get(error.verify_code, "certificate_untrusted")
+    if isinstance(error, ssl.SSLError):
+        return Outcome.UNAUTHORIZED, "tls"
+    if isinstance(error, ConnectionRefusedError):
+        return Outcome.REFUSED, "refused"
+    if isinstance(error, ConnectionAbortedError):
+        return Outcome.REFUSED, "closed"
+    if isinstance(error, ConnectionError):
+        return Outcome.REFUSED, "reset"
+    if isinstance(error, TimeoutError):
+        return Outcome.UNREACHABLE, "connect_timeout"
+    if error.errno in _NO_ROUTE:
+        return Outcome.UNREACHABLE, "no_route"
+    if isinstance(error, PermissionError):
+        return Outcome.UNREACHABLE, "not_permitted"  # a firewall, here or on the way
+    return Outcome.FAILED, "system_error"
+
+
+def _local_host(text: str) -> tuple[socket.AddressFamily, str] | None:
+    """Return the address that connections are made from: the one that is listened on, where that is one address."""
+    host = listen_address(text)[0] if text else None
+    if host is None:
+        return None
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            packed = socket.inet_pton(family, host)
+        except OSError:
+            continue
+        return (family, host) if any(packed) else None
+    return None

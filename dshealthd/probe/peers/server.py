@@ -1,0 +1,233 @@
+"""The peer listener: authenticates calls of other nodes, checks them against their schema, and hands them to handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections import Counter
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, cast
+
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import Response
+from aiohttp.web_server import Server as Connections
+
+from dshealthd.address import listen_address
+from dshealthd.collector import counter, gauge
+from dshealthd.probe.peers import schema
+from dshealthd.probe.peers.connection import PeerConnection, PeerGate
+from dshealthd.probe.peers.contract import ANSWER, MAX_BODY, NONCE, PREFIX, TIMED_OUT, UNAUTHORIZED, UNTOLD, Refusal, Rejection
+from dshealthd.probe.peers.credentials import Credentials
+from dshealthd.probe.peers.guard import Call, Guard, Members, Rejected
+from dshealthd.probe.peers.messages import METHODS, Method
+from dshealthd.probe.peers.schema import SchemaError
+from dshealthd.web.listener import Listener
+from dshealthd.web.tls import Tls
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
+
+    from aiohttp.abc import AbstractStreamWriter
+    from aiohttp.http_parser import RawRequestMessage
+    from aiohttp.streams import StreamReader
+    from aiohttp.web_protocol import RequestHandler
+    from aiohttp.web_response import StreamResponse
+
+    from dshealthd.collector import Sample
+    from dshealthd.probe.peers.contract import PeerOptions
+
+    Handler = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+
+log = logging.getLogger(__name__)
+
+OPEN = gauge("dshealthd_probe_peer_connections", "Open connections that other nodes, or strangers, made to the peer listener.")
+LIMIT = gauge("dshealthd_probe_peer_connections_limit", "Connections that the peer listener serves at a time.")
+CLOSED = counter(
+    "dshealthd_probe_peer_connections_refused_total",
+    "Connections that the peer listener closed because of a limit; replaced: it had proved nothing, and a newer one took its place.",
+    "reason",
+)
+REQUESTS = counter(
+    "dshealthd_probe_peer_requests_total", "Authenticated calls of other nodes, by how they were answered.", "method", "result"
+)
+REFUSED = counter(
+    "dshealthd_probe_peer_requests_refused_total",
+    "Requests to the peer listener refused before any handler: unauthenticated, malformed or beyond a limit.",
+    "reason",
+)
+METRICS = (OPEN, LIMIT, CLOSED, REQUESTS, REFUSED)
+
+HANDLER_TIMEOUT = 25.0
+"""Seconds that a handler may take; a little less than what the connection allows."""
+SHUTDOWN_TIMEOUT = 1.0
+"""Seconds that answers in progress get when the listener closes."""
+
+
+_CODES = {
+    Rejection.STALE: HTTPStatus.UNAUTHORIZED,
+    Rejection.RATE: HTTPStatus.TOO_MANY_REQUESTS,
+    Rejection.METHOD: HTTPStatus.NOT_FOUND,
+    Rejection.TOO_LARGE: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    Rejection.MALFORMED: HTTPStatus.BAD_REQUEST,
+    Rejection.SLOW: HTTPStatus.REQUEST_TIMEOUT,
+}
+
+
+class PeerServer:
+    """Serves the peer API."""
+
+    def __init__(
+        self,
+        options: PeerOptions,
+        me: str,
+        members: Callable[[], Members],
+        handlers: Mapping[str, Handler],
+        *,
+        credentials: Credentials | None = None,
+        methods: Mapping[str, Method] = METHODS,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare to serve `handlers` as the node `me`; CredentialError. A handler gets the sender's name and its message as Python values.
+
+        `credentials` are shared with the client, where there is one; else they are read here. A handler may raise `Refusal`.
+        """
+        self._options = options
+        self._handlers = {PREFIX + name: (name, handler, methods[name]) for name, handler in handlers.items()}
+        self._credentials = credentials or Credentials(options)
+        self._guard = Guard(options, me, members, self._credentials, monotonic)
+        self._gate = PeerGate(options.max_connections, options.max_connections_per_address)
+        self._requests: Counter[tuple[str, str]] = Counter()
+        self._connections: Connections | None = None
+        self._listener = Listener(
+            self._gate, self._connect, handshake_timeout=options.header_timeout, tls=self._tls if options.tls else None
+        )
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return self._listener.port
+
+    async def start(self) -> None:
+        """Listen, if a listen address is configured; OSError when that is not possible."""
+        if not self._options.listen_address:
+            return
+        if not self._options.tls and self._options.key_file is None:
+            message = "the peer listener needs a key or certificates"
+            raise ValueError(message)
+        self._connections = Connections(self._handle, request_factory=self._request, handler_cancellation=True)
+        await self._listener.start(*listen_address(self._options.listen_address))
+
+    async def close(self) -> None:
+        """Stop listening and close the connections; answers in progress get a second."""
+        await self._listener.close()
+        if self._connections is not None:
+            self._connections.pre_shutdown()
+            await self._connections.shutdown(SHUTDOWN_TIMEOUT)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT):
+                while self._gate.total:  # noqa: ASYNC110 - a transport closes its socket in a later turn of the loop
+                    await asyncio.sleep(0.01)
+        await self._credentials.close()
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the listener's own metrics."""
+        yield OPEN(float(self._gate.total))
+        yield LIMIT(float(self._gate.limit))
+        for closed, count in self._gate.refused.items():
+            yield CLOSED(float(count), closed)
+        yield CLOSED(float(self._gate.evicted), "replaced")
+        for (method, result), count in self._requests.items():
+            yield REQUESTS(float(count), method, result)
+        for reason, count in self._guard.refused.items():
+            yield REFUSED(float(count), reason)
+
+    def _connect(self, client: str, tls: Tls | None) -> PeerConnection:
+        return PeerConnection(
+            cast("Connections", self._connections),
+            self._gate,
+            client,
+            header_timeout=self._options.header_timeout,
+            tls=tls,
+            answered=self._answered,
+        )
+
+    async def _tls(self) -> Tls | None:
+        context = (await self._credentials.current()).server
+        return None if context is None else Tls(context, frozenset())
+
+    def _request(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        connection: RequestHandler,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> BaseRequest:
+        return BaseRequest(message, payload, connection, writer, task, asyncio.get_running_loop(), client_max_size=MAX_BODY)
+
+    def _answered(self, request: BaseRequest, _response: StreamResponse) -> None:
+        if request.method == "UNKNOWN":  # what aiohttp calls what is no request
+            self._guard.refused[Rejection.MALFORMED] += 1
+
+    async def _handle(self, request: BaseRequest) -> Response:
+        """Answer one request: authenticate it, check its message, and have it handled."""
+        connection = cast("PeerConnection", request.protocol)
+        connection.begin()
+        call = Call()
+        known = self._handlers.get(request.raw_path)
+        try:
+            if request.method != "POST" or (known is None and request.raw_path != PREFIX + NONCE):
+                raise Rejected(Rejection.METHOD)  # noqa: TRY301 - answered as all the others
+            body = await self._guard.body(request, connection, call)
+            if body is None or known is None:
+                return self._answer(call, connection, HTTPStatus.OK, b"{}")
+            name, handler, method = known
+            message = _message(body, method)
+        except Rejected as rejected:
+            return self._reject(call, connection, rejected.reason)
+        result, code = "ok", HTTPStatus.OK
+        try:
+            async with asyncio.timeout(HANDLER_TIMEOUT):
+                answer = schema.dumps(await handler(call.claim.sender, message), method.answer)
+        except Refusal as refusal:
+            result, code, answer = "declined", HTTPStatus.CONFLICT, _refusal(refusal.reason)
+        except TimeoutError:
+            result, code, answer = TIMED_OUT, HTTPStatus.GATEWAY_TIMEOUT, _refusal(TIMED_OUT)
+        self._requests[name, result] += 1
+        return self._answer(call, connection, code, answer)
+
+    def _reject(self, call: Call, connection: PeerConnection, reason: Rejection) -> Response:
+        self._guard.refused[reason] += 1
+        told = UNAUTHORIZED if reason in UNTOLD else reason
+        code = HTTPStatus.FORBIDDEN if reason in UNTOLD else _CODES.get(reason, HTTPStatus.CONFLICT)
+        again = call.proved or (reason is Rejection.STALE and connection.doubt())
+        response = self._answer(call if again else Call(), connection, code, _refusal(told))
+        if not again:
+            response.force_close()
+        return response
+
+    def _answer(self, call: Call, connection: PeerConnection, code: HTTPStatus, body: bytes) -> Response:
+        """Return an answer, signed where its request was, with the next nonce for its sender."""
+        headers = {"Content-Type": "application/json"}
+        signature = self._guard.signature(call, code, body)
+        if signature is not None:
+            headers[ANSWER] = signature
+        response = Response(status=code, body=body, headers=headers)
+        if connection.aged:
+            response.force_close()
+        return response
+
+
+def _message(body: bytes, method: Method) -> dict[str, Any]:
+    try:
+        return schema.loads(body, method.request)
+    except SchemaError as error:
+        log.debug("a message was refused: %s", error)
+        raise Rejected(Rejection.MALFORMED) from error
+
+
+def _refusal(reason: str) -> bytes:
+    return json.dumps({"refusal": reason}).encode()

@@ -1,0 +1,136 @@
+"""What a round comes to: the results of all its workers, put together into one observation that all members share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.probe.observation import Observation, Outcome, Stage, Timing
+from dshealthd.probe.workers.job import STAGES, RankResult, late
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from dshealthd.probe.rounds.plan import Plan
+
+SILENT = "silent"
+"""The reason of a round in which a member's agent said nothing more."""
+
+_TOLD = ("rank", "outcome", "stage", "reason", "entered", "left")
+
+Scores = tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one member's workers gave."""
+
+    ranks: tuple[RankResult, ...]
+    scores: Scores = ()
+
+    @property
+    def well(self) -> bool:
+        """Whether all of them went through."""
+        return all(rank.outcome is Outcome.OK for rank in self.ranks)
+
+    @property
+    def own_finding(self) -> bool:
+        """Whether one of them says what is wrong with itself."""
+        return any(rank.own_finding for rank in self.ranks)
+
+    def message(self) -> dict[str, Any]:
+        """Return the fields of the message that tells the root."""
+        return {
+            "ranks": [
+                {name: getattr(rank, name) for name in ("rank", "outcome", "stage", "reason", "entered", "left")} for rank in self.ranks
+            ],
+            "timings": timing_fields(merge(self.ranks)),
+            "scores": score_fields(self.scores),
+        }
+
+    @classmethod
+    def told(cls, body: Mapping[str, Any], sender: str) -> Share:
+        """Return a member's share from its message; a node's timings are all on its first rank then."""
+        ranks = [RankResult(**fields) for fields in body["ranks"]]
+        if ranks:
+            ranks[0] = replace(ranks[0], timings=timings_of(body["timings"]))
+        return cls(tuple(ranks), scores_of(body, sender))
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """How a round ended, without what is known from its plan."""
+
+    outcome: Outcome
+    stage: Stage
+    timings: tuple[Timing, ...] = ()
+    late: tuple[str, ...] = ()
+    reason: str = ""
+
+    def observation(self, plan: Plan, scores: Scores, at: float) -> Observation:
+        """Return the record."""
+        return Observation(
+            plan.epoch, plan.kind, plan.backend, plan.members, self.outcome, self.stage, self.timings, self.late, self.reason, scores, at
+        )
+
+
+def combine(plan: Plan, shares: Mapping[str, Share], silent: Mapping[str, tuple[Outcome, str]]) -> Findings:
+    """Return the findings of a round from what its members gave; `silent` has, for those that gave nothing, what a call to them said."""
+    ranks = [rank for share in shares.values() for rank in share.ranks]
+    stage = min((rank.stage for rank in ranks), key=STAGES.index, default=Stage.INVITE)
+    if silent:
+        outcome, reason = next(iter(silent.values()))
+        return Findings(outcome, stage, (), tuple(sorted(silent)), reason)
+    bad = [rank for rank in ranks if rank.outcome is not Outcome.OK]
+    if not bad:
+        return Findings(Outcome.OK, Stage.DONE, merge(ranks))
+    owners = {rank.rank: member for member, share in shares.items() for rank in share.ranks}
+    guilty = {owners[rank] for rank in late(ranks)}
+    # Where all are late nobody is: a wrong sum is everybody's wrong sum.
+    names = tuple(sorted(guilty)) if len(guilty) < len(plan.members) else ()
+    for outcome in (Outcome.CORRUPTED, Outcome.FAILED, Outcome.REFUSED, Outcome.UNREACHABLE, Outcome.HUNG):
+        of_kind = [rank for rank in bad if rank.outcome is outcome]
+        # A rank that is stopped hangs the others, which fail or hang in their turn: the late one says what it is.
+        own = [rank for rank in bad if owners[rank.rank] in names]
+        if outcome is not Outcome.CORRUPTED and own and all(rank.outcome is not outcome for rank in own):
+            continue
+        if of_kind:
+            first = min([rank for rank in of_kind if owners[rank.rank] in names] or of_kind, key=lambda rank: rank.progress)
+            return Findings(outcome, first.stage, (), names, first.reason)
+    return Findings(Outcome.INCONCLUSIVE, stage, (), (), bad[0].reason)
+
+
+def merge(ranks: Iterable[RankResult]) -> tuple[Timing, ...]:
+    """Return one timing for each operation, size and part: the slowest rank's."""
+    found: dict[tuple[str, int, str], Timing] = {}
+    for rank in ranks:
+        for timing in rank.timings:
+            key = timing.op, timing.size, timing.part
+            if key not in found or timing.seconds > found[key].seconds:
+                found[key] = timing
+    return tuple(found.values())
+
+
+def timing_fields(timings: Iterable[Timing]) -> list[dict[str, Any]]:
+    """Return timings as the peer API has them."""
+    return [{"op": t.op, "size": t.size, "seconds": t.seconds, "bus_bandwidth": t.bus_bandwidth, "part": t.part} for t in timings]
+
+
+def timings_of(fields: Iterable[Mapping[str, Any]]) -> tuple[Timing, ...]:
+    """Return the timings of a message."""
+    return tuple(Timing(**entry) for entry in fields)
+
+
+def score_fields(scores: Iterable[tuple[str, float]]) -> list[dict[str, Any]]:
+    """Return scores as the peer API has them."""
+    return [{"component": component, "score": score} for component, score in scores]
+
+
+def scores_of(body: Mapping[str, Any], *names: str) -> Scores:
+    """Return the scores of a message that are about one of `names`: nobody speaks for others."""
+    scores = ((entry["component"], entry["score"]) for entry in body.get("scores", ()))
+    return tuple((component, score) for component, score in scores if _speaker(component, names))
+
+
+def _speaker(component: str, names: Sequence[str]) -> bool:
+    return any(component == name or component.startswith((f"{name}/", f"{name}--", f"{name}->")) for name in names)

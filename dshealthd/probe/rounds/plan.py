@@ -1,0 +1,144 @@
+"""What one round is to do: agreed on by its invitation, and turned into the workers' job on each node."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dshealthd import __version__
+from dshealthd.probe.observation import Kind, Stage
+from dshealthd.probe.peers.messages import Backend
+from dshealthd.probe.workers.job import BANDWIDTH, LATENCY, DeviceSteps, Seat, WorkerJob
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dshealthd.probe.observation import Timing
+
+ON_DEMAND = -1
+"""The epoch of a round that no schedule asked for: a confirmation, or a person's."""
+PAIR = 2
+WARM_UP = 2
+DEADLINES: Mapping[Stage, float] = {
+    Stage.IMPORT: 10.0,  # torch was imported before the invitation was answered
+    Stage.STORE: 4.0,
+    Stage.INIT: 12.0,
+    Stage.WARM_UP: 8.0,
+    Stage.SIZES: 8.0,
+    Stage.VERIFY: 8.0,
+}
+"""Seconds that a worker may stay in a stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One round."""
+
+    round: str
+    """Random name: what belongs to another round is told from it."""
+    epoch: int
+    kind: Kind
+    backend: Backend
+    members: tuple[str, ...]
+    """Root first; ranks follow this order."""
+    digest: str
+    """Of the membership as the root believes it to be."""
+    steps: tuple[tuple[int, int], ...] = ()
+    """All-reduces: bytes and repetitions."""
+    ranks: int = 1
+    """Of each node; with NCCL the GPUs from the first on."""
+    version: str = __version__
+
+    @property
+    def root(self) -> str:
+        """The member that leads."""
+        return self.members[0]
+
+    def others(self, me: str) -> tuple[str, ...]:
+        """Return the members but one."""
+        return tuple(name for name in self.members if name != me)
+
+    def light(self) -> Plan:
+        """Return the round that this one becomes where GPUs may not be used."""
+        return replace(self, kind=Kind.LIGHT, backend=Backend.AGENT, steps=(), ranks=1)
+
+    def invitation(self) -> dict[str, Any]:
+        """Return the message that invites a member."""
+        return {
+            "round": self.round,
+            "epoch": self.epoch,
+            "kind": self.kind,
+            "backend": self.backend,
+            "members": self.members,
+            "digest": self.digest,
+            "steps": [{"size": size, "repetitions": repetitions} for size, repetitions in self.steps],
+            "ranks": self.ranks,
+            "version": self.version,
+        }
+
+    @classmethod
+    def invited(cls, body: Mapping[str, Any]) -> Plan:
+        """Return the round of an invitation."""
+        fields = {name: body[name] for name in ("round", "epoch", "kind", "backend", "members", "digest", "ranks", "version")}
+        return cls(steps=tuple((step["size"], step["repetitions"]) for step in body["steps"]), **fields)
+
+    def gpu_seconds(self, timings: Sequence[Timing]) -> float:
+        """Return how long these timings' operations, with those before and after that were not timed, kept each GPU."""
+        repetitions = dict(self.steps)
+        return sum(timing.seconds * (repetitions.get(timing.size, 1) + WARM_UP + 1) for timing in timings)
+
+
+def new_round() -> str:
+    """Return a name that no other round has."""
+    return secrets.token_hex(8)
+
+
+def steps_at(epoch: int, large_every: int) -> tuple[tuple[int, int], ...]:
+    """Return the collectives of an epoch: small ones always, a large one now and then.
+
+    Two epochs in a row have it, so that with leaves it comes inside them as well as between them.
+    """
+    return LATENCY + BANDWIDTH if large_every and epoch % (2 * large_every) < PAIR else LATENCY
+
+
+def job(plan: Plan, me: str, *, address: str, interface: str, adapters: Sequence[str] = ()) -> WorkerJob:
+    """Return one member's share of a round between nodes."""
+    place = plan.members.index(me)
+    rails = plan.kind is Kind.RAIL
+    seats = []
+    for gpu in range(plan.ranks):
+        device = f"cuda:{gpu}" if plan.backend is Backend.NCCL else "cpu"
+        adapter = adapters[gpu] if gpu < len(adapters) else ""
+        rail = {"group": f"rail{gpu}", "group_rank": place, "group_size": len(plan.members)} if rails else {}
+        part = (adapter or str(gpu)) if rails else ""
+        seats.append(Seat(rank=place * plan.ranks + gpu, device=device, part=part, adapter=adapter if rails else "", **rail))  # type: ignore[arg-type] # each of its own type
+    return WorkerJob(
+        kind=plan.kind,
+        backend=plan.backend,
+        world_size=plan.ranks * len(plan.members),
+        seats=tuple(seats),
+        address=address,
+        interface=interface,
+        steps=plan.steps,
+        warm_up=WARM_UP,
+        deadlines=DEADLINES,
+    )
+
+
+def local_job(
+    gpus: int, steps: tuple[tuple[int, int], ...], *, device_steps: DeviceSteps | None, deadlines: Mapping[Stage, float]
+) -> WorkerJob:
+    """Return a round among the GPUs of this node alone; between two processes where there is no GPU."""
+    seats = tuple(Seat(rank=rank, device=f"cuda:{rank}" if gpus else "cpu", part=str(rank) if gpus else "") for rank in range(gpus or PAIR))
+    return WorkerJob(
+        kind=Kind.LOCAL,
+        backend=Backend.NCCL if gpus else Backend.GLOO,
+        world_size=len(seats),
+        seats=seats,
+        address="127.0.0.1",
+        steps=steps,
+        warm_up=WARM_UP,
+        device_steps=device_steps,
+        deadlines=deadlines,
+    )

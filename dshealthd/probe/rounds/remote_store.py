@@ -1,0 +1,71 @@
+"""The rendezvous store of a round that another node leads: every operation is a call to that node's agent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dshealthd.probe.observation import Outcome
+from dshealthd.probe.peers.contract import PeerError, Refusal
+from dshealthd.probe.workers.store import LocalStore, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+TURN = 4.0
+"""Seconds that one call waits for a key; waits for longer are several calls."""
+MARGIN = 2.0
+"""Seconds that a call may take beyond what it waits."""
+TIMED_OUT = "timeout"
+NOT_DONE = "store"
+
+
+class Peers(Protocol):
+    """The other agents."""
+
+    async def call(self, peer: str, method: str, body: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+        """Return a peer's answer within `deadline` seconds. Raises PeerError."""
+
+
+class RemoteStore:
+    """A store as its members see it; a `StoreHandler`."""
+
+    def __init__(self, peers: Peers, root: str, round: str, monotonic: Callable[[], float]) -> None:
+        """Forward to the agent of `root`."""
+        self._peers = peers
+        self._root = root
+        self._round = round
+        self._monotonic = monotonic
+
+    async def __call__(self, op: str, key: str, value: bytes | int | None, timeout: float) -> bytes | int | bool:  # noqa: ASYNC109 - the store's own
+        """Carry out one operation; raises TimeoutError or StoreError."""
+        body: dict[str, Any] = {"round": self._round, "op": op, "key": key}
+        if isinstance(value, bytes):
+            body["value"] = value
+        elif value is not None:
+            body["amount"] = value
+        end = self._monotonic() + timeout
+        while True:
+            turn = max(0.0, min(TURN, end - self._monotonic()))
+            try:
+                answer = await self._peers.call(self._root, "store", {**body, "timeout": turn}, turn + MARGIN)
+            except PeerError as error:
+                if error.outcome is not Outcome.DECLINED or error.reason != TIMED_OUT:
+                    message = f"the agent of {self._root}: {error}"
+                    raise StoreError(message) from error
+                if self._monotonic() >= end:
+                    raise TimeoutError from error
+                continue
+            found: bytes | int | bool = next((answer[name] for name in ("value", "number", "flag") if name in answer), True)
+            return found
+
+
+async def serve(store: LocalStore, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Carry out a member's operation and return the answer to its call; raises Refusal."""
+    value = body.get("value", body.get("amount"))
+    try:
+        found = await store(body["op"], body["key"], value, min(TURN, body["timeout"]))
+    except TimeoutError as error:
+        raise Refusal(TIMED_OUT) from error
+    except StoreError as error:
+        raise Refusal(NOT_DONE) from error
+    return {"flag" if isinstance(found, bool) else "number" if isinstance(found, int) else "value": found}

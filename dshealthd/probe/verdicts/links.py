@@ -1,0 +1,159 @@
+"""Peers with which rounds go badly: the way to them, or they themselves where they cannot say so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.probe.observation import Part, Suspect
+from dshealthd.probe.verdicts.accusation import AMBIGUOUS
+from dshealthd.probe.verdicts.evidence import HARD, REACH
+from dshealthd.probe.verdicts.references import unanswered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dshealthd.probe.verdicts.evidence import Evidence, Pair
+    from dshealthd.probe.verdicts.references import References
+
+SLOW = "slow"
+HARD_BADS = 2
+"""The first round that gave no time and one that was asked; then others are heard."""
+SLOW_MORE = 2
+"""A link needs so many flagged rounds more than confirmations: each single flagged round opens a case on one."""
+_MOST = 12
+"""Flagged rounds of a pair after which it is called ambiguous, if the ends do not agree."""
+_EPOCHS = 2
+"""Epochs that are waited for that: extra rounds follow each other at once, and it takes other epochs to hear others."""
+_UNHEARD = 4
+"""The same where nobody has told anything of the peer: where packets are lost it takes longer until somebody does."""
+_HEARINGS = 4
+_STALE = 6
+"""Epochs after which a suspicion of a peer that was not followed up is dropped."""
+_LEAF_GONE = 3
+"""Members of a leaf that are gone, and none that is well, make it the leaf."""
+
+
+class Links:
+    """What this node says of others: its links, and nodes that cannot speak for themselves."""
+
+    def __init__(self, references: References, *, high: float, confirmations: int, hold: int) -> None:
+        """`high` is the ratio from which on a round counts as slow; `hold` the epochs for which a node stays accused."""
+        self._references = references
+        self._high = high
+        self._enough = confirmations + SLOW_MORE
+        self._hold = hold
+        self._gone: dict[str, tuple[Suspect, int]] = {}
+        """Other nodes, and the epoch of the last evidence."""
+        self._back: set[str] = set()
+
+    @property
+    def gone(self) -> frozenset[str]:
+        """Nodes that are accused."""
+        return frozenset(self._gone)
+
+    @property
+    def back(self) -> frozenset[str]:
+        """Those of them that have called this node since it last failed to call them: they may be well again."""
+        return frozenset(self._back)
+
+    def suspects(self) -> list[Suspect]:
+        """Return the nodes, or their leaves, that are accused."""
+        return [suspect for suspect, _ in self._gone.values()]
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Forget who is no member."""
+        self._gone = {name: self._gone[name] for name in names if name in self._gone}
+        self._back &= self._gone.keys()
+
+    def met(self, name: str, epoch: int, *, well: bool, led: bool) -> None:
+        """Take back an accusation, if the node has answered a call; where it has called itself, that is still to be seen."""
+        if name not in self._gone:
+            return
+        if well and not led:
+            self._back.add(name)
+            return
+        self._back.discard(name)
+        if well:
+            del self._gone[name]
+        elif led:
+            self._gone[name] = self._gone[name][0], epoch
+
+    def expire(self, epoch: int) -> None:
+        """Let go what is old: who meets the node now says what it is like."""
+        self._gone = {name: (suspect, since) for name, (suspect, since) in self._gone.items() if 0 <= epoch - since <= self._hold}
+        self._back &= self._gone.keys()
+
+    def review(self, evidence: Evidence, epoch: int) -> None:
+        """Decide on the pairs of a track, and drop what was not followed up."""
+        for peer, pair in list(evidence.pairs.items()):
+            if pair.accused:
+                continue
+            if not 0 <= epoch - pair.touched <= _STALE:
+                del evidence.pairs[peer]
+            elif evidence.track.timed:
+                self._weigh(pair, epoch)
+            elif pair.bads >= HARD_BADS and epoch != pair.first.round.epoch:
+                # In the epoch of the first round, what others have met may be older than the fault.
+                self._hear(evidence, pair, epoch)
+
+    def _weigh(self, pair: Pair, epoch: int) -> None:
+        """Accuse the link of a slow pair, if both ends are well with others and both find the pair slow."""
+        if pair.bads < self._enough or not mostly_well(pair):
+            return
+        opinion = self._references.opinion(pair.peer)
+        if opinion is not None and opinion >= self._high and self._references.vouched(pair.peer, self._high):
+            pair.accuse(SLOW)
+        elif pair.bads >= _MOST and epoch > pair.first.round.epoch + _EPOCHS:
+            pair.accuse(AMBIGUOUS)
+
+    def _hear(self, evidence: Evidence, pair: Pair, epoch: int) -> None:
+        """Tell a peer that is gone from a way that is gone, by what it says itself, or what others know of it."""
+        if pair.since is None:
+            return
+        since, began, reason = pair.since.round.at, pair.since.round.epoch, pair.since.reason
+        speaks = self._references.spoke(pair.peer, since)
+        if speaks and not (evidence.track == REACH and pair.first.round.led):
+            if mostly_well(pair) and self._references.vouched(pair.peer, HARD):
+                pair.accuse(reason)
+            elif pair.bads >= _MOST and epoch > pair.first.round.epoch + _EPOCHS:
+                pair.accuse(AMBIGUOUS)
+            return
+        # Who calls others may still be one that nobody can call. Who has been silent for long is no such one: whoever meets it will do.
+        known = self._references.opinions(pair.peer, since, began, calls=True)
+        if not known and not speaks and (evidence.track != REACH or epoch > began + _EPOCHS):
+            known = self._references.opinions(pair.peer, since, began)
+        if known and not unanswered(known):
+            pair.accuse(reason)
+        elif known:
+            del evidence.pairs[pair.peer]
+            self._accuse(pair.peer, reason, since, epoch)
+        elif pair.hearings >= _HEARINGS and epoch > began + _UNHEARD:
+            pair.accuse(AMBIGUOUS)
+
+    def _accuse(self, name: str, reason: str, since: float, epoch: int) -> None:
+        """Accuse a node that others do not reach either; or its leaf, where several are gone and none is well."""
+        self._gone[name] = Suspect(Part.NODE, name, reason), epoch
+        self._back.discard(name)
+        leaf = self._references.leaves.get(name, "")
+        gone = [other for other in self._gone if self._references.leaves.get(other) == leaf]
+        if leaf and leaf != self._references.leaf and len(gone) >= _LEAF_GONE and not self._references.well(leaf, since):
+            for other in gone:
+                self._gone[other] = Suspect(Part.LEAF, leaf, reason), self._gone[other][1]
+
+
+def accused_links(me: str, every: Iterable[Evidence]) -> Iterator[Suspect]:
+    """Yield the links that are accused, named the same from both ends."""
+    for evidence in every:
+        for pair in evidence.pairs.values():
+            if pair.accused:
+                yield link(me, pair.peer, pair.reason)
+
+
+def link(one: str, other: str, reason: str) -> Suspect:
+    """Return the accusation of the way between two nodes."""
+    return Suspect(Part.LINK, "--".join(sorted((one, other))), reason)
+
+
+def mostly_well(pair: Pair) -> bool:
+    """Tell whether this node has been well with others since the pair was bad first."""
+    return pair.well > max(1, 2 * pair.ill)

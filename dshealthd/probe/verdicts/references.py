@@ -1,0 +1,132 @@
+"""The other members as one agent has met them: with whom to run an extra round."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.probe.members.schedule import Timetable
+from dshealthd.probe.verdicts.evidence import HARD
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from dshealthd.probe.verdicts.evidence import Told
+
+_SHUNNED = 20.0
+"""Seconds in which a member that declined is not asked again."""
+_BUSY = 2.0
+"""The same for one that is in another round: it will soon be over."""
+_RECENT = 60.0
+"""Seconds for which a round says that a member is well."""
+
+
+class _Word(NamedTuple):
+    """What a member has told last."""
+
+    at: float
+    epoch: int
+    told: Told
+
+
+class References:
+    """What is known of the other members."""
+
+    def __init__(self, me: str, leaves: Mapping[str, str]) -> None:
+        """`leaves` names every member, with "" where its leaf is not known."""
+        self.me = me
+        self._declined: dict[str, float] = {}
+        self._met: dict[str, tuple[float, bool]] = {}
+        self._said: dict[str, _Word] = {}
+        self.members(leaves)
+
+    def members(self, leaves: Mapping[str, str]) -> None:
+        """Take over a new list of members."""
+        self.leaves = dict(leaves)
+        self.leaf = self.leaves.get(self.me, "")
+        self._timetable = Timetable(self.leaves, self.leaves)
+        self.neighbours = sum(leaf == self.leaf for leaf in self.leaves.values()) - 1 if self.leaf else 0
+        self.strangers = max(0, len(self.leaves) - 1 - self.neighbours)
+        stores: tuple[dict[str, object], ...] = (self._declined, self._met, self._said)  # type: ignore[assignment] # only keys go
+        for store in stores:
+            for name in store.keys() - self.leaves.keys():
+                del store[name]
+
+    def near(self, names: Iterable[str]) -> bool:
+        """Tell whether all of them are known to be on this node's leaf."""
+        return bool(self.leaf) and all(self.leaves.get(name) == self.leaf for name in names)
+
+    def declined(self, names: Iterable[str], at: float, *, busy: bool = False) -> None:
+        """Note that members cannot take part now; `busy`: as they are in another round."""
+        self._declined.update(dict.fromkeys(names, at + (_BUSY if busy else _SHUNNED)))
+
+    def shuns(self, name: str, now: float) -> bool:
+        """Tell whether a member has declined lately, and is not to be asked yet."""
+        return 0 < self._declined.get(name, float("-inf")) - now <= _SHUNNED
+
+    def met(self, name: str, at: float, *, well: bool) -> None:
+        """Note how a round with a member went."""
+        self._met[name] = at, well
+
+    def heard(self, name: str, at: float, epoch: int, told: Told) -> None:
+        """Note what a member says of others."""
+        self._said[name] = _Word(at, epoch, told)
+
+    def spoke(self, name: str, since: float) -> bool:
+        """Tell whether a member has told anything since."""
+        return name in self._said and self._said[name].at > since
+
+    def opinions(self, name: str, since: float, epoch: int, *, calls: bool = False) -> list[float]:
+        """Return the ratios that others have told since of their rounds with a member, with which something is wrong since that epoch.
+
+        With `calls` only of those that they led. They tell of the epoch before as well: in the first one after it, that they were well
+        with it may be older than what is wrong.
+        """
+        words = [(word.told.calls if calls else word.told.pairs, word.epoch) for word in self._said.values() if word.at > since]
+        said = [(pairs[name], heard) for pairs, heard in words if name in pairs]
+        return [ratio for ratio, heard in said if heard > epoch + 1 or unanswered([ratio])]
+
+    def vouched(self, name: str, high: float) -> bool:
+        """Tell whether a member's last rounds with others were good, by what it told last.
+
+        For a member on another leaf, only those rounds count that left its leaf too.
+        """
+        pairs: Mapping[str, float] = self._said[name].told.pairs if name in self._said else {}
+        leaf = "" if self.near([name]) else self.leaves.get(name, "")
+        others = [value < high for peer, value in pairs.items() if peer != self.me and not (leaf and self.leaves.get(peer) == leaf)]
+        return sum(others) > max(1, len(others) - sum(others))
+
+    def opinion(self, name: str) -> float | None:
+        """Return what a member told last of its rounds with this node."""
+        return self._said[name].told.pairs.get(self.me) if name in self._said else None
+
+    def well(self, leaf: str, since: float) -> bool:
+        """Tell whether a round with a member of that leaf went well since."""
+        return any(good and at >= since and self.leaves.get(name) == leaf for name, (at, good) in self._met.items())
+
+    def witness(self, name: str, epoch: int, now: float) -> str | None:
+        """Return who was to meet a member in that epoch, and so knows about it; None if nobody can be asked."""
+        for partner in self._timetable.group_of(name, epoch):
+            if partner not in {name, self.me} and not self.shuns(partner, now):
+                return partner
+        return None
+
+    def choose(self, *, near: bool, asked: Mapping[str, int], ill: Collection[str], now: float) -> str | None:
+        """Return a member for an extra round: one met lately and found well first, in an order of this node's own; None if there is none.
+
+        `asked` has how often each was asked: those that were least come first. Nobody of `ill` is taken.
+        """
+        best: tuple[int, bool, int, str] | None = None
+        for name, leaf in self.leaves.items():
+            at, well = self._met.get(name, (0.0, False))
+            if name == self.me or (bool(self.leaf) and leaf == self.leaf) is not near or name in ill or self.shuns(name, now):
+                continue
+            rank = (asked.get(name, 0), not (well and 0 <= now - at < _RECENT), zlib.crc32(f"{self.me}/{name}".encode()), name)
+            if best is None or rank < best:
+                best = rank
+        return best[-1] if best else None
+
+
+def unanswered(opinions: Iterable[float]) -> bool:
+    """Tell whether all that others say of a member is that it gives no answer."""
+    return all(value >= HARD for value in opinions)

@@ -1,0 +1,1 @@
+"""The processes that run collectives, started, followed and ended by the agent."""

@@ -1,0 +1,208 @@
+"""One worker as the agent follows it: its job goes out, its stages, timings and store operations come in, each stage with its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import struct
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from dshealthd import wire
+from dshealthd.probe.observation import Outcome, Stage, Timing
+from dshealthd.probe.workers import worker as worker_file
+from dshealthd.probe.workers.job import RankResult, Seat, WorkerJob
+from dshealthd.probe.workers.store import StoreError, StoreHandler
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from dshealthd.probe.workers.parent import Worker
+
+GRACE = 1.0
+"""Seconds that the other ranks of this node get to say what they know once one has failed; most see their connections close."""
+LAST_MOMENT = 2.0
+"""Seconds that a worker which has closed its channel gets to end, so that its own exit status is known."""
+STORE_MARGIN = 2.0
+"""Seconds that store and backend wait longer than the longest stage may last, so that the stage's deadline is what ends a worker."""
+MAX_FRAME = 1 << 20
+MAX_STORE_SECONDS = 600.0
+MAX_DETAIL = 1000
+_OUTCOMES = {"refused": Outcome.REFUSED, "no_route": Outcome.UNREACHABLE}
+"""Errors that are outcomes of their own."""
+
+
+class Round:
+    """The workers of one call of `run`."""
+
+    def __init__(self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]) -> None:
+        """Nothing has started."""
+        self.job, self.store, self.progress = job, store, progress
+        self.attended: list[Attendance] = []
+        self._ends: float | None = None
+
+    def hurry(self) -> None:
+        """Give all ranks of this node a last moment, as one has failed."""
+        if self._ends is None:
+            self._ends = asyncio.get_running_loop().time() + GRACE
+            for one in self.attended:
+                one.hurry()
+
+    @property
+    def hurried(self) -> bool:
+        """Whether one of this node's ranks has failed."""
+        return self._ends is not None
+
+    def end(self, seconds: float) -> tuple[float, bool]:
+        """Return the loop time at which a stage of so many seconds that begins now ends, and whether that is its own deadline."""
+        end = asyncio.get_running_loop().time() + seconds
+        return (end, True) if self._ends is None or end <= self._ends else (self._ends, False)
+
+
+class Attendance:
+    """One worker as the agent follows it through its stages."""
+
+    def __init__(self, seat: Seat, worker: Worker, round_: Round) -> None:
+        """It has been forked and knows nothing yet."""
+        self.seat, self.worker, self.round = seat, worker, round_
+        self.stage = Stage.IMPORT
+        self.outcome, self.reason, self.detail = Outcome.FAILED, "", ""
+        self.timings: list[Timing] = []
+        self._over = False
+        self._timeout: asyncio.Timeout | None = None
+        self._own = True
+
+    def hurry(self) -> None:
+        """End earlier than the stage's deadline, if that is later than the round's end."""
+        if self._timeout is not None and not self._timeout.expired():
+            remaining = (self._timeout.when() or 0.0) - asyncio.get_running_loop().time()
+            end, self._own = self.round.end(max(0.0, remaining))
+            self._timeout.reschedule(end)
+
+    def result(self, entered: int, left: int, versions: str) -> RankResult:
+        """Return what became of it."""
+        return RankResult(
+            rank=self.seat.rank,
+            outcome=self.outcome,
+            stage=Stage.DONE if self.outcome is Outcome.OK else self.stage,
+            reason=self.reason,
+            detail=self.detail,
+            timings=tuple(self.timings),
+            entered=entered,
+            left=left,
+            versions=versions,
+        )
+
+    async def follow(self, channel: socket.socket) -> None:
+        """Give the worker its job and take what it says, until it ends or its time is over."""
+        reader, writer = await asyncio.open_connection(sock=channel, limit=MAX_FRAME)
+        requests: set[asyncio.Task[None]] = set()
+        try:
+            writer.write(wire.pack(_description(self.round.job, self.seat)))
+            while True:
+                seconds = worker_file.LINGER + 1.0 if self._over else self.round.job.deadlines[self.stage]
+                end, self._own = self.round.end(seconds)
+                try:
+                    async with asyncio.timeout_at(end) as self._timeout:
+                        while await self._take(reader, writer, requests):
+                            pass
+                finally:
+                    self._timeout = None
+        except TimeoutError:
+            if not self._over:
+                self._judge_silence()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            if not self._over:
+                self.reason = "exited"
+                await self.worker.gone(LAST_MOMENT)
+        except (*wire.type_error, struct.error) as error:
+            self._conclude(Outcome.FAILED, "malformed", f"the worker sent a frame that makes no sense: {error!r}")
+        finally:
+            for request in requests:
+                request.cancel()
+            await asyncio.gather(*requests, return_exceptions=True)
+            writer.transport.abort()
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, requests: set[asyncio.Task[None]]) -> bool:
+        """Take one frame; False when a stage begins or the last word was said: another deadline then holds."""
+        (size,) = wire.LENGTH.unpack(await reader.readexactly(wire.LENGTH.size))
+        if size > MAX_FRAME:
+            detail = f"a frame of {size} bytes"
+            raise ValueError(detail)
+        message = json.loads(await reader.readexactly(size))
+        if "store" in message:
+            request = asyncio.create_task(self._serve(message, writer))
+            requests.add(request)
+            request.add_done_callback(requests.discard)
+            return True
+        if "timing" in message:
+            op, size, seconds, bandwidth = message["timing"]
+            self.timings.append(Timing(str(op), int(size), float(seconds), float(bandwidth), self.seat.part))
+            return True
+        if "end" not in message:
+            self.stage = Stage(message["stage"])
+            self.round.progress(self.seat.rank, self.stage)
+            return False
+        reason, outcome, self.stage = str(message["reason"]), Outcome(message["end"]), Stage(message["stage"])
+        self._conclude(_OUTCOMES.get(reason, outcome), reason, _line(str(message["detail"])))
+        return False
+
+    async def _serve(self, message: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """Carry out one operation of the store and answer it."""
+        number, value = message["id"], message["value"]
+        answer: dict[str, Any]
+        try:
+            raw = base64.b64decode(value) if isinstance(value, str) else value
+            done = await self.round.store(
+                str(message["store"]), str(message["key"]), raw, min(MAX_STORE_SECONDS, float(message["timeout"]))
+            )
+            answer = {"value": base64.b64encode(done).decode() if isinstance(done, bytes) else done}
+        except TimeoutError:
+            answer = {"error": "timeout"}
+        except (StoreError, OSError, ValueError) as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        if not writer.transport.is_closing():
+            writer.write(wire.pack({"id": number, **answer}))
+
+    def _judge_silence(self) -> None:
+        """Say why a worker's time is over: its own state tells who is stuck from who waits for him."""
+        state = self.worker.state()
+        where = f"no progress in stage {self.stage}"
+        if state in {"T", "t"}:
+            self._conclude(Outcome.HUNG, "stopped", f"{where}: process {self.worker.pid} is stopped by a signal")
+        elif state == "D":
+            self._conclude(Outcome.HUNG, "uninterruptible", f"{where}: process {self.worker.pid} hangs in the kernel")
+        elif self._own:
+            self._conclude(Outcome.HUNG, "deadline", f"{where} within {self.round.job.deadlines[self.stage]:g} s")
+        else:
+            self._conclude(Outcome.INCONCLUSIVE, "ended_early", f"ended in stage {self.stage}, as another rank had failed")
+
+    def _conclude(self, outcome: Outcome, reason: str, detail: str) -> None:
+        if not self._over:
+            self._over = True
+            self.outcome, self.reason, self.detail = outcome, reason, detail
+
+
+def _line(text: str) -> str:
+    """Return a worker's words as one bounded line."""
+    return "".join(character if character.isprintable() else " " for character in text[:MAX_DETAIL]).strip()
+
+
+def _description(job: WorkerJob, seat: Seat) -> dict[str, Any]:
+    """Return a seat's job as the worker takes it."""
+    return {
+        "backend": job.backend,
+        "prefix": f"{seat.group}/",
+        "rank": seat.rank if seat.group_rank is None else seat.group_rank,
+        "size": job.world_size if seat.group_size is None else seat.group_size,
+        "device": seat.device,
+        "adapter": seat.adapter,
+        "address": job.address,
+        "interface": job.interface,
+        "steps": job.steps,
+        "warm_up": job.warm_up,
+        "device_steps": asdict(job.device_steps) if job.device_steps is not None else None,
+        "timeout": max(seconds for stage, seconds in job.deadlines.items() if stage is not Stage.IMPORT) + STORE_MARGIN,
+    }

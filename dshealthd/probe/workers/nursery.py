@@ -1,0 +1,271 @@
+"""Runs this node's workers of a round: starts them, carries their store operations, ends those that are late, and says how each ended.
+
+The parent that they are forked from is started for the first round and ended when none has come for a while: torch in memory costs 200 MiB
+and one to three seconds, a fork of it some milliseconds. The agent itself imports no torch and has no thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.collector import counter, gauge
+from dshealthd.probe.observation import Outcome, Stage
+from dshealthd.probe.workers.attendance import Attendance, Round
+from dshealthd.probe.workers.job import BANDWIDTH, DEADLINES, LATENCY, DeviceSteps, RankResult, Seat, WorkerJob, late
+from dshealthd.probe.workers.parent import PROGRAM, Board, Parent, ParentError, Worker
+from dshealthd.probe.workers.store import LocalStore, StoreError, StoreHandler
+from dshealthd.supervisor import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from dshealthd.collector import Sample
+
+__all__ = [
+    "BANDWIDTH",
+    "DEADLINES",
+    "LATENCY",
+    "DeviceSteps",
+    "LocalStore",
+    "Nursery",
+    "RankResult",
+    "Seat",
+    "StoreError",
+    "StoreHandler",
+    "WorkerJob",
+    "late",
+]
+
+log = logging.getLogger(__name__)
+
+PARENT_UP = gauge("dshealthd_probe_parent_up", "1 while the process that has imported torch is kept, from which probe workers are forked.")
+PARENT_STARTS = counter("dshealthd_probe_parent_starts_total", "Starts of that process; each imports torch.")
+PARENT_FAILURES = counter("dshealthd_probe_parent_failures_total", "Times that process could not be started or failed.", "reason")
+WORKERS = gauge("dshealthd_probe_workers", "Probe workers that run now.")
+STARTED = counter("dshealthd_probe_workers_started_total", "Probe workers started; one a rank and round.")
+STUCK = gauge("dshealthd_probe_workers_stuck", "Probe workers that hang in the kernel and cannot be killed.", "device")
+TORCH = gauge(
+    "dshealthd_probe_torch_info", "1; versions of the environment that probes run in, while it is loaded.", "torch", "cuda", "python"
+)
+METRICS = (PARENT_UP, PARENT_STARTS, PARENT_FAILURES, WORKERS, STARTED, STUCK, TORCH)
+
+KILL_DEADLINE = 2.0
+"""Seconds after SIGKILL until a worker counts as unkillable. The driver takes its time to tear down a CUDA context."""
+
+
+class Nursery:
+    """The workers of this node, and the parent that they come from."""
+
+    def __init__(
+        self,
+        python: str,
+        idle_seconds: float,
+        monotonic: Callable[[], float],
+        *,
+        environment: Mapping[str, str] | None = None,
+        program: str = PROGRAM,
+        backoff: Backoff | None = None,
+    ) -> None:
+        """Prepare; nothing starts before the first round.
+
+        `python` is the interpreter of the environment that training uses, `environment` what it needs besides (LD_LIBRARY_PATH, NCCL_…),
+        from the configuration; `program` the worker's file.
+        """
+        self._python = python
+        self._idle_seconds = idle_seconds
+        self._monotonic = monotonic
+        self._environment = dict(environment or {})
+        self._program = program
+        self._backoff = backoff or Backoff()
+        self._parent: Parent | None = None
+        self._retired: Parent | None = None
+        self._starting = asyncio.Lock()
+        self._running = 0
+        self._alive = 0
+        self._idle: asyncio.TimerHandle | None = None
+        self._stuck: dict[str, Worker] = {}
+        self._starts = self._started = 0
+        self._failures: dict[str, int] = {}
+        self._trouble: tuple[ParentError, int, float] | None = None
+
+    async def run(self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]) -> list[RankResult]:
+        """Run this node's ranks of a round and return one result for each, in the order of its seats.
+
+        Every failure is a result. When this is cancelled, the workers are killed.
+        """
+        for seat in job.seats:
+            progress(seat.rank, Stage.IMPORT)
+        self._running += 1
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        try:
+            parent = await self._ready(job.deadlines[Stage.IMPORT])
+            round_ = Round(job, store, progress)
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(self._attend(parent, seat, round_)) for seat in job.seats]
+            return [task.result() for task in running]
+        except ParentError as error:
+            outcome = Outcome.HUNG if error.reason == "deadline" else Outcome.FAILED
+            return [_failed(seat, outcome, error.reason, str(error)) for seat in job.seats]
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._retire)
+
+    async def prepare(self, deadline: float) -> str:
+        """Have a parent that can fork, so that a round need not wait for the import of torch; return why there is none, or ""."""
+        self._running += 1
+        try:
+            await self._ready(deadline)
+        except ParentError as error:
+            return error.reason
+        finally:
+            self._running -= 1
+            if not self._running:
+                if self._idle is not None:
+                    self._idle.cancel()
+                self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._retire)
+        return ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a worker can be forked at once."""
+        return self._parent is not None and self._parent.usable and bool(self._parent.about)
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """Versions (`torch`, `cuda`, `python`) of the environment while it is loaded; empty otherwise."""
+        return self._parent.about if self._parent is not None else {}
+
+    async def close(self) -> None:
+        """End the parent, and with it every worker."""
+        if self._idle is not None:
+            self._idle.cancel()
+        parents = [parent for parent in (self._parent, self._retired) if parent is not None]
+        self._parent = self._retired = None
+        for parent in parents:
+            parent.kill()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILL_DEADLINE):
+                for parent in parents:
+                    await parent.ended.wait()
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the nursery's own metrics."""
+        up = self._parent is not None and self._parent.usable
+        yield PARENT_UP(float(up))
+        yield PARENT_STARTS(float(self._starts))
+        for reason, count in self._failures.items():
+            yield PARENT_FAILURES(float(count), reason)
+        yield WORKERS(float(self._alive))
+        yield STARTED(float(self._started))
+        for device, worker in self._stuck.items():
+            yield STUCK(float(not worker.ended.is_set()), device)
+        if up and self._parent is not None and self._parent.about:
+            about = self._parent.about
+            yield TORCH(1.0, str(about["torch"]), str(about["cuda"]), str(about["python"]))
+
+    @property
+    def parent_pid(self) -> int | None:
+        """The parent's process while there is one."""
+        return self._parent.pid if self._parent is not None and self._parent.usable else None
+
+    async def _ready(self, deadline: float) -> Parent:
+        """Return a parent that can fork, starting one if there is none; raises ParentError."""
+        async with self._starting:
+            if self._parent is not None and self._parent.usable:
+                return self._parent
+            if self._trouble is not None and self._monotonic() < self._trouble[2]:
+                raise self._trouble[0]
+            self._starts += 1
+            parent = self._parent = Parent(self._python, self._program, self._environment)
+            try:
+                await parent.ready(deadline)
+            except ParentError as error:
+                failures = self._trouble[1] + 1 if self._trouble is not None else 1
+                self._trouble = (error, failures, self._monotonic() + self._backoff.after(failures))
+                self._count(error)
+                raise
+            finally:
+                if not parent.about:
+                    parent.kill()  # also when nobody waits for it any more
+                    self._parent, self._retired = None, parent
+            self._trouble = None
+            if parent.about["threads"] > 1:
+                log.warning("probe: importing torch leaves %d threads; workers are started afresh, which is slow", parent.about["threads"])
+            return parent
+
+    def _count(self, error: ParentError) -> None:
+        self._failures[error.reason] = self._failures.get(error.reason, 0) + 1
+        log.warning("probe: %s", error)
+
+    def _retire(self) -> None:
+        """End the parent, as no round has come for a while."""
+        self._idle = None
+        if self._parent is not None and not self._running:
+            self._parent.close()
+            self._parent, self._retired = None, self._parent
+
+    async def _attend(self, parent: Parent, seat: Seat, round_: Round) -> RankResult:
+        """Start one worker, follow it to its end and return its result."""
+        stuck = self._stuck.get(seat.device)
+        if stuck is not None and not stuck.ended.is_set():
+            round_.hurry()
+            return _failed(seat, Outcome.INCONCLUSIVE, "busy", f"process {stuck.pid}, an earlier worker on {seat.device}, cannot be killed")
+        with contextlib.ExitStack() as held:
+            board = Board()
+            held.callback(board.close)
+            ours, theirs = socket.socketpair()
+            held.callback(ours.close)
+            try:
+                with theirs:
+                    worker = await parent.fork(theirs.fileno(), board.descriptor)
+            except ParentError as error:
+                if not round_.hurried:
+                    self._count(error)
+                round_.hurry()
+                return _failed(seat, Outcome.FAILED, error.reason, str(error))
+            self._started += 1
+            self._alive += 1
+            try:
+                one = Attendance(seat, worker, round_)
+                round_.attended.append(one)
+                await one.follow(ours)
+            finally:
+                self._alive -= 1
+                worker.kill()
+            if one.outcome is not Outcome.OK:
+                round_.hurry()
+            if not await worker.gone(KILL_DEADLINE):
+                self._stuck[seat.device] = worker
+                log.error("probe: worker %d on %s cannot be killed", worker.pid, seat.device)
+                one.reason, one.detail = "unkillable", f"{one.detail}; process {worker.pid} cannot be killed".lstrip("; ")
+            elif one.reason == "exited":
+                one.reason, one.detail = _epitaph(worker, board)
+            entered, left = board.counters()
+            versions = f"torch {parent.about['torch']} cuda {parent.about['cuda'] or 'none'}"
+            return one.result(entered, left, versions)
+
+
+def _failed(seat: Seat, outcome: Outcome, reason: str, detail: str) -> RankResult:
+    """Return the result of a worker that never ran."""
+    return RankResult(rank=seat.rank, outcome=outcome, stage=Stage.IMPORT, reason=reason, detail=detail)
+
+
+def _epitaph(worker: Worker, board: Board) -> tuple[str, str]:
+    """Return the reason and the words for a worker that ended without a word."""
+    printed = board.printed()
+    words = f": {printed}" if printed else ""
+    if worker.status is None:
+        return "parent", f"process {worker.pid} ended with the parent of the workers{words}"
+    code = os.waitstatus_to_exitcode(worker.status)
+    if code < 0:
+        return "killed", f"process {worker.pid} was ended by {signal.Signals(-code).name}{words}"
+    return "exited", f"process {worker.pid} exited with status {code}{words}"

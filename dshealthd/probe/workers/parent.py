@@ -1,0 +1,300 @@
+"""The agent's end of the process that has imported torch: started, asked to fork workers and to reap them, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.probe.workers import launch, worker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+log = logging.getLogger(__name__)
+
+BOARD = 64 << 10
+PRINTED = 64
+"""Where on a board the printed text begins, behind the counters."""
+TAIL = 600
+PROGRAM = worker.__file__
+PARENT, DEADLINE = "parent", "deadline"
+"""Slugs: a failure of the parent itself, and one that takes too long to start."""
+FORK_DEADLINE = 3.0
+"""Seconds for a parent to answer a request; it does nothing else."""
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/nonexistent",
+    "LC_ALL": "C.UTF-8",
+    # No pools of threads in a process that forks.
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+}
+"""All that the interpreter is given: nothing of the agent's own environment."""
+
+
+class ParentError(Exception):
+    """The parent cannot start workers. `reason` is a slug of `RankResult.reason`."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Board:
+    """A small file in memory that a process writes to and the agent reads when the process can no longer speak; it cannot grow."""
+
+    def __init__(self) -> None:
+        """Create the file."""
+        self.descriptor = os.memfd_create("dshealthd-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.descriptor, BOARD)
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        os.lseek(self.descriptor, PRINTED, os.SEEK_SET)
+
+    def counters(self) -> tuple[int, int]:
+        """Return how many collectives were entered and left."""
+        entered, left = worker.COUNTERS.unpack(os.pread(self.descriptor, worker.COUNTERS.size, 0))
+        return entered, left
+
+    def printed(self) -> str:
+        """Return the last of what the process printed, on one line."""
+        text = os.pread(self.descriptor, BOARD - PRINTED, PRINTED).rstrip(b"\0")[-TAIL:].decode(errors="replace")
+        return "".join(character if character.isprintable() else " " for character in text).strip()
+
+    def close(self) -> None:
+        """Forget the file."""
+        os.close(self.descriptor)
+
+
+class Worker:
+    """One forked worker: it can be killed, and its end is noticed and reaped."""
+
+    def __init__(self, parent: Parent, pid: int, pidfd: int) -> None:
+        """Watch a process that the parent has not reaped, and does not before it is told to: until then its pid is nobody else's."""
+        self.pid = pid
+        self.ended = asyncio.Event()
+        self.status: int | None = None
+        """Wait status, when the parent has reaped it."""
+        self._parent = parent
+        self._pidfd = pidfd
+        asyncio.get_running_loop().add_reader(pidfd, self._end)
+
+    def kill(self) -> None:
+        """Kill the worker and whatever it started."""
+        if self._pidfd >= 0:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            self._kill_group()
+
+    async def gone(self, seconds: float) -> bool:
+        """Wait for its end; False if it is still there after so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.ended.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def state(self) -> str:
+        """Return the letter of the process's state: T for stopped, D for a wait in the kernel that no signal ends; empty if it is gone."""
+        try:
+            with open(f"/proc/{self.pid}/stat", encoding="utf-8", errors="replace") as stat:
+                return stat.read().rpartition(")")[2].split()[0]
+        except OSError:
+            return ""
+
+    def _kill_group(self) -> None:
+        """Kill the worker's session. Only while the parent keeps its pid: a pid that was reaped may be another's."""
+        if not self._parent.ended.is_set():
+            with contextlib.suppress(ProcessLookupError):  # it has not come as far as its own session
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self._kill_group()
+        self._parent.reap(self)
+
+
+class Parent:
+    """A running parent."""
+
+    def __init__(self, python: str, program: str, environment: Mapping[str, str]) -> None:
+        """Start the process; `ready` says when it can fork. It checks the interpreter first, which may lie on a dead mount."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)  # noqa: FBT003 - positional only
+        self.board = Board()
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-B",
+            "-W",
+            "ignore",
+            launch.__file__,
+            str(os.getpid()),
+            str(theirs.fileno()),
+            python,
+            program,
+        ]
+        with theirs:
+            self._popen = subprocess.Popen(  # noqa: S603 - our own interpreter, which checks the other one
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self.board.descriptor,
+                stderr=self.board.descriptor,
+                pass_fds=[theirs.fileno()],
+                env={**ENVIRONMENT, **environment},
+                cwd="/",
+                start_new_session=True,
+            )
+        self.ended = asyncio.Event()
+        self.usable = True
+        """Until it ends, or is told to."""
+        self.about: dict[str, Any] = {}
+        """Versions: `torch`, `cuda`, `python`; `threads` that its import left."""
+        self._socket = ours
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._forks: dict[int, asyncio.Future[Worker]] = {}
+        self._reaps: dict[int, Worker] = {}
+        self._count = 0
+        pidfd = os.pidfd_open(self._popen.pid)
+        self._loop.add_reader(pidfd, self._end, pidfd)
+        self._loop.add_reader(ours, self._receive)
+
+    @property
+    def pid(self) -> int:
+        """The parent's process."""
+        return self._popen.pid
+
+    async def ready(self, deadline: float) -> None:
+        """Return when torch is imported; raises ParentError, with the process killed."""
+        try:
+            async with asyncio.timeout(deadline):
+                self.about = await asyncio.shield(self._ready)
+        except TimeoutError as error:
+            self.kill()
+            detail = f"torch was not imported within {deadline:g} s"
+            raise ParentError(DEADLINE, detail) from error
+
+    async def fork(self, channel: int, board: int) -> Worker:
+        """Start a worker on two descriptors; raises ParentError, with the parent killed if it does not answer."""
+        self._count += 1
+        number = self._count
+        future: asyncio.Future[Worker]
+        future = self._forks[number] = self._loop.create_future()
+        try:
+            async with asyncio.timeout(FORK_DEADLINE):
+                self._send({"fork": number}, channel, board)
+                return await future
+        except (TimeoutError, BlockingIOError) as error:
+            self.kill()
+            detail = f"the parent of the workers does not answer within {FORK_DEADLINE:g} s"
+            raise ParentError(PARENT, detail) from error
+        except OSError as error:
+            detail = f"the parent of the workers is gone: {error}"
+            raise ParentError(PARENT, detail) from error
+        finally:
+            self._forks.pop(number, None)
+
+    def reap(self, child: Worker) -> None:
+        """Have the exit status of a dead worker collected; its `ended` is set with or without it."""
+        self._reaps[child.pid] = child
+        try:
+            self._send({"reap": child.pid})
+        except OSError:
+            self._reaped(child.pid, None)
+
+    def close(self) -> None:
+        """Have the process end by itself, and kill it if it has not within a second."""
+        self.usable = False
+        if not self.ended.is_set():
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+            self._loop.call_later(1.0, self.kill)
+
+    def kill(self) -> None:
+        """Kill the process; the kernel kills its workers with it."""
+        self.usable = False
+        if not self.ended.is_set():
+            self._popen.kill()
+
+    def _send(self, message: dict[str, Any], *descriptors: int) -> None:
+        if self.ended.is_set() or self._socket.fileno() < 0:
+            raise BrokenPipeError(errno.EPIPE, "it has ended")
+        socket.send_fds(self._socket, [json.dumps(message).encode()], descriptors)
+
+    def _receive(self) -> None:
+        """Take one packet."""
+        try:
+            packet, descriptors, _flags, _address = socket.recv_fds(self._socket, worker.PACKET, 1, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            log.warning("probe: the parent of the workers closed its channel: %s", error)
+            packet, descriptors = b"", []
+        if not packet:
+            self._loop.remove_reader(self._socket)
+            return
+        message = json.loads(packet)
+        match message:
+            case {"ready": _}:
+                self._settle(message, None)
+            case {"failed": reason, "detail": detail}:
+                self._settle(None, ParentError(str(reason), str(detail)))
+            case {"forked": number, "pid": pid}:
+                child, future = Worker(self, pid, descriptors[0]), self._forks.get(number)
+                if future is None or future.done():
+                    child.kill()  # who asked has gone
+                else:
+                    future.set_result(child)
+            case {"reaped": pid, "status": status}:
+                self._reaped(pid, status)
+
+    def _settle(self, about: dict[str, Any] | None, error: ParentError | None) -> None:
+        if self._ready.done():
+            return
+        if error is None and about is not None:
+            self._ready.set_result(about)
+        elif error is not None:
+            self._ready.set_exception(error)
+            self._ready.exception()  # also looked at when nobody waits any more
+
+    def _reaped(self, pid: int, status: int | None) -> None:
+        child = self._reaps.pop(pid, None)
+        if child is not None:
+            child.status = status
+            child.ended.set()
+
+    def _end(self, pidfd: int) -> None:
+        """Note the end of the process, and tell all who wait for it."""
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        if self._socket.fileno() >= 0:
+            self._receive()  # its last word, such as why it failed
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+        self.usable = False
+        code = self._popen.wait()
+        self.ended.set()
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+        error = ParentError(PARENT, f"the parent of the workers {how}: {self.board.printed()}")
+        self.board.close()
+        self._settle(None, error)
+        for future in self._forks.values():
+            if not future.done():
+                future.set_exception(error)
+        for pid in list(self._reaps):
+            self._reaped(pid, None)

@@ -1,0 +1,1 @@
+"""Tests of who takes part, and who meets whom."""

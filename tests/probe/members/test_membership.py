@@ -1,0 +1,266 @@
+"""Who takes part in probes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dshealthd.options import Duration, Errors, decode
+from dshealthd.probe.members.membership import (
+    Member,
+    Membership,
+    MembershipError,
+    MembershipOptions,
+    Watcher,
+    load,
+    parse_hostfile,
+    parse_nodes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HOSTFILE = """\
+# the training pool
+worker-2 slots=8
+
+worker-10   slots=8   # the old one
+  worker-1\tslots=4 max_slots=8
+"""
+
+
+def answers(*addresses: str) -> Any:
+    """Return a resolver that knows these addresses, as `socket.getaddrinfo` answers."""
+
+    def resolve(name: str, port: None, *, type: int) -> list[tuple[Any, ...]]:  # noqa: ARG001
+        families = {True: socket.AF_INET6, False: socket.AF_INET}
+        return [(families[":" in address], type, 6, "", (address, 0)) for address in addresses]
+
+    return resolve
+
+
+def test_hostfile() -> None:
+    """A hostfile is read as DeepSpeed reads it: comments, blank lines, any space, and whatever follows the count of slots."""
+    assert parse_hostfile(HOSTFILE, "hostfile") == (Member("worker-2", 8), Member("worker-10", 8), Member("worker-1", 4))
+    assert parse_hostfile("a slots=0\r\nb slots=07x\rc slots=1", "f") == (Member("a", 0), Member("b", 7), Member("c", 1))
+
+
+def test_every_bad_line_of_a_hostfile_is_named() -> None:
+    """All that is wrong is told at once, with file and line."""
+    text = "a slots=8\nb\na slots=8\nc slot=8\nd/e slots=8\nf slots=12345678\nslots=8\n# g\ng slots = 8\n"
+    with pytest.raises(MembershipError) as error:
+        parse_hostfile(text, "/job/hostfile")
+    assert error.value.errors == (
+        '/job/hostfile:2: "b" is not "NAME slots=COUNT"',
+        '/job/hostfile:3: "a" stands in line 1 already',
+        '/job/hostfile:4: "c slot=8" is not "NAME slots=COUNT"',
+        '/job/hostfile:5: "d/e" is no name of a node',
+        '/job/hostfile:6: "f slots=12345678" is not "NAME slots=COUNT"',
+        '/job/hostfile:7: "slots=8" is not "NAME slots=COUNT"',
+        '/job/hostfile:9: "g slots = 8" is not "NAME slots=COUNT"',
+    )
+    assert str(error.value) == "\n".join(error.value.errors)
+
+
+def test_empty_hostfile() -> None:
+    """A hostfile without a host is an error, as it is for DeepSpeed."""
+    with pytest.raises(MembershipError, match=r"^f: names no host$"):
+        parse_hostfile("\n# nobody\n", "f")
+
+
+def test_load_hostfile_and_topology(tmp_path: Path) -> None:
+    """Members come sorted by name whatever their order in the file, each with its slots and its leaf."""
+    (tmp_path / "hostfile").write_text(HOSTFILE)
+    (tmp_path / "topology.conf").write_text("SwitchName=leaf1 Nodes=worker-[1-9]\n")
+    membership = load(MembershipOptions(hostfile=tmp_path / "hostfile", topology=tmp_path / "topology.conf"))
+    assert membership.names == ("worker-1", "worker-10", "worker-2")
+    assert [member.slots for member in membership.members] == [4, 8, 8]
+    assert membership.leaves == {"worker-1": "leaf1", "worker-10": "", "worker-2": "leaf1"}
+    assert membership.source == f"hostfile {tmp_path}/hostfile"
+
+
+def test_load_list_and_slurm() -> None:
+    """A list and a Slurm expression of the same nodes make the same members; neither tells the slots."""
+    listed = load(MembershipOptions(nodes=("login1", "gpu01", "gpu02")))
+    assert listed.members == (Member("gpu01"), Member("gpu02"), Member("login1"))
+    assert listed.leaves == {"gpu01": "", "gpu02": "", "login1": ""}
+    assert listed.digest == load(MembershipOptions(slurm="login1,gpu[01-02]")).digest
+
+
+def test_load_dns() -> None:
+    """The addresses of a DNS name are the members; a node that has both kinds of address counts once."""
+    options = MembershipOptions(dns="probes.example.org")
+    assert load(options, answers("10.0.0.2", "10.0.0.10", "10.0.0.2", "fd00::2")).names == ("10.0.0.10", "10.0.0.2")
+    assert load(options, answers("fd00::2", "fe80::2%eth0", "fd00:0::1")).names == ("fd00::1", "fd00::2")
+
+
+def test_dns_that_does_not_answer() -> None:
+    """A name that has no address, or whose server fails, is an error and not an empty list."""
+
+    def fail(*_: object, **__: object) -> list[tuple[Any, ...]]:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    options = MembershipOptions(dns="probes.example.org")
+    with pytest.raises(MembershipError, match=r'^dns: "probes.example.org" cannot be resolved: \[Errno -3\] Temporary failure'):
+        load(options, fail)
+    with pytest.raises(MembershipError, match=r'^dns: "probes.example.org" has no address$'):
+        load(options, answers())
+    with pytest.raises(MembershipError, match=r'^dns: "a..b" cannot be resolved: '):
+        load(MembershipOptions(dns="a..b"))
+
+
+def test_errors_of_both_files_are_told_at_once(tmp_path: Path) -> None:
+    """A bad hostfile does not hide what is wrong with the topology."""
+    hosts, tree = tmp_path / "h", tmp_path / "t"
+    hosts.write_text("a slots=8\nb\n")
+    tree.write_bytes(b"SwitchName=s Nodes=a\n\xff\n")
+    with pytest.raises(MembershipError) as error:
+        load(MembershipOptions(hostfile=hosts, topology=tree))
+    assert error.value.errors == (f'{hosts}:2: "b" is not "NAME slots=COUNT"', f"{tree}:2: is not UTF-8: invalid start byte")
+    tree.write_text("SwitchName=s Nodes=a[\n")
+    with pytest.raises(MembershipError) as error:
+        load(MembershipOptions(hostfile=hosts, topology=tree))
+    assert error.value.errors[1:] == (f'{tree}:1: "a[" has a bracket that is not closed',)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    """A missing file, a directory, a pipe that nobody writes to and a file without end are errors, and none of them blocks."""
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "long").open("wb") as file:
+        file.truncate(1 << 24)
+    for name, reason in {
+        "missing": "cannot be read: No such file or directory",
+        ".": "is not a regular file",
+        "pipe": "is not a regular file",
+        "long": "is longer than 8388608 bytes",
+    }.items():
+        with pytest.raises(MembershipError) as error:
+            load(MembershipOptions(hostfile=tmp_path / name))
+        assert error.value.errors == (f"{tmp_path / name}: {reason}",)
+
+
+def test_one_source() -> None:
+    """None or several sources are an error; the config names the key, and a name that none can have."""
+    for options in (MembershipOptions(), MembershipOptions(nodes=("a",), slurm="b")):
+        with pytest.raises(MembershipError, match="one of hostfile, nodes, dns, slurm says who they are"):
+            load(options)
+    errors = Errors()
+    decode(MembershipOptions, {"nodes": ["a"], "slurm": "b", "name": "a/b"}, "probe.members", errors)
+    assert errors == [
+        "probe.members.slurm: only one of nodes, slurm can say who the members are",
+        'probe.members.name: "a/b" is no name of a node',
+    ]
+    assert MembershipOptions().sources == ()
+
+
+def test_bad_list() -> None:
+    """Every bad entry of a list is named by its position."""
+    with pytest.raises(MembershipError) as error:
+        parse_nodes(("a", "a b", "a", ""))
+    assert error.value.errors == (
+        'nodes: entry 2, "a b", is no name of a node',
+        'nodes: entry 3, "a", is there twice',
+        'nodes: entry 4, "", is no name of a node',
+    )
+
+
+def test_digest() -> None:
+    """The digest tells names, slots and leaves apart but not their order or source, and fits a sample exactly."""
+    one = Membership((Member("a", 8), Member("b", 8)), {"a": "s", "b": "s"}, "list")
+    assert one.digest == Membership(one.members, {"b": "s", "a": "s"}, "hostfile").digest
+    others = [
+        Membership((Member("a", 8), Member("c", 8)), {"a": "s", "c": "s"}, "list"),
+        Membership((Member("a", 8), Member("b", 4)), {"a": "s", "b": "s"}, "list"),
+        Membership((Member("a", 8), Member("b")), {"a": "s", "b": "s"}, "list"),
+        Membership((Member("a", 8), Member("b", 8)), {"a": "s", "b": ""}, "list"),
+        Membership((Member("a", 8),), {"a": "s"}, "list"),
+    ]
+    assert len({one.digest, *(other.digest for other in others)}) == 6
+    assert len(one.digest) == 12
+    assert int(float(one.digest_number)) == int(one.digest, 16)
+
+
+def test_digest_is_the_same_in_every_version() -> None:
+    """Agents of different versions compare digests, so what goes into one does not change."""
+    assert Membership((Member("a", 8), Member("b")), {"a": "s", "b": ""}, "").digest == "10f1cdaba75a"
+
+
+def test_watcher_of_files(tmp_path: Path) -> None:
+    """A change of either file is told once: content, a rename over it, its end and its return."""
+    hosts, tree = tmp_path / "h", tmp_path / "t"
+    hosts.write_text("a slots=8\n")
+    watcher = Watcher(MembershipOptions(hostfile=hosts, topology=tree), lambda: 0.0)
+    assert not watcher.changed()
+    hosts.write_text("a slots=8\nb slots=8\n")
+    assert watcher.changed()
+    assert not watcher.changed()
+    tree.write_text("SwitchName=s Nodes=a\n")
+    assert watcher.changed()
+    (tmp_path / "new").write_text("a slots=8\nc slots=8\n")
+    (tmp_path / "new").rename(hosts)
+    assert watcher.changed()
+    hosts.unlink()
+    assert watcher.changed()
+    assert not watcher.changed()
+
+
+def test_watcher_of_dns() -> None:
+    """A DNS name is due again after its interval, and only then."""
+    now = [0.0]
+    watcher = Watcher(MembershipOptions(dns="a", dns_interval=Duration(60)), lambda: now[0])
+    told = []
+    for now[0] in (0.0, 59.0, 60.0, 61.0, 119.0, 120.5):
+        told.append(watcher.changed())
+    assert told == [False, False, True, False, False, True]
+
+
+NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,8}(\.example)?", fullmatch=True)
+
+
+@given(st.dictionaries(NAMES, st.integers(0, 64), min_size=1, max_size=20), st.data())
+def test_hostfile_round_trip(slots: dict[str, int], data: st.DataObject) -> None:
+    """Members written as a hostfile come back, whatever blanks and comments stand between them."""
+    noise = st.sampled_from(["", "\n", "# x slots=1\n", "   \n", "\t# y\r\n"])
+    space = st.sampled_from([" ", "\t", "   "])
+    lines = [f"{name}{data.draw(space)}slots={count}\n{data.draw(noise)}" for name, count in slots.items()]
+    assert parse_hostfile("".join(lines), "f") == tuple(Member(name, count) for name, count in slots.items())
+
+
+PIECES = st.sampled_from(["a", " ", "slots=", "8", "\n", "#", "é", "\x00", "9" * 5000, "\r"])
+
+
+@given(st.lists(PIECES, max_size=20).map("".join) | st.text(max_size=60))
+def test_garbage(text: str) -> None:
+    """Whatever a file or the config says gives members or MembershipError, never another exception."""
+    attempts: tuple[Callable[[], tuple[Member, ...]], ...] = (
+        lambda: parse_hostfile(text, "f"),
+        lambda: parse_nodes(text.split(" ")),
+        lambda: load(MembershipOptions(slurm=text)).members,
+        lambda: load(MembershipOptions(dns=text), answers("10.0.0.1")).members,
+    )
+    for attempt in attempts:
+        try:
+            members = attempt()
+        except MembershipError as error:
+            assert error.errors  # noqa: PT017 - garbage may also be right
+            continue
+        assert members
+
+
+@settings(deadline=None)  # waits for the disk
+@given(st.binary(max_size=60), st.binary(max_size=60))
+def test_garbage_in_files(hosts: bytes, tree: bytes) -> None:
+    """The same for the bytes of both files."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "h").write_bytes(hosts)
+        (place / "t").write_bytes(tree)
+        with pytest.raises(MembershipError):
+            load(MembershipOptions(hostfile=place / "h", topology=place / "t"))

@@ -1,0 +1,289 @@
+"""Who meets whom in which epoch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dshealthd.probe.members.schedule import Timetable, coprime_modulus, design, epoch_at, group_of, groups, root_order, rounds
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterable
+
+SIZES = st.integers(2, 5)
+LAYOUTS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
+"""How many members each leaf has."""
+EPOCHS = st.integers(0, 1 << 40)
+
+
+def cluster(layout: list[int]) -> dict[str, str]:
+    """Return the leaf of each member of a cluster with so many members in each leaf."""
+    return {f"gpu{leaf}-{index:03}": f"leaf{leaf}" for leaf, count in enumerate(layout) for index in range(count)}
+
+
+def met(timetable: Timetable, epochs: Iterable[int]) -> Counter[tuple[str, ...]]:
+    """Count how often any two are in one group in these epochs."""
+    return Counter(pair for epoch in epochs for group in timetable.groups(epoch) for pair in itertools.combinations(group, 2))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), st.integers(2, 9))
+def test_design_lets_every_two_meet_once(count: int, size: int) -> None:
+    """In the promised number of rounds any two positions are in one group exactly once, in groups that agree and are not too large."""
+    shared: Counter[tuple[int, ...]] = Counter()
+    for turn in range(rounds(count, size)):
+        of = [tuple(design(position, count, size, turn)) for position in range(count)]
+        assert all(of[other] == of[position] for position in range(count) for other in of[position])
+        assert all(position in group and len(group) <= size for position, group in enumerate(of))
+        shared.update(pair for group in set(of) for pair in itertools.combinations(group, 2))
+    assert shared == Counter(itertools.combinations(range(count), 2))
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "expected"),
+    [
+        (8, 2, 7),
+        (7, 2, 7),
+        (2, 2, 1),
+        (1, 2, 1),
+        (32, 2, 31),
+        (4, 8, 1),
+        (9, 3, 4),
+        (25, 5, 6),
+        (49, 7, 8),
+        (32, 8, 8),
+        (1024, 8, 154),
+    ],
+)
+def test_rounds(count: int, size: int, expected: int) -> None:
+    """Pairs take one round less than there are members, or as many where odd; squares of primes take the affine plane's number."""
+    assert rounds(count, size) == expected
+
+
+@given(st.integers(1, 300), st.integers(2, 12))
+def test_coprime_modulus(least: int, width: int) -> None:
+    """Two rows of a grid differ by a number that has an inverse; otherwise two groups would share more than one member."""
+    modulus = coprime_modulus(least, width)
+    assert modulus >= least
+    assert all(math.gcd(modulus, difference) == 1 for difference in range(1, width))
+
+
+@given(LAYOUTS, SIZES, EPOCHS)
+def test_nobody_is_in_two_groups(layout: list[int], size: int, epoch: int) -> None:
+    """Groups are disjoint, sorted, of two members at least and of `size` at most; for pairs, one member of an odd number rests."""
+    leaves = cluster(layout)
+    made = groups(leaves, leaves, epoch, size)
+    members = [name for group in made for name in group]
+    assert len(members) == len(set(members))
+    assert set(members) <= set(leaves)
+    assert all(2 <= len(group) <= size and list(group) == sorted(group) for group in made)
+    assert len(leaves) - len(members) == len(leaves) % 2 if size == 2 else len(leaves) - len(members) <= 1
+
+
+@settings(deadline=None)
+@given(LAYOUTS, SIZES, EPOCHS, st.randoms(use_true_random=False))
+def test_all_agents_compute_the_same(layout: list[int], size: int, epoch: int, shuffler: random.Random) -> None:
+    """Each member finds itself in the group that everybody else puts it in, whatever the order in which it read the members."""
+    leaves = cluster(layout)
+    made = {name: group for group in groups(leaves, leaves, epoch, size) for name in group}
+    for me in leaves:
+        order = list(leaves)
+        shuffler.shuffle(order)
+        assert group_of(me, order, {name: leaves[name] for name in reversed(order)}, epoch, size) == made.get(me, ())
+
+
+@settings(deadline=None)  # some examples are many epochs long
+@given(LAYOUTS, SIZES, st.integers(0, 1 << 20))
+def test_every_two_meet_within_the_promise(layout: list[int], size: int, start: int) -> None:
+    """From any epoch on, `cycle` epochs are enough for every two members to have met."""
+    leaves = cluster(layout)
+    timetable = Timetable(leaves, leaves, size)
+    assert set(met(timetable, range(start, start + timetable.cycle))) == set(itertools.combinations(sorted(leaves), 2))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(2, 6), st.integers(2, 8), st.integers(0, 1 << 20))
+def test_no_pair_repeats_until_all_have_met(number: int, count: int, start: int) -> None:
+    """With leaves of one even size and an even number of them there are no extra pairs: each pair meets once in its cycle, in its kind."""
+    leaves = cluster([2 * count] * (2 * (number // 2)))
+    timetable = Timetable(leaves, leaves)
+    even = [2 * epoch for epoch in range(start, start + timetable.inside)]
+    odd = [2 * epoch + 1 for epoch in range(start, start + timetable.across)]
+    inside = met(timetable, even)
+    across = met(timetable, odd)
+    expected = list(itertools.combinations(sorted(leaves), 2))
+    assert inside == Counter(pair for pair in expected if leaves[pair[0]] == leaves[pair[1]])
+    assert across == Counter(pair for pair in expected if leaves[pair[0]] != leaves[pair[1]])
+    assert timetable.inside == 2 * count - 1
+    assert timetable.across == (len(set(leaves.values())) - 1) * 2 * count
+
+
+@given(LAYOUTS, st.integers(0, 1 << 20))
+def test_even_epochs_stay_inside_leaves(layout: list[int], half: int) -> None:
+    """In an even epoch only those that an odd leaf leaves over meet across leaves."""
+    leaves = cluster(layout)
+    if len(layout) < 2 or max(layout) < 2:
+        return
+    crossing = [group for group in groups(leaves, leaves, 2 * half) if len({leaves[name] for name in group}) > 1]
+    assert len(crossing) == sum(count % 2 for count in layout) // 2
+
+
+@given(LAYOUTS, SIZES, st.integers(0, 1 << 20))
+def test_odd_epochs_cross_leaves(layout: list[int], size: int, half: int) -> None:
+    """In an odd epoch a group has no two members of one leaf, but for pairs of those that find nobody across."""
+    leaves = cluster(layout)
+    if len(layout) < 2 or len(layout) * max(layout) > 2 * sum(layout):
+        return
+    for group in groups(leaves, leaves, 2 * half + 1, size):
+        assert len(group) == 2 or len({leaves[name] for name in group}) == len(group)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("leaves", [{}, dict.fromkeys("abcdefgh", "s"), {name: name for name in "abcdefgh"}])
+def test_no_epoch_is_empty(leaves: dict[str, str], size: int) -> None:
+    """Without a topology, with one leaf, or with one member in each leaf, every epoch is of use and all have met in one cycle."""
+    timetable = Timetable("abcdefgh", leaves, size)
+    assert all(len(timetable.groups(epoch)) >= 2 for epoch in range(20))
+    assert met(timetable, range(timetable.cycle)) == Counter(itertools.combinations("abcdefgh", 2))
+
+
+@given(LAYOUTS, st.data(), SIZES, EPOCHS)
+def test_survivors_pair_up(layout: list[int], data: st.DataObject, size: int, epoch: int) -> None:
+    """Whoever is left, two or more, at most one of them has nobody to meet."""
+    leaves = cluster(layout)
+    survivors = data.draw(st.lists(st.sampled_from(sorted(leaves)), min_size=1, unique=True))
+    busy = [name for group in groups(survivors, leaves, epoch, size) for name in group]
+    assert len(survivors) - len(busy) <= 1
+    assert set(busy) <= set(survivors)
+
+
+def test_a_leaf_without_a_partner_does_not_repeat_itself() -> None:
+    """With an odd number of leaves one has nobody to face in an odd epoch; it pairs inside, not as in the even epoch before."""
+    for count in (7, 8):
+        leaves = cluster([count] * 3)
+        timetable = Timetable(leaves, leaves)
+        for epoch in range(0, 100, 2):
+            assert not set(timetable.groups(epoch)) & set(timetable.groups(epoch + 1))
+
+
+def test_inside_counts_the_leaf_that_takes_longest() -> None:
+    """Eight members take more rounds of groups of three than nine, as without a repeated pair they can only meet in pairs."""
+    leaves = cluster([8, 9])
+    timetable = Timetable(leaves, leaves, 3)
+    assert timetable.inside == 7
+    seen = met(timetable, range(0, 14, 2))
+    assert all(seen[pair] for pair in itertools.combinations(sorted(leaves), 2) if leaves[pair[0]] == leaves[pair[1]])
+
+
+def test_one_member_rests() -> None:
+    """A single member has no group, and no members make no groups."""
+    assert groups(["a"], {}, 3) == ()
+    assert group_of("a", ["a"], {}, 3) == ()
+    assert groups([], {}, 3) == ()
+
+
+def test_who_is_no_member_is_told_so() -> None:
+    """A stranger has no group, which is not the same as resting; neither are groups of one a schedule."""
+    with pytest.raises(ValueError, match=r"^x is no member$"):
+        group_of("x", ["a", "b"], {}, 0)
+    with pytest.raises(ValueError, match=r"^a group has at least 2 members, not 1$"):
+        groups(["a", "b"], {}, 0, 1)
+
+
+def test_a_skewed_topology_takes_no_longer_than_meeting_everybody() -> None:
+    """One large leaf beside many of one node each does not make a cycle of leaves times members."""
+    leaves = cluster([60] + [1] * 30)
+    timetable = Timetable(leaves, leaves)
+    assert timetable.cycle <= 2 * len(leaves)
+    assert set(met(timetable, range(timetable.cycle))) == set(itertools.combinations(sorted(leaves), 2))
+
+
+def test_schedule_is_the_same_in_every_version() -> None:
+    """Agents of different versions meet, so the schedule of given members does not change."""
+    leaves = cluster([3, 4])
+    assert [groups(leaves, leaves, epoch) for epoch in (0, 1, 1_000_004)] == [
+        (("gpu0-001", "gpu0-002"), ("gpu1-000", "gpu1-003"), ("gpu1-001", "gpu1-002")),
+        (("gpu0-000", "gpu1-000"), ("gpu0-001", "gpu1-001"), ("gpu0-002", "gpu1-002")),
+        (("gpu0-000", "gpu0-001"), ("gpu1-000", "gpu1-001"), ("gpu1-002", "gpu1-003")),
+    ]
+    assert [root_order(["a", "b", "c"], epoch) for epoch in (7, 8)] == [("a", "b", "c"), ("b", "c", "a")]
+
+
+def calls(work: Callable[[], object]) -> int:
+    """Count the functions that some work calls, built-in ones too: what it costs, on any machine."""
+    count = 0
+
+    def event(_frame: object, kind: str, _argument: object) -> None:
+        nonlocal count
+        count += kind in {"call", "c_call"}
+
+    sys.setprofile(event)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_ten_thousand_members() -> None:
+    """A kept timetable answers at 10,000 members for what it costs at 320, and nobody pays for all groups."""
+    few, many = cluster([32] * 10), cluster([32] * 312 + [16])
+    small, large = Timetable(few, few), Timetable(many, many)
+
+    def ask(timetable: Timetable) -> None:
+        for epoch in range(1000):
+            timetable.group_of("gpu7-007", epoch)
+
+    assert calls(lambda: ask(large)) < 1.5 * calls(lambda: ask(small))
+    made = large.groups(12_345)
+    assert 2 * len(made) == len(many)
+    assert all(large.group_of(group[0], 12_345) == group for group in made[::100])
+
+
+def test_roots_are_spread_evenly() -> None:
+    """Over many epochs every member of a group is root equally often, and every member takes over equally often (χ², 99.9 %)."""
+    names = [f"gpu{index:02}" for index in range(16)]
+    orders = [root_order(names, epoch) for epoch in range(8000)]
+    for place in (0, 1, 15):
+        counts = Counter(order[place] for order in orders)
+        expected = len(orders) / len(names)
+        assert sum((counts[name] - expected) ** 2 / expected for name in names) < 37.7  # 15 degrees of freedom
+
+
+def test_root_order_of_those_that_are_left() -> None:
+    """Who is missing changes nothing for the others, and the order of the group does not matter."""
+    names = ["a", "b", "c", "d", "e"]
+    for epoch in range(50):
+        order = root_order(names, epoch)
+        assert sorted(order) == names
+        assert root_order(reversed(names), epoch) == order
+        assert root_order([name for name in names if name != order[0]], epoch) == order[1:]
+
+
+@pytest.mark.parametrize(("seconds", "period", "epoch"), [(0, 10, 0), (9.999, 10, 0), (10, 10, 1), (1.8e9, 10, 180_000_000), (-0.5, 1, -1)])
+def test_epoch_at(seconds: float, period: float, epoch: int) -> None:
+    """Epochs are counted from 1970, so that agents agree without asking."""
+    assert epoch_at(seconds, period) == epoch
+
+
+@pytest.mark.parametrize("period", [0, -1, math.nan])
+def test_no_epoch(period: float) -> None:
+    """A period that is not above 0 is an error."""
+    with pytest.raises(ValueError, match="an epoch lasts longer than 0 s"):
+        epoch_at(1.0, period)
+
+
+@given(LAYOUTS, SIZES, st.integers(-1000, -1))
+def test_a_clock_before_1970(layout: list[int], size: int, epoch: int) -> None:
+    """A negative epoch, from a clock that is far off, is scheduled like any other."""
+    leaves = cluster(layout)
+    made = groups(leaves, leaves, epoch, size)
+    assert len(leaves) - sum(map(len, made)) <= 1

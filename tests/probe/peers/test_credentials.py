@@ -1,0 +1,267 @@
+"""Secrets: who may read their files, what is a key, and what happens when they change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import ssl
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshealthd.probe.observation import Outcome
+from dshealthd.probe.peers.contract import PeerOptions
+from dshealthd.probe.peers.credentials import CredentialError, Credentials
+from dshealthd.probe.peers.secret_files import parse_keys, read
+from tests.probe.peering import KEY, OTHER_KEY, PING, Time, calling, keyed, listening, make_certificates, metric, run, secret, tls
+from tests.probe.peers.test_calls import fails
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def issued(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with certificates."""
+    directory = tmp_path_factory.mktemp("issued")
+    make_certificates(directory)
+    return directory
+
+
+def problem(options: PeerOptions) -> str:
+    """Return what is wrong with secrets, in one line."""
+    with pytest.raises(CredentialError) as caught:
+        read(options)
+    assert len(caught.value.errors) == 1
+    return caught.value.errors[0]
+
+
+def test_keys_of_a_file() -> None:
+    """Keys stand one a line; comments and empty lines are left out, line ends of either kind are."""
+    assert parse_keys(f"# of 2026\n{KEY}\r\n\n  {OTHER_KEY}  ".encode()) == (KEY.encode(), OTHER_KEY.encode())
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_keys_or_a_reason(data: bytes) -> None:
+    """Whatever a key file holds gives one or two good keys or an error that has nothing of it."""
+    try:
+        keys, problem = parse_keys(data), b""
+    except ValueError as error:
+        keys, problem = (), str(error).encode()
+    assert not any(len(word) > 6 and word in problem for word in data.split())
+    assert problem or 1 <= len(keys) <= 2
+    assert all(len(key) >= 32 and key in data for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ((), "holds 0 keys; it must be one, or 2 during a rotation"),
+        ((KEY, OTHER_KEY, KEY[::-1]), "holds 3 keys; it must be one, or 2 during a rotation"),
+        ((KEY, "secret"), "key 2 has 6 characters; at least 32 are needed (openssl rand -hex 32)"),
+        (("a b " * 20,), "key 1 is not made of visible ASCII characters"),
+        (("x" * 5000,), "is larger than 4096 bytes"),
+    ],
+)
+def test_key_files_that_cannot_be(tmp_path: Path, lines: tuple[str, ...], reason: str) -> None:
+    """A key file that is no good is named with the reason, and with nothing of what it holds."""
+    path = secret(tmp_path, "key", *lines)
+    assert problem(keyed(path)) == f"key_file: {path} {reason}"
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o620, 0o610])
+def test_key_file_that_others_reach(tmp_path: Path, mode: int) -> None:
+    """A key that anybody but its owner can read or write is not used."""
+    path = secret(tmp_path, "key", KEY)
+    path.chmod(mode)
+    assert problem(keyed(path)) == f"key_file: {path} has mode {mode:04o}, so that others than its owner can reach it; it must be 0600"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_key_file_of_another_user(tmp_path: Path) -> None:
+    """A key that another user can change is not used."""
+    path = secret(tmp_path, "key", KEY)
+    os.chown(path, 4321, -1)
+    assert problem(keyed(path)) == f"key_file: {path} belongs to user 4321, not to root or to the user of this process"
+
+
+def test_key_that_is_no_file(tmp_path: Path) -> None:
+    """What is not there, or is no file, is said so; a pipe does not block."""
+    assert problem(keyed(tmp_path / "none")) == f"key_file: {tmp_path}/none cannot be read: No such file or directory"
+    assert problem(keyed(tmp_path)) == f"key_file: {tmp_path} is no file"
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    assert problem(keyed(tmp_path / "pipe")) == f"key_file: {tmp_path}/pipe is no file"
+
+
+def test_key_among_the_credentials_of_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name without a slash is one of systemd's credentials, whose modes are its own; a path is a path."""
+    secret(tmp_path, "probe-key", KEY).chmod(0o440)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    options = PeerOptions(key_file=type(tmp_path)("probe-key"))
+    assert read(options).keys == (KEY.encode(),)
+    assert "has mode 0440" in problem(keyed(tmp_path / "probe-key"))
+
+
+def test_secrets_do_not_show(tmp_path: Path) -> None:
+    """What is read does not appear where it is printed."""
+    assert KEY not in repr(read(keyed(secret(tmp_path, "key", KEY))))
+
+
+def test_tls_is_1_3_and_verifies(issued: Path) -> None:
+    """Both sides speak TLS 1.3 only and ask for a certificate; sessions are not resumed."""
+    secrets = read(tls(issued, "a"))
+    for context in (secrets.server, secrets.client):
+        assert context is not None
+        assert context.minimum_version is ssl.TLSVersion.TLSv1_3
+        assert context.verify_mode is ssl.CERT_REQUIRED
+    assert secrets.server is not None
+    assert secrets.server.num_tickets == 0
+
+
+def test_certificate_files_that_cannot_be(issued: Path, tmp_path: Path) -> None:
+    """A private key that others can read, one of another certificate, and a file that holds none are named."""
+    for name in ("a.pem", "a.key", "b.key", "ca.pem"):
+        shutil.copy(issued / name, tmp_path / name)
+    options = tls(tmp_path, "a")
+    (tmp_path / "a.key").chmod(0o644)
+    assert problem(options).startswith(f"tls_key_file: {tmp_path}/a.key has mode 0644")
+    shutil.copy(tmp_path / "b.key", tmp_path / "a.key")
+    (tmp_path / "a.key").chmod(0o600)
+    assert problem(options).endswith("are no certificate and its key: cannot be used: KEY_VALUES_MISMATCH")
+    (tmp_path / "ca.pem").write_text("-----BEGIN", encoding="ascii")
+    assert problem(options).startswith(f"tls_ca_file: {tmp_path}/ca.pem cannot be used: ")
+
+
+async def looked(credentials: Credentials, clock: Time) -> Any:
+    """Return what is in force after the files have been looked at."""
+    clock.now += 2
+    return await credentials.current()
+
+
+def test_changed_key_is_read(tmp_path: Path) -> None:
+    """A file that changes is read once it stays as it is; between two looks it is left alone."""
+
+    async def scene() -> None:
+        path, clock = secret(tmp_path, "key", KEY), Time()
+        credentials = Credentials(keyed(path), clock)
+        secret(tmp_path, "key", OTHER_KEY, KEY)
+        assert (await credentials.current()).keys == (KEY.encode(),)
+        assert (await looked(credentials, clock)).keys == (OTHER_KEY.encode(), KEY.encode())
+        assert metric(credentials, "credentials_last_reload_successful") == 1
+
+    run(scene())
+
+
+@pytest.mark.parametrize("content", ["", KEY[:20], f"{KEY}\n{OTHER_KEY[:9]}"], ids=["empty", "half a key", "half a second one"])
+def test_half_written_key_is_not_used(tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that is half-written, gone or open to others leaves the key before in force; it counts once and is logged without the key."""
+
+    async def scene() -> None:
+        path, clock = secret(tmp_path, "key", KEY), Time()
+        credentials = Credentials(keyed(path), clock)
+        path.write_text(content, encoding="ascii")
+        for _ in range(3):
+            assert (await looked(credentials, clock)).keys == (KEY.encode(),)
+        assert metric(credentials, "credentials_last_reload_successful") == 0
+        assert metric(credentials, "credentials_reload_failures_total") == 1
+        path.unlink()
+        assert (await looked(credentials, clock)).keys == (KEY.encode(),)
+        secret(tmp_path, "key", OTHER_KEY).chmod(0o644)
+        assert (await looked(credentials, clock)).keys == (KEY.encode(),)
+        assert metric(credentials, "credentials_reload_failures_total") == 3
+        path.chmod(0o600)
+        assert (await looked(credentials, clock)).keys == (OTHER_KEY.encode(),)
+        assert metric(credentials, "credentials_last_reload_successful") == 1
+
+    with caplog.at_level(logging.DEBUG):
+        run(scene())
+    assert KEY[:9] not in caplog.text
+    assert OTHER_KEY[:9] not in caplog.text
+    caplog.clear()
+
+
+def test_key_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
+    """A file that changes while it is looked at is read later: what looks like a key may be the first half of one."""
+
+    async def scene() -> None:
+        path, clock = secret(tmp_path, "key", KEY), Time()
+        credentials = Credentials(keyed(path), clock)
+        secret(tmp_path, "key", OTHER_KEY[:40])
+        looking = asyncio.create_task(looked(credentials, clock))
+        await asyncio.sleep(0.1)
+        secret(tmp_path, "key", OTHER_KEY)
+        assert (await looking).keys == (KEY.encode(),)
+        assert (await looked(credentials, clock)).keys == (OTHER_KEY.encode(),)
+
+    run(scene())
+
+
+def test_rotation_without_a_gap(tmp_path: Path) -> None:
+    """While the key of two running nodes is changed step by step, no call fails; the old key ends on kept connections too."""
+
+    async def scene() -> None:
+        mine, theirs = secret(tmp_path, "mine", KEY), secret(tmp_path, "theirs", KEY)
+        one, two = Time(), Time()
+        ours, others = Credentials(keyed(mine), one), Credentials(keyed(theirs), two)
+        async with listening(keyed(theirs), credentials=others) as node, calling(keyed(mine), node.port, credentials=ours) as client:
+            for step in ((KEY, OTHER_KEY), (OTHER_KEY, KEY), (OTHER_KEY,)):
+                for path in (theirs, mine):
+                    secret(tmp_path, path.name, *step)
+                    one.now += 2
+                    two.now += 2
+                    assert (await client.call("b", "echo", PING, 3.0))["payload"] == b"ping"
+            secret(tmp_path, "theirs", KEY)
+            two.now += 2
+            await fails(client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "rejected")
+
+    run(scene())
+
+
+def test_changed_certificate_is_shown(issued: Path, tmp_path: Path) -> None:
+    """A certificate that is renewed serves the next connection; a half-written one leaves the old one in force."""
+
+    async def scene() -> None:
+        for name in ("ca.pem", "a.pem", "a.key", "b-expired.pem", "b-expired.key", "b.pem", "b.key"):
+            shutil.copy(issued / name, tmp_path / name)
+        clock = Time()
+        options = tls(tmp_path, "b-expired")
+        credentials = Credentials(options, clock)
+        async with listening(options, credentials=credentials) as node, calling(tls(tmp_path, "a"), node.port) as client:
+            await fails(client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "certificate_expired")
+            shutil.copy(tmp_path / "b.pem", tmp_path / "b-expired.pem")
+            clock.now += 2
+            await fails(client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "certificate_expired")
+            assert metric(credentials, "credentials_last_reload_successful") == 0
+            shutil.copy(tmp_path / "b.key", tmp_path / "b-expired.key")
+            clock.now += 2
+            assert (await client.call("b", "echo", PING, 3.0))["payload"] == b"ping"
+            assert metric(credentials, "credentials_last_reload_successful") == 1
+
+    run(scene())
+
+
+def test_switch_turns_calls_off_and_on(tmp_path: Path) -> None:
+    """While the file of the switch exists, calls are declined; strangers are told nothing of it."""
+
+    async def scene() -> None:
+        clock, switch = Time(), tmp_path / "off"
+        options = keyed(secret(tmp_path, "key", KEY), off_file=switch)
+        credentials = Credentials(options, clock)
+        async with listening(options, credentials=credentials) as node, calling(options, node.port) as client:
+            await client.call("b", "echo", PING, 2.0)
+            switch.touch()
+            clock.now += 2
+            await fails(client.call("b", "echo", PING, 2.0), Outcome.DECLINED, "switched_off")
+            other = keyed(secret(tmp_path, "other", OTHER_KEY))
+            async with calling(other, node.port) as stranger:
+                await fails(stranger.call("b", "echo", PING, 2.0), Outcome.UNAUTHORIZED, "rejected")
+            switch.unlink()
+            clock.now += 2
+            await client.call("b", "echo", PING, 2.0)
+            assert node.refused("switched_off") == 1
+
+    run(scene())

@@ -1,0 +1,283 @@
+"""Hostile clients of the peer listener: nodes that know the key go on talking, whatever strangers do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.probe.peers.connection import MAX_UNPROVED
+from dshealthd.probe.peers.contract import MAX_BODY, Claim, PeerError, PeerOptions
+from tests.probe.peering import (
+    ECHO,
+    KEY,
+    PING,
+    calling,
+    connected,
+    eventually,
+    keyed,
+    listener_process,
+    listening,
+    make_certificates,
+    metric,
+    request,
+    run,
+    secret,
+    signed,
+    tls,
+    until_closed,
+)
+from tests.probe.peers.test_calls import BODY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dshealthd.probe.peers.client import PeerClient
+
+STARTS = (b"", b"POST /peer/v1/echo HTTP/1.1\r\nHost: ", b"\x16\x03\x01\x02\x00\x01", os.urandom(200))
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """The key file of all nodes."""
+    return secret(tmp_path, "key", KEY)
+
+
+@contextlib.contextmanager
+def flooding(port: int, count: int, sources: int) -> Iterator[list[threading.Thread]]:
+    """Open so many connections that stall, from so many addresses in all, in four threads."""
+    stop = threading.Event()
+
+    def flood(number: int) -> None:
+        with contextlib.ExitStack() as held:
+            for turn in range(count // 4):
+                if stop.is_set():
+                    return
+                try:
+                    source = (f"127.0.{1 + number}.{1 + turn % (sources // 4)}", 0)
+                    connection = held.enter_context(socket.create_connection(("127.0.0.1", port), 5.0, source))
+                    connection.sendall(STARTS[turn % len(STARTS)])
+                except OSError:
+                    continue
+                if turn % 400 == 399:
+                    held.close()
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    threads = [threading.Thread(target=flood, args=(number,)) for number in range(4)]
+    try:
+        for thread in threads:
+            thread.start()
+        yield threads
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def options_of(kind: str, tmp_path: Path) -> tuple[dict[str, Any], PeerOptions]:
+    """Return options of a listener, for its process, and those of its caller."""
+    if kind == "key":
+        path = secret(tmp_path, "key", KEY)
+        return {"key_file": str(path)}, keyed(path)
+    make_certificates(tmp_path)
+    files = {"tls_cert_file": "b.pem", "tls_key_file": "b.key", "tls_ca_file": "ca.pem"}
+    return {"tls_name": "{node}.example", **{name: str(tmp_path / file) for name, file in files.items()}}, tls(tmp_path, "a")
+
+
+@pytest.mark.parametrize(("kind", "count", "sources"), [("key", 3000, 4), ("key", 10_000, 400), ("tls", 3000, 400)])
+def test_flood_of_connections_takes_nothing_from_nodes(tmp_path: Path, kind: str, count: int, sources: int) -> None:
+    """Thousands of stalling connections, from few addresses or many: at most 100 descriptors; calls succeed, on old and new connections."""
+    theirs, ours = options_of(kind, tmp_path)
+    kept: list[float] = []
+    made: list[float] = []
+    descriptors: list[int] = []
+    failed: list[str] = []
+    with listener_process(theirs) as (port, pid, metrics):
+
+        async def scene() -> None:
+            async with calling(ours, port) as client, calling(ours, port) as newcomer:
+                await client.call("b", "echo", PING, 5.0)
+                with flooding(port, count, sources) as threads:
+                    await talk(client, newcomer, threads)
+                assert metric(client, "client_connections_opened_total") == 1
+
+        async def talk(client: PeerClient, newcomer: PeerClient, threads: list[threading.Thread]) -> None:
+            end = time.monotonic() + 60
+            while (len(kept) < 5 or any(thread.is_alive() for thread in threads)) and time.monotonic() < end:
+                started = time.monotonic()
+                assert (await client.call("b", "echo", PING, 5.0))["payload"] == b"ping"
+                kept.append(time.monotonic() - started)
+                started = time.monotonic()
+                newcomer.forget("b")
+                try:
+                    await newcomer.call("b", "echo", PING, 5.0)
+                    made.append(time.monotonic() - started)
+                except PeerError as error:
+                    failed.append(str(error))
+                descriptors.append(len(os.listdir(f"/proc/{pid}/fd")))
+                await asyncio.sleep(0.02)
+
+        asyncio.run(scene())
+    assert len(kept) >= 5
+    assert max(kept) < 1.0
+    assert max(descriptors) <= 100
+    assert len(failed) <= 1 + 0.02 * len(made), failed
+    assert sorted(made)[len(made) // 2] < 1.0
+    refused = sum(value for name, value in metrics.items() if name.startswith("dshealthd_probe_peer_connections_refused_total"))
+    assert refused > count / 2  # the others had left the queue of the kernel before they were looked at
+
+
+def test_stranger_makes_room(key: Path) -> None:
+    """When the listener is full, the connection that has proved nothing for the longest gives way; one that has proved itself does not."""
+
+    async def scene() -> None:
+        async with (
+            listening(keyed(key, max_connections=3)) as node,
+            calling(keyed(key), node.port) as client,
+            connected(node) as first,
+            connected(node) as second,
+        ):
+            await client.call("b", "echo", PING, 2.0)
+            assert node.metric("connections") == 3
+            async with connected(node) as third:
+                assert await first.closed()
+                await third.nonce()
+                async with connected(node) as fourth:
+                    assert await second.closed()
+                    await fourth.nonce()
+                    await client.call("b", "echo", PING, 2.0)
+            assert metric(client, "client_connections_opened_total") == 1
+            assert node.metric("connections_refused_total", "replaced") == 2
+
+    run(scene())
+
+
+def test_stranger_makes_room_for_its_own_address(key: Path) -> None:
+    """A program on a node that fills its address's share does not keep the node's own agent out."""
+
+    async def scene() -> None:
+        async with listening(keyed(key, max_connections_per_address=2)) as node, connected(node) as first, connected(node) as second:
+            await first.nonce()
+            await second.nonce()
+            async with calling(keyed(key), node.port) as client:
+                await client.call("b", "echo", PING, 2.0)
+            assert node.metric("connections_refused_total", "replaced") == 1
+            assert node.metric("connections_refused_total", "connections_of_address") == 0
+
+    run(scene())
+
+
+def test_full_of_nodes(key: Path) -> None:
+    """Where all places are taken by nodes that proved themselves, a further connection is closed and counted."""
+
+    async def scene() -> None:
+        async with (
+            listening(keyed(key, max_connections=2)) as node,
+            calling(keyed(key), node.port) as one,
+            calling(keyed(key), node.port, me="c") as other,
+        ):
+            await one.call("b", "echo", PING, 2.0)
+            await other.call("b", "echo", PING, 2.0)
+            with contextlib.suppress(ConnectionError):
+                assert await node.raw(b"") == b""
+            assert node.metric("connections_refused_total", "connections") == 1
+            await one.call("b", "echo", PING, 2.0)
+
+    run(scene())
+
+
+@pytest.mark.parametrize("start", [b"", b"POST /", request(Claim("a", "b"), b"")[:-2]], ids=["nothing", "no line", "no end"])
+def test_slow_headers(key: Path, start: bytes) -> None:
+    """Headers that trickle in end in time, whatever goes on to come."""
+
+    async def scene() -> None:
+        async with listening(keyed(key, header_timeout=0.3)) as node:
+            reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+
+            async def drip() -> None:
+                writer.write(start)
+                while start:
+                    await asyncio.sleep(0.05)
+                    writer.write(b"X")
+
+            task = asyncio.create_task(drip())
+            started = time.monotonic()
+            await until_closed(reader, 3.0)
+            assert time.monotonic() - started < 1.0
+            task.cancel()
+            writer.transport.abort()
+            assert node.metric("connections_refused_total", "header_timeout") == 1
+
+    run(scene())
+
+
+def test_slow_body(key: Path) -> None:
+    """A body that trickles in is given up in time."""
+
+    async def scene() -> None:
+        async with listening(keyed(key, header_timeout=0.3)) as node:
+            started = time.monotonic()
+            answer = await node.raw(request(signed("0" * 64, BODY), BODY)[:-5], 3.0)
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert time.monotonic() - started < 1.0
+            assert node.refused("slow_body") == 1
+
+    run(scene())
+
+
+def test_stranger_is_not_kept_idle(key: Path) -> None:
+    """A connection that asked for a nonce and then says nothing is closed like one that never said anything."""
+
+    async def scene() -> None:
+        async with listening(keyed(key, header_timeout=0.3)) as node, connected(node) as raw:
+            await raw.nonce()
+            assert await raw.closed(1.5)
+            await eventually(lambda: node.metric("connections") == 0)
+
+    run(scene())
+
+
+def test_strangers_do_not_make_memory_grow(key: Path) -> None:
+    """Nonces for any number of senders, and refused calls of theirs, leave nothing behind."""
+
+    async def scene() -> None:
+        async with listening(keyed(key)) as node:
+            for number in range(100):
+                async with connected(node) as raw:
+                    for again in range(MAX_UNPROVED - 1):
+                        await raw.nonce(f"stranger-{number}-{again}")
+                    await raw.ask(request(signed("0" * 64, BODY, key="x" * 32, sender=f"s-{number}"), BODY))
+            assert not node.server._guard._nonces._senders
+            assert not node.server._gate.strangers or len(node.server._gate.strangers) <= 8
+            assert not node.server._requests
+
+    run(scene())
+
+
+def test_answers_that_nobody_reads(key: Path) -> None:
+    """A node that asks and reads nothing does not keep its connection for ever."""
+
+    async def scene() -> None:
+        async with listening(keyed(key, header_timeout=0.1)) as node:
+            raw_socket = socket.socket()
+            raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            raw_socket.settimeout(0)
+            await asyncio.get_running_loop().sock_connect(raw_socket, ("127.0.0.1", node.port))
+            many = request(Claim("a", "b"), b"x" * MAX_BODY, ECHO) * 40
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(3):
+                    await asyncio.get_running_loop().sock_sendall(raw_socket, many)
+            raw_socket.close()
+            await eventually(lambda: node.metric("connections") == 0)
+
+    run(scene())

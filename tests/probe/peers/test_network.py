@@ -1,0 +1,257 @@
+"""What the network and the other side do to a call: each is told from the others, and none takes longer than its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.probe.observation import Outcome
+from dshealthd.probe.peers.resolver import Resolver
+from tests.netns import network_namespace
+from tests.probe.peering import (
+    KEY,
+    PING,
+    calling,
+    eventually,
+    keyed,
+    listener_process,
+    listening,
+    make_certificates,
+    metric,
+    run,
+    secret,
+    tls,
+)
+from tests.probe.peers.test_calls import fails
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """The key file of all nodes."""
+    return secret(tmp_path, "key", KEY)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def test_nobody_listens(key: Path) -> None:
+    """A closed port is refused, at once."""
+
+    async def scene() -> None:
+        async with calling(keyed(key), free_port()) as client:
+            await fails(client.call("b", "echo", PING, 5.0), Outcome.REFUSED, "refused")
+
+    run(scene())
+
+
+def test_listener_that_restarts(key: Path) -> None:
+    """A kept connection whose listener has ended is not used again: the next call is as if it were the first."""
+
+    async def scene() -> None:
+        async with listening(keyed(key)) as node:
+            port = node.port
+            async with calling(keyed(key), port) as client:
+                await client.call("b", "echo", PING, 2.0)
+                await node.server.close()
+                await fails(client.call("b", "echo", PING, 2.0), Outcome.REFUSED, "refused")
+        async with listening(keyed(key)) as node, calling(keyed(key), node.port) as client:
+            await client.call("b", "echo", PING, 2.0)
+            assert metric(client, "client_connections") == 1
+
+    run(scene())
+
+
+def test_silent_name_server(key: Path) -> None:
+    """A name that cannot be looked up in time makes its node unreachable, within the deadline; an unknown one at once."""
+
+    def never(*_arguments: object, **_named: object) -> list[object]:
+        time.sleep(1.0)
+        return []
+
+    def unknown(*_arguments: object, **_named: object) -> list[object]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    async def scene() -> None:
+        for look_up, reason in ((never, "name_timeout"), (unknown, "name_unknown")):
+            async with calling(keyed(key), 1, host="node-b", resolver=Resolver(look_up)) as client:
+                started = time.monotonic()
+                await fails(client.call("b", "echo", PING, 0.2), Outcome.UNREACHABLE, reason)
+                assert time.monotonic() - started < 0.8
+
+    run(scene())
+
+
+def test_stopped_listener_hangs(key: Path) -> None:
+    """An agent that is stopped (SIGSTOP) is a hang and not an unreachable node: its kernel answers; afterwards it goes on."""
+    with listener_process({"key_file": str(key)}) as (port, pid, _):
+
+        async def scene() -> None:
+            async with calling(keyed(key), port) as client:
+                await client.call("b", "echo", PING, 5.0)
+                os.kill(pid, signal.SIGSTOP)
+                try:
+                    await fails(client.call("b", "echo", PING, 0.5), Outcome.HUNG, "no_answer")  # on a kept connection
+                    await fails(client.call("b", "echo", PING, 0.5), Outcome.HUNG, "no_answer")  # on a new one
+                finally:
+                    os.kill(pid, signal.SIGCONT)
+                await client.call("b", "echo", PING, 5.0)
+
+        run(scene())
+
+
+@pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed")
+@pytest.mark.parametrize(
+    ("rule", "kept", "new"),
+    [
+        ("tcp dport {port} drop", (Outcome.UNREACHABLE, "not_acknowledged"), (Outcome.UNREACHABLE, "connect_timeout")),
+        ("tcp sport {port} drop", (Outcome.UNREACHABLE, "not_acknowledged"), (Outcome.UNREACHABLE, "connect_timeout")),
+        ("tcp dport {port} reject with tcp reset", (Outcome.REFUSED, "reset"), (Outcome.REFUSED, "refused")),
+        (
+            "tcp dport {port} reject with icmp type host-unreachable",
+            (Outcome.UNREACHABLE, "not_acknowledged"),
+            (Outcome.UNREACHABLE, "no_route"),
+        ),
+    ],
+    ids=["dropped there", "dropped back", "reset", "no route"],
+)
+def test_firewalls(key: Path, rule: str, kept: tuple[Outcome, str], new: tuple[Outcome, str]) -> None:
+    """Packets that are dropped, in either direction, make a node unreachable; a reset refuses; both end when the firewall does."""
+    with network_namespace():
+        table = "add table inet test; add chain inet test in { type filter hook input priority 0; }; "
+
+        async def nft(*commands: str) -> None:
+            done = await asyncio.create_subprocess_exec("nft", "".join(commands))
+            assert await done.wait() == 0
+
+        async def scene() -> None:
+            async with listening(keyed(key)) as node, calling(keyed(key), node.port) as client:
+                await client.call("b", "echo", PING, 2.0)
+                await nft(table, f"add rule inet test in {rule.format(port=node.port)}")
+                started = time.monotonic()
+                await fails(client.call("b", "echo", PING, 0.5), *kept)
+                await fails(client.call("b", "echo", PING, 0.5), *new)
+                assert time.monotonic() - started < 2.0
+                await nft("delete table inet test")
+                assert (await client.call("b", "echo", PING, 3.0))["payload"] == b"ping"
+
+        run(scene())
+
+
+def test_no_route(key: Path) -> None:
+    """A network that there is no way to is unreachable, at once."""
+    with network_namespace():
+
+        async def scene() -> None:
+            async with calling(keyed(key), 1, host="192.0.2.1") as client:
+                await fails(client.call("b", "echo", PING, 2.0), Outcome.UNREACHABLE, "no_route")
+
+        run(scene())
+
+
+def test_calls_come_from_the_listen_address(key: Path) -> None:
+    """A node calls from the address that it listens on, which is the one that others know it by."""
+
+    async def scene() -> None:
+        async with (
+            listening(keyed(key)) as node,
+            calling(type(keyed(key))(listen_address="127.0.0.9:0", key_file=key), node.port) as client,
+        ):
+            await client.call("b", "echo", PING, 2.0)
+            assert set(node.server._gate._open) == {"127.0.0.9"}
+
+    run(scene())
+
+
+@pytest.mark.parametrize("off", ["+288s", "-288s", "+10y"])
+def test_clocks_that_differ(key: Path, off: str) -> None:
+    """With a shared key, the clocks of two nodes do not matter: nonces are aged by the one machine's monotonic clock."""
+    found = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
+    if not found:
+        pytest.skip("libfaketime is not installed")
+    fake = {**os.environ, "LD_PRELOAD": found[0], "FAKETIME": off, "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+    with listener_process({"key_file": str(key)}, fake) as (port, _, _metrics):
+
+        async def scene() -> None:
+            async with calling(keyed(key), port) as client:
+                answer = await client.call("b", "echo", PING, 10.0)
+                assert abs(answer["clock"] - time.time()) > 250
+                assert (await client.call("b", "echo", PING, 10.0))["payload"] == b"ping"
+
+        run(scene())
+
+
+def test_clock_that_makes_certificates_void(tmp_path: Path) -> None:
+    """A clock so far off that certificates are not valid by it is a clear reason, and no hang."""
+
+    async def scene() -> None:
+        make_certificates(tmp_path)
+        async with listening(tls(tmp_path, "b")) as node, calling(tls(tmp_path, "a-early"), node.port) as client:
+            await fails(client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "own_certificate_not_yet_valid")
+
+    run(scene())
+
+
+def test_connections_do_not_pile_up(key: Path) -> None:
+    """One connection is kept for each peer in use, a bounded number in all, and none for those that are forgotten."""
+
+    async def scene() -> None:
+        names = [f"node-{number}" for number in range(40)]
+
+        async with (
+            listening(keyed(key, max_connections=64, max_connections_per_address=64)) as node,
+            calling(keyed(key), node.port) as client,
+        ):
+            for name in names:  # all are node b, which says that it is not who is meant, on a connection that is kept
+                await fails(client.call(name, "echo", PING, 2.0), Outcome.UNAUTHORIZED, "wrong_receiver")
+            assert metric(client, "client_connections") == 16
+            await eventually(lambda: node.metric("connections") == 16)
+            client.forget(names[-1])
+            assert metric(client, "client_connections") == 15
+
+    run(scene())
+
+
+def test_cancelled_call(key: Path) -> None:
+    """A call that is given up leaves no connection with an answer to come."""
+
+    async def scene() -> None:
+        async def never(_sender: str, _body: dict[str, object]) -> dict[str, object]:
+            await asyncio.Event().wait()
+            return {}
+
+        async with listening(keyed(key), handlers={"echo": never}) as node, calling(keyed(key), node.port) as client:
+            call = asyncio.create_task(client.call("b", "echo", PING, 5.0))
+            await eventually(lambda: node.metric("connections") == 1)
+            await asyncio.sleep(0.05)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            await eventually(lambda: node.metric("connections") == 0)
+            assert metric(client, "client_connections") == 0
+            assert not client._turns
+
+    run(scene())
+
+
+def test_module_imports_no_torch() -> None:
+    """Neither side of the peer API brings torch or pynvml into the agent."""
+    script = "import sys, dshealthd.probe.peers.client, dshealthd.probe.peers.server; print({'torch', 'pynvml'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout == "set()\n"

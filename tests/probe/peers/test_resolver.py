@@ -1,0 +1,124 @@
+"""Names are looked up outside the loop, within bounds, and remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from dshealthd.probe.peers.resolver import Resolver, UnknownName
+from tests.probe.peering import Time, run
+
+
+class Names:
+    """A name service that answers, fails, or is silent until it is released."""
+
+    def __init__(self) -> None:
+        self.silent = threading.Event()
+        self.silent.set()
+        self.asked: list[str] = []
+        self.address = "192.0.2.1"
+
+    def __call__(self, host: str, _port: None, *, type: int) -> list[Any]:
+        """Answer as socket.getaddrinfo."""
+        assert type == socket.SOCK_STREAM
+        self.asked.append(host)
+        self.silent.wait(20)
+        if host == "unknown":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        entry = (socket.AF_INET, type, 6, "", (self.address, 0))
+        return [entry, entry, (socket.AF_INET6, type, 6, "", ("2001:db8::1", 0, 0, 0))]
+
+
+def test_addresses_are_remembered() -> None:
+    """A name is looked up once a minute, also when many ask at once; all its addresses are given, each once."""
+
+    async def scene() -> None:
+        names, clock = Names(), Time()
+        resolver = Resolver(names, clock)
+        found = await asyncio.gather(*(resolver.addresses("node-1") for _ in range(5)))
+        assert found == [((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))] * 5
+        clock.now += 59
+        await resolver.addresses("node-1")
+        assert names.asked == ["node-1"]
+        names.address = "192.0.2.2"
+        clock.now += 2
+        assert (await resolver.addresses("node-1"))[0] == (socket.AF_INET, "192.0.2.2")
+
+    run(scene())
+
+
+def test_addresses_are_not_looked_up() -> None:
+    """What is an address already needs no name server."""
+
+    async def scene() -> None:
+        names = Names()
+        resolver = Resolver(names)
+        assert await resolver.addresses("192.0.2.7") == ((socket.AF_INET, "192.0.2.7"),)
+        assert await resolver.addresses("2001:db8::7") == ((socket.AF_INET6, "2001:db8::7"),)
+        assert names.asked == []
+
+    run(scene())
+
+
+def test_unknown_name() -> None:
+    """A name that does not exist is an error at once, and not asked for again for a few seconds."""
+
+    async def scene() -> None:
+        names, clock = Names(), Time()
+        resolver = Resolver(names, clock)
+        for _ in range(3):
+            with pytest.raises(UnknownName):
+                await resolver.addresses("unknown")
+        assert names.asked == ["unknown"]
+        clock.now += 6
+        with pytest.raises(UnknownName):
+            await resolver.addresses("unknown")
+        assert names.asked == ["unknown"] * 2
+
+    run(scene())
+
+
+def test_silent_name_servers() -> None:
+    """While name servers are silent, known names keep their old addresses and unknown ones wait; threads are few, and all recovers."""
+
+    async def scene() -> None:
+        names, clock = Names(), Time()
+        resolver = Resolver(names, clock)
+        await resolver.addresses("known")
+        clock.now += 100
+        names.silent.clear()
+        threads = threading.active_count()
+        started = time.monotonic()
+        assert (await resolver.addresses("known"))[0] == (socket.AF_INET, "192.0.2.1")
+        assert time.monotonic() - started < 1.0
+        for number in range(50):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(resolver.addresses(f"node-{number}"), 0.01)
+        assert threading.active_count() - threads <= 4
+        names.silent.set()
+        assert (await asyncio.wait_for(resolver.addresses("node-49"), 5))[0] == (socket.AF_INET, "192.0.2.1")
+        assert len(names.asked) == 52
+
+    run(scene())
+
+
+def test_look_up_that_hangs_does_not_hold_the_process_up() -> None:
+    """A process ends although a look-up of it hangs."""
+    script = (
+        "import asyncio, threading\nfrom dshealthd.probe.peers.resolver import Resolver\n"
+        "async def main():\n"
+        "    resolver = Resolver(lambda *a, **b: threading.Event().wait())\n"
+        "    try:\n        await asyncio.wait_for(resolver.addresses('x'), 0.1)\n"
+        "    except TimeoutError:\n        print('late')\n"
+        "    await resolver.close()\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=10, check=True)
+    assert (done.stdout, done.stderr) == ("late\n", "")

@@ -1,0 +1,213 @@
+"""The peer API with certificates: exactly the node's own name, valid now, TLS 1.3."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.probe.observation import Outcome
+from dshealthd.probe.peers.contract import Claim, PeerOptions, certificate_names
+from tests.probe.peering import (
+    KEY,
+    OTHER_KEY,
+    PING,
+    calling,
+    eventually,
+    impersonating,
+    listening,
+    make_certificates,
+    metric,
+    request,
+    run,
+    secret,
+    tls,
+    until_closed,
+)
+from tests.probe.peers.test_calls import BODY, fails
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def issued(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with certificates."""
+    directory = tmp_path_factory.mktemp("issued")
+    make_certificates(directory)
+    return directory
+
+
+def test_call_with_certificates(issued: Path) -> None:
+    """Nodes with each other's certificates talk, with one handshake for many calls and no nonces."""
+
+    async def scene() -> None:
+        async with listening(tls(issued, "b")) as node, calling(tls(issued, "a"), node.port) as client:
+            for _ in range(3):
+                assert (await client.call("b", "echo", PING, 3.0))["payload"] == b"ping"
+            assert metric(client, "client_connections_opened_total") == 1
+            assert node.metric("requests_total", "echo", "ok") == 3
+
+    run(scene())
+
+
+def test_certificates_named_by_uri(issued: Path) -> None:
+    """A node's name may be in a URI, as SPIFFE has it."""
+
+    async def scene() -> None:
+        options = [PeerOptions(**{**vars(tls(issued, name)), "tls_name": "spiffe://example/{node}"}) for name in ("a", "b")]
+        async with listening(options[1]) as node, calling(options[0], node.port) as client:
+            assert (await client.call("b", "echo", PING, 3.0))["payload"] == b"ping"
+            await fails(client.call("c", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "wrong_certificate")
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "reason", "counted"),
+    [
+        ("c", "a", "wrong_certificate", None),
+        ("wildcard", "a", "wrong_certificate", None),
+        ("b-stranger", "a", "certificate_untrusted", "tls_handshake"),
+        ("b-expired", "a", "certificate_expired", "tls_handshake"),
+        ("b-early", "a", "certificate_not_yet_valid", "tls_handshake"),
+        ("b", "c", "rejected", "certificate"),
+        ("b", "wildcard", "rejected", "certificate"),
+        ("b", "a-stranger", "own_certificate_untrusted", "tls_handshake"),
+        ("b", "a-expired", "own_certificate_expired", "tls_handshake"),
+        ("b", "a-early", "own_certificate_not_yet_valid", "tls_handshake"),
+    ],
+)
+def test_wrong_certificates(issued: Path, server: str, client: str, reason: str, counted: str | None) -> None:
+    """A certificate of another node, of another authority, or not valid now ends the call on whichever side it is wrong, and says which."""
+
+    async def scene() -> None:
+        async with listening(tls(issued, server)) as node, calling(tls(issued, client), node.port) as caller:
+            for _ in range(3):
+                await fails(caller.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, reason)
+            if counted == "certificate":
+                assert node.refused("certificate") == 3
+            elif counted is not None:
+                await eventually(lambda: node.metric("connections_refused_total", counted) == 3)
+            await eventually(lambda: node.metric("connections") == 0)
+
+    run(scene())
+
+
+def test_other_authorities(issued: Path, tmp_path: Path) -> None:
+    """Where only the receiver finds fault with a certificate, by its authorities or its clock, the caller knows that it is that."""
+
+    async def scene() -> None:
+        both = tmp_path / "both.pem"
+        both.write_text(
+            (issued / "ca.pem").read_text(encoding="ascii") + (issued / "other.pem").read_text(encoding="ascii"), encoding="ascii"
+        )
+        options = PeerOptions(**{**vars(tls(issued, "a-stranger")), "tls_ca_file": both})
+        async with listening(tls(issued, "b")) as node, calling(options, node.port) as client:
+            await fails(client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "closed_after_handshake")
+
+    run(scene())
+
+
+def test_tls_1_2_client(issued: Path) -> None:
+    """A client that cannot do TLS 1.3 is refused in the handshake, although its certificate is good."""
+
+    async def scene() -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.load_verify_locations(issued / "ca.pem")
+        context.load_cert_chain(issued / "a.pem", issued / "a.key")
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        async with listening(tls(issued, "b")) as node:
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await asyncio.open_connection("127.0.0.1", node.port, ssl=context)
+            await eventually(lambda: node.metric("connections_refused_total", "tls_handshake") == 1)
+
+    run(scene())
+
+
+def test_no_certificate(issued: Path) -> None:
+    """A client without a certificate gets no answer to anything."""
+
+    async def scene() -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.load_verify_locations(issued / "ca.pem")
+        async with listening(tls(issued, "b")) as node:
+            reader, writer = await asyncio.open_connection("127.0.0.1", node.port, ssl=context)
+            writer.write(request(Claim("a", "b"), BODY))
+            assert await until_closed(reader, 2.0) == b""
+            writer.transport.abort()
+            await eventually(lambda: node.metric("connections_refused_total", "tls_handshake") == 1)
+
+    run(scene())
+
+
+def test_client_that_speaks_no_tls(issued: Path, tmp_path: Path) -> None:
+    """A client with a key and no certificate is refused in the handshake; one with a certificate finds a listener that has no TLS."""
+
+    async def scene() -> None:
+        plain = PeerOptions(listen_address="127.0.0.1:0", key_file=secret(tmp_path, "key", KEY))
+        async with listening(tls(issued, "b")) as node, calling(plain, node.port) as client:
+            with pytest.raises(Exception, match=r"closed|reset|bad_answer"):
+                await client.call("b", "echo", PING, 3.0)
+        async with listening(plain) as node, calling(tls(issued, "a"), node.port) as client:
+            await fails(client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "tls")
+
+    run(scene())
+
+
+def test_key_and_certificate(issued: Path, tmp_path: Path) -> None:
+    """Where both are configured both are asked for."""
+
+    async def scene() -> None:
+        def both(name: str, key: str) -> PeerOptions:
+            return PeerOptions(**{**vars(tls(issued, name)), "key_file": secret(tmp_path, f"key-{name}-{key[0]}", key)})
+
+        async with listening(both("b", KEY)) as node:
+            async with calling(both("a", KEY), node.port) as client:
+                assert (await client.call("b", "echo", PING, 3.0))["payload"] == b"ping"
+            async with calling(both("a", OTHER_KEY), node.port) as client:
+                await fails(client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "rejected")
+            async with calling(both("c", KEY), node.port) as client:
+                await fails(client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "rejected")
+            async with calling(tls(issued, "a"), node.port) as client:
+                await fails(client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "rejected")
+            assert (node.refused("key"), node.refused("certificate")) == (2, 1)
+
+    run(scene())
+
+
+def test_handshake_that_stalls(issued: Path) -> None:
+    """A client that does not go on with the handshake is closed in time and counted; a server that does not is a hang and no refusal."""
+
+    async def scene() -> None:
+        async with listening(tls(issued, "b", header_timeout=0.3)) as node:
+            reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+            writer.write(b"\x16\x03\x01")
+            started = asyncio.get_running_loop().time()
+            assert await until_closed(reader, 3.0) == b""
+            assert asyncio.get_running_loop().time() - started < 1.0
+            writer.transport.abort()
+            await eventually(lambda: node.metric("connections_refused_total", "tls_handshake") == 1)
+
+        async def silent(_requests: AsyncIterator[bytes], _writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(1.0)
+
+        async with impersonating(silent) as port, calling(tls(issued, "a"), port) as client:
+            await fails(client.call("b", "echo", PING, 0.3), Outcome.HUNG, "tls_handshake")
+
+    run(scene())
+
+
+def test_only_names_count() -> None:
+    """Of a certificate, DNS names and URIs are names; addresses, e-mail addresses and the subject are not."""
+    certificate = {
+        "subject": ((("commonName", "a"),),),
+        "subjectAltName": (("DNS", "b"), ("URI", "c:d"), ("IP Address", "192.0.2.1"), ("email", "e")),
+    }
+    assert certificate_names(certificate) == {"b", "c:d"}
+    assert certificate_names({}) == set()

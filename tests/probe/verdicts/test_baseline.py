@@ -1,0 +1,232 @@
+"""What is usual: how it is learnt, what is not learnt, and the file it is kept in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dshealthd.probe.verdicts.baseline import ENOUGH, FILL, KEPT, SPACING, BaselineError, BaselineOptions, Baselines, Series, write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+OPTIONS = BaselineOptions()
+
+
+def series(part: str = "", kind: str = "rail") -> Series:
+    """Return a class that rails have."""
+    return Series(kind, "nccl", "all_reduce", 1 << 26, part, 2, far=False)
+
+
+def learnt(values: Iterable[float], *, part: str = "", stamp: str = "") -> Baselines:
+    """Return baselines that were told values ten seconds apart."""
+    known = Baselines(OPTIONS, stamp)
+    for number, value in enumerate(values):
+        known.update(series(part), value, number * 10.0)
+    return known
+
+
+def jittered(usual: float, jitter: float, count: int, seed: int = 1) -> list[float]:
+    """Return normally distributed values."""
+    draw = random.Random(seed)
+    return [usual * draw.gauss(1, jitter) for _ in range(count)]
+
+
+def test_too_few_values_judge_nothing() -> None:
+    """A class that was timed a few times only has no ratio: nobody is accused on the ground of so little."""
+    known = learnt([1.0] * (ENOUGH - 1))
+    assert known.ratio(series(), 5.0) is None
+    known.update(series(), 1.0, 1000.0)
+    assert known.ratio(series(), 5.0) == (5.0, 1 + OPTIONS.slow_ratio)
+
+
+def test_ratio_is_to_the_median_and_the_limit_follows_the_deviation() -> None:
+    """Outliers do not move what is usual, and a class that varies more needs more to be flagged."""
+    calm, wild = learnt([*jittered(0.01, 0.01, 60), 0.03, 0.05]), learnt(jittered(0.01, 0.05, 60))
+    reading, other = calm.ratio(series(), 0.02), wild.ratio(series(), 0.02)
+    assert reading is not None
+    assert other is not None
+    assert reading.ratio == pytest.approx(2, rel=0.01)
+    assert reading.limit == 1 + OPTIONS.slow_ratio
+    assert 1.12 < other.limit < 1.25
+
+
+def test_few_values_widen_the_limit() -> None:
+    """The same deviation counts for less where fewer values stand behind it."""
+    values = jittered(1.0, 0.05, 8) * 32
+    few, many = learnt(values[:ENOUGH]).ratio(series(), 1.0), learnt(values).ratio(series(), 1.0)
+    assert few is not None
+    assert many is not None
+    assert few.limit > many.limit * 1.02
+
+
+def test_values_span_days() -> None:
+    """Once there are enough, a value is kept every quarter of an hour: a bad hour is a sixtieth of what is known."""
+    known = learnt([1.0] * FILL)
+    for second in range(0, 3600, 10):
+        known.update(series(), 1.06, FILL * 10.0 + SPACING + second)
+    reading = known.ratio(series(), 1.0)
+    assert reading is not None
+    assert reading.ratio == 1.0
+    assert KEPT * SPACING > 2 * 86400
+
+
+def test_slow_drift_is_not_accepted() -> None:
+    """A part that grows slower by 1 % a day, never enough to be flagged at once, is flagged before it is 15 % slower."""
+    known = learnt(jittered(1.0, 0.01, FILL))
+    draw = random.Random(2)
+    factor, flagged = 1.0, 0.0
+    for quarter in range(40 * 96):
+        factor = 1 + 0.01 * quarter / 96
+        value = factor * draw.gauss(1, 0.01)
+        reading = known.ratio(series(), value)
+        assert reading is not None
+        if reading.ratio >= reading.limit:
+            flagged = factor
+            break
+        known.update(series(), value, 10_000 + quarter * SPACING)
+    assert 1.03 < flagged < 1.15
+
+
+def test_faster_is_believed_at_once() -> None:
+    """After a repair what is usual comes down within minutes, and a fault is then seen against the better time."""
+    known = learnt(jittered(1.3, 0.01, FILL))
+    values = jittered(1.0, 0.01, ENOUGH + 8, seed=3)
+    for number, value in enumerate(values):
+        known.update(series(), value, 10_000 + number * 10.0)
+    reading = known.ratio(series(), 1.15)
+    assert reading is not None
+    assert reading.ratio >= reading.limit
+
+
+def test_new_part_is_judged_by_its_siblings() -> None:
+    """A rail that has not been timed yet is compared with the node's other rails, with a wider tolerance; without three, not at all."""
+    known = Baselines(OPTIONS)
+    for part in "012":
+        assert known.ratio(series("7"), 2.0) is None
+        for number in range(ENOUGH):
+            known.update(series(part), 1.0, number)
+    reading = known.ratio(series("7"), 2.0)
+    assert reading is not None
+    assert reading.ratio == pytest.approx(2 / (1 + OPTIONS.sibling_ratio))
+    assert known.ratio(series(""), 2.0) is None
+
+
+def test_part_that_was_always_slow_is_found() -> None:
+    """A rail whose first value was slow already is held against its siblings, not against itself."""
+    known = Baselines(OPTIONS)
+    for number in range(FILL):
+        for part in "0123":
+            known.update(series(part), 1.4 if part == "3" else 1.0, number)
+    reading = known.ratio(series("3"), 1.4)
+    assert reading is not None
+    assert reading.ratio >= reading.limit
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_nonsense_is_not_learnt(value: float) -> None:
+    """A time that cannot be one leaves no trace."""
+    assert len(learnt([value])) == 0
+
+
+def test_file_keeps_what_was_learnt(tmp_path: Path) -> None:
+    """After a restart the same timing has the same ratio and limit."""
+    known = learnt(jittered(0.01, 0.02, 100), stamp="torch 2.13")
+    write(tmp_path / "b", known.document())
+    assert not known.changed
+    again = Baselines(OPTIONS, "torch 2.13")
+    assert again.load(tmp_path / "b")
+    assert again.ratio(series(), 0.02) == pytest.approx(known.ratio(series(), 0.02), rel=1e-6)
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_other_software_starts_anew(tmp_path: Path) -> None:
+    """What another version of the stack needed is no measure for this one, and no file is no error."""
+    write(tmp_path / "b", learnt([1.0] * 30, stamp="torch 2.12").document())
+    again = Baselines(OPTIONS, "torch 2.13")
+    assert not again.load(tmp_path / "b")
+    assert not again.load(tmp_path / "none")
+    assert len(again) == 0
+
+
+_GOOD = learnt([1.0] * 30).document()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(st.binary(max_size=60), st.integers(0, len(_GOOD) - 2).map(lambda n: _GOOD[:n] + bytes([_GOOD[n] ^ 1]) + _GOOD[n + 1 :])))
+def test_bad_file_is_reported_and_set_aside(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    """Whatever is wrong with a file, it is named in the error, kept for a look, and nothing of it is believed."""
+    file = tmp_path_factory.mktemp("bad") / "b"
+    file.write_bytes(content)
+    known = Baselines(OPTIONS)
+    with pytest.raises(BaselineError, match="moved to"):
+        known.load(file)
+    assert len(known) == 0
+    assert not file.exists()
+    assert file.with_name("b.bad").read_bytes() == content
+
+
+def test_file_with_a_right_checksum_and_wrong_content(tmp_path: Path) -> None:
+    """The checksum is no substitute for looking at what is inside."""
+    for classes in ([["rail"]], [["rail", "nccl", "x", 1, "", 2, False, 0, None, "AAAA"]], 7, [7]):
+        body = json.dumps({"stamp": "", "classes": classes}).encode()
+        head = json.dumps({"format": 1, "blake2b": hashlib.blake2b(body, digest_size=16).hexdigest()}).encode()
+        (tmp_path / "b").write_bytes(head + b"\n" + body + b"\n")
+        with pytest.raises(BaselineError):
+            Baselines(OPTIONS).load(tmp_path / "b")
+
+
+_WRITER = """
+import sys, pathlib
+from dshealthd.probe.verdicts.baseline import *
+known = Baselines(BaselineOptions())
+number = 0
+print("ready", flush=True)
+while True:
+    known.update(Series("rail", "nccl", "x", 1, str(number % 8), 2, False), 1.0 + number % 5 / 100, float(number))
+    write(pathlib.Path(sys.argv[1]), known.document())
+    number += 1
+"""
+
+
+def test_survives_sigkill_at_any_point(tmp_path: Path) -> None:
+    """Whenever its writer is killed, the file is there and whole."""
+    draw = random.Random(4)
+    file = tmp_path / "b"
+    for _ in range(8):
+        process = subprocess.Popen([sys.executable, "-c", _WRITER, str(file)], stdout=subprocess.PIPE)
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            deadline = time.monotonic() + 5
+            while not file.exists() and time.monotonic() < deadline:
+                time.sleep(0.001)
+            time.sleep(draw.uniform(0, 0.05))
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+            process.communicate()
+        known = Baselines(OPTIONS)
+        assert known.load(file)
+        assert len(known) > 0
+
+
+def test_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    """A file that cannot be written is an error of its own, and the old one stands."""
+    file = tmp_path / "b"
+    write(file, _GOOD)
+    (tmp_path / "b.new").mkdir()
+    with pytest.raises(OSError, match=r"b\.new"):
+        write(file, b"x")
+    assert file.read_bytes() == _GOOD

@@ -1,0 +1,303 @@
+"""The worker's own parts, and the check of the environment that it runs in."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import base64
+import json
+import os
+import socket
+import threading
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.probe.observation import Outcome, Stage
+from dshealthd.probe.workers import launch, worker
+from dshealthd.probe.workers.job import RankResult, late
+from dshealthd.probe.workers.store import MAX_KEY, MAX_VALUE, LocalStore, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch grumbles about what is not installed beside it
+    import torch
+
+
+def test_stands_alone() -> None:
+    """The worker imports the standard library and torch, and every Python since 3.9 can read it."""
+    source = Path(worker.__file__).read_text(encoding="utf-8")
+    tree = ast.parse(source, feature_version=(3, 9))
+    imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not [name for name in imported if name.startswith("dshealthd")]
+    assert {name for name in imported if name.startswith("torch")} == {"torch", "torch.distributed"}
+
+
+@pytest.mark.parametrize("world", [1, 2, 8, 4096])
+def test_pattern_is_exact(world: int) -> None:
+    """What the ranks contribute adds up to what is expected, exactly, in single precision and in any order."""
+    total = torch.zeros(5000)
+    for rank in reversed(range(min(world, 8))):
+        total += worker.pattern(rank, 1, 7, 20000)
+    assert torch.equal(total, worker.pattern(0, min(world, 8), 7, 20000))
+    assert float(worker.PRIME - 1) * world < 1 << 24
+
+
+def test_pattern_differs() -> None:
+    """Another rank, repetition or place has other data, so that a stale, swapped or shifted buffer shows."""
+    mine = worker.pattern(0, 1, 0, 1 << 16)
+    assert not torch.any(mine == worker.pattern(1, 1, 0, 1 << 16))
+    assert not torch.any(mine == worker.pattern(0, 1, 1, 1 << 16))
+    total = worker.pattern(0, 4, 3, 1 << 16)
+    for distance in [1 << power for power in range(14)]:
+        assert not torch.any(total[distance:] == total[:-distance])
+    assert not torch.equal(total, worker.pattern(0, 4, 4, 1 << 16))
+
+
+def test_difference() -> None:
+    """The first wrong place is named with what is there and what must be; a NaN is wrong."""
+    right = torch.arange(6.0)
+    wrong = right.clone()
+    wrong[4] = float("nan")
+    assert worker.difference("sum", right, right.clone()) == ""
+    assert worker.difference("sum", wrong, right) == "sum is wrong in 1 of 6 places, first at index 4: nan, must be 4.0"
+
+
+def test_device_steps() -> None:
+    """The operations of a device are timed and their results are right."""
+    steps = list(worker.device_steps(torch.device("cpu"), {"repetitions": 2, "order": 32, "bytes": 4096}))
+    assert [(op, size, len(seconds), wrong) for op, size, seconds, wrong in steps] == [
+        ("matrix_product", 4096, 2, ""),
+        ("device_copy", 4096, 2, ""),
+        ("host_to_device", 4096, 2, ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "slug"),
+    [
+        (RuntimeError("[enforce fail] Connection closed by peer [127.0.0.1]:5"), "connection_lost"),
+        (RuntimeError("Connect: Connection refused"), "refused"),
+        (RuntimeError("Timed out waiting 1000ms for recv operation to complete"), "timeout"),
+        (RuntimeError("CUDA out of memory"), "out_of_memory"),
+        (OSError(113, "No route to host"), "no_route"),
+        (worker.StoreFailure("timeout"), "store"),
+        (worker.VersionsDiffer("x"), "versions_differ"),
+        (ValueError("something else"), "error"),
+    ],
+)
+def test_reasons(error: Exception, slug: str) -> None:
+    """What libraries say in words becomes one of a few slugs."""
+    assert worker.reason(error) == slug
+
+
+@pytest.fixture
+def channel() -> Iterator[tuple[Any, socket.socket]]:
+    """Give a worker's store on one end of a channel, and its other end."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(10)
+    with ours, theirs:
+        agent = worker.Agent(theirs)
+        yield worker.agent_store(agent, "rail3/", 5.0), ours
+        ours.close()
+        if agent._reader is not None:
+            agent._reader.join(10)
+        agent._stream.close()
+
+
+def answered(ours: socket.socket, answer: Callable[[dict[str, Any]], dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """Answer so many requests, in the reverse of the order in which they came, and return them."""
+    with ours.makefile("rb") as stream:
+        requests = [json.loads(stream.read(worker.LENGTH.unpack(stream.read(4))[0])) for _ in range(count)]
+        for request in reversed(requests):
+            body = json.dumps({"id": request["id"], **answer(request)}).encode()
+            ours.sendall(worker.LENGTH.pack(len(body)) + body)
+    return requests
+
+
+def test_store_operations(channel: tuple[Any, socket.socket]) -> None:
+    """Every operation goes to the agent with its group's prefix, and comes back with its value; binary stays binary."""
+    store, ours = channel
+    replies: dict[str, Any] = {
+        "set": True,
+        "get": base64.b64encode(b"\0\xff").decode(),
+        "add": 5,
+        "check": False,
+        "wait": True,
+        "delete": True,
+    }
+    seen: list[dict[str, Any]] = []
+
+    def serve() -> None:
+        for _ in range(6):
+            seen.extend(answered(ours, lambda one: {"value": replies[one["store"]]}, 1))
+
+    agent = threading.Thread(target=serve)
+    agent.start()
+    store.set("a", b"\0\x01")
+    assert store.get("a") == b"\0\xff"
+    assert store.add("n", 2) == 5
+    assert store.check(["a"]) is False
+    store.wait(["a"])
+    assert store.delete_key("a") is True
+    agent.join(10)
+    assert [(one["store"], one["key"]) for one in seen] == [
+        (op, "rail3/" + key) for op, key in [("set", "a"), ("get", "a"), ("add", "n"), ("check", "a"), ("wait", "a"), ("delete", "a")]
+    ]
+    assert base64.b64decode(seen[0]["value"]) == b"\0\x01"
+
+
+def test_store_from_two_threads(channel: tuple[Any, socket.socket]) -> None:
+    """A thread that waits for a key keeps no other from the store, and each gets its own answer."""
+    store, ours = channel
+    found: dict[str, bytes] = {}
+    threads = [threading.Thread(target=lambda key=key: found.update({key: store.get(key)})) for key in ("x", "y")]
+    for thread in threads:
+        thread.start()
+    answered(ours, lambda one: {"value": base64.b64encode(one["key"].encode()).decode()}, 2)
+    for thread in threads:
+        thread.join(10)
+    assert found == {"x": b"rail3/x", "y": b"rail3/y"}
+
+
+def test_store_failure(channel: tuple[Any, socket.socket]) -> None:
+    """What the agent could not do is an error that says so."""
+    store, ours = channel
+    agent = threading.Thread(target=answered, args=(ours, lambda _one: {"error": "timeout"}, 1))
+    agent.start()
+    with pytest.raises(worker.StoreFailure, match="get of rail3/a: timeout"):
+        store.get("a")
+    agent.join(10)
+    closer = threading.Timer(0.1, ours.shutdown, [socket.SHUT_RDWR])
+    closer.start()
+    with pytest.raises(worker.StoreFailure, match="the agent is gone"):
+        store.get("b")
+    closer.join(10)
+
+
+def test_local_store() -> None:
+    """A get waits for the set of another rank; an add counts; a wait has an end; everything is bounded."""
+
+    async def main() -> None:
+        store = LocalStore()
+        waiting = asyncio.create_task(store("get", "a", None, 5))
+        await asyncio.sleep(0)
+        assert await store("check", "a", None, 1) is False
+        await store("set", "a", b"1", 1)
+        assert await waiting == b"1"
+        assert await store("add", "a", 4, 1) == 5
+        assert await store("get", "a", None, 1) == b"5"
+        assert await store("delete", "a", None, 1) is True
+        with pytest.raises(TimeoutError):
+            await store("wait", "a", None, 0.01)
+        refused: list[tuple[str, str, bytes | int | None]] = [
+            ("set", "k" * (MAX_KEY + 1), b""),
+            ("set", "a", b"v" * (MAX_VALUE + 1)),
+            ("set", "a", 5),
+            ("explode", "a", None),
+        ]
+        for op, key, value in refused:
+            with pytest.raises(StoreError):
+                await store(op, key, value, 1)
+        await store("set", "text", b"x", 1)
+        with pytest.raises(StoreError, match="no number"):
+            await store("add", "text", 1, 1)
+
+    asyncio.run(main())
+
+
+def result(rank: int, outcome: Outcome, stage: Stage, reason: str = "", entered: int = 0, left: int = 0) -> RankResult:
+    """Return a rank's result."""
+    return RankResult(rank=rank, outcome=outcome, stage=stage, reason=reason, entered=entered, left=left)
+
+
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        ([result(0, Outcome.OK, Stage.DONE), result(1, Outcome.OK, Stage.DONE)], ()),
+        ([result(0, Outcome.HUNG, Stage.SIZES, "deadline", 9, 8), result(1, Outcome.HUNG, Stage.SIZES, "deadline", 8, 8)], (1,)),
+        ([result(0, Outcome.HUNG, Stage.SIZES, "deadline", 9, 8), result(1, Outcome.HUNG, Stage.SIZES, "deadline", 9, 8)], ()),
+        ([result(0, Outcome.HUNG, Stage.INIT, "deadline"), result(1, Outcome.INCONCLUSIVE, Stage.STORE, "ended_early")], (1,)),
+        ([result(0, Outcome.FAILED, Stage.INIT, "connection_lost"), result(1, Outcome.FAILED, Stage.SIZES, "killed")], (1,)),
+        ([result(0, Outcome.CORRUPTED, Stage.VERIFY, "wrong_data"), result(1, Outcome.OK, Stage.DONE)], (0,)),
+    ],
+)
+def test_late(results: list[RankResult], expected: tuple[int, ...]) -> None:
+    """A rank with a finding of its own is to blame, else one that had not come as far; where all are equal nobody is guessed."""
+    assert late(results) == expected
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """Make a small environment: an interpreter behind a link, a library, a package."""
+    packages = tmp_path / "base" / "lib" / "python3.11" / "site-packages" / "torch"
+    packages.mkdir(parents=True)
+    (packages / "__init__.py").touch(0o644)
+    (tmp_path / "base" / "bin").mkdir()
+    (tmp_path / "base" / "bin" / "python3").touch(0o755)
+    (tmp_path / "env" / "bin").mkdir(parents=True)
+    (tmp_path / "env" / "lib" / "python3.11").mkdir(parents=True)
+    (tmp_path / "env" / "pyvenv.cfg").write_text(f"home = {tmp_path / 'base' / 'bin'}\n", encoding="utf-8")
+    (tmp_path / "env" / "bin" / "python").symlink_to(tmp_path / "base" / "bin" / "python3")
+    return tmp_path
+
+
+def test_sound_environment(environment: Path) -> None:
+    """What only its owner and root can write is accepted, with the folders that modules may come from."""
+    objections, roots = launch.check(str(environment / "env" / "bin" / "python"))
+    assert objections == []
+    assert roots == [str(environment / "env" / "lib" / "python3.11"), str(environment / "base" / "lib" / "python3.11")]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "env",
+        "env/bin",
+        "env/pyvenv.cfg",
+        "env/lib",
+        "env/lib/python3.11",
+        "base",
+        "base/bin",
+        "base/bin/python3",
+        "base/lib/python3.11/site-packages",
+        "base/lib/python3.11/site-packages/torch/__init__.py",
+    ],
+)
+def test_writable_by_others(environment: Path, path: str) -> None:
+    """Any file or folder that others can write is found, wherever on the way it is, and named."""
+    target = environment / path
+    target.chmod(0o777)
+    objections, _ = launch.check(str(environment / "env" / "bin" / "python"))
+    assert objections == [f"{target} is writable by everyone"]
+
+
+def test_owned_by_others(environment: Path) -> None:
+    """A file of another user or writable by another group is refused as well; one that leads out of the environment is followed."""
+    if os.geteuid():
+        pytest.skip("only root can give files away")
+    packages = environment / "base" / "lib" / "python3.11" / "site-packages"
+    outside = environment / "outside.so"
+    outside.touch()
+    (packages / "link.so").symlink_to(outside)
+    python = str(environment / "env" / "bin" / "python")
+    assert launch.check(python)[0] == []
+    os.chown(outside, 4321, 0)
+    assert launch.check(python)[0] == [f"{outside} belongs to user 4321"]
+    os.chown(outside, 0, 4321)
+    outside.chmod(0o664)
+    assert launch.check(python)[0] == [f"{outside} is writable by group 4321"]
+
+
+def test_sticky_folder_on_the_way(environment: Path) -> None:
+    """A folder like /tmp on the way is no danger, as nobody can replace another's entry there; inside the environment it is."""
+    python = str(environment / "env" / "bin" / "python")
+    environment.chmod(0o1777)
+    assert launch.check(python)[0] == []
+    (environment / "base" / "lib" / "python3.11" / "site-packages").chmod(0o1777)
+    assert len(launch.check(python)[0]) == 1
