@@ -29,8 +29,9 @@ from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.policy import Account, Gpus, Policy
 from dshealthd.probe.rounds.conclusion import Findings, Share, combine, timing_fields
+from dshealthd.probe.rounds.part import Decline, Report
 from dshealthd.probe.rounds.plan import DEADLINES, ON_DEMAND, PAIR, Plan, local_job, new_round, steps_at
-from dshealthd.probe.rounds.round import Decline, Report, Rounds
+from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.tally import Tally
 from dshealthd.probe.verdicts.baseline import Baselines
 from dshealthd.probe.verdicts.confirmation import Confirmations

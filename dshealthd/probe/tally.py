@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.collector import Buckets, counter, gauge, histogram
 from dshealthd.probe.observation import Kind, Outcome
 from dshealthd.probe.rounds.conclusion import timing_fields
-from dshealthd.probe.rounds.round import DISAGREEMENTS
+from dshealthd.probe.rounds.part import DISAGREEMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dshealthd.collector import Sample
     from dshealthd.probe.observation import Suspect, Timing
-    from dshealthd.probe.rounds.round import Report
+    from dshealthd.probe.rounds.part import Report
 
 ROUNDS = counter(
     "dshealthd_probe_rounds_total", "Rounds of probes that this node led or took part in, by how they ended.", "kind", "outcome"

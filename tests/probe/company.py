@@ -15,7 +15,7 @@ from dshealthd.probe.peers.contract import PeerOptions
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.rounds.plan import Plan, new_round
-from dshealthd.probe.rounds.round import Report, Rounds
+from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.workers.job import RankResult, WorkerJob
 from dshealthd.probe.workers.store import StoreError, StoreHandler
 from tests.probe.peering import KEY, secret
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from dshealthd.probe.rounds.round import Workers
+    from dshealthd.probe.rounds.part import Report, Workers
 
 EPOCH = 1000
 NAMES = tuple(f"127.0.0.{number}" for number in range(11, 19))

@@ -14,7 +14,7 @@ import pytest
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.contract import PeerError
-from dshealthd.probe.rounds import round as rounds
+from dshealthd.probe.rounds.leader import SHARE
 from dshealthd.probe.rounds.plan import ON_DEMAND
 from dshealthd.probe.workers.nursery import Nursery
 from tests.probe.company import EPOCH, NAMES, Companion, FakeWorkers, all_have, company, same
@@ -23,13 +23,14 @@ from tests.probe.peering import OTHER_KEY, run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dshealthd.probe.rounds.part import Report
     from dshealthd.probe.workers.job import RankResult, WorkerJob
     from dshealthd.probe.workers.store import StoreHandler
 
 SABOTEUR = str(Path(__file__).parents[1] / "saboteur.py")
 
 
-async def led(companion: Companion, *others: Companion, epoch: int = EPOCH) -> rounds.Report:
+async def led(companion: Companion, *others: Companion, epoch: int = EPOCH) -> Report:
     """Have a node lead a round and return its report."""
     report = await companion.rounds.lead(companion.plan(*(other.name for other in others), epoch=epoch))
     assert report is not None
@@ -299,7 +300,7 @@ def test_silent_member(tmp_path: Path) -> None:
             member.fake.silent = True
             started = time.monotonic()
             observation = (await led(root, member)).observation
-            assert time.monotonic() - started < rounds.SHARE + 4
+            assert time.monotonic() - started < SHARE + 4
             assert (observation.outcome, observation.late, observation.reason) == (Outcome.HUNG, (member.name,), "silent")
 
     run(scene())

@@ -1,0 +1,201 @@
+"""The root of a round: invites all members, runs it, puts together what it comes to, and tells them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.peers.contract import PeerError
+from dshealthd.probe.rounds import light
+from dshealthd.probe.rounds.conclusion import SILENT, Findings, Share, combine, score_fields, scores_of, timing_fields
+from dshealthd.probe.rounds.part import WHOLE, Decline
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dshealthd.probe.rounds.part import Means, Part
+
+log = logging.getLogger(__name__)
+
+INVITATION = 2.0
+"""Seconds for the answer to an invitation."""
+SHARE = 4.0
+"""Seconds after its own workers have ended that the root waits for what the others' gave."""
+FIRST = 1.0
+"""Seconds after which it asks those that have sent nothing whether they are there."""
+PRESENCE = 1.0
+"""Seconds for a member that is silent to answer an echo."""
+CONCLUSION = 2.0
+"""Seconds for a member to take the conclusion."""
+
+
+class Superseded(Exception):
+    """Another member leads the same group's round."""
+
+    def __init__(self, successor: Part) -> None:
+        super().__init__()
+        self.successor = successor
+
+
+class Leader:
+    """Leads rounds."""
+
+    def __init__(self, means: Means) -> None:
+        """Lead with what this node has."""
+        self._means = means
+
+    async def lead(self, part: Part) -> tuple[Findings, Mapping[str, float]]:
+        """Return what the round comes to, and by how many seconds the clocks of others are ahead. Raises Superseded."""
+        plan = part.plan
+        others = plan.others(self._means.node.name)
+        invitation = {**plan.invitation(), "scores": score_fields(part.scores[self._means.node.name])}
+        offsets: dict[str, float] = {}
+        part.inviting = asyncio.create_task(self._invite_all(others, invitation, offsets))
+        try:
+            answers = await part.inviting
+        except asyncio.CancelledError:
+            if part.successor is not None:
+                raise Superseded(part.successor) from None
+            part.inviting.cancel()
+            raise
+        part.inviting = None
+        errors = {name: answer for name, answer in answers.items() if isinstance(answer, PeerError)}
+        for name, answer in answers.items():
+            if not isinstance(answer, PeerError):
+                part.scores[name] = scores_of(answer, name)
+        gone = {name: error for name, error in errors.items() if error.outcome is not Outcome.DECLINED}
+        if gone:
+            first = next(iter(gone.values()))
+            findings = Findings(first.outcome, Stage.INVITE, (), tuple(sorted(gone)), first.reason)
+        elif plan.kind is Kind.LIGHT or errors:
+            findings, measured = await self._light(part, errors)
+            offsets.update(measured)
+        else:
+            findings = await self._full(part)
+        await self._tell(part, findings, offsets, [name for name in others if name not in gone])
+        return findings, offsets
+
+    async def _light(self, part: Part, errors: Mapping[str, PeerError]) -> tuple[Findings, Mapping[str, float]]:
+        """Measure every member that is there by echoes."""
+        declined = [error.reason for error in errors.values()]
+        whole = next((reason for reason in declined if reason in WHOLE), "")
+        if part.plan.kind is not Kind.LIGHT:
+            part.plan = part.plan.light()
+            part.reason = whole or declined[0]
+        if whole == Decline.TESTING:
+            return Findings(Outcome.DECLINED, Stage.INVITE, (), tuple(sorted(errors)), whole), {}
+        part.stage = Stage.SIZES
+        others = part.plan.others(self._means.node.name)
+        found = await asyncio.gather(*(self._measure(name) for name in others))
+        bad = {name: answer for name, answer in zip(others, found, strict=True) if isinstance(answer, PeerError)}
+        echoes = {name: answer for name, answer in zip(others, found, strict=True) if isinstance(answer, light.Echoes)}
+        offsets = {name: echo.offset for name, echo in echoes.items()}
+        worst = max(echoes.values(), key=lambda echo: echo.round_trip, default=None)
+        timings = () if worst is None else worst.timings
+        if bad:
+            first = next(iter(bad.values()))
+            return Findings(first.outcome, Stage.SIZES, (), tuple(sorted(bad)), first.reason), offsets
+        if whole:
+            return Findings(Outcome.DECLINED, Stage.INVITE, timings, tuple(sorted(errors)), whole), offsets
+        return Findings(Outcome.OK, Stage.DONE, timings, (), part.reason), offsets
+
+    async def _measure(self, name: str) -> light.Echoes | PeerError:
+        try:
+            return await light.measure(self._means.peers, name, self._means.monotonic, self._means.wall)
+        except PeerError as error:
+            return error
+
+    async def _full(self, part: Part) -> Findings:
+        """Run this node's workers and take the others' shares."""
+        me = self._means.node.name
+        await self._work_until_decided(part)
+        others = part.plan.others(me)
+        missing = await self._wait_for_shares(part, others, FIRST)
+        silent: dict[str, tuple[Outcome, str]] = {}
+        if missing:
+            # Whose agent does not answer any more is not waited for.
+            here = await asyncio.gather(*(self._present(name) for name in missing))
+            silent = {name: (error.outcome, error.reason) for name, error in zip(missing, here, strict=True) if error is not None}
+            waited = [name for name in missing if name not in silent]
+            # Where one has found itself at fault, who says nothing yet is waiting for that one, and learns it from the conclusion.
+            for name in [] if part.decided else await self._wait_for_shares(part, waited, SHARE):
+                silent[name] = Outcome.HUNG, SILENT
+        for name, share in part.shares.items():
+            part.scores[name] = share.scores or part.scores.get(name, ())
+        part.scores[me] = self._means.node.scores()
+        return combine(part.plan, part.shares, silent)
+
+    async def _work_until_decided(self, part: Part) -> None:
+        """Run this node's workers, but not on and on for a member that has found itself at fault and will not come."""
+        working = asyncio.create_task(self._means.work(part, part.store), name=f"workers of round {part.plan.round}")
+        try:
+            while not working.done() and not part.decided:
+                part.arrived.clear()
+                arrival = asyncio.create_task(part.arrived.wait())
+                await asyncio.wait({working, arrival}, return_when=asyncio.FIRST_COMPLETED)
+                arrival.cancel()
+            await asyncio.wait({working}, timeout=FIRST)
+            if working.done():
+                part.shares[self._means.node.name] = Share(working.result())
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+    async def _present(self, name: str) -> PeerError | None:
+        try:
+            await self._means.peers.call(name, "echo", {"clock": self._means.wall(), "payload": b""}, PRESENCE)
+        except PeerError as error:
+            return error
+        return None
+
+    @staticmethod
+    async def _wait_for_shares(part: Part, names: Sequence[str], seconds: float) -> list[str]:
+        """Return whose share has not come."""
+        missing = [name for name in names if name not in part.shares]
+        if missing:
+            try:
+                async with asyncio.timeout(seconds):
+                    while missing:
+                        part.arrived.clear()
+                        await part.arrived.wait()
+                        missing = [name for name in names if name not in part.shares]
+            except TimeoutError:
+                pass
+        return missing
+
+    async def _tell(self, part: Part, findings: Findings, offsets: Mapping[str, float], names: Sequence[str]) -> None:
+        """Send the conclusion to the members that are there."""
+        body = {
+            "round": part.plan.round,
+            "kind": part.plan.kind,
+            "outcome": findings.outcome,
+            "stage": findings.stage,
+            "timings": timing_fields(findings.timings),
+            "late": findings.late,
+            "reason": findings.reason,
+            "scores": score_fields(score for scores in part.scores.values() for score in scores),
+        }
+        calls = [
+            self._means.ask(name, "conclusion", {**body, "offset": offsets[name]} if name in offsets else body, CONCLUSION)
+            for name in names
+        ]
+        for name, answer in zip(names, await asyncio.gather(*calls), strict=True):
+            if isinstance(answer, PeerError) and answer.reason != Decline.ROUND:
+                log.debug("round %s: %s did not take its conclusion: %s", part.plan.round, name, answer)
+
+    async def _invite_all(
+        self, names: Sequence[str], invitation: Mapping[str, Any], offsets: dict[str, float]
+    ) -> dict[str, dict[str, Any] | PeerError]:
+        """Return the answers to an invitation; `offsets` takes how far the clocks of those that are ready are ahead."""
+
+        async def invite(name: str) -> dict[str, Any] | PeerError:
+            sent_at, sent = self._means.wall(), self._means.monotonic()
+            answer = await self._means.ask(name, "invite", invitation, INVITATION)
+            if not isinstance(answer, PeerError) and "clock" in answer:
+                offsets[name] = answer["clock"] - (sent_at + (self._means.monotonic() - sent) / 2)
+            return answer
+
+        answers = await asyncio.gather(*map(invite, names))
+        return dict(zip(names, answers, strict=True))

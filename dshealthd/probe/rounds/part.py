@@ -1,0 +1,153 @@
+"""One agent's part in a round: what it knows of it while it lasts, what it needs of its node, and what it reports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dshealthd.probe.observation import Observation, Stage
+from dshealthd.probe.peers.contract import PeerError
+from dshealthd.probe.rounds.conclusion import Scores, Share
+from dshealthd.probe.rounds.plan import Plan, job
+from dshealthd.probe.rounds.remote_store import Peers
+from dshealthd.probe.workers.store import LocalStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dshealthd.probe.members.membership import Membership
+    from dshealthd.probe.workers.job import RankResult, WorkerJob
+    from dshealthd.probe.workers.store import StoreHandler
+
+
+class Decline:
+    """Reasons to take no part, beside those of the policy, which make a round light."""
+
+    CLOCK = "clock_differs"
+    MEMBERS = "members_differ"
+    VERSION = "version_differs"
+    TESTING = "already_testing"
+    GPUS = "gpus_differ"
+    ROUND = "unknown_round"
+    MALFORMED = "malformed"
+
+
+DISAGREEMENTS = frozenset({Decline.CLOCK, Decline.MEMBERS, Decline.VERSION, "not_a_member"})
+"""Reasons that say that two nodes are set up differently."""
+WHOLE = frozenset({*DISAGREEMENTS, Decline.TESTING, Decline.ROUND, Decline.MALFORMED, "rate_limited", "switched_off"})
+"""Declined as a whole: what is declined for another reason may still be a light round."""
+
+
+class Workers(Protocol):
+    """The processes of this node that run collectives."""
+
+    async def run(self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]) -> list[RankResult]:
+        """Run this node's ranks and return their results; when cancelled, end them."""
+
+
+class Node(Protocol):
+    """What a round has to know of the node that it runs on."""
+
+    name: str
+    address: str
+    """For the workers, in numbers."""
+    interface: str
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """The adapter next to each GPU, or none."""
+
+    def membership(self) -> Membership:
+        """Return the members as they are believed to be now."""
+
+    def epoch(self) -> int:
+        """Return the number of the epoch by this node's clock."""
+
+    def gpus(self) -> int:
+        """Return how many GPUs the node has."""
+
+    def objection(self, plan: Plan) -> str:
+        """Return why no workers may run for this plan now, as a slug; empty if they may."""
+
+    def scores(self) -> Scores:
+        """Return what to tell peers of itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A round that is over."""
+
+    observation: Observation
+    plan: Plan
+    """As it was meant: where it became a light one, that is told by the observation."""
+    seconds: float
+    led: bool
+    offsets: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by which the clocks of others are ahead of this node's, as far as a light round told."""
+
+
+@dataclass(eq=False)
+class Part:
+    """A round in progress."""
+
+    plan: Plan
+    started: float
+    led: bool
+    reason: str = ""
+    """Why it is a light one."""
+    store: LocalStore = field(default_factory=LocalStore)
+    shares: dict[str, Share] = field(default_factory=dict)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    told: asyncio.Future[dict[str, Any]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """What the root says that the round comes to."""
+    ended: asyncio.Future[Report] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    scores: dict[str, Scores] = field(default_factory=dict)
+    stage: Stage = Stage.INVITE
+    inviting: asyncio.Task[dict[str, dict[str, Any] | PeerError]] | None = None
+    successor: Part | None = None
+    """The same group's round under another root, which came first in its order."""
+
+    @property
+    def decided(self) -> bool:
+        """Whether a share tells already what is wrong, and with whom."""
+        return any(share.own_finding for share in self.shares.values())
+
+    @property
+    def offsets(self) -> Mapping[str, float]:
+        """Seconds by which the clock of the root is ahead of this member's, where the root has told."""
+        if not self.told.done() or "offset" not in self.told.result():
+            return {}
+        return {self.plan.root: -self.told.result()["offset"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a node has for its part in rounds."""
+
+    node: Node
+    peers: Peers
+    workers: Workers | None
+    monotonic: Callable[[], float]
+    wall: Callable[[], float]
+    progress: Callable[[int, Stage], None]
+
+    async def ask(self, name: str, method: str, body: Mapping[str, Any], deadline: float) -> dict[str, Any] | PeerError:
+        """Return a peer's answer, or why there is none."""
+        try:
+            return await self.peers.call(name, method, body, deadline)
+        except PeerError as error:
+            return error
+
+    async def work(self, part: Part, store: StoreHandler) -> tuple[RankResult, ...]:
+        """Run this node's workers, which meet in `store`."""
+        node = self.node
+        assert self.workers is not None  # noqa: S101 - who has none is not ready
+
+        def progress(rank: int, stage: Stage) -> None:
+            part.stage = stage
+            self.progress(rank, stage)
+
+        work = job(part.plan, node.name, address=node.address, interface=node.interface, adapters=node.adapters)
+        return tuple(await self.workers.run(work, store, progress))
