@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import itertools
 import json
 import threading
 import time
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from tests.lab.station import Station
 
 FIRING, RESOLVED = "firing", "resolved"
+WATCHDOG_MISSED = 130.0
+"""Seconds without the Watchdog, which comes every 60 to 90 s: once a minute at most, when Alertmanager looks at it twice a minute."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,12 @@ class Receiver:
                 if notification.receiver in wanted and notification.received >= since
                 for alert in notification.alerts
             ]
+
+    def longest_silence(self, begin: float) -> float:
+        """Return the longest time without a Watchdog, in seconds, from a moment by the monotonic clock until now."""
+        with self._changed:
+            heard = [note.received for note in self.notifications if note.receiver == "watchdog" and note.received > begin]
+        return max(later - earlier for earlier, later in itertools.pairwise([begin, *heard, time.monotonic()]))
 
     def firing(self, *receivers: str) -> list[Alert]:
         """Return the alerts that were last said to fire."""
