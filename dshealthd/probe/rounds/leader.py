@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.rounds import light
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dshealthd.probe.rounds.part import Means, Part
+    from dshealthd.probe.rounds.plan import Plan
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +25,10 @@ INVITATION = 2.0
 """Seconds for the answer to an invitation."""
 SHARE = 4.0
 """Seconds after its own workers have ended that the root waits for what the others' gave."""
+CROSSING = 0.5
+"""Seconds for the invitation of a member that begins the same group's round at this moment, and has refused this node's."""
 FIRST = 1.0
-"""Seconds after which it asks those that have sent nothing whether they are there."""
+"""Seconds after which it asks those that have sent nothing whether they are there, and again after each further one."""
 PRESENCE = 1.0
 """Seconds for a member that is silent to answer an echo."""
 CONCLUSION = 2.0
@@ -52,7 +56,7 @@ class Leader:
         others = plan.others(self._means.node.name)
         invitation = {**plan.invitation(), "scores": score_fields(part.scores[self._means.node.name])}
         offsets: dict[str, float] = {}
-        part.inviting = asyncio.create_task(self._invite_all(others, invitation, offsets))
+        part.inviting = asyncio.create_task(self._invite_all(plan, invitation, offsets))
         try:
             answers = await part.inviting
         except asyncio.CancelledError:
@@ -110,14 +114,16 @@ class Leader:
     async def _full(self, part: Part) -> Findings:
         """Run this node's workers and take the others' shares."""
         me = self._means.node.name
-        await self._work_until_decided(part)
         others = part.plan.others(me)
+        gone = await self._work_until_decided(part, others)
+        if gone:
+            first = next(iter(gone.values()))
+            return Findings(first.outcome, part.stage, (), tuple(sorted(gone)), first.reason)
         missing = await self._wait_for_shares(part, others, FIRST)
         silent: dict[str, tuple[Outcome, str]] = {}
         if missing:
             # Whose agent does not answer any more is not waited for.
-            here = await asyncio.gather(*(self._present(name) for name in missing))
-            silent = {name: (error.outcome, error.reason) for name, error in zip(missing, here, strict=True) if error is not None}
+            silent = {name: (error.outcome, error.reason) for name, error in (await self._absent(missing)).items()}
             waited = [name for name in missing if name not in silent]
             # Where one has found itself at fault, who says nothing yet is waiting for that one, and learns it from the conclusion.
             for name in [] if part.decided else await self._wait_for_shares(part, waited, SHARE):
@@ -127,21 +133,36 @@ class Leader:
         part.scores[me] = self._means.node.scores()
         return combine(part.plan, part.shares, silent)
 
-    async def _work_until_decided(self, part: Part) -> None:
-        """Run this node's workers, but not on and on for a member that has found itself at fault and will not come."""
+    async def _work_until_decided(self, part: Part, others: Sequence[str]) -> Mapping[str, PeerError]:
+        """Run this node's workers, but not on and on for a member that has found itself at fault, or is gone, and will not come.
+
+        Return whose agent is gone: by then nobody's workers will meet, and who waits for them can have another round.
+        """
         working = asyncio.create_task(self._means.work(part, part.store), name=f"workers of round {part.plan.round}")
+        gone: Mapping[str, PeerError] = {}
         try:
-            while not working.done() and not part.decided:
+            while not working.done() and not part.decided and not gone:
                 part.arrived.clear()
                 arrival = asyncio.create_task(part.arrived.wait())
-                await asyncio.wait({working, arrival}, return_when=asyncio.FIRST_COMPLETED)
+                ended, _ = await asyncio.wait({working, arrival}, timeout=FIRST, return_when=asyncio.FIRST_COMPLETED)
                 arrival.cancel()
-            await asyncio.wait({working}, timeout=FIRST)
+                if not ended:
+                    absent = await self._absent([name for name in others if name not in part.shares])
+                    # Silence may be a packet that was lost; who refuses has no agent.
+                    gone = {name: error for name, error in absent.items() if error.outcome is Outcome.REFUSED}
+            if not gone:
+                await asyncio.wait({working}, timeout=FIRST)
             if working.done():
                 part.shares[self._means.node.name] = Share(working.result())
         finally:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
+        return gone
+
+    async def _absent(self, names: Sequence[str]) -> Mapping[str, PeerError]:
+        """Return whose agents do not answer an echo, and why."""
+        here = await asyncio.gather(*(self._present(name) for name in names))
+        return {name: error for name, error in zip(names, here, strict=True) if error is not None}
 
     async def _present(self, name: str) -> PeerError | None:
         try:
@@ -186,9 +207,13 @@ class Leader:
                 log.debug("round %s: %s did not take its conclusion: %s", part.plan.round, name, answer)
 
     async def _invite_all(
-        self, names: Sequence[str], invitation: Mapping[str, Any], offsets: dict[str, float]
+        self, plan: Plan, invitation: Mapping[str, Any], offsets: dict[str, float]
     ) -> dict[str, dict[str, Any] | PeerError]:
-        """Return the answers to an invitation; `offsets` takes how far the clocks of those that are ready are ahead."""
+        """Return the answers to an invitation; `offsets` takes how far the clocks of those that are ready are ahead.
+
+        Who comes first in the order and is in another round may have begun this one, and its invitation be on its way.
+        """
+        me = self._means.node.name
 
         async def invite(name: str) -> dict[str, Any] | PeerError:
             sent_at, sent = self._means.wall(), self._means.monotonic()
@@ -197,5 +222,13 @@ class Leader:
                 offsets[name] = answer["clock"] - (sent_at + (self._means.monotonic() - sent) / 2)
             return answer
 
-        answers = await asyncio.gather(*map(invite, names))
-        return dict(zip(names, answers, strict=True))
+        others = plan.others(me)
+        answers = dict(zip(others, await asyncio.gather(*map(invite, others)), strict=True))
+        order = root_order(plan.members, plan.epoch)
+        if any(_is_testing(answers[name]) for name in order[: order.index(me)]):
+            await asyncio.sleep(CROSSING)
+        return answers
+
+
+def _is_testing(answer: dict[str, Any] | PeerError) -> bool:
+    return isinstance(answer, PeerError) and answer.reason == Decline.TESTING

@@ -7,21 +7,21 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.contract import PeerError
-from dshealthd.probe.rounds.leader import SHARE
+from dshealthd.probe.rounds.leader import FIRST, PRESENCE, SHARE
 from dshealthd.probe.rounds.plan import ON_DEMAND
 from dshealthd.probe.workers.nursery import Nursery
 from tests.probe.company import EPOCH, NAMES, Companion, FakeWorkers, all_have, company, same
 from tests.probe.peering import OTHER_KEY, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from dshealthd.probe.rounds.part import Report
     from dshealthd.probe.workers.job import RankResult, WorkerJob
@@ -201,6 +201,30 @@ def test_both_start_at_once(tmp_path: Path) -> None:
     run(scene())
 
 
+def test_invitations_that_cross(tmp_path: Path) -> None:
+    """Who is refused by a member that has begun the same round waits for its invitation, and joins."""
+
+    async def scene() -> None:
+        async with company(tmp_path, 2) as companions:
+            first, second = sorted(companions, key=lambda one: root_order(NAMES[:2], EPOCH).index(one.name))
+            call = first.client.call
+
+            async def slowly(peer: str, method: str, body: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+                await asyncio.sleep(0.1 if method == "invite" else 0.0)
+                return await call(peer, method, body, deadline)
+
+            first.client.call = slowly  # type: ignore[method-assign]
+            leading = [one.rounds.lead(one.plan(other.name)) for one, other in ((first, second), (second, first))]
+            reports = await asyncio.gather(*leading)
+            assert [report is not None and (report.led, report.observation.outcome) for report in reports] == [
+                (True, Outcome.OK),
+                (False, Outcome.OK),
+            ]
+            assert same([first, second]).members[0] == first.name
+
+    run(scene())
+
+
 def test_one_test_at_a_time(tmp_path: Path) -> None:
     """A node that is in a round declines another one, and does not lead one either."""
 
@@ -234,6 +258,24 @@ def test_agent_dies_in_rendezvous(tmp_path: Path) -> None:
                     await asyncio.sleep(0.01)
             await member.close()
             observation = (await task).observation
+            assert (observation.outcome, observation.stage, observation.late) == (Outcome.REFUSED, Stage.STORE, (member.name,))
+
+    run(scene())
+
+
+def test_agent_dies_in_a_collective(tmp_path: Path) -> None:
+    """A member whose agent dies when the workers have met is named within seconds: the round does not wait for its own workers."""
+
+    async def scene() -> None:
+        async with company(tmp_path, 2) as (root, member):
+            root.fake.silent = member.fake.silent = True
+            task = asyncio.create_task(led(root, member))
+            async with asyncio.timeout(5):
+                while not (root.fake.runs and member.fake.runs):
+                    await asyncio.sleep(0.01)
+            await member.close()
+            async with asyncio.timeout(FIRST + PRESENCE + 1):
+                observation = (await task).observation
             assert (observation.outcome, observation.stage, observation.late) == (Outcome.REFUSED, Stage.STORE, (member.name,))
 
     run(scene())
