@@ -12,6 +12,7 @@ from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.rounds import light
 from dshealthd.probe.rounds.conclusion import SILENT, Findings, Share, combine, score_fields, scores_of, timing_fields
 from dshealthd.probe.rounds.part import WHOLE, Decline
+from dshealthd.probe.rounds.plan import ON_DEMAND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ INVITATION = 2.0
 """Seconds for the answer to an invitation."""
 SHARE = 4.0
 """Seconds after its own workers have ended that the root waits for what the others' gave."""
-CROSSING = 0.5
+CROSSING = 0.2
 """Seconds for the invitation of a member that begins the same group's round at this moment, and has refused this node's."""
 FIRST = 1.0
 """Seconds after which it asks those that have sent nothing whether they are there, and again after each further one."""
@@ -211,7 +212,7 @@ class Leader:
     ) -> dict[str, dict[str, Any] | PeerError]:
         """Return the answers to an invitation; `offsets` takes how far the clocks of those that are ready are ahead.
 
-        Who comes first in the order and is in another round may have begun this one, and its invitation be on its way.
+        Who comes first in the order of an epoch and is in another round may have begun this one, and its invitation be on its way.
         """
         me = self._means.node.name
 
@@ -225,7 +226,7 @@ class Leader:
         others = plan.others(me)
         answers = dict(zip(others, await asyncio.gather(*map(invite, others)), strict=True))
         order = root_order(plan.members, plan.epoch)
-        if any(_is_testing(answers[name]) for name in order[: order.index(me)]):
+        if plan.epoch != ON_DEMAND and any(_is_testing(answers[name]) for name in order[: order.index(me)]):
             await asyncio.sleep(CROSSING)
         return answers
 
