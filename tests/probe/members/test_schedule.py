@@ -243,6 +243,7 @@ def test_ten_thousand_members() -> None:
             timetable.group_of("gpu7-007", epoch)
 
     assert calls(lambda: ask(large)) < 1.5 * calls(lambda: ask(small))
+    assert calls(lambda: Timetable(many, many)) < 1.5 * len(many) / len(few) * calls(lambda: Timetable(few, few))
     made = large.groups(12_345)
     assert 2 * len(made) == len(many)
     assert all(large.group_of(group[0], 12_345) == group for group in made[::100])
