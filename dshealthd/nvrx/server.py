@@ -14,7 +14,6 @@ import resource
 import select
 import signal
 import socket
-import stat
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from concurrent import futures
 import grpc
 
 from dshealthd.nvrx.frames import ANSWER, LENGTH, MAX_FRAME, QUESTION, READY
+from dshealthd.unix_socket import clear
 
 NAME = "nvhcd.HealthCheckService"
 METHOD = "RunHealthCheck"
@@ -94,27 +94,9 @@ def answer(verdicts: Verdicts, _request: bytes, context: grpc.ServicerContext) -
     return frame[1:]
 
 
-def clear(path: str) -> None:
-    """Remove the socket of a server that has ended. OSError if it has not, or if something else is there."""
-    try:
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise FileExistsError(errno.EEXIST, "something that is no socket is there", path)
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as visitor:
-        try:
-            visitor.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-            return
-        except BlockingIOError:
-            pass  # so many wait there that somebody listens
-    raise OSError(errno.EADDRINUSE, "somebody listens there", path)
-
-
 def serve(path: str, verdicts: Verdicts) -> grpc.Server:
     """Return a server that listens on a path, open to every user. OSError if it cannot."""
-    clear(path)
+    clear(path, socket.SOCK_STREAM)
     server = grpc.server(
         futures.ThreadPoolExecutor(THREADS),
         maximum_concurrent_rpcs=MAX_CALLS,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
-import stat
+
+from dshealthd.unix_socket import clear
 
 BACKLOG = 128
 """Connections that wait to be taken."""
@@ -13,7 +13,7 @@ BACKLOG = 128
 
 def listen(path: str) -> socket.socket:
     """Return a socket that listens on `path`, open to every user. OSError if it cannot be had: EADDRINUSE if another agent has it."""
-    _clear(path)
+    clear(path, socket.SOCK_SEQPACKET)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -33,21 +33,3 @@ def place(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _clear(path: str) -> None:
-    """Remove the socket of an agent that has ended. OSError if it has not, or if something else is there."""
-    try:
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise FileExistsError(errno.EEXIST, "something that is no socket is there", path)
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as visitor:
-        try:
-            visitor.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-            return
-        except BlockingIOError:
-            pass  # so many wait there that somebody listens
-    raise OSError(errno.EADDRINUSE, "another agent listens there", path)
