@@ -21,9 +21,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from dshealthd import state_file
 from dshealthd.probe.members.schedule import Timetable
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
-from dshealthd.probe.verdicts.baseline import BaselineOptions, Baselines, Series, write
+from dshealthd.probe.verdicts.baseline import BaselineOptions, Baselines, Series
 from dshealthd.probe.verdicts.verdict import Confirmation, Judge, VerdictOptions
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class Cluster:
         options = baseline or BaselineOptions()
         with TemporaryDirectory() as folder:
             file = Path(folder) / "baselines"
-            write(file, self._usual(options).document())
+            state_file.replace(file, self._usual(options).document(), durable=False)
             self.judges = []
             for name in self.names:
                 baselines = Baselines(options)

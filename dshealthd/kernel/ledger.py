@@ -7,12 +7,11 @@ is no fsync, which could block the agent for as long as the disk is busy. The di
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from typing import TYPE_CHECKING, Any
 
+from dshealthd import state_file
 from dshealthd.host import read
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
     from dshealthd.collector import Metric
 
-_MODE = 0o644  # nothing in it is secret, and the agent may later run as another user
 OTHER = "other"
 
 
@@ -116,17 +114,5 @@ class Ledger:
 
     def save(self, document: Mapping[str, Any]) -> None:
         """Replace the file. On OSError the old one is as it was."""
-        temporary = f"{self.place}.new"
         content = json.dumps({"boot_id": self._boot_id, **document}, separators=(",", ":")).encode()
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
-            try:
-                while content:
-                    content = content[os.write(descriptor, content) :]
-            finally:
-                os.close(descriptor)
-            os.replace(temporary, self.place)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        state_file.replace(self.place, content, durable=False)

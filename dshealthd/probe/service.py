@@ -9,7 +9,7 @@ import logging
 import socket
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import __version__
+from dshealthd import __version__, state_file
 from dshealthd.address import listen_address
 from dshealthd.collector import counter, gauge
 from dshealthd.probe import background
@@ -20,7 +20,7 @@ from dshealthd.probe.node import PREPARATION
 from dshealthd.probe.peers.credentials import CredentialError, Credentials
 from dshealthd.probe.policy import Account, Gpus, Policy
 from dshealthd.probe.tally import Tally
-from dshealthd.probe.verdicts.baseline import BaselineError, Baselines, write
+from dshealthd.probe.verdicts.baseline import BaselineError, Baselines
 from dshealthd.probe.workers.interface import interface_of
 from dshealthd.probe.workers.nursery import Nursery
 
@@ -252,7 +252,7 @@ class Service:
             return
         document = baselines.document()
         try:
-            await background.call(lambda: write(file, document), PREPARATION, OSError)
+            await background.call(lambda: state_file.replace(file, document, durable=True), PREPARATION, OSError)
         except OSError as error:
             baselines.changed = True
             log.warning("probe: what is usual could not be kept: %s", error)

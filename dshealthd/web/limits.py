@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import enum
 import ipaddress
 import logging
@@ -89,6 +91,13 @@ class Gate:
         if room < self.limit:
             log.warning("serving at most %d connections at a time, not %d: the limit of open files is %d", room, self.limit, files)
             self.limit = room
+
+    async def emptied(self, seconds: float) -> None:
+        """Wait until no connection is left, but no longer than so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.total:  # noqa: ASYNC110 - a transport closes its socket in a later turn of the loop
+                    await asyncio.sleep(0.01)
 
     def admit(self, client: str) -> bool:
         """Count a connection of `client`, or its refusal."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip
 import os
 import socket
@@ -146,10 +145,7 @@ class Server:
         if self._connections is not None:
             self._connections.pre_shutdown()
             await self._connections.shutdown(SHUTDOWN_TIMEOUT)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SHUTDOWN_TIMEOUT):
-                while self._gate.total:  # noqa: ASYNC110 - a transport closes its socket in a later turn of the loop
-                    await asyncio.sleep(0.01)
+        await self._gate.emptied(SHUTDOWN_TIMEOUT)
         if self._config is not None:
             self._authenticator.close()
 

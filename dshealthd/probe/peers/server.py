@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
@@ -126,10 +125,7 @@ class PeerServer:
         if self._connections is not None:
             self._connections.pre_shutdown()
             await self._connections.shutdown(SHUTDOWN_TIMEOUT)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SHUTDOWN_TIMEOUT):
-                while self._gate.total:  # noqa: ASYNC110 - a transport closes its socket in a later turn of the loop
-                    await asyncio.sleep(0.01)
+        await self._gate.emptied(SHUTDOWN_TIMEOUT)
         await self._credentials.close()
 
     def samples(self) -> Iterator[Sample]:

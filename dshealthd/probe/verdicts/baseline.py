@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import hashlib
 import json
 import math
@@ -43,7 +42,6 @@ _SMALL = 6.0
 _FASTER = 0.03
 _FORMAT = 1
 _MOST_BYTES = 1 << 24
-_MODE = 0o644
 _FIELDS = 10
 
 
@@ -234,27 +232,6 @@ class Baselines:
         for series, known in classes.items():
             self._refer(series, known)
         return True
-
-
-def write(path: Path, document: bytes) -> None:
-    """Replace the file of baselines; on OSError, and when killed at any point, the old one is as it was.
-
-    Waits for the disk, as the file outlives the boot: call it in a thread.
-    """
-    temporary = f"{path}.new"
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
-        try:
-            while document:
-                document = document[os.write(descriptor, document) :]
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def _median(values: Iterable[float]) -> float:

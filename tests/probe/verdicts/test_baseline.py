@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dshealthd.probe.verdicts.baseline import ENOUGH, FILL, KEPT, SPACING, BaselineError, BaselineOptions, Baselines, Series, write
+from dshealthd.probe.verdicts.baseline import ENOUGH, FILL, KEPT, SPACING, BaselineError, BaselineOptions, Baselines, Series
+from dshealthd.state_file import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -144,7 +145,7 @@ def test_nonsense_is_not_learnt(value: float) -> None:
 def test_file_keeps_what_was_learnt(tmp_path: Path) -> None:
     """After a restart the same timing has the same ratio and limit."""
     known = learnt(jittered(0.01, 0.02, 100), stamp="torch 2.13")
-    write(tmp_path / "b", known.document())
+    replace(tmp_path / "b", known.document(), durable=True)
     assert not known.changed
     again = Baselines(OPTIONS, "torch 2.13")
     assert again.load(tmp_path / "b")
@@ -154,7 +155,7 @@ def test_file_keeps_what_was_learnt(tmp_path: Path) -> None:
 
 def test_other_software_starts_anew(tmp_path: Path) -> None:
     """What another version of the stack needed is no measure for this one, and no file is no error."""
-    write(tmp_path / "b", learnt([1.0] * 30, stamp="torch 2.12").document())
+    replace(tmp_path / "b", learnt([1.0] * 30, stamp="torch 2.12").document(), durable=True)
     again = Baselines(OPTIONS, "torch 2.13")
     assert not again.load(tmp_path / "b")
     assert not again.load(tmp_path / "none")
@@ -191,12 +192,13 @@ def test_file_with_a_right_checksum_and_wrong_content(tmp_path: Path) -> None:
 _WRITER = """
 import sys, pathlib
 from dshealthd.probe.verdicts.baseline import *
+from dshealthd.state_file import replace
 known = Baselines(BaselineOptions())
 number = 0
 print("ready", flush=True)
 while True:
     known.update(Series("rail", "nccl", "x", 1, str(number % 8), 2, False), 1.0 + number % 5 / 100, float(number))
-    write(pathlib.Path(sys.argv[1]), known.document())
+    replace(pathlib.Path(sys.argv[1]), known.document(), durable=True)
     number += 1
 """
 
@@ -225,8 +227,8 @@ def test_survives_sigkill_at_any_point(tmp_path: Path) -> None:
 def test_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     """A file that cannot be written is an error of its own, and the old one stands."""
     file = tmp_path / "b"
-    write(file, _GOOD)
+    replace(file, _GOOD, durable=True)
     (tmp_path / "b.new").mkdir()
     with pytest.raises(OSError, match=r"b\.new"):
-        write(file, b"x")
+        replace(file, b"x", durable=True)
     assert file.read_bytes() == _GOOD
