@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.lab.station import Station
 
 FIRING, RESOLVED = "firing", "resolved"
-WATCHDOG_MISSED = 130.0
+WATCHDOG_MISSED = 100.0
 """Seconds without the Watchdog, which comes every 60 to 90 s: once a minute at most, when Alertmanager looks at it twice a minute."""
 
 

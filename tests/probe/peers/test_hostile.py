@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import resource
 import socket
@@ -37,7 +38,7 @@ from tests.probe.peering import (
 from tests.probe.peers.test_calls import BODY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from dshealthd.probe.peers.client import PeerClient
@@ -52,15 +53,17 @@ def key(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def flooding(port: int, count: int, sources: int) -> Iterator[list[threading.Thread]]:
-    """Open so many connections that stall, from so many addresses in all, in four threads."""
+def flooding(port: int, sources: int) -> Iterator[Callable[[], int]]:
+    """Open connections that stall, from so many addresses in all, in four threads, until the end; yield what counts them."""
     stop = threading.Event()
+    tried = [0] * 4
 
     def flood(number: int) -> None:
         with contextlib.ExitStack() as held:
-            for turn in range(count // 4):
+            for turn in itertools.count():
                 if stop.is_set():
                     return
+                tried[number] = turn
                 try:
                     source = (f"127.0.{1 + number}.{1 + turn % (sources // 4)}", 0)
                     connection = held.enter_context(socket.create_connection(("127.0.0.1", port), 5.0, source))
@@ -76,7 +79,7 @@ def flooding(port: int, count: int, sources: int) -> Iterator[list[threading.Thr
     try:
         for thread in threads:
             thread.start()
-        yield threads
+        yield lambda: sum(tried)
     finally:
         stop.set()
         for thread in threads:
@@ -107,13 +110,13 @@ def test_flood_of_connections_takes_nothing_from_nodes(tmp_path: Path, kind: str
         async def scene() -> None:
             async with calling(ours, port) as client, calling(ours, port) as newcomer:
                 await client.call("b", "echo", PING, 5.0)
-                with flooding(port, count, sources) as threads:
-                    await talk(client, newcomer, threads)
+                with flooding(port, sources) as tried:
+                    await talk(client, newcomer, tried)
                 assert metric(client, "client_connections_opened_total") == 1
 
-        async def talk(client: PeerClient, newcomer: PeerClient, threads: list[threading.Thread]) -> None:
+        async def talk(client: PeerClient, newcomer: PeerClient, tried: Callable[[], int]) -> None:
             end = time.monotonic() + 60
-            while (len(kept) < 5 or any(thread.is_alive() for thread in threads)) and time.monotonic() < end:
+            while (len(made) < 50 or tried() < count) and time.monotonic() < end:
                 started = time.monotonic()
                 assert (await client.call("b", "echo", PING, 5.0))["payload"] == b"ping"
                 kept.append(time.monotonic() - started)
@@ -131,7 +134,7 @@ def test_flood_of_connections_takes_nothing_from_nodes(tmp_path: Path, kind: str
     assert len(kept) >= 5
     assert max(kept) < 1.0
     assert max(descriptors) <= 100
-    assert len(failed) <= 1 + 0.02 * len(made), failed
+    assert len(failed) <= 0.02 * len(made), failed
     assert sorted(made)[len(made) // 2] < 1.0
     refused = sum(value for name, value in metrics.items() if name.startswith("dshealthd_probe_peer_connections_refused_total"))
     assert refused > count / 2  # the others had left the queue of the kernel before they were looked at
