@@ -3,57 +3,99 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
+import os
 import signal
 import socket
 import time
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import config as configuration
+from dshealthd import logs
+from dshealthd.collection.scheduler import Scheduler
 from dshealthd.config import ConfigError
-from dshealthd.exposition import Format
-from dshealthd.scheduler import Scheduler
-from dshealthd.snapshot import Snapshot
-from dshealthd.telemetry import Telemetry
+from dshealthd.core import background, state_file, state_writer
+from dshealthd.core.child import ErrorPipe, cause
+from dshealthd.core.exposition import Format
+from dshealthd.core.snapshot import Snapshot
+from dshealthd.findings.catalogue import catalogue
+from dshealthd.findings.history import History
+from dshealthd.findings.judge import judge, series_of
+from dshealthd.jobs.overview import overview
+from dshealthd.notify import ServiceManager
+from dshealthd.self_metrics import SelfMetrics
+from dshealthd.status_line import first_of, status_line
 from dshealthd.web.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from dshealthd.collector import Sample
     from dshealthd.config import Config
+    from dshealthd.core.collector import Sample
     from dshealthd.evidence.service import Evidence
-    from dshealthd.fitness import Fitness
+    from dshealthd.findings.finding import Verdict
+    from dshealthd.findings.series import Series
     from dshealthd.jobs.hangs.hang import Hang
+    from dshealthd.nvrx.fitness import Fitness
     from dshealthd.nvrx.service import Service as HealthCheck
     from dshealthd.probe.service import Service
 
 log = logging.getLogger(__name__)
 
+JUDGE_EVERY = 5.0
+"""Seconds: as often as collectors look; a judgement takes 2 ms with eight GPUs."""
+
+
+STATE_DEADLINE = 2.0
+"""Seconds for `path.state` to be made; a disk that hangs must not keep the agent from serving."""
+
+
+RELOAD_DEADLINE = 10.0
+"""Seconds for the configuration to be read again; a cold disk under load is slow."""
+
 
 class Agent:
     """One node's agent; `run` serves until SIGTERM or SIGINT, and reloads at SIGHUP."""
 
-    def __init__(self, config: Config, file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self, config: Config, file: Path | None, flags: Mapping[str, Mapping[str, Any]]
+    ) -> None:
         """Prepare to run on `config`, which came from `file` and `flags`."""
         self._config = config
         self._file = file
         self._flags = flags
         self._snapshot = Snapshot(time.monotonic, time.time)
         self._scheduler = Scheduler(self._snapshot, time.monotonic, time.time, config.path.state)
-        self._telemetry = Telemetry(time.time())
+        self._telemetry = SelfMetrics(time.time())
+        catalogue()  # reads files, which the loop must not
+        self._history = History()
+        self._problems: dict[str, str] = {}
+        """What is wrong with the agent itself, by what it concerns; each is one line."""
         self._probes: Service | None = None
         self._evidence: Evidence | None = None
         self._health_check: HealthCheck | None = None
-        self._server = Server(config.web, self._snapshot, self._own_samples, self._telemetry, self._sections, self._targets)
+        self._server = Server(
+            config.web,
+            self._snapshot,
+            self._own_samples,
+            self._telemetry,
+            self._sections,
+            self._targets,
+            self._fitness,
+        )
 
-    async def run(self, announce: Callable[[str], None]) -> None:
-        """Serve until told to stop; OSError when the socket cannot be opened.
+    async def run(
+        self, announce: Callable[[str], None], manager: ServiceManager | None = None
+    ) -> None:
+        """Serve until told to stop; ListenError when the socket cannot be opened.
 
-        `announce` is given the page's address once it is open.
+        `announce` is given the page's address once it is open; `manager` hears of start, reload,
+        end and state, and that the event loop is alive.
         """
+        manager = manager or ServiceManager()
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
         reload = asyncio.Event()
@@ -61,31 +103,76 @@ class Agent:
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGHUP, reload.set)
         await self._server.start()
-        self._make_state_directory()
+        errors = self._children_errors()
+        await self._make_state_directory()
         announce(self._server.url(socket.gethostname()))
+        manager.ready(self._status_line())
         tasks = [
             asyncio.create_task(self._keep_collecting(), name="collecting"),
-            asyncio.create_task(self._keep_reloading(reload), name="reloading"),
+            asyncio.create_task(self._keep_reloading(reload, manager), name="reloading"),
+            asyncio.create_task(manager.feed_watchdog(), name="feeding the watchdog"),
             asyncio.create_task(stop.wait(), name="waiting for a signal"),
         ]
+        beside = [
+            asyncio.create_task(self._keep_judging(), name="dating findings"),
+            asyncio.create_task(manager.keep_status(self._status_line), name="status line"),
+        ]
+        for each in beside:
+            each.add_done_callback(_beside_ended)
         gc.freeze()  # what start-up made stays; later collections look only at what is new
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
+            manager.stopping()
+            for task in (*tasks, *beside):
                 task.cancel()
             await self._server.close()
-            await asyncio.gather(self._scheduler.close(), self._stop_probes(), self._stop_evidence(), self._stop_health_check())
+            await asyncio.gather(
+                self._scheduler.close(),
+                self._stop_probes(),
+                self._stop_evidence(),
+                self._stop_health_check(),
+            )
+            if errors is not None:
+                errors.close()
         log.info("stopped")
 
-    def _make_state_directory(self) -> None:
-        """Make the directory for what outlives a restart; without it the agent runs, and the collectors that miss it say so."""
+    def _children_errors(self) -> ErrorPipe | None:
+        """Have what children write to standard error go into the log's queue."""
         try:
-            self._config.path.state.mkdir(mode=0o750, parents=True, exist_ok=True)
+            return ErrorPipe(logs.writer.put)
         except OSError as error:
-            log.warning("path.state: nothing will be kept over a restart: %s", error)
+            log.warning("children inherit standard error: %s", cause(error))
+            return None
+
+    async def _make_state_directory(self) -> None:
+        """Make the directory for what outlives a restart.
+
+        Without it the agent runs, and the collectors that miss it say so.
+        """
+        place = self._config.path.state
+
+        def make() -> None:
+            state_file.make_directory_in_child(str(place))
+            _check_writable(place)
+
+        try:
+            await background.call(make, "path.state", STATE_DEADLINE, OSError)
+        except OSError as error:
+            why = str(error) or f"the disk does not answer within {STATE_DEADLINE:g} s"
+            self._problems["path.state"] = f"path.state: nothing will be kept over a restart: {why}"
+            log.warning("%s", self._problems["path.state"])
+
+    def _status_line(self) -> str:
+        problems = list(self._problems.values())
+        probes = self._probe_status()
+        if probes["state"] == "failing" and probes["detail"]:
+            problems.append(f"probe: {first_of(probes['detail'])}")
+        return status_line(
+            self._snapshot, problems, self._server.url(socket.gethostname()), time.monotonic()
+        )
 
     async def _keep_collecting(self) -> None:
         await self._scheduler.apply(self._config)
@@ -94,20 +181,36 @@ class Agent:
         self._apply_evidence()
         await self._scheduler.watch()
 
-    async def _keep_reloading(self, reload: asyncio.Event) -> None:
+    async def _keep_judging(self) -> None:
+        """Judge although nobody asks, so that findings are dated by when they came."""
+        while True:
+            await asyncio.sleep(JUDGE_EVERY)
+            self._verdict(series_of(self._snapshot, self._own_samples()))
+
+    async def _keep_reloading(self, reload: asyncio.Event, manager: ServiceManager) -> None:
         while True:
             await reload.wait()
             reload.clear()
+            manager.reloading()
             await self._reload()
+            manager.ready(self._status_line())
 
     async def _reload(self) -> None:
         """Load the configuration again; a bad one changes nothing but the metric that says so."""
         try:
-            config = configuration.load(self._file, self._flags)
-        except ConfigError as error:
+            config = await background.call(
+                lambda: configuration.load(self._file, self._flags),
+                "configuration",
+                RELOAD_DEADLINE,
+                ConfigError,
+            )
+        except (ConfigError, OSError) as error:  # TimeoutError is one
             self._telemetry.reload(time.time(), ok=False)
-            log.error("configuration not reloaded, the one before stays in force:\n%s", error)
+            why = str(error) or f"the disk does not answer within {RELOAD_DEADLINE:g} s"
+            self._problems["config"] = f"configuration not reloaded: {first_of(why)}"
+            log.error("configuration not reloaded, keeping the previous one:\n%s", why)
             return
+        self._problems.pop("config", None)
         for key in configuration.restart_needed(self._config, config):
             log.warning("%s has changed and takes effect after a restart", key)
         self._config = config
@@ -119,18 +222,28 @@ class Agent:
         log.info("configuration reloaded")
 
     async def _apply_probes(self) -> None:
-        """Run the probes that the configuration asks for; where it has not changed, their members are read again."""
+        """Run the probes that the configuration asks for.
+
+        Where it has not changed, their members are read again.
+        """
         options = self._config.probe
         if self._probes is not None and self._probes.options == options:
             self._probes.reload()
             return
         await self._stop_probes()
         if options.wanted:
-            from dshealthd.probe.service import Service  # an agent without probes does without what they need
+            from dshealthd.probe.service import (
+                Service,
+            )  # an agent without probes does without what they need
 
             paths = self._config.path
             self._probes = Service(
-                options, host=paths.host, state=paths.state, snapshot=self._snapshot, monotonic=time.monotonic, wall=time.time
+                options,
+                host=paths.host,
+                state=paths.state,
+                snapshot=self._snapshot,
+                monotonic=time.monotonic,
+                wall=time.time,
             )
             self._probes.start()
 
@@ -146,9 +259,11 @@ class Agent:
             return
         await self._stop_health_check()
         if options.socket is not None:
-            from dshealthd.nvrx.service import Service as HealthCheck  # an agent without it does without what it needs
+            from dshealthd.nvrx.service import (
+                Service as HealthCheck,
+            )  # an agent without it does without what it needs
 
-            self._health_check = HealthCheck(options, self._judge, time.monotonic)
+            self._health_check = HealthCheck(options, self._fitness, time.monotonic)
             self._health_check.start()
 
     async def _stop_health_check(self) -> None:
@@ -156,13 +271,24 @@ class Agent:
         if health_check is not None:
             await health_check.close()
 
-    def _judge(self) -> Fitness:
+    def _fitness(self) -> Fitness:
         """Return what is known now of this node's fitness to train."""
-        from dshealthd.fitness import Accusation, fitness
+        from dshealthd.nvrx.fitness import fitness
 
-        probes = {} if self._probes is None else self._probes.status()
-        accusations = [Accusation(suspect["kind"], suspect["component"], suspect["reason"]) for suspect in probes.get("suspects", ())]
-        return fitness(self._snapshot, accusations, probes.get("name", ""), now=time.monotonic(), wall=time.time())
+        return fitness(self._verdict(series_of(self._snapshot, self._own_samples())))
+
+    def _verdict(self, series: Series) -> Verdict:
+        """Return what is wrong with this node now."""
+        wall = time.time()
+        verdict = judge(
+            self._snapshot,
+            series,
+            node=socket.gethostname(),
+            name=self._probe_status().get("name", ""),
+            monotonic=time.monotonic(),
+            wall=wall,
+        )
+        return self._history.update(verdict, wall)
 
     def _apply_evidence(self) -> None:
         """Have evidence of hangs taken as the configuration asks for."""
@@ -178,12 +304,17 @@ class Agent:
                 return self._snapshot.body(Format.PROMETHEUS, self._own_samples).decode()
 
             def probes() -> Mapping[str, Any]:
-                probe: Mapping[str, Any] = self._sections()["probe"]
-                return probe
+                return self._probe_status()
 
             paths = self._config.path
             self._evidence = Evidence(
-                self._config.evidence, paths.state, paths.host, metrics=metrics, probes=probes, monotonic=time.monotonic, wall=time.time
+                self._config.evidence,
+                paths.state,
+                paths.host,
+                metrics=metrics,
+                probes=probes,
+                monotonic=time.monotonic,
+                wall=time.time,
             )
             self._evidence.start(hangs)
         self._evidence.options = self._config.evidence
@@ -195,6 +326,8 @@ class Agent:
 
     def _own_samples(self) -> Iterator[Sample]:
         yield from self._telemetry.samples()
+        yield from logs.samples()
+        yield from state_writer.samples()
         yield from self._scheduler.samples()
         yield from self._server.samples()
         if self._probes is not None:
@@ -205,7 +338,10 @@ class Agent:
             yield from self._evidence.samples()
 
     def _targets(self, port: int) -> bytes:
-        """Return what Prometheus is to scrape; LookupError where it is not known who takes part in probes."""
+        """Return what Prometheus is to scrape.
+
+        LookupError where it is not known who takes part in probes.
+        """
         if self._probes is None:
             message = "no probes are configured"
             raise LookupError(message)
@@ -215,7 +351,28 @@ class Agent:
 
     def _sections(self) -> Mapping[str, Any]:
         """Return the parts of the status document that are not collectors'."""
+        series = series_of(self._snapshot, self._own_samples())
+        bundles = "" if self._evidence is None else str(self._evidence.directory)
         return {
-            "probe": {"state": "off"} if self._probes is None else self._probes.status(),
+            **self._verdict(series).document(),
+            "jobs": overview(series, bundles),
+            "probe": self._probe_status(),
             "evidence": {"state": "off"} if self._evidence is None else self._evidence.status(),
         }
+
+    def _probe_status(self) -> Mapping[str, Any]:
+        return {"state": "off"} if self._probes is None else self._probes.status()
+
+
+def _beside_ended(task: asyncio.Task[None]) -> None:
+    """Log a defect of what the agent can go on without."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s: ended by a defect: %r", task.get_name(), error, exc_info=error)
+
+
+def _check_writable(directory: Path) -> None:
+    """Raise the OSError that a new file in there would meet; none is made. Blocks."""
+    if not os.access(directory, os.W_OK):
+        read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
+        code = errno.EROFS if read_only else errno.EACCES
+        raise OSError(code, os.strerror(code), str(directory))

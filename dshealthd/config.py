@@ -1,4 +1,7 @@
-"""The configuration: a TOML file, typed, every error of it reported at once; flags over file over defaults."""
+"""The configuration: a TOML file, typed, every error of it reported at once.
+
+Flags over file over defaults.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dshealthd import registry
-from dshealthd.address import listen_address
-from dshealthd.collector import CollectorOptions
+from dshealthd.collection import registry
+from dshealthd.core.address import listen_address
+from dshealthd.core.collector import CollectorOptions
+from dshealthd.core.host import Host
+from dshealthd.core.options import Duration, Errors, decode, join, option, unknown
 from dshealthd.evidence.options import EvidenceOptions
-from dshealthd.host import Host
 from dshealthd.nvrx.options import NvrxOptions
-from dshealthd.options import Duration, Errors, decode, join, option, unknown
 from dshealthd.probe.options import ProbeOptions
+from dshealthd.slurm.options import SlurmOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 class ConfigError(Exception):
-    """A configuration that cannot be used; `errors` has one `key: reason` for each thing that is wrong."""
+    """A configuration that cannot be used.
+
+    `errors` has one `key: reason` for each thing that is wrong.
+    """
 
     def __init__(self, source: str, errors: list[str]) -> None:
         super().__init__("\n".join(f"{source}: {error}" for error in errors))
@@ -35,13 +42,24 @@ class ConfigError(Exception):
 class Web:
     """Where and how the agent answers."""
 
-    listen_address: str = option(":10061", 'Address to serve on: "HOST:PORT", ":PORT" for all addresses, "[IPv6]:PORT".')
-    config_file: Path | None = option(
-        None, "File with TLS and basic authentication, in the format of Prometheus' exporter-toolkit; re-read as it changes."
+    listen_address: str = option(
+        ":10061", 'Address to serve on: "HOST:PORT", ":PORT" for all addresses, "[IPv6]:PORT".'
     )
-    max_connections: int = option(128, "Connections served at a time; further ones are closed at once.", minimum=1)
+    config_file: Path | None = option(
+        None,
+        "File with TLS and basic authentication, in the format of Prometheus' "
+        "exporter-toolkit; re-read as it changes.",
+    )
+    hostnames: tuple[str, ...] = option(
+        [],
+        "Further names by which browsers may ask, such as a proxy's; the host name and "
+        "addresses are known.",
+    )
+    max_connections: int = option(
+        128, "Connections served at a time; further ones are closed at once.", minimum=1
+    )
     max_connections_per_address: int = option(8, "The same for one client address.", minimum=1)
-    header_timeout: Duration = option("5s", "How long a client may take for its request's headers.", minimum="100ms")
+    header_timeout: Duration = option("5s", "Header read timeout.", minimum="100ms")
     max_body_bytes: int = option(65536, "Largest request body that is read.", minimum=0)
 
     def check(self) -> Iterator[tuple[str, str]]:
@@ -58,7 +76,8 @@ class Paths(Host):
 
     state: Path = option(
         Path(os.environ.get("STATE_DIRECTORY", "/var/lib/dshealthd")),
-        "Directory for what outlives a restart: positions in the kernel log, baselines. systemd's $STATE_DIRECTORY where it is set.",
+        "Directory for what outlives a restart: positions in the kernel log, baselines. "
+        "systemd's $STATE_DIRECTORY where it is set.",
     )
 
     @property
@@ -71,8 +90,8 @@ class Paths(Host):
 class Log:
     """What the agent says on standard error."""
 
-    level: Literal["debug", "info", "warning", "error"] = option("info", "Least level that is logged.")
-    format: Literal["logfmt", "json"] = option("logfmt", "How a line is written.")
+    level: Literal["debug", "info", "warning", "error"] = option("info", "Minimum log level.")
+    format: Literal["logfmt", "json"] = option("logfmt", "Log format.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +103,7 @@ class Config:
     log: Log = field(default_factory=Log)
     probe: ProbeOptions = field(default_factory=ProbeOptions)
     nvrx: NvrxOptions = field(default_factory=NvrxOptions)
+    slurm: SlurmOptions = field(default_factory=SlurmOptions)
     evidence: EvidenceOptions = field(default_factory=EvidenceOptions)
     collectors: Mapping[str, CollectorOptions] = field(default_factory=dict)
 
@@ -94,13 +114,20 @@ SECTIONS: Mapping[str, type[Any]] = {
     "log": Log,
     "probe": ProbeOptions,
     "nvrx": NvrxOptions,
+    "slurm": SlurmOptions,
     "evidence": EvidenceOptions,
 }
-"""The sections beside `collectors`; each of their options is a flag too, `--section.option-name`, but for those in tables of their own."""
+"""The sections beside `collectors`.
+
+Each of their options is a flag too, `--section.option-name`, but for those in tables of their own.
+"""
 
 
 def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
-    """Return the configuration of a file and of flags, which are tables by section and win. Raises ConfigError with all that is wrong."""
+    """Return the configuration of a file and of flags, which are tables by section and win.
+
+    Raises ConfigError with all that is wrong.
+    """
     document: dict[str, Any] = {}
     if file is not None:
         try:
@@ -108,7 +135,9 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]] | None = None
         except OSError as error:
             raise ConfigError(str(file), [f"cannot be read: {error.strerror}"]) from error
         except UnicodeDecodeError as error:
-            raise ConfigError(str(file), [f"is not UTF-8: {error.reason} at byte {error.start}"]) from error
+            raise ConfigError(
+                str(file), [f"is not UTF-8: {error.reason} at byte {error.start}"]
+            ) from error
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(str(file), [f"is not TOML: {error}"]) from error
     for section, values in (flags or {}).items():
@@ -123,11 +152,17 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]] | None = None
 
 
 def from_document(document: Mapping[str, Any], errors: Errors) -> Config:
-    """Return the configuration that a parsed TOML document holds; what is wrong goes into `errors`."""
+    """Return the configuration that a parsed TOML document holds.
+
+    What is wrong goes into `errors`.
+    """
     for name in document:
         if name not in SECTIONS and name != "collectors":
             errors.add(join("", name), unknown(name, [*SECTIONS, "collectors"]))
-    sections = {name: decode(schema, document.get(name, {}), name, errors) for name, schema in SECTIONS.items()}
+    sections = {
+        name: decode(schema, document.get(name, {}), name, errors)
+        for name, schema in SECTIONS.items()
+    }
     tables = document.get("collectors", {})
     if not isinstance(tables, dict):
         errors.add("collectors", "must be a table with one table for each collector")
@@ -136,7 +171,10 @@ def from_document(document: Mapping[str, Any], errors: Errors) -> Config:
     for name in tables:
         if name not in known:
             errors.add(join("collectors", name), unknown(name, known))
-    collectors = {name: decode(kind.Options, tables.get(name, {}), f"collectors.{name}", errors) for name, kind in known.items()}
+    collectors = {
+        name: decode(kind.Options, tables.get(name, {}), f"collectors.{name}", errors)
+        for name, kind in known.items()
+    }
     return Config(**sections, collectors=collectors)
 
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import logging
-import sys
+import os
+import queue
 import time
 from typing import TYPE_CHECKING
 
+from dshealthd.core import background
+from dshealthd.core.child import StartError
+from dshealthd.core.collector import counter
+from dshealthd.printable import printable
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dshealthd.config import Log
+    from dshealthd.core.collector import Sample
 
 
 class _Formatter(logging.Formatter):
@@ -34,13 +45,111 @@ class _Formatter(logging.Formatter):
         return " ".join(f"{key}={_quoted(value)}" for key, value in fields.items())
 
 
+class WorkerFormatter(logging.Formatter):
+    """Writes the records of a worker, one line each but for a traceback."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
+        """Return the line of a record, whatever others wrote that it tells of."""
+        return printable(super().formatMessage(record))
+
+
 def _quoted(value: str) -> str:
     """Quote what would not read as one word."""
-    return json.dumps(value) if not value or set(value) & set(' ="') or not value.isprintable() else value
+    return (
+        json.dumps(value)
+        if not value or set(value) & set(' ="') or not value.isprintable()
+        else value
+    )
+
+
+DROPPED = counter(
+    "dshealthd_log_lines_dropped_total",
+    "Log lines dropped because standard error took none: a full pipe, or a target that hangs.",
+)
+METRICS = (DROPPED,)
+
+WAITING = 1000
+"""Lines that wait for standard error, at most some 200 KiB; those beyond are dropped."""
+
+
+class LineWriter:
+    """Writes lines to a descriptor from a thread, and drops what it cannot hold.
+
+    The loop never waits for whoever reads the log. As a daemon, the thread does not keep the
+    process from ending.
+    """
+
+    def __init__(self, descriptor: int, waiting: int = WAITING) -> None:
+        """Write to `descriptor`; no thread runs before `start` or the first line."""
+        self._descriptor = descriptor
+        self._lines: queue.Queue[str] = queue.Queue(waiting)
+        self._started = False
+        self._untold = 0
+        self.dropped = 0
+        """Lines dropped so far."""
+
+    def start(self) -> None:
+        """Start the thread, unless it runs; StartError."""
+        if not self._started:
+            background.start(self._run, "log")
+            self._started = True
+
+    def put(self, line: str) -> None:
+        """Have a line written, or drop it; never waits, never raises."""
+        try:
+            self.start()
+            self._lines.put_nowait(line)
+        except (queue.Full, StartError):
+            self.dropped += 1
+            self._untold += 1
+
+    def flush(self, seconds: float) -> None:
+        """Wait until all is written, but no longer than so many seconds."""
+        end = time.monotonic() + seconds
+        while self._lines.unfinished_tasks and time.monotonic() < end:
+            time.sleep(0.005)
+
+    def _run(self) -> None:
+        while True:
+            line = self._lines.get()
+            untold, self._untold = self._untold, 0
+            self._write(line)
+            if untold:
+                self._write(f'level=warning msg="{untold} log lines dropped: nobody read them"')
+            self._lines.task_done()
+
+    def _write(self, line: str) -> None:
+        content = f"{line}\n".encode(errors="backslashreplace")
+        try:
+            while content:
+                content = content[os.write(self._descriptor, content) :]
+        except OSError:  # its reader has gone: there is nobody to tell
+            self.dropped += 1
+
+
+class _Handler(logging.Handler):
+    def __init__(self, writer: LineWriter) -> None:
+        super().__init__()
+        self.writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.writer.put(self.format(record))
+
+
+writer = LineWriter(2)
+"""Where the log of this process goes: standard error."""
+
+
+def samples() -> Iterator[Sample]:
+    """Yield what the log has dropped."""
+    yield DROPPED(float(writer.dropped))
 
 
 def configure(log: Log) -> None:
     """Send all log records to standard error as the config says."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Handler(writer)
     handler.setFormatter(_Formatter(log.format))
     logging.basicConfig(level=log.level.upper(), handlers=[handler], force=True)
+    with contextlib.suppress(StartError):  # tried again for each line
+        writer.start()  # at once: later, threads may be short, which the log has to tell
+    atexit.register(writer.flush, 0.5)

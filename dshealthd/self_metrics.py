@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import resource
 from typing import TYPE_CHECKING
 
 from dshealthd import __version__
-from dshealthd.collector import counter, gauge
-from dshealthd.host import read
+from dshealthd.core.collector import counter, gauge
+from dshealthd.core.host import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.collector import Sample
+    from dshealthd.core.collector import Sample
 
 BUILD = gauge("dshealthd_build_info", "1; the labels tell what runs.", "version", "pythonversion")
 RELOAD_OK = gauge(
-    "dshealthd_config_last_reload_successful", "1 if the last load of the configuration succeeded; at 0 the one before it is in force."
+    "dshealthd_config_last_reload_successful",
+    "1 if the last load of the configuration succeeded; at 0 the one before it is in force.",
 )
-RELOAD_TIME = gauge("dshealthd_config_last_reload_success_timestamp_seconds", "Unix time of the last successful load of the configuration.")
-CPU = counter("process_cpu_seconds_total", "User and system CPU time of the agent itself, without its workers.")
-RESIDENT = gauge("process_resident_memory_bytes", "Resident memory of the agent itself, without its workers.")
+RELOAD_TIME = gauge(
+    "dshealthd_config_last_reload_success_timestamp_seconds",
+    "Unix time of the last successful load of the configuration.",
+)
+CPU = counter(
+    "process_cpu_seconds_total",
+    "User and system CPU time of the agent itself, without its workers.",
+)
+RESIDENT = gauge(
+    "process_resident_memory_bytes", "Resident memory of the agent itself, without its workers."
+)
 FILES = gauge("process_open_fds", "Open file descriptors of the agent itself.")
 FILES_LIMIT = gauge("process_max_fds", "Soft limit of open file descriptors of the agent itself.")
 START = gauge("process_start_time_seconds", "Unix time at which the agent started.")
@@ -31,7 +41,14 @@ METRICS = (BUILD, RELOAD_OK, RELOAD_TIME, CPU, RESIDENT, FILES, FILES_LIMIT, STA
 _PAGE = resource.getpagesize()
 
 
-class Telemetry:
+def open_files() -> int:
+    """Return how many descriptors this process has open. OSError."""
+    # Linux 6.2 and later say it as the size of the directory, for which no descriptor is needed:
+    # it must be known just when there is none left.
+    return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd")) - 1
+
+
+class SelfMetrics:
     """The agent's own counters and its process, as of the moment of a scrape."""
 
     def __init__(self, started: float) -> None:
@@ -47,13 +64,17 @@ class Telemetry:
             self._reloaded = now
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the agent's own metrics; reads its own files in `/proc`, whatever `--path.procfs` says."""
+        """Yield the agent's own metrics; reads its own files in `/proc`, whatever `--path.procfs`
+        says.
+        """
         times = os.times()
         yield BUILD(1.0, __version__, platform.python_version())
         yield RELOAD_OK(float(self._reload_ok))
         yield RELOAD_TIME(self._reloaded)
         yield CPU(times.user + times.system)
-        yield RESIDENT(int(read("/proc/self/statm").split()[1]) * _PAGE)
-        yield FILES(len(os.listdir("/proc/self/fd")) - 1)
+        with contextlib.suppress(OSError):  # no descriptor left to read with: absent, not wrong
+            yield RESIDENT(int(read("/proc/self/statm").split()[1]) * _PAGE)
+        with contextlib.suppress(OSError):
+            yield FILES(open_files())
         yield FILES_LIMIT(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         yield START(self.started)

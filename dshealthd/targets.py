@@ -1,4 +1,6 @@
-"""What Prometheus scrapes: the nodes that are probed, in the form that its file and HTTP service discovery read."""
+"""What Prometheus scrapes: the nodes that are probed, in the form that its file and HTTP service
+discovery read.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dshealthd.address import listen_address
+from dshealthd.core.address import listen_address
 from dshealthd.probe.members.membership import MembershipError, MembershipOptions, load
 
 if TYPE_CHECKING:
@@ -21,7 +23,9 @@ EXIT_FAILURE = 1
 
 
 def document(membership: Membership, port: int) -> bytes:
-    """Return the list of targets: every member at `port`, with the labels `node` and, where the topology is known, `leaf`."""
+    """Return the list of targets: every member at `port`, with the labels `node` and, where the
+    topology is known, `leaf`.
+    """
     groups = []
     for name in membership.names:
         leaf = membership.leaves.get(name, "")
@@ -40,8 +44,13 @@ def _host(name: str) -> str:
 
 
 def targets(loaded: Config, hostfile: str | None, output: str | None) -> int:
-    """Print the targets, or replace a file whole; where the members cannot be told the file stays as it is."""
-    options = MembershipOptions(hostfile=Path(hostfile)) if hostfile is not None else loaded.probe.members
+    """Print the targets, or replace a file whole.
+
+    Where the members cannot be told the file stays as it is.
+    """
+    options = (
+        MembershipOptions(hostfile=Path(hostfile)) if hostfile is not None else loaded.probe.members
+    )
     try:
         text = document(load(options), listen_address(loaded.web.listen_address)[1])
         if output is None:

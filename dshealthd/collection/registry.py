@@ -1,4 +1,6 @@
-"""The collectors that there are: the modules of `dshealthd.collectors`, found by looking into the package."""
+"""The collectors that there are: the modules of `dshealthd.collectors`, found by looking into the
+package.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 from dshealthd import collectors
-from dshealthd.collector import Collector, Metric
+from dshealthd.core.collector import Collector, Metric
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +22,9 @@ def load(name: str) -> type[Collector]:
     (found,) = (
         value
         for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Collector) and value.__module__ == module.__name__
+        if isinstance(value, type)
+        and issubclass(value, Collector)
+        and value.__module__ == module.__name__
     )
     return found
 
@@ -33,7 +37,10 @@ def metrics(collector: type[Collector]) -> Mapping[str, Metric]:
 
 @functools.cache
 def all_collectors() -> Mapping[str, type[Collector]]:
-    """Return every collector by name. Two that declare the same metric are a defect, and ValueError."""
+    """Return every collector by name.
+
+    Two that declare the same metric are a defect, and ValueError.
+    """
     found: dict[str, type[Collector]] = {}
     owners: dict[str, str] = {}
     for module in sorted(pkgutil.iter_modules(collectors.__path__), key=lambda module: module.name):

@@ -1,33 +1,46 @@
-"""Runs every collector on its own interval: those of the agent here, the others through their worker's supervisor."""
+"""Runs every collector on its own interval.
+
+Those of the agent here, the others through their worker's supervisor.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import functools
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from dshealthd import registry
-from dshealthd.collector import Collector, CollectorOptions, Context
-from dshealthd.options import encode
-from dshealthd.result import attempt, not_available
-from dshealthd.supervisor import Backoff, Supervisor
+from dshealthd.collection import registry
+from dshealthd.collection.supervisor import Backoff, Supervisor
+from dshealthd.core import background, state_file, state_writer
+from dshealthd.core.collector import Collector, CollectorOptions, Context
+from dshealthd.core.options import encode
+from dshealthd.core.result import attempt, not_available
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from dshealthd.collector import Sample
     from dshealthd.config import Config
-    from dshealthd.snapshot import Snapshot
+    from dshealthd.core.collector import Sample
+    from dshealthd.core.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+STATE_DEADLINE = 2.0
+"""Seconds for what collectors keep to be read or saved; it takes some 20 ms."""
+_STATE_LIMIT = 1 << 20
+"""Bytes of a state file that are read; those of kernel_log have some 64 KiB at most."""
 SLACK = 0.01
-"""Seconds by which a collection may be early: a timer fires a little before its time, and what is nearly due goes with what is."""
+"""Seconds by which a collection may be early.
+
+A timer fires a little before its time, and what is nearly due goes with what is.
+"""
 STALE_INTERVALS = 3
 """After so many intervals without a result, samples are no longer shown."""
 
@@ -42,9 +55,14 @@ class _Member:
 
 
 class _Group:
-    """Collectors that share a process, and with it a timetable: what is due at the same time is asked for in one request."""
+    """Collectors that share a process, and with it a timetable.
 
-    def __init__(self, members: Mapping[str, _Member], snapshot: Snapshot, context: Context) -> None:
+    What is due at the same time is asked for in one request.
+    """
+
+    def __init__(
+        self, members: Mapping[str, _Member], snapshot: Snapshot, context: Context
+    ) -> None:
         self.members = members
         self._snapshot = snapshot
         self._context = context
@@ -67,7 +85,8 @@ class _Group:
         present = []
         for name in due:
             member = self.members[name]
-            # Keep the grid, and after a pause (a stopped process, a suspended machine) do not catch up.
+            # Keep the grid, and after a pause (a stopped process, a suspended machine) do not catch
+            # up.
             interval = member.options.interval
             member.due += interval * (1 + max(0.0, now - member.due) // interval)
             if (absence := member.kind.absent(member.options, self._context.host)) is not None:
@@ -93,9 +112,13 @@ class _Group:
 class _Inside(_Group):
     """Collectors whose sources cannot hang, read in the agent's own loop."""
 
-    def __init__(self, members: Mapping[str, _Member], snapshot: Snapshot, context: Context) -> None:
+    def __init__(
+        self, members: Mapping[str, _Member], snapshot: Snapshot, context: Context
+    ) -> None:
         super().__init__(members, snapshot, context)
-        self.collectors = {name: member.kind(member.options, context) for name, member in members.items()}
+        self.collectors = {
+            name: member.kind(member.options, context) for name, member in members.items()
+        }
 
     async def collect(self, names: list[str]) -> None:
         self._context.sweep += 1
@@ -106,12 +129,20 @@ class _Inside(_Group):
     async def close(self) -> None:
         for collector in self.collectors.values():
             collector.close()
+        for name in await state_writer.settled(STATE_DEADLINE):
+            log.warning("%s: its state is not saved: the disk hangs", name)
 
 
 class _Outside(_Group):
     """Collectors of one worker process."""
 
-    def __init__(self, members: Mapping[str, _Member], snapshot: Snapshot, context: Context, supervisor: Supervisor) -> None:
+    def __init__(
+        self,
+        members: Mapping[str, _Member],
+        snapshot: Snapshot,
+        context: Context,
+        supervisor: Supervisor,
+    ) -> None:
         super().__init__(members, snapshot, context)
         self.supervisor = supervisor
 
@@ -119,7 +150,10 @@ class _Outside(_Group):
         await self.supervisor.collect(names, self._snapshot.put)
 
     async def rest(self) -> None:
-        if all(member.kind.absent(member.options, self._context.host) is not None for member in self.members.values()):
+        if all(
+            member.kind.absent(member.options, self._context.host) is not None
+            for member in self.members.values()
+        ):
             await self.supervisor.close()
 
     async def close(self) -> None:
@@ -139,7 +173,8 @@ class Scheduler:
     ) -> None:
         """Prepare; `apply` starts.
 
-        `state` is the directory for what collectors keep over restarts; None for a collection that is to leave no trace.
+        `state` is the directory for what collectors keep over restarts; None for a collection that
+        is to leave no trace.
         """
         self._state = state
         self._snapshot = snapshot
@@ -150,7 +185,9 @@ class Scheduler:
         self._ended = asyncio.Event()
 
     async def apply(self, config: Config) -> None:
-        """Start what a config asks for; groups that it does not change run on with all that they have counted."""
+        """Start what a config asks for; groups that it does not change run on with all that they
+        have counted.
+        """
         wanted: dict[str | None, dict[str, CollectorOptions]] = {}
         for name, options in config.collectors.items():
             if options.enabled:
@@ -158,18 +195,29 @@ class Scheduler:
                 wanted.setdefault(registry.all_collectors()[name].worker, {})[name] = options
             else:
                 self._snapshot.forget(name)
-        specifications = {worker: (options, config.path, config.log) for worker, options in wanted.items()}
-        for worker in [worker for worker, (_, _, running) in self._groups.items() if specifications.get(worker) != running]:
+        specifications = {
+            worker: (options, config.path, config.log) for worker, options in wanted.items()
+        }
+        for worker in [
+            worker
+            for worker, (_, _, running) in self._groups.items()
+            if specifications.get(worker) != running
+        ]:
             await self._stop(worker)
         for worker, specification in specifications.items():
             if worker not in self._groups:
-                group = self._group(worker, wanted[worker], config)
+                group = self._group(
+                    worker, wanted[worker], config, await self._saved(wanted[worker])
+                )
                 task = asyncio.create_task(group.run(), name=f"collectors of {worker or 'agent'}")
                 task.add_done_callback(lambda _task: self._ended.set())
                 self._groups[worker] = (group, task, specification)
 
     async def once(self, config: Config) -> None:
-        """Collect everything a single time, side by side, and release it: for `dshealthd metrics`."""
+        """Collect everything a single time, side by side, and release it.
+
+        For `dshealthd metrics`.
+        """
         await self.apply(config)
         while not self._snapshot.complete():
             self._raise_failures()
@@ -177,7 +225,10 @@ class Scheduler:
         await self.close()
 
     def _raise_failures(self) -> None:
-        """A task of ours never ends by itself; if one did, that is a defect and must not pass silently."""
+        """A task of ours never ends by itself.
+
+        If one did, that is a defect and must not pass silently.
+        """
         for _, task, _ in self._groups.values():
             if task.done():
                 task.result()
@@ -200,9 +251,30 @@ class Scheduler:
                 yield from group.supervisor.samples()
 
     def shared(self, factory: Callable[[Context], T]) -> T | None:
-        """Return the one instance that the collectors of the agent itself share; None while none of them runs."""
+        """Return the one instance that the collectors of the agent itself share.
+
+        None while none of them runs.
+        """
         inside = self._groups.get(None)
         return None if inside is None else inside[0].shared(factory)
+
+    async def _saved(self, names: Iterable[str]) -> dict[str, str | OSError]:
+        """Return the content of the collectors' state files by place, or why there is none."""
+        found: dict[str, str | OSError] = {}
+        for name in names:
+            if self._state is None or not registry.all_collectors()[name].keeps_state:
+                continue
+            place = f"{self._state}/{name}.json"
+            look = functools.partial(state_file.read_in_child, place, _STATE_LIMIT)
+            try:
+                content = await background.call(look, f"state of {name}", STATE_DEADLINE, OSError)
+            except TimeoutError:
+                found[place] = TimeoutError(errno.ETIMEDOUT, "the disk hangs", place)
+            except OSError as error:
+                found[place] = error
+            else:
+                found[place] = content.decode(errors="replace")
+        return found
 
     async def _stop(self, worker: str | None) -> None:
         group, task, _ = self._groups.pop(worker)
@@ -211,11 +283,29 @@ class Scheduler:
             await task
         await group.close()
 
-    def _group(self, worker: str | None, options: Mapping[str, CollectorOptions], config: Config) -> _Group:
+    def _group(
+        self,
+        worker: str | None,
+        options: Mapping[str, CollectorOptions],
+        config: Config,
+        saved: Mapping[str, str | OSError],
+    ) -> _Group:
+        def read_saved(place: str) -> str:
+            found = saved[place]
+            if isinstance(found, OSError):
+                raise found
+            return found
+
         kinds = registry.all_collectors()
         now = self._monotonic()
         members = {name: _Member(kinds[name], table, now) for name, table in options.items()}
-        context = Context(host=config.path.host, monotonic=self._monotonic, wall=self._wall, state=self._state)
+        context = Context(
+            host=config.path.host,
+            monotonic=self._monotonic,
+            wall=self._wall,
+            state=self._state,
+            read_state=read_saved,
+        )
         if worker is None:
             return _Inside(members, self._snapshot, context)
         hello = {
@@ -226,4 +316,9 @@ class Scheduler:
         }
         deadlines = {name: float(table.deadline) for name, table in options.items()}
         metrics = {name: registry.metrics(kinds[name]) for name in options}
-        return _Outside(members, self._snapshot, context, Supervisor(worker, hello, deadlines, metrics, self._monotonic, self._backoff))
+        return _Outside(
+            members,
+            self._snapshot,
+            context,
+            Supervisor(worker, hello, deadlines, metrics, self._monotonic, self._backoff),
+        )

@@ -1,17 +1,24 @@
-"""A worker process: runs the collectors whose sources can hang, and says which part it touches before it does.
+"""A worker process: runs the collectors whose sources can hang, and says which part it touches
+before it does.
 
-Started as `python -m dshealthd.worker PROGRESS CHANNEL`, two descriptors: the page on which it says what it touches, and one end of a
-socket pair. The first frame says what to run; then each request is answered by one frame a collector and a last one, which tells which of
-the parts that once hung were touched:
+Started as `python -m dshealthd.collection.worker PROGRESS CHANNEL`, two descriptors: the page on
+which it says what it touches, and one end of a socket pair. The first frame says what to run; then
+each request is answered by one frame a collector and a last one, which tells which of the parts
+that once hung were touched:
 
-    → {"worker": NAME, "host": {…}, "collectors": {NAME: {…options}}, "log_level": N}     ← {"ready": PID}
-    → {"collect": [NAME, …], "blocked": [FAULT, …], "retried": [PART, …]}                  ← {"result": NAME, …} …, {"done": [PART, …]}
+    → {"worker": NAME, "host": {…}, "collectors": {NAME: {…options}}, "log_level": N}     ←
+    {"ready": PID} → {"collect": [NAME, …], "blocked": [FAULT, …], "retried": [PART, …]}
+    ← {"result": NAME, …} …, {"done": [PART, …], "memory": {…}}
+
+`memory` is what the worker wants its successor to know; it is given back in that one's first frame.
 
 The end of the socket is the order to stop: what is held is released, and the process ends.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import gc
 import logging
 import os
@@ -21,16 +28,23 @@ import sys
 import time
 from typing import Any
 
-from dshealthd import registry, wire
-from dshealthd.collector import Collector, Context, Fault, Reason
-from dshealthd.host import Host
-from dshealthd.options import Errors, decode
-from dshealthd.result import attempt
+from dshealthd.collection import registry
+from dshealthd.core import wire
+from dshealthd.core.collector import Collector, Context, Fault, Reason
+from dshealthd.core.host import Host
+from dshealthd.core.options import Errors, decode
+from dshealthd.core.result import attempt
+from dshealthd.logs import WorkerFormatter
 
 
 def main(page: int, descriptor: int) -> None:
-    """Serve requests on an inherited socket until its other end is closed; progress is written to the page of another descriptor."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal group; the agent decides
+    """Serve requests on an inherited socket until its other end is closed.
+
+    Progress is written to the page of another descriptor.
+    """
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C goes to the whole terminal group; the agent decides
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional only
     progress = wire.Progress(page)
@@ -39,31 +53,47 @@ def main(page: int, descriptor: int) -> None:
     channel = socket.socket(fileno=descriptor)
     messages = wire.frames(channel)
     hello = next(messages)
-    logging.basicConfig(level=hello["log_level"], stream=sys.stderr, format=f"worker {hello['worker']}: %(levelname)s %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(WorkerFormatter(f"worker {hello['worker']}: %(levelname)s %(message)s"))
+    logging.basicConfig(level=hello["log_level"], handlers=[handler])
     blocked: dict[str, Fault] = {}
     touched: set[str] = set()
     current = ""
 
-    def approach(part: str) -> Fault | None:
+    def entering(part: str) -> Fault | None:
         if part in blocked:
             return blocked[part]
         progress.write(time.monotonic(), current, part)
         touched.add(part)
         return None
 
-    context = Context(host=_decoded(Host, hello["host"]), monotonic=time.monotonic, wall=time.time, approach=approach)
-    collectors = {name: _collector(name, options, context) for name, options in hello["collectors"].items()}
+    context = Context(
+        host=_decoded(Host, hello["host"]),
+        monotonic=time.monotonic,
+        wall=time.time,
+        entering=entering,
+        memory=dict(hello.get("memory") or {}),
+    )
+    handed_on: dict[str, Any] = {}
+    collectors = {
+        name: _collector(name, options, context) for name, options in hello["collectors"].items()
+    }
     gc.freeze()  # what is imported stays; later collections look only at what a sweep makes
     channel.sendall(wire.pack({"ready": os.getpid()}))
     for request in messages:
         context.sweep += 1
-        blocked = {part: Fault(part, Reason(reason), detail) for part, reason, detail in request["blocked"]}
+        blocked = {
+            part: Fault(part, Reason(reason), detail) for part, reason, detail in request["blocked"]
+        }
         for current in request["collect"]:
             progress.write(time.monotonic(), current, "")
             result = attempt(collectors[current], time.monotonic)
             progress.write(time.monotonic(), current, "")
             channel.sendall(encoder.pack(current, result))
-        channel.sendall(wire.pack({"done": [part for part in request["retried"] if part in touched]}))
+        done: dict[str, Any] = {"done": [part for part in request["retried"] if part in touched]}
+        if context.memory != handed_on:
+            done["memory"] = handed_on = copy.deepcopy(context.memory)
+        channel.sendall(wire.pack(done))
         touched.clear()
     for collector in collectors.values():
         collector.close()
@@ -85,4 +115,6 @@ def _decoded(schema: Any, table: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    # An agent that ends while a worker starts or answers is the order to stop, too.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,1 +1,4 @@
-"""One module per source of samples; each is found by being here. See `dshealthd.collector` for what a module holds."""
+"""One module per source of samples; each is found by being here.
+
+See `dshealthd.core.collector` for what a module holds.
+"""

@@ -1,7 +1,8 @@
 """Clock synchronisation, as the kernel keeps it for NTP: adjtimex(2), which only reads here.
 
-Where ntpd or systemd-timesyncd disciplines the clock through the kernel, the offset is what is still to be corrected. chrony steers the
-frequency by itself: with it the offset stays near 0, and the maximum error is what says how good the clock is.
+Where ntpd or systemd-timesyncd disciplines the clock through the kernel, the offset is what is
+still to be corrected. chrony steers the frequency by itself: with it the offset stays near 0, and
+the maximum error is what says how good the clock is.
 """
 
 from __future__ import annotations
@@ -11,21 +12,32 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dshealthd.collector import Collector, gauge
+from dshealthd.core.collector import Collector, gauge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dshealthd.collector import Context, Fault, Sample
+    from dshealthd.core.collector import Context, Fault, Sample
 
-SYNCHRONIZED = gauge("dshealthd_clock_synchronized", "1 if a time daemon keeps the clock synchronised, 0 if none does (STA_UNSYNC).")
-OFFSET = gauge("dshealthd_clock_offset_seconds", "Offset that the kernel still corrects; absent while not synchronised.")
-MAXIMUM_ERROR = gauge(
-    "dshealthd_clock_maximum_error_seconds", "Bound of the clock's error; grows between updates; absent while not synchronised."
+SYNCHRONIZED = gauge(
+    "dshealthd_clock_synchronized",
+    "1 if a time daemon keeps the clock synchronised, 0 if none does (STA_UNSYNC).",
 )
-ESTIMATED_ERROR = gauge("dshealthd_clock_estimated_error_seconds", "Estimate of the clock's error; absent while not synchronised.")
+OFFSET = gauge(
+    "dshealthd_clock_offset_seconds",
+    "Offset that the kernel still corrects; absent while not synchronised.",
+)
+MAXIMUM_ERROR = gauge(
+    "dshealthd_clock_maximum_error_seconds",
+    "Bound of the clock's error; grows between updates; absent while not synchronised.",
+)
+ESTIMATED_ERROR = gauge(
+    "dshealthd_clock_estimated_error_seconds",
+    "Estimate of the clock's error; absent while not synchronised.",
+)
 FREQUENCY = gauge(
-    "dshealthd_clock_frequency_adjustment_ratio", "By how much the clock is made to run faster than its oscillator: 1 is not at all."
+    "dshealthd_clock_frequency_adjustment_ratio",
+    "By how much the clock is made to run faster than its oscillator: 1 is not at all.",
 )
 
 _STA_UNSYNC = 0x0040
@@ -71,19 +83,31 @@ def _adjtimex() -> Callable[..., int]:
 
 
 def adjtimex() -> Timex:
-    """Ask the kernel; with no mode set it changes nothing and needs no privilege. OSError where a filter of system calls refuses it."""
+    """Ask the kernel; with no mode set it changes nothing and needs no privilege.
+
+    OSError where a filter of system calls refuses it.
+    """
     structure = _Structure(modes=0)
     state = _adjtimex()(ctypes.byref(structure))
     if state < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"adjtimex: {os.strerror(number)}")
-    return Timex(state, structure.status, structure.offset, structure.freq, structure.maxerror, structure.esterror)
+    return Timex(
+        state,
+        structure.status,
+        structure.offset,
+        structure.freq,
+        structure.maxerror,
+        structure.esterror,
+    )
 
 
 class Clock(Collector):
     """Makes one system call; cannot hang."""
 
-    def __init__(self, options: Any, context: Context, source: Callable[[], Timex] = adjtimex) -> None:
+    def __init__(
+        self, options: Any, context: Context, source: Callable[[], Timex] = adjtimex
+    ) -> None:
         """Keep how the kernel is asked; nothing is asked yet."""
         super().__init__(options, context)
         self._source = source

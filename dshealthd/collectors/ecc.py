@@ -1,32 +1,44 @@
-"""Memory errors of GPUs, from NVML: ECC counts, where they happened, and what was put out of use because of them."""
+"""Memory errors of GPUs, from NVML.
+
+ECC counts, where they happened, and what was put out of use because of them.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import counter, gauge
-from dshealthd.devices.collector import GpuCollector
-from dshealthd.devices.values import Fields, number, told
+from dshealthd.core.collector import counter, gauge
+from dshealthd.nvml.collector import GpuCollector
+from dshealthd.nvml.values import Fields, number, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.collector import Metric, Sample
-    from dshealthd.devices.device import Device, Gpu
+    from dshealthd.core.collector import Metric, Sample
+    from dshealthd.nvml.device import Device, Gpu
 
 _ID = ("gpu", "uuid")
-_COUNTERS = "the volatile counter starts with the driver, the aggregate one with the life of the GPU"
+_COUNTERS = (
+    "the volatile counter starts with the driver, the aggregate one with the life of the GPU"
+)
 ERRORS = counter(
-    "dshealthd_gpu_ecc_errors_total", f"ECC errors of the whole GPU; {_COUNTERS}. Absent while ECC is off.", *_ID, "type", "counter"
+    "dshealthd_gpu_ecc_errors_total",
+    f"ECC errors of the whole GPU; {_COUNTERS}. Absent while ECC is off.",
+    *_ID,
+    "type",
+    "counter",
 )
 LOCATED = counter(
     "dshealthd_gpu_ecc_location_errors_total",
-    f"The same errors by where they happened: sram and dram, or each cache on older parts; {_COUNTERS}.",
+    "The same errors by where they happened: sram and dram, or each cache on older parts; "
+    f"{_COUNTERS}.",
     *_ID,
     *("location", "type", "counter"),
 )
 THRESHOLD = gauge(
-    "dshealthd_gpu_sram_threshold_exceeded", "1 once uncorrectable SRAM errors passed NVIDIA's limit for a replacement.", *_ID
+    "dshealthd_gpu_sram_threshold_exceeded",
+    "1 once uncorrectable SRAM errors passed NVIDIA's limit for a replacement.",
+    *_ID,
 )
 ROWS = gauge(
     "dshealthd_gpu_remapped_rows",
@@ -34,24 +46,46 @@ ROWS = gauge(
     *_ID,
     "type",
 )
-ROWS_PENDING = gauge("dshealthd_gpu_remapped_rows_pending", "1 while a row waits for the next GPU reset to be replaced.", *_ID)
+ROWS_PENDING = gauge(
+    "dshealthd_gpu_remapped_rows_pending",
+    "1 while a row waits for the next GPU reset to be replaced.",
+    *_ID,
+)
 ROWS_FAILED = gauge(
-    "dshealthd_gpu_remapped_rows_failed", "1 once a row could not be replaced: no spare is left, the GPU is to be exchanged.", *_ID
+    "dshealthd_gpu_remapped_rows_failed",
+    "1 once a row could not be replaced: no spare is left, the GPU is to be exchanged.",
+    *_ID,
 )
 PAGES = gauge(
-    "dshealthd_gpu_retired_pages", "Memory pages out of use for good, by the type of error that led to it; before Ampere.", *_ID, "type"
+    "dshealthd_gpu_retired_pages",
+    "Memory pages out of use for good, by the type of error that led to it; before Ampere.",
+    *_ID,
+    "type",
 )
-PAGES_PENDING = gauge("dshealthd_gpu_retired_pages_pending", "1 while a page waits for the next GPU reset to be retired.", *_ID)
+PAGES_PENDING = gauge(
+    "dshealthd_gpu_retired_pages_pending",
+    "1 while a page waits for the next GPU reset to be retired.",
+    *_ID,
+)
 
 _TYPES = {"corrected": "SBE", "uncorrected": "DBE"}
 _SPANS = {"volatile": "VOL", "aggregate": "AGG"}
-_PLACES = {"total": "TOTAL", "dram": "DEV", "l1": "L1", "l2": "L2", "register": "REG", "texture": "TEX"}
+_PLACES = {
+    "total": "TOTAL",
+    "dram": "DEV",
+    "l1": "L1",
+    "l2": "L2",
+    "register": "REG",
+    "texture": "TEX",
+}
 _COUNTS = {
     (place, kind, span): f"NVML_FI_DEV_ECC_{letters}_{when}_{where}"
     for place, where in _PLACES.items()
     for kind, letters in _TYPES.items()
     for span, when in _SPANS.items()
-} | {("cbu", "uncorrected", span): f"NVML_FI_DEV_ECC_DBE_{when}_CBU" for span, when in _SPANS.items()}
+} | {
+    ("cbu", "uncorrected", span): f"NVML_FI_DEV_ECC_DBE_{when}_CBU" for span, when in _SPANS.items()
+}
 _REST: tuple[tuple[str, Metric, tuple[str, ...]], ...] = (
     ("NVML_FI_DEV_REMAPPED_COR", ROWS, ("corrected",)),
     ("NVML_FI_DEV_REMAPPED_UNC", ROWS, ("uncorrected",)),
@@ -81,14 +115,29 @@ class Ecc(GpuCollector):
         if sram is not None:
             yield from _sram(gpu, ("corrected", "volatile"), sram.volatileCor)
             yield from _sram(gpu, ("corrected", "aggregate"), sram.aggregateCor)
-            yield from _sram(gpu, ("uncorrected", "volatile"), sram.volatileUncParity, sram.volatileUncSecDed)
-            yield from _sram(gpu, ("uncorrected", "aggregate"), sram.aggregateUncParity, sram.aggregateUncSecDed)
+            yield from _sram(
+                gpu, ("uncorrected", "volatile"), sram.volatileUncParity, sram.volatileUncSecDed
+            )
+            yield from _sram(
+                gpu, ("uncorrected", "aggregate"), sram.aggregateUncParity, sram.aggregateUncSecDed
+            )
             yield from told(THRESHOLD, number(sram.bThresholdExceeded), *gpu.labels)
             return
         for kind in _TYPES:
             for span in _SPANS:
-                constants = (f"NVML_MEMORY_ERROR_TYPE_{kind.upper()}", f"NVML_{span.upper()}_ECC", "NVML_MEMORY_LOCATION_SRAM")
-                yield from told(LOCATED, device.ask("nvmlDeviceGetMemoryErrorCounter", *constants), *gpu.labels, "sram", kind, span)
+                constants = (
+                    f"NVML_MEMORY_ERROR_TYPE_{kind.upper()}",
+                    f"NVML_{span.upper()}_ECC",
+                    "NVML_MEMORY_LOCATION_SRAM",
+                )
+                yield from told(
+                    LOCATED,
+                    device.ask("nvmlDeviceGetMemoryErrorCounter", *constants),
+                    *gpu.labels,
+                    "sram",
+                    kind,
+                    span,
+                )
 
 
 def _sram(gpu: Gpu, labels: tuple[str, str], *counts: int) -> Iterator[Sample]:

@@ -1,4 +1,6 @@
-"""Space and inodes of configured paths, and whether a small file can be written there, timed; from `statvfs(2)` and by writing.
+"""Space and inodes of configured paths, and whether a small file can be written there, timed.
+
+From `statvfs(2)` and by writing.
 
 A path on a file system that hangs costs its worker; the other paths are read by the next one.
 """
@@ -11,45 +13,73 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.collector import Collector, CollectorOptions, Fault, Reason, SourceError, gauge
-from dshealthd.host import read
-from dshealthd.kernel.mounts import Mount, mount_of, parse_mountinfo
-from dshealthd.options import Duration, option
-from dshealthd.result import os_reason
+from dshealthd.core.collector import Collector, CollectorOptions, Fault, Reason, SourceError, gauge
+from dshealthd.core.host import read
+from dshealthd.core.options import Duration, option
+from dshealthd.core.result import os_reason
+from dshealthd.linux.mounts import Mount, mount_of, parse_mountinfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.collector import Context, Sample
+    from dshealthd.core.collector import Context, Sample
 
-SIZE = gauge("dshealthd_filesystem_size_bytes", "Size of the file system that the path is on; statvfs f_blocks.", "path")
-FREE = gauge("dshealthd_filesystem_free_bytes", "Space that users other than root can still fill; statvfs f_bavail.", "path")
-FILES = gauge(
-    "dshealthd_filesystem_files", "Inodes of the file system, used and free; absent where it makes them as needed; f_files.", "path"
+SIZE = gauge(
+    "dshealthd_filesystem_size_bytes",
+    "Size of the file system that the path is on; statvfs f_blocks.",
+    "path",
 )
-FILES_FREE = gauge("dshealthd_filesystem_files_free", "Inodes that users other than root can still use; statvfs f_favail.", "path")
+FREE = gauge(
+    "dshealthd_filesystem_free_bytes",
+    "Space that users other than root can still fill; statvfs f_bavail.",
+    "path",
+)
+FILES = gauge(
+    "dshealthd_filesystem_files",
+    "Inodes of the file system, used and free; absent where it makes them as needed; f_files.",
+    "path",
+)
+FILES_FREE = gauge(
+    "dshealthd_filesystem_files_free",
+    "Inodes that users other than root can still use; statvfs f_favail.",
+    "path",
+)
 READ_ONLY = gauge(
-    "dshealthd_filesystem_read_only", "1 if it is mounted read-only or went read-only after an error, 0 if not; mountinfo.", "path"
+    "dshealthd_filesystem_read_only",
+    "1 if it is mounted read-only or went read-only after an error, 0 if not; mountinfo.",
+    "path",
 )
 INFO = gauge(
     "dshealthd_filesystem_info",
-    "1; mountpoint is where the file system that the path is on is mounted: / for a path whose own mount is missing.",
+    "1; mountpoint is where the file system that the path is on is mounted: / for a path "
+    "whose own mount is missing.",
     "path",
     "mountpoint",
     "fstype",
 )
 WRITABLE = gauge(
     "dshealthd_path_writable",
-    "1 if the last write test of this path passed, 0 if it failed or hangs. Only for paths with a write test.",
+    "1 if the last write test of this path passed, 0 if it failed or hangs. Only for paths "
+    "with a write test.",
     "path",
 )
 WRITE_SECONDS = gauge(
-    "dshealthd_path_write_seconds", "How long the last write test took that passed: create, write 4 KiB, sync, remove.", "path"
+    "dshealthd_path_write_seconds",
+    "How long the last write test took that passed: create, write 4 KiB, sync, remove.",
+    "path",
 )
-FAILING = gauge("dshealthd_path_failing", "1 while the path cannot be looked at or written to, for this reason.", "path", "reason")
+FAILING = gauge(
+    "dshealthd_path_failing",
+    "1 while the path cannot be looked at or written to, for this reason.",
+    "path",
+    "reason",
+)
 
 WRITE_PART = "write "
-"""What the worker approaches before a write test, with the path behind it: a hung write does not hide the space."""
+"""What the worker approaches before a write test, with the path behind it.
+
+A hung write does not hide the space.
+"""
 _BLOCK = b"dshealthd write test\n".ljust(4096, b".")
 _REASONS = {
     errno.ENOSPC: "no_space",
@@ -62,7 +92,10 @@ _REASONS = {
     errno.ESTALE: "stale_handle",
     errno.ETIMEDOUT: "timeout",
 }
-"""The label `reason` by error number; anything else is `io_error`. A part that hangs adds `timeout`, `stuck` and `crashed`."""
+"""The label `reason` by error number; anything else is `io_error`.
+
+A part that hangs adds `timeout`, `stuck` and `crashed`.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +103,23 @@ class Options(CollectorOptions):
     """Which paths are looked at."""
 
     interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
-    deadline: Duration = option("5s", "How long one path, or one write test, may take before it is given up.", minimum="10ms")
-    paths: tuple[str, ...] = option(["/", "/dev/shm"], "Paths whose file system is looked at, below path.rootfs; checkpoint directories.")  # noqa: S108 - shared memory
-    write_test: tuple[str, ...] = option([], "Directories in which a small hidden file is written, synced and removed again, to time it.")
-    write_interval: Duration = option("1m", "Time from one write test of a directory to the next.", minimum="100ms")
+    deadline: Duration = option(
+        "5s",
+        "How long one path, or one write test, may take before it is given up.",
+        minimum="10ms",
+    )
+    paths: tuple[str, ...] = option(
+        ["/", "/dev/shm"],  # noqa: S108 - shared memory
+        "Paths whose file system is looked at, below path.rootfs; checkpoint directories.",
+    )
+    write_test: tuple[str, ...] = option(
+        [],
+        "Directories in which a small hidden file is written, synced and removed again, to "
+        "time it.",
+    )
+    write_interval: Duration = option(
+        "1m", "Time from one write test of a directory to the next.", minimum="100ms"
+    )
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield what is wrong with the options."""
@@ -98,13 +144,16 @@ class Filesystem(Collector):
         self._written: dict[str, float | str] = {}
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what each path tells, then the results of the write tests; a path that fails is left out."""
+        """Yield what each path tells, then the results of the write tests.
+
+        A path that fails is left out.
+        """
         mounts_fault = self._read_mounts()
         if mounts_fault is not None:
             yield mounts_fault
         faults = []
         for path in self.options.paths:
-            fault = self.context.approach(path)
+            fault = self.context.entering(path)
             if fault is None:
                 try:
                     yield from self._space(path)
@@ -138,7 +187,9 @@ class Filesystem(Collector):
             yield INFO(1, path, mount.point, mount.kind)
 
     def _read_mounts(self) -> Fault | None:
-        """Take up the host's mounts: those of process 1, which no sandbox of the agent's own changes; else the worker's."""
+        """Take up the host's mounts: those of process 1, which no sandbox of the agent's own
+        changes; else the worker's.
+        """
         place = self.host.proc("1/mountinfo")
         try:
             try:
@@ -156,10 +207,12 @@ class Filesystem(Collector):
         return None
 
     def _write_test(self, path: str) -> Iterator[Sample | Fault]:
-        """Yield how the write test of one directory went, this one or, until it is due again, the last one."""
+        """Yield how the write test of one directory went, this one or, until it is due again, the
+        last one.
+        """
         now = self.context.monotonic()
         if path not in self._tested or now - self._tested[path] >= self.options.write_interval:
-            fault = self.context.approach(WRITE_PART + path)
+            fault = self.context.entering(WRITE_PART + path)
             if fault is not None:
                 yield WRITABLE(0, path)
                 yield FAILING(1, path, fault.reason)
@@ -178,13 +231,19 @@ class Filesystem(Collector):
             yield WRITE_SECONDS(outcome, path)
 
     def _write(self, directory: str) -> float:
-        """Create, write, sync and remove a file; return the seconds it took. OSError if it cannot be done."""
-        # One name a node, as several share the directory: what a killed worker leaves behind is removed by the next.
+        """Create, write, sync and remove a file; return the seconds it took.
+
+        OSError if it cannot be done.
+        """
+        # One name a node, as several share the directory: what a killed worker leaves behind is
+        # removed by the next.
         place = f"{directory}/.dshealthd-write-test-{os.uname().nodename}"
         started = self.context.monotonic()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(place)
-        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(
+            place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
         try:
             try:
                 if os.write(descriptor, _BLOCK) < len(_BLOCK):

@@ -1,34 +1,58 @@
-"""Every GPU's vital signs, from NVML: temperature, power, clocks and what slows them, memory, utilisation, modes."""
+"""Every GPU's vital signs, from NVML.
+
+Temperature, power, clocks and what slows them, memory, utilisation, modes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Fault, Reason, counter, gauge
-from dshealthd.devices.collector import GpuCollector, GpuOptions
-from dshealthd.devices.values import Fields, number, told
-from dshealthd.options import Duration, option
+from dshealthd.core.collector import Fault, Reason, counter, gauge
+from dshealthd.core.options import Duration, option
+from dshealthd.nvml.collector import GpuCollector, GpuCollectorOptions
+from dshealthd.nvml.values import Fields, number, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from dshealthd.collector import Context, Sample
-    from dshealthd.devices.device import Device
-    from dshealthd.devices.device import Gpu as Position
-    from dshealthd.devices.nvml import Session
+    from dshealthd.core.collector import Context, Sample
+    from dshealthd.nvml.device import Device
+    from dshealthd.nvml.device import Gpu as Position
+    from dshealthd.nvml.session import Session
 
 _ID = ("gpu", "uuid")
-VISIBLE = gauge("dshealthd_gpus_visible", "GPUs that NVML lists, those that fail included; compare with dshealthd_gpus_expected.")
+VISIBLE = gauge(
+    "dshealthd_gpus_visible",
+    "GPUs that NVML lists, those that fail included; compare with dshealthd_gpus_expected.",
+)
 DRIVER = gauge(
-    "dshealthd_gpu_driver_info", "1; versions of the driver, of the newest CUDA it serves, and of NVML.", "driver", "cuda", "nvml"
+    "dshealthd_gpu_driver_info",
+    "1; versions of the driver, of the newest CUDA it serves, and of NVML.",
+    "driver",
+    "cuda",
+    "nvml",
 )
 UP = gauge(
     "dshealthd_gpu_up",
-    "1 if the GPU could be read, 0 if not: lost, hung, frozen, denied, or gone from NVML's list since the worker started.",
+    "1 if the GPU could be read, 0 if not: lost, hung, frozen, denied, or gone from NVML's list "
+    "since the agent started. Single calls that fail are in dshealthd_gpu_collector_fault.",
     *_ID,
 )
-FAULT = gauge("dshealthd_gpu_fault", "1 while the GPU, or one of the calls that read it, fails for this reason.", *_ID, "reason")
+FAULT = gauge(
+    "dshealthd_gpu_fault",
+    "1 while the GPU, or one of the calls that read it, fails for this reason.",
+    *_ID,
+    "reason",
+)
+COLLECTOR_FAULT = gauge(
+    "dshealthd_gpu_collector_fault",
+    "1 while a collector of GPUs cannot read all that it should of this GPU, for this reason; "
+    "what it could not read is absent. NVML's return code, as of that collector's last sweep.",
+    *_ID,
+    "collector",
+    "reason",
+)
 INFO = gauge(
     "dshealthd_gpu_info",
     "1; what the GPU is. gsp is the version of the firmware that runs it, if one does.",
@@ -41,34 +65,62 @@ INFO = gauge(
 )
 MODE = gauge(
     "dshealthd_gpu_mode_info",
-    "1; how the GPU is set up; a pending mode comes with the next reset. Empty where the GPU has no such mode.",
+    "1; how the GPU is set up; a pending mode comes with the next reset. Empty where the GPU "
+    "has no such mode.",
     *_ID,
     *("persistence", "compute", "ecc", "ecc_pending", "mig", "mig_pending"),
 )
 TEMPERATURE = gauge(
-    "dshealthd_gpu_temperature_celsius", "Temperature of the core and, where there is such a sensor, of the memory.", *_ID, "sensor"
+    "dshealthd_gpu_temperature_celsius",
+    "Temperature of the core and, where there is such a sensor, of the memory.",
+    *_ID,
+    "sensor",
 )
 LIMIT = gauge(
     "dshealthd_gpu_temperature_limit_celsius",
-    "The part's own limits: where it slows down, shuts down, and what core (max_operating) and memory (memory_max) should not exceed.",
+    "The part's own limits: where it slows down, shuts down, and what core (max_operating) "
+    "and memory (memory_max) should not exceed.",
     *_ID,
     "limit",
 )
 MARGIN = gauge(
     "dshealthd_gpu_temperature_margin_celsius",
-    "Distance to the highest operating temperature, as the part itself measures it; Hopper and later.",
+    "Distance to the highest operating temperature, as the part itself measures it; Hopper "
+    "and later.",
     *_ID,
 )
-MARGIN_LIMIT = gauge("dshealthd_gpu_temperature_margin_limit_celsius", "The margin at which the part slows down: 0 or less.", *_ID, "limit")
-MEMORY_USED = gauge("dshealthd_gpu_memory_used_bytes", "Memory in use; what the driver reserves for itself is not counted in it.", *_ID)
-MEMORY_TOTAL = gauge("dshealthd_gpu_memory_total_bytes", "Memory of the GPU, with what the driver reserves.", *_ID)
+MARGIN_LIMIT = gauge(
+    "dshealthd_gpu_temperature_margin_limit_celsius",
+    "The margin at which the part slows down, shuts down, and that core (max_operating) and memory "
+    "(memory_max) should keep; NVML fields 193-196. Beside slowdown, only those of which the part "
+    "gives no absolute limit.",
+    *_ID,
+    "limit",
+)
+MEMORY_USED = gauge(
+    "dshealthd_gpu_memory_used_bytes",
+    "Memory in use; what the driver reserves for itself is not counted in it.",
+    *_ID,
+)
+MEMORY_TOTAL = gauge(
+    "dshealthd_gpu_memory_total_bytes", "Memory of the GPU, with what the driver reserves.", *_ID
+)
 UTILIZATION = gauge(
     "dshealthd_gpu_utilization_ratio",
-    "Share of the last sample period in which a kernel ran; says nothing of how much of the GPU it used.",
+    "Share of the last sample period in which a kernel ran; says nothing of how much of the "
+    "GPU it used.",
     *_ID,
 )
-ACTIVITY = gauge("dshealthd_gpu_memory_activity_ratio", "Share of the last sample period in which memory was read or written.", *_ID)
-POWER = gauge("dshealthd_gpu_power_watts", "Power drawn by the board; a one-second average from Ampere on.", *_ID)
+ACTIVITY = gauge(
+    "dshealthd_gpu_memory_activity_ratio",
+    "Share of the last sample period in which memory was read or written.",
+    *_ID,
+)
+POWER = gauge(
+    "dshealthd_gpu_power_watts",
+    "Power drawn by the board; a one-second average from Ampere on.",
+    *_ID,
+)
 POWER_LIMIT = gauge(
     "dshealthd_gpu_power_limit_watts",
     "Power limit in force (enforced), of the factory (default), and the bounds it can be set to.",
@@ -77,15 +129,29 @@ POWER_LIMIT = gauge(
 )
 ENERGY = counter("dshealthd_gpu_energy_joules_total", "Energy since the driver was loaded.", *_ID)
 CLOCK = gauge("dshealthd_gpu_clock_hertz", "Clock at present, by domain.", *_ID, "domain")
-CLOCK_MAX = gauge("dshealthd_gpu_clock_max_hertz", "Highest clock of the part, by domain.", *_ID, "domain")
-THROTTLE = gauge("dshealthd_gpu_throttle_active", "1 while this reason holds the clocks down; NVML's clock event reasons.", *_ID, "reason")
-THROTTLED = counter(
-    "dshealthd_gpu_throttle_seconds_total", "Time for which this reason held the clocks down, since the driver was loaded.", *_ID, "reason"
+CLOCK_MAX = gauge(
+    "dshealthd_gpu_clock_max_hertz", "Highest clock of the part, by domain.", *_ID, "domain"
 )
-STATE = gauge("dshealthd_gpu_performance_state", "Performance state: 0 is the fastest, 15 the slowest.", *_ID)
+THROTTLE = gauge(
+    "dshealthd_gpu_throttle_active",
+    "1 while this reason holds the clocks down; NVML's clock event reasons.",
+    *_ID,
+    "reason",
+)
+THROTTLED = counter(
+    "dshealthd_gpu_throttle_seconds_total",
+    "Time for which this reason held the clocks down, since the driver was loaded.",
+    *_ID,
+    "reason",
+)
+STATE = gauge(
+    "dshealthd_gpu_performance_state", "Performance state: 0 is the fastest, 15 the slowest.", *_ID
+)
 RECOVERY = gauge(
     "dshealthd_gpu_recovery_action",
-    "What the driver asks for: 0 nothing, 1 GPU reset, 2 reboot, 3 drain of peers, 4 drain and reset, 5 IMEX domain recovery, 6 bus reset.",
+    "What the driver asks for: 0 nothing, 1 GPU reset, 2 reboot, 3 drain of peers, 4 drain "
+    "and reset, "
+    "5 IMEX domain recovery, 6 bus reset, 7 system reboot.",
     *_ID,
 )
 
@@ -117,23 +183,32 @@ _FIELDS = {
     "hw_thermal_slowdown": "NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN",
     "hw_power_brake_slowdown": "NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN",
     "slowdown": "NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT",
+    "shutdown": "NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT",
+    "memory_max": "NVML_FI_DEV_TEMPERATURE_MEM_MAX_TLIMIT",
+    "max_operating": "NVML_FI_DEV_TEMPERATURE_GPU_MAX_TLIMIT",
 }
 _ASKED = Fields(*_FIELDS.values())
 _UNKNOWN_STATE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience(GpuOptions):
+class Patience(GpuCollectorOptions):
     """Also when a GPU that answers counts as frozen."""
 
     frozen_after: Duration = option(
-        "10s", "How long a GPU's energy counter may stand still before its readings count as frozen and are withheld.", minimum="1s"
+        "10s",
+        "How long a GPU's energy counter may stand still before its readings count as frozen "
+        "and are withheld.",
+        minimum="1s",
     )
     frozen_sweeps: int = option(3, "How many sweeps must find it so.", minimum=1)
 
 
 class Gpu(GpuCollector):
-    """Reads what matters of a GPU every few seconds in about twenty calls; what does not change is asked once."""
+    """Reads what matters of a GPU every few seconds in about twenty calls.
+
+    What does not change is asked once.
+    """
 
     Options = Patience
 
@@ -150,13 +225,17 @@ class Gpu(GpuCollector):
         for index, uuid in session.gone():
             yield UP(0, index, uuid)
             yield FAULT(1, index, uuid, Reason.NOT_FOUND)
-            yield Fault(f"gpu {uuid}", Reason.NOT_FOUND, f"NVML no longer lists it; it was number {index}")
+            yield Fault(
+                f"gpu {uuid}", Reason.NOT_FOUND, f"NVML no longer lists it; it was number {index}"
+            )
 
     def verdict(self, gpu: Position, faults: list[Fault]) -> Iterator[Sample]:
         """Yield whether a GPU could be read, and why not."""
         yield UP(float(gpu.fault is None), *gpu.labels)
         for reason in {fault.reason for fault in faults}:
             yield FAULT(1, *gpu.labels, reason)
+        for collector, why in self.session().troubles(gpu):
+            yield COLLECTOR_FAULT(1, *gpu.labels, collector, why)
 
     def read(self, gpu: Position, device: Device) -> Iterator[Sample]:
         """Yield the vital signs of one GPU."""
@@ -196,18 +275,36 @@ class Gpu(GpuCollector):
             *map(_switch, device.ask("nvmlDeviceGetMigMode") or (None, None)),
         )
 
-    def _heat(self, labels: tuple[str, str], device: Device, fields: Mapping[str, float | None]) -> Iterator[Sample]:
-        yield from told(TEMPERATURE, device.ask("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"), *labels, "core")
+    def _heat(
+        self, labels: tuple[str, str], device: Device, fields: Mapping[str, float | None]
+    ) -> Iterator[Sample]:
+        # The second name is deprecated since CUDA 13. The first one's number is signed, so that
+        # "not available", all bits set, reads -1.
+        core = device.first(
+            ("nvmlDeviceGetTemperatureV", "NVML_TEMPERATURE_GPU"),
+            ("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
+        )
+        yield from told(TEMPERATURE, None if core == -1 else core, *labels, "core")
         # Some parts without a memory sensor answer 0 rather than "not supported".
         yield from told(TEMPERATURE, fields["memory_temperature"] or None, *labels, "memory")
-        for limit, name in _LIMITS.items():
-            yield from told(LIMIT, device.once("nvmlDeviceGetTemperatureThreshold", name), *labels, limit)
+        absolute = {
+            limit: device.once("nvmlDeviceGetTemperatureThreshold", name)
+            for limit, name in _LIMITS.items()
+        }
+        for limit, celsius in absolute.items():
+            yield from told(LIMIT, celsius, *labels, limit)
         yield from told(MARGIN, device.ask("nvmlDeviceGetMarginTemperature"), *labels)
-        yield from told(MARGIN_LIMIT, fields["slowdown"], *labels, "slowdown")
+        # Two scales for one limit would be series without news.
+        for limit in _LIMITS:
+            if limit == "slowdown" or absolute[limit] is None:
+                yield from told(MARGIN_LIMIT, fields[limit], *labels, limit)
 
     def _power(self, labels: tuple[str, str], device: Device) -> Iterator[Sample]:
         yield from told(POWER, device.ask("nvmlDeviceGetPowerUsage"), *labels, scale=1e-3)
-        lowest, highest = device.once("nvmlDeviceGetPowerManagementLimitConstraints") or (None, None)
+        lowest, highest = device.once("nvmlDeviceGetPowerManagementLimitConstraints") or (
+            None,
+            None,
+        )
         limits = {
             "enforced": device.ask("nvmlDeviceGetEnforcedPowerLimit"),
             "default": device.once("nvmlDeviceGetPowerManagementDefaultLimit"),
@@ -217,12 +314,27 @@ class Gpu(GpuCollector):
         for limit, milliwatts in limits.items():
             yield from told(POWER_LIMIT, milliwatts, *labels, limit, scale=1e-3)
 
-    def _clocks(self, labels: tuple[str, str], device: Device, fields: Mapping[str, float | None]) -> Iterator[Sample]:
+    def _clocks(
+        self, labels: tuple[str, str], device: Device, fields: Mapping[str, float | None]
+    ) -> Iterator[Sample]:
         for domain, name in _DOMAINS.items():
-            yield from told(CLOCK, device.ask("nvmlDeviceGetClockInfo", name), *labels, domain, scale=1e6)
-            yield from told(CLOCK_MAX, device.once("nvmlDeviceGetMaxClockInfo", name), *labels, domain, scale=1e6)
-        reasons = device.first(("nvmlDeviceGetCurrentClocksEventReasons",), ("nvmlDeviceGetCurrentClocksThrottleReasons",))
-        supported = device.once("nvmlDeviceGetSupportedClocksEventReasons") or device.once("nvmlDeviceGetSupportedClocksThrottleReasons")
+            yield from told(
+                CLOCK, device.ask("nvmlDeviceGetClockInfo", name), *labels, domain, scale=1e6
+            )
+            yield from told(
+                CLOCK_MAX,
+                device.once("nvmlDeviceGetMaxClockInfo", name),
+                *labels,
+                domain,
+                scale=1e6,
+            )
+        reasons = device.first(
+            ("nvmlDeviceGetCurrentClocksEventReasons",),
+            ("nvmlDeviceGetCurrentClocksThrottleReasons",),
+        )
+        supported = device.once("nvmlDeviceGetSupportedClocksEventReasons") or device.once(
+            "nvmlDeviceGetSupportedClocksThrottleReasons"
+        )
         for reason, bit in THROTTLE_REASONS.items():
             if reasons is not None and (supported is None or supported & bit):
                 yield THROTTLE(float(reasons & bit > 0), *labels, reason)
@@ -232,7 +344,9 @@ class Gpu(GpuCollector):
 
     def _memory(self, labels: tuple[str, str], device: Device) -> Iterator[Sample]:
         # The first version, of drivers before 510, counts what is reserved as used.
-        memory = device.first(("nvmlDeviceGetMemoryInfo", "nvmlMemory_v2"), ("nvmlDeviceGetMemoryInfo",))
+        memory = device.first(
+            ("nvmlDeviceGetMemoryInfo", "nvmlMemory_v2"), ("nvmlDeviceGetMemoryInfo",)
+        )
         if memory is not None:
             yield from told(MEMORY_USED, number(memory.used), *labels)
             yield from told(MEMORY_TOTAL, number(memory.total), *labels)

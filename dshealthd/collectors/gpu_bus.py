@@ -1,25 +1,31 @@
-"""GPUs on the PCI bus, from sysfs: the number that NVML must agree with. Read in the agent, so that it stays when NVML hangs."""
+"""GPUs on the PCI bus, from sysfs: the number that NVML must agree with.
+
+Read in the agent, so that it stays when NVML hangs.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Collector, NotAvailable, gauge
-from dshealthd.devices.pci import bus
+from dshealthd.core.collector import Collector, NotAvailable, gauge
+from dshealthd.linux.pci import bus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.collector import Fault, Sample
+    from dshealthd.core.collector import Fault, Sample
 
 EXPECTED = gauge(
     "dshealthd_gpus_expected",
-    "NVIDIA GPUs on the PCI bus, those that are passed through to a virtual machine left out; from /sys/bus/pci/devices.",
+    "NVIDIA GPUs on the PCI bus, those that are passed through to a virtual machine left "
+    "out; from /sys/bus/pci/devices.",
 )
 
 
 class GpuBus(Collector):
-    """Lists a directory; what sysfs says of a PCI device comes from the kernel's memory and cannot hang."""
+    """Lists a directory; what sysfs says of a PCI device comes from the kernel's memory and cannot
+    hang.
+    """
 
     _seen = False
 

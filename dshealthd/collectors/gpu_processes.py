@@ -1,42 +1,53 @@
-"""Compute processes on every GPU, from NVML: how many, the memory they hold together, and the ranks of training jobs among them."""
+"""Compute processes on every GPU, from NVML.
+
+How many, the memory they hold together, and the ranks of training jobs among them.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.collector import gauge
-from dshealthd.devices.collector import GpuCollector
+from dshealthd.core.collector import gauge
 from dshealthd.jobs.gpu_ranks import GpuRanks
+from dshealthd.nvml.collector import GpuCollector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.collector import Context, Fault, Sample
-    from dshealthd.devices.device import Device, Gpu
+    from dshealthd.core.collector import Context, Fault, Sample
+    from dshealthd.nvml.device import Device, Gpu
 
 PROCESSES = gauge(
-    "dshealthd_gpu_compute_processes", "Processes with a compute context on the GPU, those of its MIG devices included.", "gpu", "uuid"
+    "dshealthd_gpu_compute_processes",
+    "Processes with a compute context on the GPU, those of its MIG devices included.",
+    "gpu",
+    "uuid",
 )
 MEMORY = gauge(
     "dshealthd_gpu_compute_processes_memory_bytes",
-    "GPU memory that these processes hold together; absent if NVML does not tell it of one of them.",
+    "GPU memory that these processes hold together; absent if NVML does not tell it of one "
+    "of them.",
     *("gpu", "uuid"),
 )
 RANK = gauge(
     "dshealthd_job_gpu_info",
-    "1 for each rank of a training job that has a compute process on the GPU; at most 64 on a node.",
+    "1 for each rank of a training job that has a compute process on the GPU; at most 64 on "
+    "a node.",
     *("job", "rank", "gpu", "uuid"),
 )
 UNKNOWN = gauge(
     "dshealthd_gpu_compute_processes_unknown",
-    "Compute processes on this node's GPUs of which it is not known whether a training job's: their environment cannot be read.",
+    "Compute processes on this node's GPUs of which it is not known whether a training "
+    "job's: their environment cannot be read.",
 )
 
 MAX_RANKS = 64
 
 
 class GpuProcesses(GpuCollector):
-    """Reads one list a GPU; then, apart from the GPUs, the environments of processes that are new in them."""
+    """Reads one list a GPU; then, apart from the GPUs, the environments of processes that are new
+    in them.
+    """
 
     def __init__(self, options: Any, context: Context) -> None:
         """Look at nothing yet."""
@@ -50,13 +61,21 @@ class GpuProcesses(GpuCollector):
         yield from super().collect()
         ranks, unknown = self._ranks.of(pid for pids in self._pids.values() for pid in pids)
         yield UNKNOWN(unknown)
-        found = {(ranks[pid], labels) for labels, pids in self._pids.items() for pid in pids if pid in ranks}
+        found = {
+            (ranks[pid], labels)
+            for labels, pids in self._pids.items()
+            for pid in pids
+            if pid in ranks
+        }
         for rank, labels in sorted(found)[:MAX_RANKS]:
             yield RANK(1, rank.job, str(rank.number), *labels)
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield the count and the sum."""
-        processes = device.first(("nvmlDeviceGetComputeRunningProcesses_v3",), ("nvmlDeviceGetComputeRunningProcesses_v2",))
+        processes = device.first(
+            ("nvmlDeviceGetComputeRunningProcesses_v3",),
+            ("nvmlDeviceGetComputeRunningProcesses_v2",),
+        )
         if processes is None:
             return
         self._pids[gpu.labels] = [process.pid for process in processes]

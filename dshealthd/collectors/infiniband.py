@@ -1,7 +1,9 @@
-"""InfiniBand and RoCE ports, from `/sys/class/infiniband`: state, rate, traffic, errors, congestion, flaps, temperatures.
+"""InfiniBand and RoCE ports, from `/sys/class/infiniband`.
 
-Most of these files ask the adapter's firmware, and a read of one hangs when the firmware does; hence a worker. No file is kept open, as
-that would keep the driver from being unloaded.
+State, rate, traffic, errors, congestion, flaps, temperatures.
+
+Most of these files ask the adapter's firmware, and a read of one hangs when the firmware does;
+hence a worker. No file is kept open, as that would keep the driver from being unloaded.
 """
 
 from __future__ import annotations
@@ -11,66 +13,108 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dshealthd.collector import Collector, CollectorOptions, Fault, Metric, NotAvailable, Reason, Sample, SourceError, counter, gauge
-from dshealthd.devices.adapter import Adapter, History, identity, parse_rate, parse_state, read_attribute
-from dshealthd.options import option
-from dshealthd.result import os_reason
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Fault,
+    Metric,
+    NotAvailable,
+    Reason,
+    Sample,
+    SourceError,
+    counter,
+    gauge,
+)
+from dshealthd.core.options import option
+from dshealthd.core.result import os_reason
+from dshealthd.linux.infiniband import (
+    Adapter,
+    History,
+    identity,
+    parse_rate,
+    parse_state,
+    read_attribute,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dshealthd.collector import Context
-    from dshealthd.host import Host
+    from dshealthd.core.collector import Context
+    from dshealthd.core.host import Host
 
 _PORT = ("device", "port")
 UP = gauge(
     "dshealthd_infiniband_port_up",
-    "1 if the port is ACTIVE with its link up; 0 if not, and for ports that were seen and whose device is gone.",
+    "1 if the port is ACTIVE with its link up; 0 if not, and for ports that were seen and "
+    "whose device is gone.",
     *_PORT,
 )
 STATE = gauge(
     "dshealthd_infiniband_port_state",
-    "1 for the logical state that the port is in: down, init, armed, active, active_defer, nop, unknown, or gone with its device.",
+    "1 for the logical state that the port is in: down, init, armed, active, active_defer, "
+    "nop, unknown, or gone with its device.",
     *_PORT,
     "state",
 )
 PHYSICAL_STATE = gauge(
     "dshealthd_infiniband_port_physical_state",
-    "1 for the physical state that the port is in: sleep, polling, disabled, training, link_up, link_error_recovery, phy_test, unknown.",
+    "1 for the physical state that the port is in: sleep, polling, disabled, training, "
+    "link_up, link_error_recovery, phy_test, unknown.",
     *_PORT,
     "state",
 )
-RATE = gauge("dshealthd_infiniband_port_rate_bytes_per_second", "Rate that an active port runs at: 5e+10 is 400 Gb/s.", *_PORT)
-FLAPS = counter(
-    "dshealthd_infiniband_port_flaps_total",
-    "Times the port left ACTIVE since the collector started: seen between two samples, or counted by link_downed in the meantime.",
+RATE = gauge(
+    "dshealthd_infiniband_port_rate_bytes_per_second",
+    "Rate that an active port runs at: 5e+10 is 400 Gb/s.",
     *_PORT,
 )
-TRANSMIT_BYTES = counter("dshealthd_infiniband_port_transmit_bytes_total", "Data sent; port_xmit_data, which counts 4-byte words.", *_PORT)
-RECEIVE_BYTES = counter("dshealthd_infiniband_port_receive_bytes_total", "Data received; port_rcv_data, which counts 4-byte words.", *_PORT)
-TRANSMIT_PACKETS = counter("dshealthd_infiniband_port_transmit_packets_total", "Packets sent; port_xmit_packets.", *_PORT)
-RECEIVE_PACKETS = counter("dshealthd_infiniband_port_receive_packets_total", "Packets received; port_rcv_packets.", *_PORT)
+FLAPS = counter(
+    "dshealthd_infiniband_port_flaps_total",
+    "Times the port left ACTIVE since the collector started: seen between two samples, or "
+    "counted by link_downed in the meantime.",
+    *_PORT,
+)
+TRANSMIT_BYTES = counter(
+    "dshealthd_infiniband_port_transmit_bytes_total",
+    "Data sent; port_xmit_data, which counts 4-byte words.",
+    *_PORT,
+)
+RECEIVE_BYTES = counter(
+    "dshealthd_infiniband_port_receive_bytes_total",
+    "Data received; port_rcv_data, which counts 4-byte words.",
+    *_PORT,
+)
+TRANSMIT_PACKETS = counter(
+    "dshealthd_infiniband_port_transmit_packets_total", "Packets sent; port_xmit_packets.", *_PORT
+)
+RECEIVE_PACKETS = counter(
+    "dshealthd_infiniband_port_receive_packets_total", "Packets received; port_rcv_packets.", *_PORT
+)
 TRANSMIT_WAIT = counter(
     "dshealthd_infiniband_port_transmit_wait_total",
-    "Ticks during which data waited for credits or arbitration; port_xmit_wait. A tick is the adapter's own: compare, do not convert.",
+    "Ticks during which data waited for credits or arbitration; port_xmit_wait. A tick is "
+    "the adapter's own: compare, do not convert.",
     *_PORT,
 )
 ERRORS = counter(
     "dshealthd_infiniband_port_errors_total",
-    "Errors by kind, named as the driver's file. Kinds of counters/ may be narrow and stop at their limit (link_downed at 255);"
+    "Errors by kind, named as the driver's file. Kinds of counters/ may be narrow and stop "
+    "at their limit (link_downed at 255);"
     " the *_flush_error kinds also grow when a job ends.",
     *_PORT,
     "type",
 )
 CONGESTION = counter(
     "dshealthd_infiniband_port_congestion_total",
-    "Congestion notifications by kind, named as the driver's file in hw_counters/; no error by themselves.",
+    "Congestion notifications by kind, named as the driver's file in hw_counters/; no error "
+    "by themselves.",
     *_PORT,
     "type",
 )
 INFO = gauge(
     "dshealthd_infiniband_device_info",
-    "1; what the adapter is: board (PSID), driver, firmware version, node GUID, model, PCI address.",
+    "1; what the adapter is: board (PSID), driver, firmware version, node GUID, model, PCI "
+    "address.",
     "device",
     "board",
     "driver",
@@ -87,10 +131,16 @@ PORT_INFO = gauge(
     "link_layer",
 )
 TEMPERATURE = gauge(
-    "dshealthd_infiniband_temperature_celsius", "Temperature of the adapter (asic) and its modules, from its hwmon.", "device", "sensor"
+    "dshealthd_infiniband_temperature_celsius",
+    "Temperature of the adapter (asic) and its modules, from its hwmon.",
+    "device",
+    "sensor",
 )
 TEMPERATURE_LIMIT = gauge(
-    "dshealthd_infiniband_temperature_limit_celsius", "Critical temperature that the adapter states for a sensor.", "device", "sensor"
+    "dshealthd_infiniband_temperature_limit_celsius",
+    "Critical temperature that the adapter states for a sensor.",
+    "device",
+    "sensor",
 )
 
 _CLASS = "class/infiniband"
@@ -127,14 +177,28 @@ _EFA_ERRORS = """
     rx_drops rdma_read_wr_err rdma_write_wr_err retrans_timeout_events unresponsive_remote_events impaired_remote_conn_events
 """
 _ERRORS = frozenset((_LINK_ERRORS + _MLX5_ERRORS + _EFA_ERRORS).split())
-_CONGESTION = frozenset({"np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled", "rp_cnp_ignored", "roce_slow_restart_cnps"})
+_CONGESTION = frozenset(
+    {
+        "np_cnp_sent",
+        "np_ecn_marked_roce_packets",
+        "rp_cnp_handled",
+        "rp_cnp_ignored",
+        "roce_slow_restart_cnps",
+    }
+)
 _INFO_FILES = {"board": "board_id", "firmware": "fw_ver", "guid": "node_guid", "model": "hca_type"}
 _REFRESH = 300.0
-"""Seconds until a device is described again: its network interface and its sensors may come after it, and be renamed."""
+"""Seconds until a device is described again.
+
+Its network interface and its sensors may come after it, and be renamed.
+"""
 
 
 class Reading(NamedTuple):
-    """A file with one number, and the series that it becomes; `per_unit` of the file's units make one of the metric's."""
+    """A file with one number, and the series that it becomes.
+
+    `per_unit` of the file's units make one of the metric's.
+    """
 
     place: str
     metric: Metric
@@ -163,12 +227,17 @@ class Options(CollectorOptions):
 
 
 class Infiniband(Collector):
-    """Reads some fifty small files a port; a device, a port or a file that fails leaves the others alone."""
+    """Reads some fifty small files a port.
+
+    A device, a port or a file that fails leaves the others alone.
+    """
 
     Options = Options
     worker = "fabric"
 
-    def __init__(self, options: Any, context: Context, read: Callable[[str], bytes] = read_attribute) -> None:
+    def __init__(
+        self, options: Any, context: Context, read: Callable[[str], bytes] = read_attribute
+    ) -> None:
         """Keep how a file is read; nothing is read yet."""
         super().__init__(options, context)
         self._reader = read
@@ -203,13 +272,17 @@ class Infiniband(Collector):
             names = os.listdir(self.host.sys(_CLASS))
         except FileNotFoundError:  # the driver was unloaded a moment ago
             return []
-        return sorted(name for name in names if not any(fnmatchcase(name, pattern) for pattern in self.options.exclude))
+        return sorted(
+            name
+            for name in names
+            if not any(fnmatchcase(name, pattern) for pattern in self.options.exclude)
+        )
 
     def _device(self, name: str) -> Iterator[Sample | Fault]:
         part = f"infiniband {name}"
         try:
             device = self._known(name)
-            if (quarantine := self.context.approach(part)) is not None:
+            if (quarantine := self.context.entering(part)) is not None:
                 yield quarantine
                 return
             now = self.context.monotonic()
@@ -241,7 +314,9 @@ class Infiniband(Collector):
             yield Sample(STATE, (*labels, _STATES.get(state, "unknown")), 1)
             yield Sample(PHYSICAL_STATE, (*labels, _PHYSICAL_STATES.get(physical, "unknown")), 1)
             yield Sample(FLAPS, labels, history.flaps)
-            if state == _ACTIVE:  # otherwise the file has the lowest rate that the port can fall back to
+            if (
+                state == _ACTIVE
+            ):  # otherwise the file has the lowest rate that the port can fall back to
                 yield Sample(RATE, labels, parse_rate(self._reader(f"{place}/rate")))
         except OSError as error:
             yield Fault(part, os_reason(error), str(error))
@@ -249,12 +324,17 @@ class Infiniband(Collector):
             yield Fault(part, Reason.MALFORMED, f"{place}: {error}")
 
     def _gone(self, names: list[str]) -> Iterator[Sample]:
-        """Yield what is to be said of ports that were here before; their device forgets what it did not support."""
+        """Yield what is to be said of ports that were here before.
+
+        Their device forgets what it did not support.
+        """
         for name in self._devices.keys() - names:
             del self._devices[name]
         for labels, history in self._ports.items():
             name, port = labels
-            if name in names and (name not in self._devices or port in self._devices[name].adapter.ports):
+            if name in names and (
+                name not in self._devices or port in self._devices[name].adapter.ports
+            ):
                 continue
             history.observe(active=False, downed=None)
             yield Sample(UP, labels, 0.0)
@@ -276,20 +356,35 @@ def _describe(device: _Device) -> None:
     """Fill in what hardly changes while the device is registered, and which files it has."""
     adapter = device.adapter
     info = {label: adapter.text(file) for label, file in _INFO_FILES.items()}
-    info |= {"device": adapter.name, "driver": adapter.target("device/driver"), "pci": adapter.target("device")}
+    info |= {
+        "device": adapter.name,
+        "driver": adapter.target("device/driver"),
+        "pci": adapter.target("device"),
+    }
     constants, sensors = [INFO(1, *(info[label] for label in INFO.labels))], []
     for name, place, limit in adapter.sensors():
         sensors.append(Reading(place, TEMPERATURE, (adapter.name, name), 1000))
         if limit.isdecimal():
             constants.append(TEMPERATURE_LIMIT(int(limit) / 1000, adapter.name, name))
     for port in adapter.ports:
-        constants.append(PORT_INFO(1, adapter.name, port, adapter.interface(port), adapter.text(f"ports/{port}/link_layer")))
+        constants.append(
+            PORT_INFO(
+                1,
+                adapter.name,
+                port,
+                adapter.interface(port),
+                adapter.text(f"ports/{port}/link_layer"),
+            )
+        )
         device.counters[port] = list(_readings(adapter, port))
     device.constants, device.sensors = constants, sensors
 
 
 def _readings(adapter: Adapter, port: str) -> Iterator[Reading]:
-    """Yield the counters that a port has and this version knows; of two for the same series the first."""
+    """Yield the counters that a port has and this version knows.
+
+    Of two for the same series the first.
+    """
     seen = set()
     for name, place in adapter.counters(port):
         metric, per_unit = _TRAFFIC.get(name, (None, 1))
@@ -315,4 +410,8 @@ def _read(adapter: Adapter, readings: list[Reading], part: str) -> Iterator[Samp
             if value is not None:
                 yield Sample(metric, labels, value / per_unit)
     if faults:
-        yield faults[0] if len(faults) == 1 else faults[0]._replace(detail=f"{faults[0].detail}, and {len(faults) - 1} more files")
+        yield (
+            faults[0]
+            if len(faults) == 1
+            else faults[0]._replace(detail=f"{faults[0].detail}, and {len(faults) - 1} more files")
+        )

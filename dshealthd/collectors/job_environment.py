@@ -1,8 +1,11 @@
-"""What training jobs were told by their environments: who they are, where they meet, and what of it does not fit them or this node.
+"""What training jobs were told by their environments.
 
-Read from the environment that a process was started with, of allow-listed variables alone, and from `/etc/nccl.conf` as the process sees
-it. What a program sets for itself later is not seen, nor are `~/.nccl.conf` and the file that NCCL_CONF_FILE names. Processes whose
-environment cannot be read are counted by `dshealthd_processes_unseen`.
+Who they are, where they meet, and what of it does not fit them or this node.
+
+Read from the environment that a process was started with, of allow-listed variables alone, and from
+`/etc/nccl.conf` as the process sees it. What a program sets for itself later is not seen, nor are
+`~/.nccl.conf` and the file that NCCL_CONF_FILE names. Processes whose environment cannot be read
+are counted by `dshealthd_processes_unseen`.
 """
 
 from __future__ import annotations
@@ -13,74 +16,106 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Collector, CollectorOptions, Fault, Sample, gauge
-from dshealthd.devices.pci import bus
-from dshealthd.host import read_bytes
+from dshealthd.core.collector import Collector, CollectorOptions, Fault, Reason, Sample, gauge
+from dshealthd.core.host import read_bytes
+from dshealthd.core.options import Duration, option
+from dshealthd.core.result import os_reason
 from dshealthd.jobs import environment_problems as problems
 from dshealthd.jobs.environment import NCCL_COMMON, launched_by, natural, nccl_variables
 from dshealthd.jobs.environment_problems import Finding
+from dshealthd.jobs.nccl.names import Misnomer, newer
+from dshealthd.jobs.nccl.release import MappedReleases, Unidentified
 from dshealthd.jobs.nccl.settings import parse_configuration
 from dshealthd.jobs.network_devices import NetworkDevices
 from dshealthd.jobs.processes import ProcessTable, parse_stat
 from dshealthd.jobs.ranks import Ranks, digest
-from dshealthd.kernel.owners import started_by
-from dshealthd.options import Duration, option
-from dshealthd.result import os_reason
+from dshealthd.linux.pci import bus
+from dshealthd.linux.process_files import Root
+from dshealthd.linux.socket_owners import started_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from dshealthd.collector import Context
+    from dshealthd.core.collector import Context
     from dshealthd.jobs.processes import TrainingProcess
     from dshealthd.jobs.ranks import Run
 
 INFO = gauge(
     "dshealthd_job_run_info",
-    "1 for each run that has ranks on this node, and what started them: torchrun, deepspeed, openmpi, pmi, slurm, torch (RANK set by "
-    "something else). A run is the ranks that agree on where they meet and how many they are; a job of a scheduler may have several.",
+    "1 for each run that has ranks on this node, and what started them: torchrun, deepspeed, "
+    "openmpi, pmi, slurm, torch (RANK set by "
+    "something else). A run is the ranks that agree on where they meet and how many they "
+    "are; a job of a scheduler may have several.",
     "job",
     "run",
     "launcher",
 )
-WORLD_SIZE = gauge("dshealthd_job_world_size", "How many ranks the run has, by what its ranks were told.", "job", "run")
-PORT = gauge("dshealthd_job_master_port", "MASTER_PORT of the run; absent where its launcher sets none.", "job", "run")
-RANKS = gauge("dshealthd_job_ranks", "Ranks of the run on this node; one that is used twice counts once.", "job", "run")
+WORLD_SIZE = gauge(
+    "dshealthd_job_world_size",
+    "How many ranks the run has, by what its ranks were told.",
+    "job",
+    "run",
+)
+PORT = gauge(
+    "dshealthd_job_master_port",
+    "MASTER_PORT of the run; absent where its launcher sets none.",
+    "job",
+    "run",
+)
+RANKS = gauge(
+    "dshealthd_job_ranks",
+    "Ranks of the run on this node; one that is used twice counts once.",
+    "job",
+    "run",
+)
 LOWEST = gauge("dshealthd_job_lowest_rank", "Lowest rank of the run on this node.", "job", "run")
 PROCESSES = gauge(
     "dshealthd_job_processes",
-    "Processes on this node that were started as this rank, their children left out: more than 1, or the same rank on two nodes, is a "
+    "Processes on this node that were started as this rank, their children left out: more "
+    "than 1, or the same rank on two nodes, is a "
     "rank used twice. At most max_ranks of a run.",
     *("job", "run", "rank"),
 )
 ORPHANED = gauge(
     "dshealthd_job_orphaned_ranks",
-    "Ranks whose process has lost the one that started it: left over from a run that was ended, or detached on purpose (nohup).",
+    "Ranks whose process has lost the one that started it: left over from a run that was "
+    "ended, or detached on purpose (nohup).",
     "job",
     "run",
 )
 KIN = gauge(
     "dshealthd_job_rendezvous_kin_info",
-    "1; kin is a digest of where the run meets without one variable. Runs with the same kin differ in that variable alone, so that ranks "
+    "1; kin is a digest of where the run meets without one variable. Runs with the same kin "
+    "differ in that variable alone, so that ranks "
     "which should have met are in them if only one of them has a rank 0.",
     *("job", "run", "variable", "kin"),
 )
 PROBLEMS = gauge(
     "dshealthd_job_environment_problems",
-    "Ranks of the run on this node whose variable has this problem, of which rank is the lowest. Of a place: beyond, repeated, absent, "
-    "down, loopback; a transport that is disabled; of a value: out_of_range, no_number, differs (from most ranks here); of a name: unread, "
-    "retired, renamed, misspelt (variable is what is meant), unknown (variable is other). Absent is none.",
+    "Ranks of the run on this node whose variable has this problem, of which rank is the "
+    "lowest. Of a place: beyond, repeated, absent, "
+    "down, loopback; a transport that is disabled; of a value: out_of_range, no_number, "
+    "differs (from most ranks here); of a name: unread, "
+    "retired, renamed, misspelt (variable is what is meant), unknown (variable is other). "
+    "Absent is none.",
     *("job", "run", "rank", "variable", "problem"),
 )
 FINGERPRINT = gauge(
     "dshealthd_job_setting_fingerprint",
-    "48 bits of a digest of what the ranks of the run on this node have for an NCCL setting that all ranks must have in common; absent "
+    "48 bits of a digest of what the ranks of the run on this node have for an NCCL setting "
+    "that all ranks must have in common; absent "
     "where none of them sets it.",
     *("job", "run", "variable"),
 )
-LEFT_OUT = gauge("dshealthd_job_runs_left_out", "Runs on this node that are not shown, as there are more than max_runs.")
+LEFT_OUT = gauge(
+    "dshealthd_job_runs_left_out",
+    "Runs on this node that are not shown, as there are more than max_runs.",
+)
 
 MAX_PROBLEMS = 64
 """Of one run; a user may set any number of wrong variables."""
+_DOUBTFUL = frozenset({Misnomer.MISSPELT, Misnomer.UNKNOWN})
+"""What is said of a name only because no library that we know reads it."""
 _CONFIGURATION_LIMIT = 1 << 16
 
 
@@ -99,7 +134,10 @@ class _Told:
 
 
 class JobEnvironment(Collector):
-    """Looks at what the process table found; in the worker whose table it shares, as adapters and `/proc/<pid>/root` may hang."""
+    """Looks at what the process table found.
+
+    In the worker whose table it shares, as adapters and `/proc/<pid>/root` may hang.
+    """
 
     worker = "storage"
 
@@ -107,14 +145,23 @@ class JobEnvironment(Collector):
     class Options(CollectorOptions):
         """Options of the job environments."""
 
-        interval: Duration = option("15s", "Time from one look at the training processes to the next.", minimum="100ms")
-        max_runs: int = option(16, "Runs that get series of their own, the oldest first.", minimum=1, maximum=1000)
-        max_ranks: int = option(64, "Ranks of a run that get series of their own; those that are used twice come first.", minimum=1)
+        interval: Duration = option(
+            "15s", "Time from one look at the training processes to the next.", minimum="100ms"
+        )
+        max_runs: int = option(
+            16, "Runs that get series of their own, the oldest first.", minimum=1, maximum=1000
+        )
+        max_ranks: int = option(
+            64,
+            "Ranks of a run that get series of their own; those that are used twice come first.",
+            minimum=1,
+        )
 
     def __init__(self, options: Options, context: Context) -> None:
         """Look at nothing yet."""
         super().__init__(options, context)
         self._ranks = Ranks()
+        self._releases = MappedReleases()
         self._told: dict[tuple[int, int], _Told] = {}
 
     def collect(self) -> Iterator[Sample | Fault]:
@@ -127,8 +174,14 @@ class JobEnvironment(Collector):
         for run in runs[: self.options.max_runs]:
             for process in run.processes:
                 key = process.pid, process.start
-                self._told[key] = before[key] if key in before and before[key].fault is None else self._read(process)
-            yield from {told.fault for told in map(self._of, run.processes) if told.fault is not None}
+                self._told[key] = (
+                    before[key]
+                    if key in before and before[key].fault is None
+                    else self._read(process)
+                )
+            yield from {
+                told.fault for told in map(self._of, run.processes) if told.fault is not None
+            }
             yield from self._place(run, table.machine)
             yield from self._problems(run, network, gpus)
             yield from self._fingerprints(run)
@@ -142,19 +195,44 @@ class JobEnvironment(Collector):
         part = f"process {process.pid}"
         configured: Mapping[str, str] = {}
         more, orphaned = b"", None
-        if (fault := self.context.approach(part)) is None:
+        if (fault := self.context.entering(part)) is None:
             started = started_by(self.host, process.pid, process.parent)
             orphaned = None if started is None else not started
             try:
-                place = self.host.proc(f"{process.pid}/root/etc/nccl.conf")
-                configured, more = parse_configuration(read_bytes(place, _CONFIGURATION_LIMIT))
+                with Root.of_process(self.host, process.pid) as root:
+                    text = root.read("/etc/nccl.conf", _CONFIGURATION_LIMIT)
+                configured, more = parse_configuration(text)
             except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
                 pass  # there is none, which is usual
             except OSError as error:
                 fault = Fault(part, os_reason(error), str(error))
+            except ValueError as error:
+                fault = Fault(part, Reason.MALFORMED, str(error))
         settings = {**configured, **process.environment}
-        findings = (*problems.names(process.nccl | nccl_variables(more)), *problems.values(settings))
+        findings = (
+            *problems.names(process.nccl | nccl_variables(more)),
+            *problems.values(settings),
+        )
         return _Told(settings, frozenset(findings), orphaned, fault)
+
+    def _believed(
+        self, process: TrainingProcess, findings: frozenset[Finding]
+    ) -> Iterable[Finding]:
+        """Leave out what a library newer than our names may read after all.
+
+        It is mapped some time after the start of a process, so that this is asked again.
+        """
+        doubtful = {finding for finding in findings if finding[1] in _DOUBTFUL}
+        if not doubtful or self.context.entering(f"process {process.pid}") is not None:
+            return findings
+        try:
+            return (
+                findings - doubtful
+                if newer(self._releases.of(self.host, process.pid))
+                else findings
+            )
+        except (Unidentified, OSError):  # which is not known to be newer
+            return findings
 
     def _place(self, run: Run, machine: str) -> Iterator[Sample]:
         """Yield who the run is and where it meets."""
@@ -168,7 +246,9 @@ class JobEnvironment(Collector):
         yield RANKS(len(run.ranks), *labels)
         yield LOWEST(min(run.ranks), *labels)
         counts = {rank: self._alike(members) for rank, members in run.ranks.items()}
-        for rank, count in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[: self.options.max_ranks]:
+        for rank, count in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[
+            : self.options.max_ranks
+        ]:
             yield PROCESSES(count, *labels, str(rank))
         orphaned = [self._orphaned(process) for process in run.processes]
         if None not in orphaned or True in orphaned:
@@ -177,7 +257,10 @@ class JobEnvironment(Collector):
             yield KIN(1, *labels, variable, f"{kin:012x}")
 
     def _alike(self, members: list[TrainingProcess]) -> int:
-        """Return how many processes of one rank run the same program: a daemon that a rank has left behind has its environment as well."""
+        """Return how many processes of one rank run the same program.
+
+        A daemon that a rank has left behind has its environment as well.
+        """
         if len(members) == 1:
             return 1
         programs: Counter[str] = Counter()
@@ -190,19 +273,27 @@ class JobEnvironment(Collector):
 
     def _orphaned(self, process: TrainingProcess) -> bool | None:
         try:
-            if parse_stat(read_bytes(self.host.proc(f"{process.pid}/stat"), 4096)).parent != process.parent:
+            if (
+                parse_stat(read_bytes(self.host.proc(f"{process.pid}/stat"), 4096)).parent
+                != process.parent
+            ):
                 return True
         except (OSError, ValueError):
             return None
         return self._of(process).orphaned
 
-    def _problems(self, run: Run, network: NetworkDevices, gpus: int | None) -> Iterator[Sample | Fault]:
+    def _problems(
+        self, run: Run, network: NetworkDevices, gpus: int | None
+    ) -> Iterator[Sample | Fault]:
         """Yield what is wrong, and with how many ranks."""
         ranks: dict[Finding, set[int]] = defaultdict(set)
         for rank, members in run.ranks.items():
             for process in members:
                 told = self._of(process)
-                for finding in (*told.findings, *problems.place(process.launch, process.environment, gpus)):
+                for finding in (
+                    *self._believed(process, told.findings),
+                    *problems.place(process.launch, process.environment, gpus),
+                ):
                     ranks[finding].add(rank)
                 if (text := told.settings.get("NCCL_IB_HCA")) is not None:
                     for finding in problems.adapters(text, network.ports()):
@@ -213,7 +304,11 @@ class JobEnvironment(Collector):
                     except (FileNotFoundError, ProcessLookupError):
                         continue  # it has ended
                     except OSError as error:
-                        yield Fault(f"job {run.job}", os_reason(error), f"interfaces of process {process.pid}: {error}")
+                        yield Fault(
+                            f"job {run.job}",
+                            os_reason(error),
+                            f"interfaces of process {process.pid}: {error}",
+                        )
                         continue
                     for finding in problems.interface(text, interfaces, many_nodes=run.many_nodes):
                         ranks[finding].add(rank)

@@ -1,4 +1,6 @@
-"""Whether training jobs stand still on this node, by the silence of their ranks against what is usual, and which rank is at fault."""
+"""Whether training jobs stand still on this node, by the silence of their ranks against what is
+usual, and which rank is at fault.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +8,34 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Collector, CollectorOptions, NotAvailable, gauge
 from dshealthd.collectors.training import group
-from dshealthd.jobs.hangs.ending import Endings
+from dshealthd.core.collector import Collector, CollectorOptions, NotAvailable, gauge
+from dshealthd.core.options import Duration, option
+from dshealthd.jobs.hangs.exits import ExitWatcher
 from dshealthd.jobs.hangs.hang import Class, Hang, Hangs, judge
 from dshealthd.jobs.hangs.watch import Watch
 from dshealthd.jobs.heartbeats.reception import Reception
-from dshealthd.options import Duration, option
 from dshealthd.training.message import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from dshealthd.collector import Context, Fault, Sample
+    from dshealthd.core.collector import Context, Fault, Sample
     from dshealthd.jobs.hangs.hang import RankState
 
 HANG = gauge(
     "dshealthd_job_hang",
-    "1 while every rank of the job on this node has been silent for longer than is usual for it, with what holds it up as far as this node "
-    "can tell: process, checkpoint, input, desync; waiting, if nothing here does. 0 with class none while it moves.",
+    "1 while every rank of the job on this node has been silent for longer than is usual for "
+    "it, with its cause as far as this node "
+    "can tell: process, checkpoint, input, desync; waiting, if nothing here does. 0 with "
+    "class none while it moves.",
     "job",
     "class",
 )
 CULPRIT = gauge(
     "dshealthd_job_hang_culprit_info",
-    "1 for a rank of this node that the others wait for: stopped, gone, blocked in the kernel, in a checkpoint or a pause of its own; or, "
+    "1 for a rank of this node that the others wait for: stopped, gone, blocked in the "
+    "kernel, in a checkpoint or a pause of its own; or, "
     "among the ranks of this node alone, at its input, behind or ahead. At most 8 a job.",
     "job",
     "rank",
@@ -39,34 +44,40 @@ CULPRIT = gauge(
 )
 OVERDUE = gauge(
     "dshealthd_job_overdue_seconds",
-    "By how much a rank has been silent for longer than is usual; 0 while it has not. Only the time in which the agent ran.",
+    "By how much a rank has been silent for longer than is usual; 0 while it has not. Only "
+    "the time in which the agent ran.",
     "job",
     "rank",
 )
 BOUND = gauge(
     "dshealthd_job_step_bound_seconds",
-    "Silence that is usual for what the rank is busy with: twice the longest of the last hours, 30 s at least; 1800 where little is known.",
+    "Silence that is usual for what the rank is busy with: twice the longest of the last "
+    "hours, 30 s at least; 1800 where little is known.",
     "job",
     "rank",
 )
 POSITION = gauge(
     "dshealthd_job_position",
-    "How far the rank is, in steps: those it has made, 1/3 more in the forward pass of the next, 2/3 in its backward pass; absent "
+    "How far the rank is, in steps: those it has made, 1/3 more in the forward pass of the "
+    "next, 2/3 in its backward pass; absent "
     "where the stage of its step is not known.",
     "job",
     "rank",
 )
 STATE = gauge(
     "dshealthd_job_rank_state",
-    "1 for what the main thread of the rank's process does; blocked is a wait in the kernel that cannot be interrupted, as for storage.",
+    "1 for what the main thread of the rank's process does; blocked is a wait in the kernel "
+    "that cannot be interrupted, as for storage.",
     "job",
     "rank",
     "state",
 )
 ENDED = gauge(
     "dshealthd_job_rank_ended_timestamp_seconds",
-    "Unix time at which the process of a rank that had made steps ended, and how: ended (exit status 0), failed (another), terminated (a "
-    "signal that asks to), killed (SIGKILL), crashed (another signal), unknown. For ten minutes, unless its job goes on before.",
+    "Unix time at which the process of a rank that had made steps ended, and how: ended "
+    "(exit status 0), failed (another), terminated (a "
+    "signal that asks to), killed (SIGKILL), crashed (another signal), unknown. For ten "
+    "minutes, unless its job goes on before.",
     "job",
     "rank",
     "how",
@@ -84,10 +95,15 @@ SLACK = 3.0
 class JobHangOptions(CollectorOptions):
     """Options of this collector."""
 
-    interval: Duration = option("2s", "Time from one look at the ranks to the next; a hang is told at the second.", minimum="100ms")
+    interval: Duration = option(
+        "2s",
+        "Time from one look at the ranks to the next; a hang is reported at the second.",
+        minimum="100ms",
+    )
     floor: Duration = option(
         "30s",
-        "Silence that is usual in any training. More where pauses are neither marked nor come often enough to be learnt.",
+        "Silence that is usual in any training. More where pauses are neither marked nor "
+        "come often enough to be learnt.",
         minimum="1s",
     )
 
@@ -100,7 +116,7 @@ class JobHang(Collector):
     def __init__(self, options: JobHangOptions, context: Context) -> None:
         """Watch from the first collection on."""
         super().__init__(options, context)
-        self._endings: Endings | None = None
+        self._exit_watcher: ExitWatcher | None = None
         self._watch: Watch | None = None
         self._suspected: frozenset[str] = frozenset()
         """Jobs that stood still at the last look."""
@@ -112,8 +128,15 @@ class JobHang(Collector):
             message = "no heartbeats come in"
             raise NotAvailable(message)
         if self._watch is None:
-            self._endings = Endings(self.host, asyncio.get_running_loop(), self.context.wall)
-            self._watch = Watch(self.host, self._endings, slack=SLACK * self.options.interval, floor=float(self.options.floor))
+            self._exit_watcher = ExitWatcher(
+                self.host, asyncio.get_running_loop(), self.context.wall
+            )
+            self._watch = Watch(
+                self.host,
+                self._exit_watcher,
+                slack=SLACK * self.options.interval,
+                floor=float(self.options.floor),
+            )
         present = {}
         for place, senders in group(receiver.senders()).items():
             who, sender = senders[-1]
@@ -132,20 +155,24 @@ class JobHang(Collector):
 
     def close(self) -> None:
         """Let go of the processes."""
-        if self._endings is not None:
-            self._endings.close()
+        if self._exit_watcher is not None:
+            self._exit_watcher.close()
 
     def _confirmed(self, jobs: Mapping[str, list[RankState]]) -> dict[str, Hang]:
         """Return the hangs that were there at the last look already."""
         wall = self.context.wall()
-        found = {job: hang for job, ranks in jobs.items() if (hang := judge(job, ranks, wall)) is not None}
+        found = {
+            job: hang
+            for job, ranks in jobs.items()
+            if (hang := judge(job, ranks, wall)) is not None
+        }
         confirmed = {job: hang for job, hang in found.items() if job in self._suspected}
         self._suspected = frozenset(found)
         return confirmed
 
 
 def verdict(job: str, hang: Hang | None) -> Iterator[Sample]:
-    """Yield whether a job stands still, and who is at fault."""
+    """Yield whether a job is hung, and who is at fault."""
     if hang is None:
         yield HANG(0, job, str(Class.NONE))
         return

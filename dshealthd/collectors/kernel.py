@@ -1,4 +1,6 @@
-"""The kernel's state and settings: uptime, load, threads against their limit, and the settings that training depends on.
+"""The kernel's state and settings.
+
+Uptime, load, threads against their limit, and the settings that training depends on.
 
 From `/proc/uptime`, `/proc/loadavg`, `/proc/stat`, `/proc/sys`, `/proc/cmdline` and `/sys`.
 """
@@ -6,44 +8,67 @@ From `/proc/uptime`, `/proc/loadavg`, `/proc/stat`, `/proc/sys`, `/proc/cmdline`
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from dshealthd.collector import Collector, Reason, SourceError, gauge
-from dshealthd.host import read
+from dshealthd.core.collector import Collector, Reason, SourceError, gauge
+from dshealthd.core.host import read
+from dshealthd.core.parts import read_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from dshealthd.collector import Context, Fault, Sample
-    from dshealthd.host import Host
+    from dshealthd.core.collector import Context, Fault, Metric, Sample
+    from dshealthd.core.host import Host
 
 T = TypeVar("T")
 
 UPTIME = gauge("dshealthd_uptime_seconds", "Time since boot, suspension included; /proc/uptime.")
-BOOTED = gauge("dshealthd_boot_timestamp_seconds", "Unix time of the boot; btime of /proc/stat, which moves when the clock is set.")
+BOOTED = gauge(
+    "dshealthd_boot_timestamp_seconds",
+    "Unix time of the boot; btime of /proc/stat, which moves when the clock is set.",
+)
 BOOT = gauge("dshealthd_boot_info", "1; boot_id is the kernel's random id of this boot.", "boot_id")
 LOAD = gauge(
     "dshealthd_load_average",
-    "Tasks that run, want to run or sleep uninterruptibly, averaged over 1, 5 and 15 minutes; /proc/loadavg.",
+    "Tasks that run, want to run or sleep uninterruptibly, averaged over 1, 5 and 15 "
+    "minutes; /proc/loadavg.",
     "minutes",
 )
-CPUS = gauge("dshealthd_cpus_online", "Logical CPUs that are online; /sys/devices/system/cpu/online.")
-THREADS = gauge("dshealthd_threads", "Threads of all processes; each takes one process id. /proc/loadavg.")
-THREADS_LIMIT = gauge(
-    "dshealthd_threads_limit", "Threads that the whole system may have: the lesser of kernel.pid_max and kernel.threads-max."
+CPUS = gauge(
+    "dshealthd_cpus_online", "Logical CPUs that are online; /sys/devices/system/cpu/online."
 )
-AIO = gauge("dshealthd_aio_requests", "Asynchronous I/O requests that processes reserved, as NVMe offload does; fs.aio-nr.")
-AIO_LIMIT = gauge("dshealthd_aio_requests_limit", "Asynchronous I/O requests that may be reserved; fs.aio-max-nr.")
+THREADS = gauge(
+    "dshealthd_threads", "Threads of all processes; each takes one process id. /proc/loadavg."
+)
+THREADS_LIMIT = gauge(
+    "dshealthd_threads_limit",
+    "Threads that the whole system may have: the lesser of kernel.pid_max and kernel.threads-max.",
+)
+AIO = gauge(
+    "dshealthd_aio_requests",
+    "Asynchronous I/O requests that processes reserved, as NVMe offload does; fs.aio-nr.",
+)
+AIO_LIMIT = gauge(
+    "dshealthd_aio_requests_limit", "Asynchronous I/O requests that may be reserved; fs.aio-max-nr."
+)
 SYSCTL = gauge(
-    "dshealthd_sysctl_value", "Kernel settings that training or its diagnosis depends on, as sysctl(8) names and shows them.", "sysctl"
+    "dshealthd_sysctl_value",
+    "Kernel settings that training or its diagnosis depends on, as sysctl(8) names and shows them.",
+    "sysctl",
 )
 PARAMETER = gauge(
     "dshealthd_kernel_parameter_info",
-    '1; value of a kernel command line parameter that training depends on, "" for one without a value.',
+    '1; value of a kernel command line parameter that training depends on, "" for one '
+    "without a value.",
     "parameter",
     "value",
 )
-HUGE = gauge("dshealthd_transparent_huge_pages_info", "1; mode is what applies now: always, madvise or never.", "mode")
+HUGE = gauge(
+    "dshealthd_transparent_huge_pages_info",
+    "1; mode is what applies now: always, madvise or never.",
+    "mode",
+)
 
 SYSCTLS = (
     "kernel.numa_balancing",  # moves pages of pinned workloads about
@@ -88,7 +113,8 @@ PARAMETERS = frozenset(
         "transparent_hugepage",
     }
 )
-"""Parameters that change how GPUs, their peers and memory are reached, or how fast a CPU answers."""
+"""Parameters that change how GPUs, their peers and memory are reached, or how fast a CPU answers.
+"""
 _VALUE = re.compile(r"[A-Za-z0-9_.,:=@*+-]{0,64}")
 _SETTINGS_REFRESH = 60.0
 
@@ -122,7 +148,9 @@ def parse_boot_time(text: str) -> int | None:
 
 
 def parse_command_line(text: str) -> dict[str, str]:
-    """Return those parameters that are in `PARAMETERS`; values of one given several times are joined by a comma.
+    """Return those parameters that are in `PARAMETERS`.
+
+    Values of one given several times are joined by a comma.
 
     A value with unusual characters, or a long one, is "other". What follows `--` belongs to init.
     """
@@ -147,23 +175,48 @@ class Kernel(Collector):
 
     def __init__(self, options: object, context: Context) -> None:
         super().__init__(options, context)
-        self._settings: list[Sample] = []
+        self._settings: dict[str, list[Sample] | SourceError | OSError] = {}
         self._settings_read = float("-inf")
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what the kernel tells; what it does not have is left out."""
-        load = self._parsed("loadavg", parse_loadavg)
-        yield UPTIME(self._parsed("uptime", lambda text: float(text.split()[0])))
-        for minutes, average in zip(("1", "5", "15"), load.averages, strict=True):
-            yield LOAD(average, minutes)
-        yield THREADS(load.threads)
-        if (aio := _number(self.host, "fs.aio-nr")) is not None:
-            yield AIO(aio)
+        """Yield what the kernel tells; what it does not have is left out.
+
+        A file that cannot be read is a fault, and the others are read.
+        """
         now = self.context.monotonic()
         if now - self._settings_read >= _SETTINGS_REFRESH:
-            self._settings = list(self._read_settings())
+            self._settings.clear()
             self._settings_read = now
-        yield from self._settings
+        settings: dict[str, Callable[[], Iterator[Sample]]] = {
+            "stat": self._boot_time,
+            "sys/kernel/random/boot_id": self._boot_id,
+            "cpu/online": self._cpus,
+            "cmdline": self._parameters,
+            "transparent_hugepage": self._huge_pages,
+            **{_path(name): partial(self._one, name, SYSCTL, name) for name in SYSCTLS},
+            "threads limit": self._threads_limit,
+            "sys/fs/aio-max-nr": lambda: self._one("fs.aio-max-nr", AIO_LIMIT),
+        }
+        yield from read_parts(
+            {
+                "uptime": self._uptime,
+                "loadavg": self._load,
+                "sys/fs/aio-nr": lambda: self._one("fs.aio-nr", AIO),
+                **{part: partial(self._kept, part, reader) for part, reader in settings.items()},
+            }
+        )
+
+    def _kept(self, part: str, reader: Callable[[], Iterable[Sample]]) -> list[Sample]:
+        """Return what a reader gave, or raise what it raised, since settings were read last."""
+        if part not in self._settings:
+            try:
+                self._settings[part] = list(reader())
+            except (SourceError, OSError) as error:
+                self._settings[part] = error
+        found = self._settings[part]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def _parsed(self, path: str, parse: Callable[[str], T]) -> T:
         place = self.host.proc(path)
@@ -172,29 +225,55 @@ class Kernel(Collector):
         except (ValueError, IndexError) as error:
             raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error
 
-    def _read_settings(self) -> Iterator[Sample]:
-        """Yield what hardly ever changes; a file that this kernel does not have is passed over."""
+    def _uptime(self) -> Iterator[Sample]:
+        yield UPTIME(self._parsed("uptime", lambda text: float(text.split()[0])))
+
+    def _load(self) -> Iterator[Sample]:
+        load = self._parsed("loadavg", parse_loadavg)
+        for minutes, average in zip(("1", "5", "15"), load.averages, strict=True):
+            yield LOAD(average, minutes)
+        yield THREADS(load.threads)
+
+    def _boot_time(self) -> Iterator[Sample]:
         if (booted := self._parsed("stat", parse_boot_time)) is not None:
             yield BOOTED(booted)
+
+    def _boot_id(self) -> Iterator[Sample]:
         if (boot_id := _text(self.host.proc("sys/kernel/random/boot_id"))) is not None:
             yield BOOT(1, boot_id.strip())
-        if (online := _text(self.host.sys("devices/system/cpu/online"))) is not None:
-            yield CPUS(parse_cpus(online))
+
+    def _cpus(self) -> Iterator[Sample]:
+        place = self.host.sys("devices/system/cpu/online")
+        if (online := _text(place)) is not None:
+            try:
+                yield CPUS(parse_cpus(online))
+            except ValueError as error:
+                raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error
+
+    def _parameters(self) -> Iterator[Sample]:
         for parameter, value in self._parsed("cmdline", parse_command_line).items():
             yield PARAMETER(1, parameter, value)
+
+    def _huge_pages(self) -> Iterator[Sample]:
         choices = _text(self.host.sys("kernel/mm/transparent_hugepage/enabled"))
         if choices is not None and (mode := parse_choice(choices)) is not None:
             yield HUGE(1, mode)
-        limits = []
-        for name in SYSCTLS:
-            if (number := _number(self.host, name)) is not None:
-                yield SYSCTL(number, name)
-                if name in _THREAD_LIMITS:
-                    limits.append(number)
-        if limits:
-            yield THREADS_LIMIT(min(limits))
-        if (limit := _number(self.host, "fs.aio-max-nr")) is not None:
-            yield AIO_LIMIT(limit)
+
+    def _threads_limit(self) -> Iterator[Sample]:
+        limits = [_number(self.host, name) for name in _THREAD_LIMITS]
+        known = [limit for limit in limits if limit is not None]
+        if known:
+            yield THREADS_LIMIT(min(known))
+
+    def _one(self, sysctl: str, metric: Metric, *labels: str) -> Iterator[Sample]:
+        """Yield a setting of one number, if this kernel has it."""
+        if (number := _number(self.host, sysctl)) is not None:
+            yield metric(number, *labels)
+
+
+def _path(sysctl: str) -> str:
+    """Return where a setting is below `/proc`."""
+    return f"sys/{sysctl.replace('.', '/')}"
 
 
 def _text(place: str) -> str | None:
@@ -207,7 +286,7 @@ def _text(place: str) -> str | None:
 
 def _number(host: Host, sysctl: str) -> int | None:
     """Return a setting of one number; None if this kernel does not have it."""
-    place = host.proc(f"sys/{sysctl.replace('.', '/')}")
+    place = host.proc(_path(sysctl))
     text = _text(place)
     try:
         return None if text is None else int(text)

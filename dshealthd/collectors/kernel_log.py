@@ -1,7 +1,10 @@
-"""Faults that the kernel log reports: Xids, NVSwitch and NVLink errors, out of memory, hung tasks, I/O, links, buses; from `/dev/kmsg`.
+"""Faults that the kernel log reports.
 
-Only records of the kernel's own facility are believed. Every record is read once, or counted as lost; the position and the counts go into
-a state file, by which a new agent counts on within a boot. Reading takes CAP_SYSLOG where kernel.dmesg_restrict is 1.
+Xids, NVSwitch and NVLink errors, out of memory, hung tasks, I/O, links, buses; from `/dev/kmsg`.
+
+Only records of the kernel's own facility are believed. Every record is read once, or counted as
+lost; the position and the counts go into a state file, by which a new agent counts on within a
+boot. Reading takes CAP_SYSLOG where kernel.dmesg_restrict is 1.
 """
 
 from __future__ import annotations
@@ -11,27 +14,38 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.collector import Collector, CollectorOptions, Fault, NotAvailable, Reason, SourceError, counter, gauge
-from dshealthd.devices.pci import bus
-from dshealthd.host import read
-from dshealthd.kernel import lines
-from dshealthd.kernel.kmsg import KERNEL, Reader
-from dshealthd.kernel.ledger import OTHER, Ledger, Tally
-from dshealthd.options import Duration, option
-from dshealthd.result import os_reason
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Fault,
+    NotAvailable,
+    Reason,
+    SourceError,
+    counter,
+    gauge,
+)
+from dshealthd.core.counter_file import OTHER, CounterFile, PersistentCounters
+from dshealthd.core.host import read
+from dshealthd.core.options import Duration, option
+from dshealthd.core.result import os_reason
+from dshealthd.linux import kernel_lines as lines
+from dshealthd.linux.kmsg import KERNEL, Reader
+from dshealthd.linux.pci import bus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.collector import Context, Sample
-    from dshealthd.host import Host
-    from dshealthd.kernel.kmsg import Record
+    from dshealthd.core.collector import Context, Sample
+    from dshealthd.core.host import Host
+    from dshealthd.core.state_writer import LatestWriter
+    from dshealthd.linux.kmsg import Record
 
 log = logging.getLogger(__name__)
 
 XIDS = counter(
     "dshealthd_xid_errors_total",
-    "Xid lines of the GPU driver since boot, as far as the log reached back. One fault may print several. gpu is the place of the PCI "
+    "Xid lines of the GPU driver since boot, as far as the log reached back. One fault may "
+    "print several. gpu is the place of the PCI "
     "device among NVIDIA's, which is NVML's index; \"\" if the device is gone.",
     "gpu",
     "pci",
@@ -39,7 +53,11 @@ XIDS = counter(
 )
 LAST_XID = gauge(
     "dshealthd_xid_last_timestamp_seconds",
-    "Unix time of the last such Xid line, by the kernel's clock, which drifts from the system's over weeks.",
+    "Unix time at which the last such Xid line was read. Of lines that were in the log when "
+    "the agent "
+    "started for the first time in this boot: their own time, by the kernel's clock, which "
+    "drifts from "
+    "the system's over weeks.",
     "gpu",
     "pci",
     "xid",
@@ -51,12 +69,28 @@ RECOVERY = counter(
     "pci",
     "action",
 )
+LAST_RECOVERY = gauge(
+    "dshealthd_xid_recovery_action_last_timestamp_seconds",
+    "Unix time of the last Xid 154 that asked for this action; none takes back what was "
+    "asked before.",
+    "gpu",
+    "pci",
+    "action",
+)
 NVLINK = counter(
     "dshealthd_xid_nvlink_errors_total",
-    'NVLink errors that Xid lines report (74; 144 to 150 on NVLink 5), by link; link is "" where the line names none.',
+    'NVLink errors that Xid lines report (74; 144 to 150 on NVLink 5), by link; link is "" '
+    "where the line names none.",
     "gpu",
     "pci",
     "link",
+    "severity",
+)
+LAST_NVLINK = gauge(
+    "dshealthd_xid_nvlink_last_timestamp_seconds",
+    "Unix time of the last NVLink error of this severity that an Xid line reported, on any link.",
+    "gpu",
+    "pci",
     "severity",
 )
 SXIDS = counter(
@@ -69,20 +103,29 @@ SXIDS = counter(
 )
 EVENTS = counter(
     "dshealthd_kernel_events_total",
-    "Faults that the kernel log reports since boot, as far as it reached back. The kernel limits the rate of some of these lines.",
+    "Faults that the kernel log reports since boot, as far as it reached back. The kernel "
+    "limits the rate of some of these lines.",
     "event",
 )
 LOST = counter(
     "dshealthd_kernel_log_records_lost_total",
-    "Records of this boot that were overwritten before they were read; what they reported is not counted.",
+    "Records of this boot that were overwritten before they were read; what they reported is "
+    "not counted.",
 )
-MALFORMED = counter("dshealthd_kernel_log_records_malformed_total", "Records that could not be understood; they count as lost too.")
+MALFORMED = counter(
+    "dshealthd_kernel_log_records_malformed_total",
+    "Records that could not be understood; they count as lost too.",
+)
 
-_OF_GPU = frozenset({XIDS, LAST_XID, RECOVERY, NVLINK})
-"""Metrics whose label `gpu` is looked up when they are shown; it is not among what they are counted by."""
-_WIDTHS = {metric: len(metric.labels) - (metric in _OF_GPU) for metric in (XIDS, LAST_XID, RECOVERY, NVLINK, SXIDS, EVENTS)}
+_OF_GPU = frozenset({XIDS, LAST_XID, RECOVERY, LAST_RECOVERY, NVLINK, LAST_NVLINK})
+"""Metrics whose label `gpu` is looked up when they are shown.
+
+It is not among what they are counted by.
+"""
+_WIDTHS = {metric: len(metric.labels) - (metric in _OF_GPU) for metric in (*_OF_GPU, SXIDS, EVENTS)}
 _FORGETFUL_SAVE = 12
-"""A position that moved past nothing of interest is saved this many times less often than a count."""
+"""A position that moved past nothing of interest is saved this many times less often than a count.
+"""
 _GPU_REFRESH = 60.0
 _VERSION = 1
 
@@ -92,27 +135,43 @@ class Options(CollectorOptions):
     """How much of the log is read at once, and how often the position is saved."""
 
     interval: Duration = option("1s", "Time from one sample to the next.", minimum="100ms")
-    read_time: Duration = option("20ms", "How long one collection may read; what is left is read by the next.", minimum="1ms", maximum=0.5)
-    read_records: int = option(10_000, "How many records one collection may read.", minimum=1, maximum=1_000_000)
-    save_interval: Duration = option("5s", "Least time between two writes of the state file.", minimum="100ms")
-    series_limit: int = option(500, "Most series of Xids, SXids and NVLinks; what comes beyond is counted as other.", minimum=10)
+    read_time: Duration = option(
+        "20ms",
+        "How long one collection may read; what is left is read by the next.",
+        minimum="1ms",
+        maximum=0.5,
+    )
+    read_records: int = option(
+        10_000, "How many records one collection may read.", minimum=1, maximum=1_000_000
+    )
+    save_interval: Duration = option(
+        "5s", "Least time between two writes of the state file.", minimum="100ms"
+    )
+    series_limit: int = option(
+        500,
+        "Most series of Xids, SXids and NVLinks; what comes beyond is counted as other.",
+        minimum=10,
+    )
 
 
 class KernelLog(Collector):
     """Reads a device that never blocks; cannot hang."""
 
     Options = Options
+    keeps_state = True
 
     def __init__(self, options: Any, context: Context) -> None:
         super().__init__(options, context)
         self._reader = Reader(self.host.device("kmsg"), context.monotonic)
-        self._tally = Tally(_WIDTHS, options.series_limit, fixed=(EVENTS,))
+        self._tally = PersistentCounters(_WIDTHS, options.series_limit, fixed=(EVENTS,))
         self._lost_before = 0
-        self._ledger: Ledger | None = None
+        self._ledger: CounterFile | None = None
         self._fault: Fault | None = None
         self._begun = False
         self._known = False
+        self._resumed = False
         self._saved_position = 0
+        self._written = 0
         self._saved = float("-inf")
         self._gpus: dict[str, str] = {}
         self._gpus_read = float("-inf")
@@ -125,7 +184,10 @@ class KernelLog(Collector):
         return None if os.path.exists(place) else f"there is no {place}"
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Read what is new and yield all counts; with an error, what was counted before it is yielded too."""
+        """Read what is new and yield all counts.
+
+        With an error, what was counted before it is yielded too.
+        """
         if not self._begun:
             self._resume()
         failure: OSError | SourceError | None = None
@@ -146,7 +208,7 @@ class KernelLog(Collector):
             raise failure
 
     def close(self) -> None:
-        """Save the position and close the log."""
+        """Begin to save the position, and close the log."""
         if self._known:
             self._save(now=True)
         self._reader.close()
@@ -163,10 +225,14 @@ class KernelLog(Collector):
             if before != (reader.position, reader.drained, reader.malformed):
                 self._known, self._shown = True, None
         if reader.behind():
-            self._troubled(Reason.MALFORMED, "the position that was saved is beyond the end of the log; counting starts afresh", None)
+            self._troubled(
+                Reason.MALFORMED,
+                "the position that was saved is beyond the end of the log; counting starts afresh",
+                None,
+            )
             reader.close()
             self._reader = Reader(reader.place, self.context.monotonic)
-            self._lost_before = 0
+            self._lost_before, self._resumed = 0, False
             self._tally.clear()
             self._read()
 
@@ -176,19 +242,32 @@ class KernelLog(Collector):
         if message.startswith("NVRM: Xid "):
             if (xid := lines.xid(message)) is not None:
                 code = str(xid.code) if xid.code in lines.XIDS else OTHER
-                booted = self.context.wall() - self.context.monotonic()
+                when = self._time(record)
                 self._tally.count(XIDS, xid.pci_bus_id, code)
-                self._tally.put(round(booted + record.timestamp, 3), LAST_XID, xid.pci_bus_id, code)
+                self._tally.put(when, LAST_XID, xid.pci_bus_id, code)
                 if (action := lines.recovery_action(xid)) is not None:
                     self._tally.count(RECOVERY, xid.pci_bus_id, action)
+                    self._tally.put(when, LAST_RECOVERY, xid.pci_bus_id, action)
                 elif (link := lines.link_error(xid)) is not None:
                     self._tally.count(NVLINK, xid.pci_bus_id, link.link, link.severity)
+                    self._tally.put(when, LAST_NVLINK, xid.pci_bus_id, link.severity)
         elif message.startswith("nvidia-nvswitch"):
             if (sxid := lines.sxid(message)) is not None:
                 code = str(sxid.code) if sxid.code in lines.SXIDS else OTHER
                 self._tally.count(SXIDS, sxid.switch, sxid.pci_bus_id, code, sxid.severity)
         elif (event := lines.event(message)) is not None:
             self._tally.count(EVENTS, event)
+
+    def _time(self, record: Record) -> float:
+        """Return the Unix time of a record: that of reading it, unless it was there before us.
+
+        Alerts ask for what is recent. By the kernel's clock a new record would be old after months,
+        as that clock drifts, and so would one that was written while no agent ran.
+        """
+        now = self.context.wall()
+        if self._resumed or self._reader.drained:
+            return round(now, 3)
+        return round(now - self.context.monotonic() + record.timestamp, 3)
 
     def _samples(self) -> list[Sample]:
         """Return all counts as samples; the same list as before when nothing is new."""
@@ -204,7 +283,11 @@ class KernelLog(Collector):
                 else:
                     shown.append(metric(value, *labels))
             shown += [EVENTS(value, name) for name, value in events.items()]
-            self._shown = [*shown, LOST(self._lost_before + self._reader.lost), MALFORMED(self._reader.malformed)]
+            self._shown = [
+                *shown,
+                LOST(self._lost_before + self._reader.lost),
+                MALFORMED(self._reader.malformed),
+            ]
         return self._shown
 
     def _gpu(self, pci_bus_id: str) -> str:
@@ -214,7 +297,9 @@ class KernelLog(Collector):
             self._gpus_read = now
             try:
                 # One that fell off the bus keeps the index it had.
-                self._gpus = {address: str(index) for index, address in enumerate(bus(self.host).gpus())} | self._gpus
+                self._gpus = {
+                    address: str(index) for index, address in enumerate(bus(self.host).gpus())
+                } | self._gpus
             except OSError as error:
                 log.info("no GPU indices for Xids: %s", error)
         return self._gpus.get(pci_bus_id, "")
@@ -227,43 +312,76 @@ class KernelLog(Collector):
         try:
             boot_id = read(self.host.proc("sys/kernel/random/boot_id")).strip()
         except OSError as error:
-            self._troubled(os_reason(error), "the position in the log is not kept: the boot has no id", error)
+            self._troubled(
+                os_reason(error), "the position in the log is not kept: the boot has no id", error
+            )
             return
-        self._ledger = Ledger(self.context.state, self.name, boot_id)
+        self._ledger = CounterFile(self.context.state, self.name, boot_id, self.context.read_state)
         try:
             document = self._ledger.load()
             if document is None:
                 return
             position, lost = document.get("position"), document.get("lost")
-            if document.get("version") != _VERSION or type(position) is not int or type(lost) is not int or min(position, lost) < 0:
-                self._troubled(Reason.MALFORMED, "saved position makes no sense, counting starts afresh", None)
+            if (
+                document.get("version") != _VERSION
+                or type(position) is not int
+                or type(lost) is not int
+                or min(position, lost) < 0
+            ):
+                self._troubled(
+                    Reason.MALFORMED, "saved position makes no sense, counting starts afresh", None
+                )
                 return
             self._tally.restore(document.get("counts"))
         except OSError as error:
-            self._troubled(os_reason(error), "saved position cannot be read, counting starts afresh", error)
+            self._troubled(
+                os_reason(error), "saved position cannot be read, counting starts afresh", error
+            )
         except ValueError as error:
-            self._troubled(Reason.MALFORMED, "saved position makes no sense, counting starts afresh", error)
+            self._troubled(
+                Reason.MALFORMED, "saved position makes no sense, counting starts afresh", error
+            )
         else:
             self._reader.position = self._saved_position = position
             self._lost_before = lost
+            self._resumed = True
 
     def _save(self, *, now: bool = False) -> None:
-        """Write the state file if there is something new and it is time to."""
+        """Have the state file written if there is something new and it is time to, or `now`."""
+        if self._ledger is None:
+            return
+        self._check_saved(self._ledger.writer)
         position = self._reader.position
-        if self._ledger is None or not (self._tally.changed or position != self._saved_position):
-            return
-        age = self.context.monotonic() - self._saved
-        if not now and age < self.options.save_interval * (1 if self._tally.changed else _FORGETFUL_SAVE):
-            return
-        self._saved = self.context.monotonic()
-        lost = self._lost_before + self._reader.lost
-        try:
-            self._ledger.save({"version": _VERSION, "position": position, "lost": lost, "counts": self._tally.rows()})
-        except OSError as error:
+        if self._tally.changed or position != self._saved_position:
+            age = self.context.monotonic() - self._saved
+            wait = self.options.save_interval * (1 if self._tally.changed else _FORGETFUL_SAVE)
+            if now or age >= wait:
+                self._saved = self.context.monotonic()
+                document = {
+                    "version": _VERSION,
+                    "position": position,
+                    "lost": self._lost_before + self._reader.lost,
+                    "counts": self._tally.rows(),
+                }
+                try:
+                    self._ledger.save(document)
+                except OSError as error:
+                    self._tally.changed = True
+                    self._troubled(os_reason(error), "position in the log cannot be saved", error)
+                else:
+                    self._saved_position = position
+
+    def _check_saved(self, writer: LatestWriter) -> None:
+        """Report what came of the last write, and one that hangs."""
+        hung = writer.hung_for()
+        if hung > self.options.deadline:
+            self._troubled(Reason.TIMEOUT, "position in the log is not saved: the disk hangs", None)
+        elif writer.error is not None:
             self._tally.changed = True
+            error, writer.error = writer.error, None
             self._troubled(os_reason(error), "position in the log cannot be saved", error)
-        else:
-            self._saved_position, self._fault = position, None
+        elif writer.written > self._written and not writer.busy:
+            self._written, self._fault = writer.written, None
 
     def _troubled(self, reason: Reason, what: str, error: Exception | None) -> None:
         """Report trouble with the state until a state is saved; the log has it once."""

@@ -1,4 +1,7 @@
-"""A connection of the agent to itself over 127.0.0.1, timed: launchers and data loaders fail when this does."""
+"""A connection of the agent to itself over 127.0.0.1, timed.
+
+Launchers and data loaders fail when this does.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,34 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Collector, CollectorOptions, Reason, SourceError, counter, gauge
-from dshealthd.options import Duration, option
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Reason,
+    SourceError,
+    counter,
+    gauge,
+)
+from dshealthd.core.options import Duration, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.collector import Context, Fault, Sample
+    from dshealthd.core.collector import Context, Fault, Sample
 
-UP = gauge("dshealthd_loopback_up", "1 if the agent's connection to a listener of its own on 127.0.0.1 was made and accepted, 0 if not.")
+UP = gauge(
+    "dshealthd_loopback_up",
+    "1 if the agent's connection to a listener of its own on 127.0.0.1 was made and "
+    "accepted, 0 if not.",
+)
 DURATION = gauge(
-    "dshealthd_loopback_connect_seconds", "How long that connection took, from connect(2) to accept(2); left out if it failed."
+    "dshealthd_loopback_connect_seconds",
+    "How long that connection took, from connect(2) to accept(2); left out if it failed.",
 )
 CONNECTIONS = counter(
     "dshealthd_loopback_connections_total",
-    "Attempts since the agent started, by how they ended; no_port means that no local port was to be had.",
+    "Attempts since the agent started, by how they ended; no_port means that no local port "
+    "was to be had.",
     "outcome",
 )
 
@@ -57,12 +73,17 @@ class LoopbackOptions(CollectorOptions):
     """Options of this collector."""
 
     deadline: Duration = option(
-        "100ms", "How long the connection may take. It takes some 50 µs; the agent waits for it.", minimum="10ms", maximum=1.0
+        "100ms",
+        "How long the connection may take. It takes some 50 µs; the agent waits for it.",
+        minimum="10ms",
+        maximum=1.0,
     )
 
 
 class Loopback(Collector):
-    """Opens a listener, connects to it, accepts, and closes all three so that nothing of them stays in TIME_WAIT."""
+    """Opens a listener, connects to it, accepts, and closes all three so that nothing of them stays
+    in TIME_WAIT.
+    """
 
     Options = LoopbackOptions
 
@@ -71,7 +92,11 @@ class Loopback(Collector):
         self._outcomes: Counter[str] = Counter()
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Connect once. A connection that fails is a finding; SourceError if the agent itself has no descriptors left."""
+        """Connect once.
+
+        A connection that fails is a finding; SourceError if the agent itself has no descriptors
+        left.
+        """
         try:
             duration = self._connect()
         except OSError as error:
@@ -87,7 +112,10 @@ class Loopback(Collector):
             yield CONNECTIONS(self._outcomes[label], label)
 
     def _connect(self) -> float:
-        """Return the seconds from connect to accept. Raises OSError, TimeoutError past the deadline."""
+        """Return the seconds from connect to accept.
+
+        Raises OSError, TimeoutError past the deadline.
+        """
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(_socket())
             _bind(listener)
@@ -105,7 +133,9 @@ class Loopback(Collector):
                 self._wait(listener, select.POLLIN, end)
                 accepted, address = listener.accept()
                 _reset_on_close(stack.enter_context(accepted))
-                if address == client.getsockname():  # nobody else knows of this port, but anybody may try it
+                if (
+                    address == client.getsockname()
+                ):  # nobody else knows of this port, but anybody may try it
                     return self.context.monotonic() - started
 
     def _wait(self, waiting: socket.socket, event: int, end: float) -> None:
@@ -116,7 +146,9 @@ class Loopback(Collector):
 
 
 def _socket() -> socket.socket:
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    made = socket.socket(
+        socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+    )
     _reset_on_close(made)
     return made
 
@@ -130,6 +162,8 @@ def _bind(listener: socket.socket) -> None:
     try:
         listener.bind((ADDRESS, 0))
     except OSError as error:
-        if error.errno == errno.EADDRNOTAVAIL:  # of an address to bind to, it says that the interface is down
+        if (
+            error.errno == errno.EADDRNOTAVAIL
+        ):  # of an address to bind to, it says that the interface is down
             raise OSError(errno.ENETDOWN, os.strerror(errno.ENETDOWN)) from error
         raise

@@ -4,24 +4,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Collector, Reason, SourceError, counter, gauge
-from dshealthd.host import read
+from dshealthd.core.collector import Collector, Reason, SourceError, counter, gauge
+from dshealthd.core.host import read
+from dshealthd.core.parts import read_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from dshealthd.collector import Fault, Sample
+    from dshealthd.core.collector import Fault, Sample
 
-TOTAL = gauge("dshealthd_memory_total_bytes", "Memory that the kernel manages; MemTotal of /proc/meminfo.")
-AVAILABLE = gauge("dshealthd_memory_available_bytes", "Memory that can be had without swapping, as the kernel estimates it; MemAvailable.")
-SHARED = gauge("dshealthd_memory_shared_bytes", "Memory in tmpfs and shared segments, /dev/shm among them; Shmem.")
-LOCKED = gauge("dshealthd_memory_locked_bytes", "Memory locked with mlock(2); Mlocked. Memory pinned by drivers is not counted in it.")
+TOTAL = gauge(
+    "dshealthd_memory_total_bytes", "Memory that the kernel manages; MemTotal of /proc/meminfo."
+)
+AVAILABLE = gauge(
+    "dshealthd_memory_available_bytes",
+    "Memory that can be had without swapping, as the kernel estimates it; MemAvailable.",
+)
+SHARED = gauge(
+    "dshealthd_memory_shared_bytes",
+    "Memory in tmpfs and shared segments, /dev/shm among them; Shmem.",
+)
+LOCKED = gauge(
+    "dshealthd_memory_locked_bytes",
+    "Memory locked with mlock(2); Mlocked. Memory pinned by drivers is not counted in it.",
+)
 SWAP_TOTAL = gauge("dshealthd_swap_total_bytes", "Swap space; SwapTotal.")
 SWAP_FREE = gauge("dshealthd_swap_free_bytes", "Unused swap space; SwapFree.")
-HUGE_TOTAL = gauge("dshealthd_huge_pages", "Huge pages of the default size that are reserved; HugePages_Total.")
-HUGE_FREE = gauge("dshealthd_huge_pages_free", "Huge pages of the default size that nobody uses; HugePages_Free.")
+HUGE_TOTAL = gauge(
+    "dshealthd_huge_pages", "Huge pages of the default size that are reserved; HugePages_Total."
+)
+HUGE_FREE = gauge(
+    "dshealthd_huge_pages_free", "Huge pages of the default size that nobody uses; HugePages_Free."
+)
 OOM_KILLS = counter(
-    "dshealthd_oom_kills_total", "Processes killed for lack of memory since boot, cgroup limits included; oom_kill of /proc/vmstat."
+    "dshealthd_oom_kills_total",
+    "Processes killed for lack of memory since boot, cgroup limits included; oom_kill of "
+    "/proc/vmstat.",
 )
 
 _FIELDS = {
@@ -37,7 +55,10 @@ _FIELDS = {
 
 
 def parse_meminfo(text: str) -> Mapping[str, int]:
-    """Return the fields of `/proc/meminfo`, in bytes where they have a unit, else as counts. ValueError if malformed."""
+    """Return the fields of `/proc/meminfo`, in bytes where they have a unit, else as counts.
+
+    ValueError if malformed.
+    """
     fields = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")
@@ -56,16 +77,24 @@ class Memory(Collector):
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield what the kernel tells; a field that it does not have is left out."""
+        yield from read_parts({"meminfo": self._meminfo, "vmstat": self._vmstat})
+
+    def _meminfo(self) -> Iterator[Sample]:
         fields = self._parsed("meminfo", parse_meminfo)
-        vmstat = self._parsed("vmstat", parse_vmstat)
         for metric, name in _FIELDS.items():
             if name in fields:
                 yield metric(fields[name])
+
+    def _vmstat(self) -> Iterator[Sample]:
+        vmstat = self._parsed("vmstat", parse_vmstat)
         if "oom_kill" in vmstat:
             yield OOM_KILLS(vmstat["oom_kill"])
 
     def _parsed(self, file: str, parse: Callable[[str], Mapping[str, int]]) -> Mapping[str, int]:
-        """Return the fields of a file of `/proc`; SourceError names the file if it makes no sense."""
+        """Return the fields of a file of `/proc`.
+
+        SourceError names the file if it makes no sense.
+        """
         place = self.host.proc(file)
         try:
             return parse(read(place))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import gauge
-from dshealthd.devices.collector import GpuCollector
-from dshealthd.devices.values import number, told
+from dshealthd.core.collector import gauge
+from dshealthd.nvml.collector import GpuCollector
+from dshealthd.nvml.values import number, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.collector import Sample
-    from dshealthd.devices.device import Device, Gpu
+    from dshealthd.core.collector import Sample
+    from dshealthd.nvml.device import Device, Gpu
 
 _ID = ("gpu", "uuid", "mig_uuid")
 INFO = gauge(
@@ -43,7 +43,9 @@ class Mig(GpuCollector):
             instance = part.ask("nvmlDeviceGetGpuInstanceId")
             _, _, profile = (part.ask("nvmlDeviceGetName") or "").partition(" MIG ")
             yield INFO(1, *labels, "" if instance is None else str(instance), profile)
-            memory = part.first(("nvmlDeviceGetMemoryInfo", "nvmlMemory_v2"), ("nvmlDeviceGetMemoryInfo",))
+            memory = part.first(
+                ("nvmlDeviceGetMemoryInfo", "nvmlMemory_v2"), ("nvmlDeviceGetMemoryInfo",)
+            )
             if memory is not None:
                 yield from told(USED, number(memory.used), *labels)
                 yield from told(TOTAL, number(memory.total), *labels)

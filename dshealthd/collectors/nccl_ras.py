@@ -1,74 +1,132 @@
-"""What NCCL tells of the jobs on this node by its RAS: ranks that are missing, operations launched, errors; asked of one node per job.
+"""What NCCL tells of the jobs on this node by its RAS.
 
-That node is the one with rank 0, by the environment of its processes, and it stays the one for as long as the job has processes there.
-Where rank 0 cannot be seen (another user's, without privileges; gone before the agent started) nobody asks, and every node says so by
-the state `elsewhere`. A job in a network namespace of its own cannot be asked from outside. Not run against a real NCCL yet.
+Ranks that are missing, operations launched, errors; asked of one node per job.
+
+That node is the one with rank 0, by the environment of its processes, and it stays the one for as
+long as the job has processes there. Where rank 0 cannot be seen (another user's, without
+privileges; gone before the agent started) nobody asks, and every node says so by the state
+`elsewhere`. A job in a network namespace of its own cannot be asked from outside.
+
+A query can crash the training with some releases of NCCL, so that a job is asked only where all
+that its processes have mapped is known to be safe (`dshealthd.jobs.ras.policy`).
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Collector, CollectorOptions, Fault, Reason, Sample, gauge
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Fault,
+    Reason,
+    Sample,
+    counter,
+    gauge,
+)
+from dshealthd.core.options import Duration, option
+from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ras import client as ras_client
-from dshealthd.jobs.ras.address import enabled, endpoints
+from dshealthd.jobs.ras import plausibility, policy, question
+from dshealthd.jobs.ras.address import enabled
 from dshealthd.jobs.ras.client import Query
-from dshealthd.jobs.ras.from_json import parse_json
-from dshealthd.jobs.ras.from_text import parse_text
-from dshealthd.jobs.ras.peer import holder
-from dshealthd.jobs.ras.progress import Progress
 from dshealthd.jobs.ras.protocol import Answer, NoListener, Stranger, Unanswered
-from dshealthd.jobs.ras.status import MalformedAnswer
+from dshealthd.jobs.ras.question import Member
+from dshealthd.jobs.ras.split import own_pid
+from dshealthd.jobs.ras.status import ImpossibleAnswer, MalformedAnswer
 from dshealthd.jobs.ras.summary import classes, lags, troubles
-from dshealthd.kernel.netlink import Interrupted, MalformedReply
-from dshealthd.options import Duration, option
+from dshealthd.jobs.ras.watched import WatchedJob
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Iterator
 
-    from dshealthd.collector import Context
-    from dshealthd.host import Host
+    from dshealthd.core.collector import Context
+    from dshealthd.core.host import Host
     from dshealthd.jobs.processes import TrainingProcess
+    from dshealthd.jobs.ras.progress import Progress
     from dshealthd.jobs.ras.status import Status
 
 STATE = gauge(
     "dshealthd_job_nccl_ras_state",
-    "1 for what became of the last query of NCCL's RAS: answered; failed; no_listener (no NCCL, not yet, or before 2.24); stranger "
-    "(a process of another job has the address); disabled (NCCL_RAS_ENABLE); namespace (the job's network is not the agent's); elsewhere "
-    "(this node is not the one that asks: it shows no rank 0).",
+    "1 for what became of the last query of NCCL's RAS: answered; split (its parts take each other "
+    "for dead, as after a stop of more than a minute; the job may be well, and nothing that "
+    "they say "
+    "is shown until it restarts); failed; no_listener (no RAS yet); "
+    "stranger (a process of another job has the address); disabled (NCCL_RAS_ENABLE); namespace "
+    "(the job's network is not the agent's); elsewhere (this node is not the one that asks: it "
+    "shows no rank 0). Not asked: not_loaded (no process of the job has mapped NCCL, so far); "
+    "release_without_ras (before 2.24); unsafe_release (2.26 to 2.28.6, whose answer can crash the "
+    "job); unsafe_on_ipv6 (2.28.7 to 2.28.9 with an IPv6 bootstrap network); unknown_release (see "
+    "ask_unknown_releases); implausible (an answer could not be true; until the job restarts).",
     "job",
     "state",
 )
-INFO = gauge("dshealthd_job_nccl_info", "1 with the version of NCCL that answers for the job.", "job", "version")
-ANSWERED = gauge("dshealthd_job_nccl_answer_timestamp_seconds", "Unix time of the last answer of the job's RAS.", "job")
-TIMEOUTS = gauge("dshealthd_job_nccl_ras_timeouts", "Links of RAS's own network that timed out while it collected the last answer.", "job")
-COMMUNICATORS = gauge("dshealthd_job_nccl_communicators", "Communicators of the job, by how many ranks they are made of.", "job", "size")
+IMPLAUSIBLE = counter(
+    "dshealthd_job_nccl_ras_implausible_answers_total",
+    "Answers of the job's RAS that cannot be true, such as a communicator of size 0 or with more "
+    "ranks than the job. The first one ends the queries of the job, until it restarts.",
+    "job",
+)
+INFO = gauge(
+    "dshealthd_job_nccl_info",
+    "1 with the version of NCCL that answers for the job.",
+    "job",
+    "version",
+)
+ANSWERED = gauge(
+    "dshealthd_job_nccl_answer_timestamp_seconds",
+    "Unix time of the last answer of the job's RAS.",
+    "job",
+)
+TIMEOUTS = gauge(
+    "dshealthd_job_nccl_ras_timeouts",
+    "Links of RAS's own network that timed out while it collected the last answer.",
+    "job",
+)
+COMMUNICATORS = gauge(
+    "dshealthd_job_nccl_communicators",
+    "Communicators of the job, by how many ranks they are made of.",
+    "job",
+    "size",
+)
 COMPARED = gauge(
     "dshealthd_job_nccl_communicators_compared",
-    "Communicators whose counts can be compared with those of the answer before. Of NCCL before 2.28.7 those alone whose ranks differ.",
+    "Communicators whose counts can be compared with those of the answer before. Of NCCL "
+    "before 2.28.7 those alone whose ranks differ.",
     "job",
     "size",
 )
 MOVING = gauge(
-    "dshealthd_job_nccl_communicators_moving", "Of those compared, the ones in which a rank has launched more since.", "job", "size"
+    "dshealthd_job_nccl_communicators_moving",
+    "Of those compared, the ones in which a rank has launched more since.",
+    "job",
+    "size",
 )
 RANKS = gauge(
     "dshealthd_job_nccl_ranks",
-    "Ranks of these communicators by state: init, running, finalize, abort, not_member (its process knows nothing of the communicator: "
-    "not yet or no longer), unresponsive, dead (given up after a minute). A process counts once for each communicator. Absent is none.",
+    "Ranks of these communicators by state: init, running, finalize, abort, not_member (its "
+    "process knows nothing of the communicator: "
+    "not yet or no longer), unresponsive, dead (given up after a minute). A process counts "
+    "once for each communicator. Absent is none.",
     "job",
     "size",
     "state",
 )
-PROCESSES = gauge("dshealthd_job_nccl_processes_missing", "Processes of the job that are unresponsive or dead to RAS.", "job", "state")
+PROCESSES = gauge(
+    "dshealthd_job_nccl_processes_missing",
+    "Processes of the job that are unresponsive or dead to RAS.",
+    "job",
+    "state",
+)
 LAUNCHED = gauge(
     "dshealthd_job_nccl_operations_launched",
-    "Operations launched, not completed, by the rank with the least and the one with the most, in the communicator of this size where they "
-    "are furthest apart; which one that is may change. Before NCCL 2.28.7 known where ranks differ, alone.",
+    "Operations launched, not completed, by the rank with the least and the one with the "
+    "most, in the communicator of this size where they "
+    "are furthest apart; which one that is may change. Before NCCL 2.28.7 known where ranks "
+    "differ, alone.",
     "job",
     "size",
     "operation",
@@ -84,19 +142,24 @@ ERRORS = gauge(
 )
 PROGRESS = gauge(
     "dshealthd_job_nccl_progress_timestamp_seconds",
-    "Unix time of the last answer in which any rank had launched operations since the one before; absent until that is seen.",
+    "Unix time of the last answer in which any rank had launched operations since the one "
+    "before; absent until that is seen.",
     "job",
 )
 IDLE = gauge(
     "dshealthd_job_nccl_answers_without_progress",
-    "Answers in a row in which no rank had launched anything since the one before; absent where answers cannot be compared. An operation "
-    "that hangs on the GPU is launched, and so are those queued behind it: this alone does not prove a hang, nor 0 that there is none.",
+    "Answers in a row in which no rank had launched anything since the one before; absent "
+    "where answers cannot be compared. An operation "
+    "that hangs on the GPU is launched, and so are those queued behind it: this alone does "
+    "not prove a hang, nor 0 that there is none.",
     "job",
 )
 LAG = gauge(
     "dshealthd_job_nccl_rank_operations_behind",
-    "By how many operations a rank is behind, in a communicator that stands still; at most 8 ranks a job. Rank is the number among all "
-    "ranks where a communicator of WORLD_SIZE tells it; host is an address on NCCL's bootstrap network, gpu NVML's index there.",
+    "By how many operations a rank is behind, in a communicator without progress; at most 8 ranks "
+    "a job. Rank is the number among all ranks where a communicator of WORLD_SIZE tells it, and "
+    "unclear where NCCL (2.24, 2.25) does not name who is; host is an address on NCCL's bootstrap "
+    "network, gpu NVML's index there.",
     "job",
     "rank",
     "host",
@@ -105,14 +168,18 @@ LAG = gauge(
 )
 TROUBLE = gauge(
     "dshealthd_job_nccl_rank_trouble_info",
-    "1 for a rank that is dead, unresponsive or has an error; at most 8 a job, the dead first. Labels as for a rank that is behind.",
+    "1 for a rank that is dead, unresponsive or has an error; at most 8 a job, the dead "
+    "first. Labels as for a rank that is behind.",
     "job",
     "rank",
     "host",
     "gpu",
     "trouble",
 )
-LEFT_OUT = gauge("dshealthd_job_nccl_jobs_left_out", "Training jobs on this node that are not asked, as there are more than max_jobs.")
+LEFT_OUT = gauge(
+    "dshealthd_job_nccl_jobs_left_out",
+    "Training jobs on this node that are not asked, as there are more than max_jobs.",
+)
 
 SPARE = 2.0
 """Seconds that a collection needs beside the queries."""
@@ -122,12 +189,44 @@ SPARE = 2.0
 class NcclRasOptions(CollectorOptions):
     """Options of this collector."""
 
-    interval: Duration = option("15s", "Time from one query to the next. Each goes through all processes of a job.", minimum="1s")
-    deadline: Duration = option("20s", "How long all queries, or reading one answer, may take until the worker is given up.", minimum="1s")
-    timeout: Duration = option("12s", "How long a job may take to answer; NCCL needs up to 10 s where processes are stopped.", minimum="1s")
-    max_jobs: int = option(8, "Training jobs that are asked, the oldest first.", minimum=1, maximum=100)
+    interval: Duration = option(
+        "15s",
+        "Time from one look at the jobs to the next, and from one query to the next of a job "
+        "that is not well.",
+        minimum="1s",
+    )
+    # Each query goes through all processes of a job. 30 s halves them against asking at each look;
+    # longer would delay pages by as much, as no progress shows in the second answer after a hang.
+    healthy_interval: Duration = option(
+        "30s",
+        "Time from one query to the next of a job that is well: no rank in trouble, and operations "
+        "launched since the answer before.",
+        minimum="1s",
+    )
+    deadline: Duration = option(
+        "20s",
+        "How long all queries, or reading one answer, may take until the worker is given up.",
+        minimum="1s",
+    )
+    timeout: Duration = option(
+        "12s",
+        "How long a job may take to answer; NCCL needs up to 10 s where processes are stopped.",
+        minimum="1s",
+    )
+    max_jobs: int = option(
+        8, "Training jobs that are asked, the oldest first.", minimum=1, maximum=100
+    )
     max_bytes: int = option(
-        16 << 20, "Length of an answer beyond which it is refused. A rank takes some 600 bytes for each communicator.", minimum=1 << 16
+        16 << 20,
+        "Length of an answer beyond which it is refused. A rank takes some 600 bytes for "
+        "each communicator.",
+        minimum=1 << 16,
+    )
+
+    ask_unknown_releases: bool = option(
+        False,
+        "Whether to ask jobs whose NCCL release cannot be told or is not known to be safe, in JSON "
+        "alone. Releases that are known to be unsafe are never asked.",
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
@@ -136,19 +235,11 @@ class NcclRasOptions(CollectorOptions):
             yield "deadline", f"must be at least {SPARE:g} s more than timeout ({self.timeout})"
 
 
-@dataclass(slots=True)
-class _Job:
-    """What is remembered of a job that this node asks."""
-
-    progress: Progress = field(default_factory=Progress)
-    responder: int | None = None
-    """Pid of the process that answered last."""
-    query: Query | None = None
-    """The one of this collection."""
-
-
 class NcclRas(Collector):
-    """Asks all jobs side by side, so that one that hangs costs the others nothing; in a worker of its own, which may wait."""
+    """Asks all jobs side by side, so that one that hangs costs the others nothing.
+
+    In a worker of its own, which may wait.
+    """
 
     worker = "jobs"
     Options = NcclRasOptions
@@ -156,7 +247,8 @@ class NcclRas(Collector):
     def __init__(self, options: NcclRasOptions, context: Context) -> None:
         """Ask nobody yet."""
         super().__init__(options, context)
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, WatchedJob] = {}
+        self._releases = MappedReleases()
 
     @classmethod
     def absent(cls, options: NcclRasOptions, host: Host) -> str | None:  # noqa: ARG003 - as every collector
@@ -165,7 +257,10 @@ class NcclRas(Collector):
         return None if any(map(os.path.exists, places)) else "no NVIDIA driver, and so no NCCL"
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Ask each job of which this node has rank 0. A job that does not answer is a fault, and its numbers are absent."""
+        """Ask each job of which this node has rank 0.
+
+        A job that does not answer is a fault, and its numbers are absent.
+        """
         jobs: dict[str, list[TrainingProcess]] = {}
         for process in self.context.shared(ProcessTable).refresh():
             jobs.setdefault(process.job, []).append(process)
@@ -177,46 +272,84 @@ class NcclRas(Collector):
             prepared = self._prepare(job, members)
             if isinstance(prepared, Query):
                 asked[job] = prepared
+            elif prepared is None:
+                yield from self._jobs[job].samples
             else:
                 state, fault = prepared
                 yield STATE(1, job, state)
+                if job in self._jobs:
+                    yield IMPLAUSIBLE(self._jobs[job].implausible, job)
                 if fault is not None:
                     yield fault
-        if (fault := self.context.approach("queries")) is not None:
+        if (fault := self.context.entering("queries")) is not None:
             yield fault
             return
         ras_client.ask(asked.values(), self.options.timeout, self.context.monotonic)
         for job, query in asked.items():
-            yield from self._report(job, query.outcome, next((p.launch.world_size for p in jobs[job]), None))
+            found = list(self._report(job, query, _world_size(jobs[job])))
+            self._jobs[job].samples = [item for item in found if isinstance(item, Sample)]
+            yield from found
 
-    def _prepare(self, job: str, members: list[TrainingProcess]) -> Query | tuple[str, Fault | None]:
-        """Return the query of a job, or why there is none."""
+    def _prepare(
+        self, job: str, members: list[TrainingProcess]
+    ) -> Query | tuple[str, Fault | None] | None:
+        """Return the query of a job, or why there is none; None where it is not due yet."""
         first = next((process for process in members if process.launch.rank == 0), None)
         if first is None and job not in self._jobs:
             return "elsewhere", None
-        known = self._jobs.setdefault(job, _Job())
+        known = self._jobs.setdefault(job, WatchedJob())
         process = first or members[0]
         if not enabled(process.environment):
             return "disabled", None
         if self._foreign_network(process.pid):
             return "namespace", None
-        if (fault := self.context.approach(f"job {job}")) is not None:
+        if (fault := self.context.entering(f"job {job}")) is not None:
             return "failed", fault
+        now = self.context.monotonic()
+        if not known.due(self.host, now, self.options.healthy_interval):
+            return None
+        return self._question(job, known, members, process, now)
+
+    def _question(
+        self,
+        job: str,
+        known: WatchedJob,
+        members: list[TrainingProcess],
+        process: TrainingProcess,
+        now: float,
+    ) -> Query | tuple[str, Fault | None]:
+        """Return the query of a job that is due, or why it may not be asked."""
+        loaded = question.look(self.host, map(_member, members), self._releases)
+        pids = frozenset(loaded.pids)
+        starts = frozenset((found.pid, found.start) for found in members if found.pid in pids)
+        known.looked(loaded, starts, now)
+        if not loaded.versions:
+            return "not_loaded", None
+        if known.ended:
+            known.refused()
+            return "implausible", Fault(f"job {job}", Reason.MALFORMED, known.ended)
+        decision = question.decide(
+            self.host, loaded, permit_unknown=self.options.ask_unknown_releases
+        )
+        if decision.form is None:
+            known.refused()
+            known.samples = [
+                STATE(1, job, decision.reason),
+                IMPLAUSIBLE(known.implausible, job),
+            ]
+            return decision.reason, None
         try:
-            addresses = endpoints(process.environment)
+            return question.prepare(
+                process.environment,
+                loaded,
+                decision.form,
+                self.host,
+                self.context.monotonic,
+                self.options.max_bytes,
+                known.responder,
+            )
         except ValueError as error:
             return "failed", Fault(f"job {job}", Reason.NOT_FOUND, str(error))
-        pids = [process.pid for process in members]
-
-        def vouch(connection: socket.socket) -> bool:
-            pids.sort(key=lambda pid: pid != known.responder)
-            try:
-                known.responder = holder(connection, pids, self.host, self.context.monotonic)
-            except (Interrupted, MalformedReply) as error:
-                raise Unanswered(Reason.IO_ERROR, f"who answers is not known: {error}") from error
-            return known.responder is not None
-
-        return Query(addresses, vouch, self.options.max_bytes)
 
     def _foreign_network(self, pid: int) -> bool:
         """Tell whether a process is known to be in another network namespace than the agent."""
@@ -226,25 +359,34 @@ class NcclRas(Collector):
             return False  # who answers is checked in any case
         return (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino)
 
-    def _report(self, job: str, outcome: object, world_size: int | None) -> Iterator[Sample | Fault]:
+    def _report(self, job: str, query: Query, world_size: int | None) -> Iterator[Sample | Fault]:
         """Yield what came of a query; what is known from before goes on being true, by its time."""
-        progress = self._jobs[job].progress
+        known, outcome = self._jobs[job], query.outcome
+        known.responder = query.responder
         if isinstance(outcome, NoListener | Stranger):
             yield STATE(1, job, "no_listener" if isinstance(outcome, NoListener) else "stranger")
         elif isinstance(outcome, Unanswered):
             yield STATE(1, job, "failed")
             yield Fault(f"job {job}", outcome.reason, outcome.detail)
         elif isinstance(outcome, Answer):
-            self.context.approach(f"job {job}")  # to read it may take long, or more memory than there is
+            # To read it may take long, or more memory than there is.
+            self.context.entering(f"job {job}")
             try:
-                status = parse_json(outcome.data) if outcome.json else parse_text(outcome.data)
+                status = self._believed(known, outcome, world_size)
             except MalformedAnswer as error:
-                yield STATE(1, job, "failed")
+                implausible = isinstance(error, ImpossibleAnswer)
+                if implausible:
+                    known.disbelieve(str(error))
+                yield STATE(1, job, "implausible" if implausible else "failed")
                 yield Fault(f"job {job}", Reason.MALFORMED, str(error))
             else:
-                progress.update(status, self.context.wall())
-                yield STATE(1, job, "answered")
-                yield from _samples(job, status, progress, world_size)
+                answerer = query.responder and own_pid(self.host, query.responder)
+                known.answered(status, self.context.wall(), answerer)
+                yield STATE(1, job, "split" if known.split else "answered")
+                if not known.split:
+                    yield from _samples(job, status, known.progress, world_size)
+        yield IMPLAUSIBLE(known.implausible, job)
+        progress = known.progress
         if progress.answered is not None:
             yield ANSWERED(progress.answered, job)
         if progress.last is not None:
@@ -252,8 +394,29 @@ class NcclRas(Collector):
         if progress.idle is not None:
             yield IDLE(progress.idle, job)
 
+    def _believed(self, known: WatchedJob, answer: Answer, world_size: int | None) -> Status:
+        """Return what an answer says. Raises MalformedAnswer, ImpossibleAnswer."""
+        status = question.read(answer)
+        form = policy.Form.JSON if answer.json else policy.Form.TEXT
+        versions = known.loaded.versions if known.loaded is not None else frozenset()
+        plausibility.check(status, form, versions, world_size)
+        if known.status is not None:
+            plausibility.check_change(known.status, status, world_size)
+        return status
 
-def _samples(job: str, status: Status, progress: Progress, world_size: int | None) -> Iterator[Sample]:
+
+def _member(process: TrainingProcess) -> Member:
+    return Member(process.pid, process.start, process.parent, process.launch.rank)
+
+
+def _world_size(members: list[TrainingProcess]) -> int | None:
+    """Return the largest that a process says: what launches ranks may be one of fewer."""
+    return max((size for found in members if (size := found.launch.world_size)), default=None)
+
+
+def _samples(
+    job: str, status: Status, progress: Progress, world_size: int | None
+) -> Iterator[Sample]:
     """Yield the numbers of one answer."""
     if status.version:
         yield INFO(1, job, status.version)

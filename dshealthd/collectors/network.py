@@ -1,7 +1,10 @@
-"""Network interfaces of the host: state, speed, MTU, traffic, errors; from `/proc/net/dev` and `/sys/class/net`.
+"""Network interfaces of the host: state, speed, MTU, traffic, errors.
 
-An interface counts when it has hardware below it (a `device` link; virtual functions seen from their host do not count) or is a bond.
-Loopback, bridges, veth pairs, tunnels and VLANs are left out, and with them what containers bring and take away.
+From `/proc/net/dev` and `/sys/class/net`.
+
+An interface counts when it has hardware below it (a `device` link; virtual functions seen from
+their host do not count) or is a bond. Loopback, bridges, veth pairs, tunnels and VLANs are left
+out, and with them what containers bring and take away.
 """
 
 from __future__ import annotations
@@ -12,41 +15,95 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.collector import Collector, CollectorOptions, Fault, NotAvailable, Reason, Sample, SourceError, counter, gauge
-from dshealthd.host import read
-from dshealthd.options import Duration, option
-from dshealthd.result import os_reason
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Fault,
+    NotAvailable,
+    Reason,
+    Sample,
+    SourceError,
+    counter,
+    gauge,
+)
+from dshealthd.core.host import read
+from dshealthd.core.options import Duration, option
+from dshealthd.core.result import os_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dshealthd.collector import Context
-    from dshealthd.host import Host
+    from dshealthd.core.collector import Context
+    from dshealthd.core.host import Host
 
 UP = gauge(
     "dshealthd_network_up",
-    "1 if the interface is operational (operstate up), 0 if not; absent where its driver does not say.",
+    "1 if the interface is operational (operstate up), 0 if not; absent where its driver "
+    "does not say.",
     "device",
 )
 STATE = gauge(
     "dshealthd_network_state",
-    "1 for the state that the interface is in, by RFC 2863: up, down, dormant, testing, lowerlayerdown, notpresent, unknown.",
+    "1 for the state that the interface is in, by RFC 2863: up, down, dormant, testing, "
+    "lowerlayerdown, notpresent, unknown.",
     "device",
     "state",
 )
-SPEED = gauge("dshealthd_network_speed_bytes_per_second", "Negotiated speed of an interface that is up: 1.25e+09 is 10 Gb/s.", "device")
-MTU = gauge("dshealthd_network_mtu_bytes", "Largest packet that the interface sends, without link-layer header.", "device")
-CARRIER_CHANGES = counter("dshealthd_network_carrier_changes_total", "Times the carrier came or went; a flap is two.", "device")
-RECEIVE_BYTES = counter("dshealthd_network_receive_bytes_total", "Bytes received; not those that RDMA moves past the kernel.", "device")
-RECEIVE_PACKETS = counter("dshealthd_network_receive_packets_total", "Packets received; not those of RDMA.", "device")
-RECEIVE_ERRORS = counter("dshealthd_network_receive_errors_total", "Bad packets received: length, CRC, framing, overrun.", "device")
-RECEIVE_DROPS = counter("dshealthd_network_receive_drops_total", "Packets dropped or missed for lack of buffers.", "device")
-TRANSMIT_BYTES = counter("dshealthd_network_transmit_bytes_total", "Bytes sent; not those that RDMA moves past the kernel.", "device")
-TRANSMIT_PACKETS = counter("dshealthd_network_transmit_packets_total", "Packets sent; not those of RDMA.", "device")
-TRANSMIT_ERRORS = counter("dshealthd_network_transmit_errors_total", "Packets that could not be sent: aborted, carrier lost.", "device")
-TRANSMIT_DROPS = counter("dshealthd_network_transmit_drops_total", "Packets dropped before they were sent.", "device")
+SPEED = gauge(
+    "dshealthd_network_speed_bytes_per_second",
+    "Negotiated speed of an interface that is up: 1.25e+09 is 10 Gb/s.",
+    "device",
+)
+MTU = gauge(
+    "dshealthd_network_mtu_bytes",
+    "Largest packet that the interface sends, without link-layer header.",
+    "device",
+)
+CARRIER_CHANGES = counter(
+    "dshealthd_network_carrier_changes_total",
+    "Times the carrier came or went; a flap is two.",
+    "device",
+)
+RECEIVE_BYTES = counter(
+    "dshealthd_network_receive_bytes_total",
+    "Bytes received; not those that RDMA moves past the kernel.",
+    "device",
+)
+RECEIVE_PACKETS = counter(
+    "dshealthd_network_receive_packets_total", "Packets received; not those of RDMA.", "device"
+)
+RECEIVE_ERRORS = counter(
+    "dshealthd_network_receive_errors_total",
+    "Bad packets received: length, CRC, framing, overrun.",
+    "device",
+)
+RECEIVE_DROPS = counter(
+    "dshealthd_network_receive_drops_total",
+    "Packets dropped or missed for lack of buffers.",
+    "device",
+)
+TRANSMIT_BYTES = counter(
+    "dshealthd_network_transmit_bytes_total",
+    "Bytes sent; not those that RDMA moves past the kernel.",
+    "device",
+)
+TRANSMIT_PACKETS = counter(
+    "dshealthd_network_transmit_packets_total", "Packets sent; not those of RDMA.", "device"
+)
+TRANSMIT_ERRORS = counter(
+    "dshealthd_network_transmit_errors_total",
+    "Packets that could not be sent: aborted, carrier lost.",
+    "device",
+)
+TRANSMIT_DROPS = counter(
+    "dshealthd_network_transmit_drops_total", "Packets dropped before they were sent.", "device"
+)
 INFO = gauge(
-    "dshealthd_network_info", '1; driver ("bonding" for a bond) and PCI or bus address of the interface.', "device", "bus", "driver"
+    "dshealthd_network_info",
+    '1; driver ("bonding" for a bond) and PCI or bus address of the interface.',
+    "device",
+    "bus",
+    "driver",
 )
 
 _CLASS = "class/net"
@@ -70,7 +127,10 @@ _MAX_SPEED = (1 << 31) - 1
 
 
 def parse_net_dev(text: str) -> dict[str, str]:
-    """Return the lines of `/proc/net/dev` by interface, their columns not yet taken apart: most may be of no interest."""
+    """Return the lines of `/proc/net/dev` by interface, their columns not yet taken apart.
+
+    Most may be of no interest.
+    """
     lines = (line.partition(":") for line in text.splitlines()[2:])
     return {name.strip(): columns for name, _, columns in lines}
 
@@ -85,7 +145,10 @@ def parse_columns(text: str) -> list[int]:
 
 
 def speed_of(megabits: int) -> float | None:
-    """Return bytes per second from what the file `speed` holds; None for the numbers that mean unknown."""
+    """Return bytes per second from what the file `speed` holds.
+
+    None for the numbers that mean unknown.
+    """
     return megabits * 1e6 / 8 if 0 < megabits <= _MAX_SPEED else None
 
 
@@ -93,9 +156,13 @@ def speed_of(megabits: int) -> float | None:
 class Options(CollectorOptions):
     """Options of this collector."""
 
-    include: tuple[str, ...] = option([], 'Interfaces to take besides those with hardware, as shell patterns: "br-*".')
+    include: tuple[str, ...] = option(
+        [], 'Interfaces to take besides those with hardware, as shell patterns: "br-*".'
+    )
     exclude: tuple[str, ...] = option([], 'Interfaces to leave out, as shell patterns: "usb*".')
-    speed_interval: Duration = option("1m", "How often to ask a driver for the speed of a link that did not change.", minimum="1s")
+    speed_interval: Duration = option(
+        "1m", "How often to ask a driver for the speed of a link that did not change.", minimum="1s"
+    )
 
     def wants(self, name: str, place: str) -> bool:
         """Say whether an interface, whose directory is `place`, is to be reported."""
@@ -123,13 +190,17 @@ class _Interface:
 class Network(Collector):
     """Reads one file, and four small ones an interface.
 
-    All but `speed` is known to the kernel, and read without a lock that a driver could hold. `speed` waits for the lock of network
-    configuration and asks the driver, which asks its firmware; either can hang. So it is approached, in a worker; and as it changes only
-    with the carrier (a bond's with its members), it is read after a change of the carrier and otherwise once a minute.
+    All but `speed` is known to the kernel, and read without a lock that a driver could hold.
+    `speed` waits for the lock of network configuration and asks the driver, which asks its
+    firmware; either can hang. So it is approached, in a worker; and as it changes only with the
+    carrier (a bond's with its members), it is read after a change of the carrier and otherwise once
+    a minute.
     """
 
     Options = Options
-    worker = "storage"  # it runs on every machine, while `fabric` is for those with InfiniBand; parts keep the two from each other
+    # it runs on every machine, while `fabric` is for those with InfiniBand; parts keep the two from
+    # each other
+    worker = "storage"
 
     def __init__(self, options: Any, context: Context, reader: Callable[[str], str] = read) -> None:
         """Keep how a file is read; nothing is read yet."""
@@ -140,7 +211,9 @@ class Network(Collector):
 
     @classmethod
     def absent(cls, options: Any, host: Host) -> str | None:
-        """Say so where there is no interface to report, as in a container that has only one end of a veth pair."""
+        """Say so where there is no interface to report, as in a container that has only one end of
+        a veth pair.
+        """
         root = host.sys(_CLASS)
         names = os.listdir(root) if os.path.isdir(root) else []
         if any(options.wants(name, f"{root}/{name}") for name in names):
@@ -180,7 +253,9 @@ class Network(Collector):
         """Return what is remembered of an interface; None if it is to be left out."""
         if name not in self._interfaces:
             place = self.host.sys(f"{_CLASS}/{name}")
-            self._interfaces[name] = _Interface(_info(name, place)) if self.options.wants(name, place) else None
+            self._interfaces[name] = (
+                _Interface(_info(name, place)) if self.options.wants(name, place) else None
+            )
         return self._interfaces[name]
 
     def _interface(self, name: str, interface: _Interface) -> Iterator[Sample | Fault]:
@@ -203,7 +278,7 @@ class Network(Collector):
         now = self.context.monotonic()
         if interface.changes != changes or now - interface.asked >= self.options.speed_interval:
             interface.speed = None
-            if (quarantine := self.context.approach(f"network {name}")) is not None:
+            if (quarantine := self.context.entering(f"network {name}")) is not None:
                 yield quarantine
                 return
             try:

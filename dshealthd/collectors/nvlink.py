@@ -1,4 +1,7 @@
-"""NVLinks of every GPU, from NVML: whether each is up, its errors, the GPU's traffic over all of them, and the fabric they make."""
+"""NVLinks of every GPU, from NVML.
+
+Whether each is up, its errors, the GPU's traffic over all of them, and the fabric they make.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +9,73 @@ import functools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.collector import counter, gauge
-from dshealthd.devices.collector import GpuCollector
-from dshealthd.devices.values import ALL_LINKS, Fields, number, told
+from dshealthd.core.collector import counter, gauge
+from dshealthd.nvml.collector import GpuCollector
+from dshealthd.nvml.values import ALL_LINKS, Fields, number, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from dshealthd.collector import Sample
-    from dshealthd.devices.device import Device, Gpu
+    from dshealthd.core.collector import Sample
+    from dshealthd.nvml.device import Device, Gpu
 
 _ID = ("gpu", "uuid")
 UP = gauge(
-    "dshealthd_nvlink_up", "1 if the link is active or asleep to save power, 0 if not; a link that is not wired is 0 as well.", *_ID, "link"
+    "dshealthd_nvlink_up",
+    "1 if the link is active or asleep to save power, 0 if not; a link that is not wired is "
+    "0 as well.",
+    *_ID,
+    "link",
 )
 ERRORS = counter(
     "dshealthd_nvlink_errors_total",
-    "Errors of a link, cured by the link itself or not. Up to NVLink 4: replay, recovery, crc. NVLink 5: receive, recovery, retransmit.",
+    "Errors of a link, cured by the link itself or not. Up to NVLink 4: replay, recovery, crc "
+    "(fields 161-163). NVLink 5: receive, link_recovery, retransmit (fields 208, 215, 295).",
     *_ID,
     *("link", "type"),
 )
-BER = gauge("dshealthd_nvlink_effective_bit_error_ratio", "Bit errors per bit after correction, of the GPU's worst link; NVLink 5.", *_ID)
-SPEED = gauge("dshealthd_nvlink_speed_bytes_per_second", "Speed of one link in one direction, common to the GPU's active links.", *_ID)
+BER = gauge(
+    "dshealthd_nvlink_effective_bit_error_ratio",
+    "Bit errors per bit after correction, of the GPU's worst link; NVLink 5.",
+    *_ID,
+)
+SPEED = gauge(
+    "dshealthd_nvlink_speed_bytes_per_second",
+    "Speed of one link in one direction, common to the GPU's active links.",
+    *_ID,
+)
 TRANSMITTED = counter(
-    "dshealthd_nvlink_transmit_bytes_total", "Data that the GPU sent over all its links, without protocol overhead.", *_ID
+    "dshealthd_nvlink_transmit_bytes_total",
+    "Data that the GPU sent over all its links, without protocol overhead.",
+    *_ID,
 )
 RECEIVED = counter(
-    "dshealthd_nvlink_receive_bytes_total", "Data that the GPU received over all its links, without protocol overhead.", *_ID
+    "dshealthd_nvlink_receive_bytes_total",
+    "Data that the GPU received over all its links, without protocol overhead.",
+    *_ID,
 )
-LINKS = gauge("dshealthd_nvlinks", "Links of the GPU, by version and by what is at the other end.", *_ID, "version", "remote")
-LINKS_UP = gauge("dshealthd_nvlinks_up", "Links of the GPU that are up: the sum of dshealthd_nvlink_up, in one series for a fleet.", *_ID)
+LINKS = gauge(
+    "dshealthd_nvlinks",
+    "Links of the GPU, by version and by what is at the other end.",
+    *_ID,
+    "version",
+    "remote",
+)
+LINKS_UP = gauge(
+    "dshealthd_nvlinks_up",
+    "Links of the GPU that are up: the sum of dshealthd_nvlink_up, in one series for a fleet.",
+    *_ID,
+)
 
-FABRIC_STATE = gauge("dshealthd_gpu_fabric_state", "Registration with the NVLink fabric: 1 not started, 2 in progress, 3 completed.", *_ID)
+FABRIC_STATE = gauge(
+    "dshealthd_gpu_fabric_state",
+    "Registration with the NVLink fabric: 1 not started, 2 in progress, 3 completed.",
+    *_ID,
+)
 FABRIC_HEALTHY = gauge(
-    "dshealthd_gpu_fabric_healthy", "1 if the registration with the NVLink fabric succeeded and the fabric calls itself healthy.", *_ID
+    "dshealthd_gpu_fabric_healthy",
+    "1 if the registration with the NVLink fabric succeeded and the fabric calls itself healthy.",
+    *_ID,
 )
 
 _WHOLE: Mapping[str, str | tuple[str, int]] = {
@@ -58,7 +94,8 @@ _ERRORS = {
 """Up to NVLink 4: the field, and the counter of the function that drivers had before the field."""
 _ERRORS_5 = {
     "receive": "NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS",
-    "recovery": "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
+    # Not "recovery": parts that answer for both count in this one alone.
+    "link_recovery": "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
     "retransmit": "NVML_FI_DEV_NVLINK_PLR_XMIT_RETRY_BLOCKS",
 }
 _BER = "NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER"
@@ -78,7 +115,9 @@ def _link_fields(links: int) -> Fields:
 
 
 def bit_error_ratio(code: float) -> float:
-    """Return the ratio that NVML writes as mantissa (bits 8-11) and negative decimal exponent (bits 0-7)."""
+    """Return the ratio that NVML writes as mantissa (bits 8-11) and negative decimal exponent (bits
+    0-7).
+    """
     return (int(code) >> 8 & 0xF) * 10.0 ** -(int(code) & 0xFF)
 
 
@@ -98,10 +137,17 @@ class Nvlink(GpuCollector):
         kinds = device.keep(("links",), lambda: _kinds(device, count))
         for (version, remote), links in kinds.items():
             yield LINKS(links, *gpu.labels, version, remote)
-        labels = device.keep(("link labels",), lambda: [(*gpu.labels, str(link)) for link in range(count)])
+        labels = device.keep(
+            ("link labels",), lambda: [(*gpu.labels, str(link)) for link in range(count)]
+        )
         values = device.fields(_link_fields(count))
-        field = {name: values[place * count : (place + 1) * count] for place, name in enumerate(_EACH)}
-        states = [device.ask("nvmlDeviceGetNvLinkState", link) if state is None else state for link, state in enumerate(field[_STATE])]
+        field = {
+            name: values[place * count : (place + 1) * count] for place, name in enumerate(_EACH)
+        }
+        states = [
+            device.ask("nvmlDeviceGetNvLinkState", link) if state is None else state
+            for link, state in enumerate(field[_STATE])
+        ]
         for link, state in enumerate(states):
             if state is not None:
                 yield UP(float(state in _UP), *labels[link])
@@ -110,7 +156,12 @@ class Nvlink(GpuCollector):
         for kind, (name, older) in _ERRORS.items():
             for link, errors in enumerate(field[name]):
                 yield from told(
-                    ERRORS, device.ask("nvmlDeviceGetNvLinkErrorCounter", link, older) if errors is None else errors, *labels[link], kind
+                    ERRORS,
+                    device.ask("nvmlDeviceGetNvLinkErrorCounter", link, older)
+                    if errors is None
+                    else errors,
+                    *labels[link],
+                    kind,
                 )
         for kind, name in _ERRORS_5.items():
             for link, errors in enumerate(field[name]):
@@ -146,4 +197,6 @@ def _healthy(fabric: Any) -> bool:
     if summary:
         return bool(summary == 1)
     configuration = fabric.healthMask >> 8 & 0xF
-    return configuration in (0, 1) and not any(fabric.healthMask >> shift & 0x3 == 1 for shift in (0, 2, 4, 6))
+    return configuration in (0, 1) and not any(
+        fabric.healthMask >> shift & 0x3 == 1 for shift in (0, 2, 4, 6)
+    )

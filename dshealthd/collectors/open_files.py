@@ -1,4 +1,7 @@
-"""Open files and locked memory against their limits: of the system, of the worst process, and of the worst process of each job."""
+"""Open files and locked memory against their limits.
+
+Of the system, of the worst process, and of the worst process of each job.
+"""
 
 from __future__ import annotations
 
@@ -6,52 +9,76 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Collector, CollectorOptions, Fault, Reason, Sample, SourceError, gauge
-from dshealthd.host import read, read_bytes
-from dshealthd.jobs.limits import Descriptors, Limits, Usage, parse_locked
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Fault,
+    Reason,
+    Sample,
+    SourceError,
+    gauge,
+)
+from dshealthd.core.host import read, read_bytes
+from dshealthd.core.options import Duration, option
+from dshealthd.core.result import os_reason
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.options import Duration, option
-from dshealthd.result import os_reason
+from dshealthd.linux.process_limits import Descriptors, Limits, Usage, parse_locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from dshealthd.collector import Context
+    from dshealthd.core.collector import Context
     from dshealthd.jobs.processes import TrainingProcess
 
 OPEN = gauge(
     "dshealthd_open_files",
-    "Open files of the system (scope system: fs.file-nr), or descriptors of the process nearest to its own limit: of all processes (scope "
+    "Open files of the system (scope system: fs.file-nr), or descriptors of the process "
+    "nearest to its own limit: of all processes (scope "
     "process), of a training job's (scope job).",
     "scope",
     "job",
 )
 LIMIT = gauge(
     "dshealthd_open_files_limit",
-    "How many it may have: fs.file-max (scope system), or the soft RLIMIT_NOFILE of the process that dshealthd_open_files shows.",
+    "How many it may have: fs.file-max (scope system), or the soft RLIMIT_NOFILE of the "
+    "process that dshealthd_open_files shows.",
     "scope",
     "job",
 )
 LOCKED = gauge(
     "dshealthd_job_locked_memory_bytes",
-    "Memory locked by mlock(2) (type locked: VmLck) and pinned for devices such as InfiniBand adapters (type pinned: VmPin) in the "
+    "Memory locked by mlock(2) (type locked: VmLck) and pinned for devices such as "
+    "InfiniBand adapters (type pinned: VmPin) in the "
     "process of the job that is nearest to its limit; at most a minute old.",
     "job",
     "type",
 )
 LOCKED_LIMIT = gauge(
     "dshealthd_job_locked_memory_limit_bytes",
-    "Soft RLIMIT_MEMLOCK of the process that dshealthd_job_locked_memory_bytes shows; +Inf where it is unlimited.",
+    "Soft RLIMIT_MEMLOCK of the process that dshealthd_job_locked_memory_bytes shows; +Inf "
+    "where it is unlimited.",
     "job",
 )
-RANK = gauge("dshealthd_job_open_files_rank", "Which rank of the job dshealthd_open_files shows with scope job.", "job")
-LOCKED_RANK = gauge("dshealthd_job_locked_memory_rank", "Which rank of the job dshealthd_job_locked_memory_bytes shows.", "job")
+RANK = gauge(
+    "dshealthd_job_open_files_rank",
+    "Which rank of the job dshealthd_open_files shows with scope job.",
+    "job",
+)
+LOCKED_RANK = gauge(
+    "dshealthd_job_locked_memory_rank",
+    "Which rank of the job dshealthd_job_locked_memory_bytes shows.",
+    "job",
+)
 UNSEEN = gauge(
     "dshealthd_processes_unseen",
-    "Processes whose environment could not be read, by why: whether they belong to a training job is unknown.",
+    "Processes whose environment could not be read, by why: whether they belong to a "
+    "training job is unknown.",
     "reason",
 )
-LEFT_OUT = gauge("dshealthd_open_files_jobs_left_out", "Training jobs on this node that are not shown, as there are more than max_jobs.")
+LEFT_OUT = gauge(
+    "dshealthd_open_files_jobs_left_out",
+    "Training jobs on this node that are not shown, as there are more than max_jobs.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +93,21 @@ class _Slow:
 
 
 def parse_file_nr(text: str) -> tuple[int, int]:
-    """Return the open files and their maximum of `/proc/sys/fs/file-nr`; ValueError if malformed."""
+    """Return the open files and their maximum of `/proc/sys/fs/file-nr`.
+
+    ValueError if malformed.
+    """
     allocated, _free, most = text.split()
     return int(allocated), int(most)
 
 
 class OpenFiles(Collector):
-    """Reads `/proc`, in a worker: a process's environment is read under its memory's lock, which one that hangs in a driver may hold.
+    """Reads `/proc`, in a worker: a process's environment is read under its memory's lock, which
+    one that hangs in a driver may hold.
 
-    The worst of all processes is watched as well as that of each job: it needs no privileges, so that it speaks where a job cannot be
-    recognised, and it is as often a daemon of the node that runs out. It is chosen once in a full interval, and counted afresh each time.
+    The worst of all processes is watched as well as that of each job: it needs no privileges, so
+    that it speaks where a job cannot be recognised, and it is as often a daemon of the node that
+    runs out. It is chosen once in a full interval, and counted afresh each time.
     """
 
     worker = "storage"
@@ -85,9 +117,20 @@ class OpenFiles(Collector):
         """Options of the open files."""
 
         interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
-        max_jobs: int = option(16, "Training jobs that get series of their own, the oldest first.", minimum=1, maximum=1000)
-        all_processes: bool = option(True, "Whether the worst of all processes is watched. Takes Linux 6.2, where counting costs little.")
-        full_interval: Duration = option("1m", "Time from one look at all processes, and at limits, to the next.", minimum="1s")
+        max_jobs: int = option(
+            16,
+            "Training jobs that get series of their own, the oldest first.",
+            minimum=1,
+            maximum=1000,
+        )
+        all_processes: bool = option(
+            True,
+            "Whether the worst of all processes is watched. Takes Linux 6.2, where counting "
+            "costs little.",
+        )
+        full_interval: Duration = option(
+            "1m", "Time from one look at all processes, and at limits, to the next.", minimum="1s"
+        )
 
     def __init__(self, options: Options, context: Context) -> None:
         """Look at nothing yet."""
@@ -99,11 +142,16 @@ class OpenFiles(Collector):
         self._all_until = -math.inf
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what the system, all processes together and the jobs use. A process that may not be read is a fault, never 0."""
+        """Yield what the system, all processes together and the jobs use.
+
+        A process that may not be read is a fault, never 0.
+        """
         try:
             allocated, most = parse_file_nr(read(self.host.proc("sys/fs/file-nr")))
         except ValueError as error:
-            raise SourceError(Reason.MALFORMED, f"{self.host.proc('sys/fs/file-nr')}: {error}") from error
+            raise SourceError(
+                Reason.MALFORMED, f"{self.host.proc('sys/fs/file-nr')}: {error}"
+            ) from error
         yield OPEN(allocated, "system", "")
         yield LIMIT(most, "system", "")
         table = self.context.shared(ProcessTable)
@@ -111,14 +159,20 @@ class OpenFiles(Collector):
         for reason, count in table.unseen.items():
             yield UNSEEN(count, reason)
         if table.hidden:
-            yield Fault("processes", Reason.PERMISSION_DENIED, "hidepid: /proc does not show the processes of others")
+            yield Fault(
+                "processes",
+                Reason.PERMISSION_DENIED,
+                "hidepid: /proc does not show the processes of others",
+            )
         if self._descriptors is None:
             self._descriptors = Descriptors(self.host)
         yield from self._jobs(self._descriptors, processes)
         if self.options.all_processes and self._descriptors.direct:
             yield from self._all(self._descriptors, table.pids)
 
-    def _jobs(self, descriptors: Descriptors, processes: Iterable[TrainingProcess]) -> Iterator[Sample | Fault]:
+    def _jobs(
+        self, descriptors: Descriptors, processes: Iterable[TrainingProcess]
+    ) -> Iterator[Sample | Fault]:
         """Yield the worst process of each job."""
         now = self.context.monotonic()
         remembered: Mapping[tuple[int, int], _Slow] = self._slow
@@ -133,7 +187,11 @@ class OpenFiles(Collector):
             yield from self._job(descriptors, job, members, remembered)
 
     def _job(
-        self, descriptors: Descriptors, job: str, members: Iterable[TrainingProcess], remembered: Mapping[tuple[int, int], _Slow]
+        self,
+        descriptors: Descriptors,
+        job: str,
+        members: Iterable[TrainingProcess],
+        remembered: Mapping[tuple[int, int], _Slow],
     ) -> Iterator[Sample | Fault]:
         files: list[tuple[Usage, int]] = []
         memory: list[tuple[Usage, int, _Slow]] = []
@@ -142,14 +200,20 @@ class OpenFiles(Collector):
             key = (process.pid, process.start)
             try:
                 slow = remembered.get(key) or self._read(descriptors, process.pid)
-                count = descriptors.count(process.pid) if slow.descriptors is None else slow.descriptors
+                count = (
+                    descriptors.count(process.pid) if slow.descriptors is None else slow.descriptors
+                )
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
             except OSError as error:
-                faults[os_reason(error)] = Fault(f"job {job}", os_reason(error), f"process {process.pid}: {error}")
+                faults[os_reason(error)] = Fault(
+                    f"job {job}", os_reason(error), f"process {process.pid}: {error}"
+                )
                 continue
             except ValueError as error:
-                faults[Reason.MALFORMED] = Fault(f"job {job}", Reason.MALFORMED, f"process {process.pid}: {error}")
+                faults[Reason.MALFORMED] = Fault(
+                    f"job {job}", Reason.MALFORMED, f"process {process.pid}: {error}"
+                )
                 continue
             self._slow[key] = slow
             rank = process.launch.rank
@@ -169,12 +233,21 @@ class OpenFiles(Collector):
 
     def _read(self, descriptors: Descriptors, pid: int) -> _Slow:
         locked, pinned = parse_locked(read_bytes(self.host.proc(f"{pid}/status"), 8192))
-        return _Slow(descriptors.limits(pid), locked, pinned, None if descriptors.direct else descriptors.count(pid))
+        return _Slow(
+            descriptors.limits(pid),
+            locked,
+            pinned,
+            None if descriptors.direct else descriptors.count(pid),
+        )
 
     def _all(self, descriptors: Descriptors, pids: Iterable[str]) -> Iterator[Sample]:
         """Yield the worst of all processes."""
         now = self.context.monotonic()
-        worst = descriptors.worst([self._worst_pid]) if self._worst_pid is not None and now < self._all_until else None
+        worst = (
+            descriptors.worst([self._worst_pid])
+            if self._worst_pid is not None and now < self._all_until
+            else None
+        )
         if worst is None:  # it is time to choose again, or the chosen one has ended
             worst, self._all_until = descriptors.worst(pids), now + self.options.full_interval
         if worst is not None:

@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import counter, gauge
-from dshealthd.devices.collector import GpuCollector
-from dshealthd.devices.values import Fields, told
+from dshealthd.core.collector import counter, gauge
+from dshealthd.core.options import option
+from dshealthd.nvml.collector import GpuCollector, SlowGpuCollectorOptions
+from dshealthd.nvml.values import Fields, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.collector import Sample
-    from dshealthd.devices.device import Device, Gpu
+    from dshealthd.core.collector import Sample
+    from dshealthd.nvml.device import Device, Gpu
 
 _ID = ("gpu", "uuid")
 WIDTH = gauge("dshealthd_pcie_link_width", "Lanes of the GPU's PCIe link at present.", *_ID)
 WIDTH_MAX = gauge("dshealthd_pcie_link_width_max", "Lanes that the GPU and its slot allow.", *_ID)
-GENERATION = gauge("dshealthd_pcie_link_generation", "PCIe generation of the link at present; an idle GPU lowers it to save power.", *_ID)
-GENERATION_MAX = gauge("dshealthd_pcie_link_generation_max", "PCIe generation that the GPU and its slot allow.", *_ID)
-REPLAYS = counter("dshealthd_pcie_replays_total", "Packets sent again after an error on the link, since the driver was loaded.", *_ID)
-TRANSMITTED = counter("dshealthd_pcie_transmit_bytes_total", "Bytes that the GPU sent; wraps around on some parts.", *_ID)
-RECEIVED = counter("dshealthd_pcie_receive_bytes_total", "Bytes that the GPU received; wraps around on some parts.", *_ID)
+GENERATION = gauge(
+    "dshealthd_pcie_link_generation",
+    "PCIe generation of the link at present; an idle GPU lowers it to save power.",
+    *_ID,
+)
+GENERATION_MAX = gauge(
+    "dshealthd_pcie_link_generation_max", "PCIe generation that the GPU and its slot allow.", *_ID
+)
+REPLAYS = counter(
+    "dshealthd_pcie_replays_total",
+    "Packets sent again after an error on the link, since the driver was loaded.",
+    *_ID,
+)
+ERRORS = counter(
+    "dshealthd_pcie_errors_total",
+    "Errors of the GPU's end of the link, as the GPU counts them: correctable, nonfatal, fatal "
+    "(NVML fields 173, 179, 180); with the option detail also nak_received, nak_sent, "
+    "l0_to_recovery (174, 177, 169).",
+    *_ID,
+    "type",
+)
+TRANSMITTED = counter(
+    "dshealthd_pcie_transmit_bytes_total",
+    "Bytes that the GPU sent; wraps around on some parts.",
+    *_ID,
+)
+RECEIVED = counter(
+    "dshealthd_pcie_receive_bytes_total",
+    "Bytes that the GPU received; wraps around on some parts.",
+    *_ID,
+)
 THROUGHPUT = gauge(
     "dshealthd_pcie_throughput_bytes_per_second",
     "Traffic over the last 20 ms, for parts and drivers that do not count bytes.",
@@ -29,25 +57,64 @@ THROUGHPUT = gauge(
     "direction",
 )
 
-_ASKED = Fields("NVML_FI_DEV_PCIE_REPLAY_COUNTER", "NVML_FI_DEV_PCIE_COUNT_TX_BYTES", "NVML_FI_DEV_PCIE_COUNT_RX_BYTES")
+_ERRORS = {
+    "correctable": "NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS",
+    "nonfatal": "NVML_FI_DEV_PCIE_COUNT_NON_FATAL_ERROR",
+    "fatal": "NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR",
+    "nak_received": "NVML_FI_DEV_PCIE_COUNT_NAKS_RECEIVED",
+    "nak_sent": "NVML_FI_DEV_PCIE_COUNT_NAKS_SENT",
+    "l0_to_recovery": "NVML_FI_DEV_PCIE_L0_TO_RECOVERY_COUNTER",
+}
+_DETAIL = frozenset({"nak_received", "nak_sent", "l0_to_recovery"})
+_ASKED = Fields(
+    "NVML_FI_DEV_PCIE_REPLAY_COUNTER",
+    "NVML_FI_DEV_PCIE_COUNT_TX_BYTES",
+    "NVML_FI_DEV_PCIE_COUNT_RX_BYTES",
+    *_ERRORS.values(),
+)
 _KIB = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(SlowGpuCollectorOptions):
+    """Also how much of the links' errors is told."""
+
+    detail: bool = option(
+        False, "Whether NAKs and recoveries of the link are exported beside its errors."
+    )
 
 
 class Pcie(GpuCollector):
     """Reads five values a GPU; where bytes are not counted, NVML measures them for 20 ms each way."""
 
+    Options = Options
+
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield the link's state and counts."""
-        replays, sent, received = device.fields(_ASKED)
+        replays, sent, received, *errors = device.fields(_ASKED)
         yield from told(WIDTH, device.ask("nvmlDeviceGetCurrPcieLinkWidth"), *gpu.labels)
         yield from told(WIDTH_MAX, device.once("nvmlDeviceGetMaxPcieLinkWidth"), *gpu.labels)
         yield from told(GENERATION, device.ask("nvmlDeviceGetCurrPcieLinkGeneration"), *gpu.labels)
-        yield from told(GENERATION_MAX, device.once("nvmlDeviceGetMaxPcieLinkGeneration"), *gpu.labels)
+        yield from told(
+            GENERATION_MAX, device.once("nvmlDeviceGetMaxPcieLinkGeneration"), *gpu.labels
+        )
         if replays is None:
             replays = device.ask("nvmlDeviceGetPcieReplayCounter")
         yield from told(REPLAYS, replays, *gpu.labels)
+        for kind, value in zip(_ERRORS, errors, strict=True):
+            if kind not in _DETAIL or self.options.detail:
+                yield from told(ERRORS, value, *gpu.labels, kind)
         yield from told(TRANSMITTED, sent, *gpu.labels)
         yield from told(RECEIVED, received, *gpu.labels)
         if sent is None and received is None:
-            for direction, constant in (("transmit", "NVML_PCIE_UTIL_TX_BYTES"), ("receive", "NVML_PCIE_UTIL_RX_BYTES")):
-                yield from told(THROUGHPUT, device.ask("nvmlDeviceGetPcieThroughput", constant), *gpu.labels, direction, scale=_KIB)
+            for direction, constant in (
+                ("transmit", "NVML_PCIE_UTIL_TX_BYTES"),
+                ("receive", "NVML_PCIE_UTIL_RX_BYTES"),
+            ):
+                yield from told(
+                    THROUGHPUT,
+                    device.ask("nvmlDeviceGetPcieThroughput", constant),
+                    *gpu.labels,
+                    direction,
+                    scale=_KIB,
+                )

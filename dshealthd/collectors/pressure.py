@@ -1,4 +1,6 @@
-"""Pressure stall information: how much of the time tasks wait for CPU, memory and I/O; from `/proc/pressure`.
+"""Pressure stall information: how much of the time tasks wait for CPU, memory and I/O.
+
+From `/proc/pressure`.
 
 Needs a kernel with PSI (CONFIG_PSI; `psi=1` on the command line where it is off by default).
 """
@@ -8,34 +10,41 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Collector, NotAvailable, Reason, SourceError, counter, gauge
-from dshealthd.host import read
+from dshealthd.core.collector import Collector, NotAvailable, Reason, SourceError, counter, gauge
+from dshealthd.core.host import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from dshealthd.collector import Fault, Sample
+    from dshealthd.core.collector import Fault, Sample
 
 STALLED = counter(
     "dshealthd_pressure_stalled_seconds_total",
-    "Time in which some, or all (full), tasks that were not idle waited for the resource; total of /proc/pressure.",
+    "Time in which some, or all (full), tasks that were not idle waited for the resource; "
+    "total of /proc/pressure.",
     "resource",
     "tasks",
 )
 STALLED_RATIO = gauge(
     "dshealthd_pressure_stalled_ratio",
-    "Share of the last 10 s in which some, or all (full), tasks that were not idle waited for the resource; avg10 of /proc/pressure.",
+    "Share of the last 10 s in which some, or all (full), tasks that were not idle waited "
+    "for the resource; avg10 of /proc/pressure.",
     "resource",
     "tasks",
 )
 
 _SHOWN = {"cpu": ("some",), "memory": ("some", "full"), "io": ("some", "full")}
 """For the CPU, `full` has no meaning outside a cgroup."""
-_SWITCHED_OFF = "pressure stall information is switched off; psi=1 on the kernel command line enables it"
+_SWITCHED_OFF = (
+    "pressure stall information is switched off; psi=1 on the kernel command line enables it"
+)
 
 
 def parse_pressure(text: str) -> Mapping[str, tuple[float, float]]:
-    """Return (seconds in total, ratio of the last 10 s) by `some` and `full`. ValueError if malformed."""
+    """Return (seconds in total, ratio of the last 10 s) by `some` and `full`.
+
+    ValueError if malformed.
+    """
     shares = {}
     for line in text.splitlines():
         kind, *pairs = line.split()

@@ -1,4 +1,7 @@
-"""The ports that training jobs meet on: who holds them, who waits for them, and whether a listener there is an orphan of an earlier run."""
+"""The ports that training jobs meet on.
+
+Who holds them, who waits for them, and whether a listener there is an orphan of an earlier run.
+"""
 
 from __future__ import annotations
 
@@ -6,42 +9,52 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Collector, CollectorOptions, Reason, SourceError, gauge
-from dshealthd.host import read
-from dshealthd.kernel.netlink import State
-from dshealthd.kernel.owners import Search
-from dshealthd.kernel.sockets import Sockets
-from dshealthd.options import option
+from dshealthd.core.collector import Collector, CollectorOptions, Reason, SourceError, gauge
+from dshealthd.core.host import read
+from dshealthd.core.options import option
+from dshealthd.linux.netlink import State
+from dshealthd.linux.socket_owners import Search
+from dshealthd.linux.sockets import Sockets
 
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Iterator
 
-    from dshealthd.collector import Context, Fault, Sample
+    from dshealthd.core.collector import Context, Fault, Sample
 
 SOCKETS = gauge(
     "dshealthd_rendezvous_sockets",
-    "TCP sockets whose own port is one of the rendezvous ports: what keeps a job from binding it. Both families, in the agent's network "
+    "TCP sockets whose own port is one of the rendezvous ports: what keeps a job from "
+    "binding it. Both families, in the agent's network "
     "namespace.",
     "state",
 )
 CLIENTS = gauge(
     "dshealthd_rendezvous_client_sockets",
-    "TCP sockets to a rendezvous port, here or on another node: ranks that wait for an answer (syn_sent) or have one (established). They "
+    "TCP sockets to a rendezvous port, here or on another node: ranks that wait for an "
+    "answer (syn_sent) or have one (established). They "
     "do not hold the port.",
     "state",
 )
-PORTS = gauge("dshealthd_rendezvous_ports", "Rendezvous ports that are watched, from the configuration.")
-PORTS_USED = gauge("dshealthd_rendezvous_ports_used", "Rendezvous ports that at least one TCP socket has as its own, TIME_WAIT included.")
+PORTS = gauge(
+    "dshealthd_rendezvous_ports", "Rendezvous ports that are watched, from the configuration."
+)
+PORTS_USED = gauge(
+    "dshealthd_rendezvous_ports_used",
+    "Rendezvous ports that at least one TCP socket has as its own, TIME_WAIT included.",
+)
 LISTENERS = gauge(
     "dshealthd_rendezvous_listeners",
-    "Listeners on rendezvous ports by whether the process that started their owner is gone. A launcher that was detached on purpose "
-    "(nohup) is an orphan too. Unknown: the owner is not found yet, not the agent's to see, or a child of a container's first process.",
+    "Listeners on rendezvous ports by whether the process that started their owner is gone. "
+    "A launcher that was detached on purpose "
+    "(nohup) is an orphan too. Unknown: the owner is not found yet, not the agent's to see, "
+    "or a child of a container's first process.",
     "orphaned",
 )
 AGE = gauge(
     "dshealthd_rendezvous_listener_age_seconds",
-    "Age of the oldest listener: since the agent saw it appear, or, for one that was there before, since its process started. Where "
+    "Age of the oldest listener: since the agent saw it appear, or, for one that was there "
+    "before, since its process started. Where "
     "the owner is not found, never more than the agent has watched it.",
     "orphaned",
 )
@@ -53,7 +66,10 @@ _CLIENT_STATES = (State.SYN_SENT, State.ESTABLISHED)
 
 
 def parse_ports(text: str) -> tuple[int, int]:
-    """Return first and last port of a range written "29500-29600", or of a single port. ValueError if it is none."""
+    """Return first and last port of a range written "29500-29600", or of a single port.
+
+    ValueError if it is none.
+    """
     first, _, last = text.partition("-")
     try:
         low, high = int(first), int(last or first)
@@ -80,7 +96,10 @@ class RendezvousOptions(CollectorOptions):
 
 
 class Rendezvous(Collector):
-    """Asks the kernel for the ports of the range alone where sockets are many; looks for owners only while somebody listens."""
+    """Asks the kernel for the ports of the range alone where sockets are many.
+
+    Looks for owners only while somebody listens.
+    """
 
     Options = RendezvousOptions
 
@@ -89,7 +108,9 @@ class Rendezvous(Collector):
         self._first, self._last = parse_ports(options.ports)
         self._search = Search(context.host, context.monotonic)
         self._seen: dict[int, tuple[float, bool]] = {}
-        """Listeners by inode: when they were first seen, and whether they appeared under the agent's eyes."""
+        """Listeners by inode: when they were first seen, and whether they appeared under the
+        agent's eyes.
+        """
         self._watching = False
 
     def collect(self) -> Iterator[Sample | Fault]:
@@ -145,4 +166,6 @@ class Rendezvous(Collector):
         try:
             return float(text.split(maxsplit=1)[0])
         except (ValueError, IndexError) as error:
-            raise SourceError(Reason.MALFORMED, f"{self.host.proc('uptime')}: {text[:40]!r}") from error
+            raise SourceError(
+                Reason.MALFORMED, f"{self.host.proc('uptime')}: {text[:40]!r}"
+            ) from error

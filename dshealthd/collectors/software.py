@@ -1,4 +1,7 @@
-"""Versions of what training stands on: of the node, of the configured Python environments, and of those that jobs run in."""
+"""Versions of what training stands on.
+
+Of the node, of the configured Python environments, and of those that jobs run in.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from dshealthd.collector import Collector, CollectorOptions, Fault, Reason, Sample, SourceError, gauge
-from dshealthd.host import read, read_bytes
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Fault,
+    Reason,
+    Sample,
+    SourceError,
+    gauge,
+)
+from dshealthd.core.host import read, read_bytes
+from dshealthd.core.options import Duration, option
+from dshealthd.core.result import os_reason
 from dshealthd.jobs.installation import Installations
 from dshealthd.jobs.loaded import libraries
 from dshealthd.jobs.loaded import versions as running
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.options import Duration, option
-from dshealthd.result import os_reason
+from dshealthd.linux.process_files import Root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from dshealthd.collector import Context
+    from dshealthd.core.collector import Context
     from dshealthd.jobs.installation import Versions
     from dshealthd.jobs.loaded import Libraries
     from dshealthd.jobs.processes import TrainingProcess
@@ -33,7 +45,8 @@ T = TypeVar("T")
 
 INFO = gauge(
     "dshealthd_software_info",
-    "1 for each version in use: of the node (environment and job empty), of a configured environment, or of what the processes of "
+    "1 for each version in use: of the node (environment and job empty), of a configured "
+    "environment, or of what the processes of "
     "a training job have loaded or, before they load it, have installed.",
     "component",
     "version",
@@ -42,7 +55,8 @@ INFO = gauge(
 )
 FINGERPRINT = gauge(
     "dshealthd_software_fingerprint",
-    "48 bits of a digest of the version or the settings, for comparison across nodes: equal if they are, and meaningless otherwise. The "
+    "48 bits of a digest of the version or the settings, for comparison across nodes: equal "
+    "if they are, and meaningless otherwise. The "
     "kernel command line is taken without what is a node's own, such as root=.",
     "component",
     "environment",
@@ -53,51 +67,121 @@ _DRIVER = re.compile(r"Kernel Module(?:\s+for\s+\S+)?\s+(\d+\.\d+(?:\.\d+)?)\b")
 _OFED = re.compile(r"\b((?:MLNX_OFED_LINUX|OFED-internal|MLNX_EN)-\d[\d.-]*\d)")
 _VERBS = re.compile(r"libibverbs\.so\.1\.\d+\.(\d[\w.]*)")
 _CUDA = re.compile(r'"cuda"\s*:\s*\{[^{}]*"version"\s*:\s*"([^"]+)"')
-_OWN_ARGUMENTS = ("BOOT_IMAGE", "root", "rootflags", "resume", "initrd", "ip", "ifname", "BOOTIF", "systemd.machine_id", "rd", "netroot")
-_SYSCTLS = (
-    *("kernel/numa_balancing", "kernel/pid_max", "kernel/shmmax", "fs/nr_open", "fs/inotify/max_user_instances"),
-    *("vm/nr_hugepages", "vm/overcommit_memory", "vm/max_map_count", "vm/swappiness", "vm/zone_reclaim_mode"),
-    *("net/core/somaxconn", "net/core/rmem_max", "net/core/wmem_max", "net/ipv4/tcp_rmem", "net/ipv4/tcp_wmem"),
-    *("net/ipv4/tcp_tw_reuse", "net/ipv4/tcp_fin_timeout", "net/ipv4/ip_local_port_range", "net/ipv4/tcp_mtu_probing"),
-    *("net/ipv4/conf/all/arp_ignore", "net/ipv4/conf/all/arp_announce", "net/ipv4/conf/all/rp_filter"),
+_OWN_ARGUMENTS = (
+    "BOOT_IMAGE",
+    "root",
+    "rootflags",
+    "resume",
+    "initrd",
+    "ip",
+    "ifname",
+    "BOOTIF",
+    "systemd.machine_id",
+    "rd",
+    "netroot",
 )
-"""What tuning guides for DeepSpeed, NCCL and RoCE set; without what the kernel derives from the size of the memory."""
+_SYSCTLS = (
+    *(
+        "kernel/numa_balancing",
+        "kernel/pid_max",
+        "kernel/shmmax",
+        "fs/nr_open",
+        "fs/inotify/max_user_instances",
+    ),
+    *(
+        "vm/nr_hugepages",
+        "vm/overcommit_memory",
+        "vm/max_map_count",
+        "vm/swappiness",
+        "vm/zone_reclaim_mode",
+    ),
+    *(
+        "net/core/somaxconn",
+        "net/core/rmem_max",
+        "net/core/wmem_max",
+        "net/ipv4/tcp_rmem",
+        "net/ipv4/tcp_wmem",
+    ),
+    *(
+        "net/ipv4/tcp_tw_reuse",
+        "net/ipv4/tcp_fin_timeout",
+        "net/ipv4/ip_local_port_range",
+        "net/ipv4/tcp_mtu_probing",
+    ),
+    *(
+        "net/ipv4/conf/all/arp_ignore",
+        "net/ipv4/conf/all/arp_announce",
+        "net/ipv4/conf/all/rp_filter",
+    ),
+)
+"""What tuning guides for DeepSpeed, NCCL and RoCE set.
+
+Without what the kernel derives from the size of the memory.
+"""
 _PROCESSES = 8
-"""How many processes of a job are asked for the libraries that they have loaded, until one has loaded torch."""
+"""How many processes of a job are asked for the libraries that they have loaded, until one has
+loaded torch.
+"""
 
 
 def parse_os_release(text: str) -> str | None:
     """Return name and version of `/etc/os-release`, such as `debian 12`."""
-    fields = {key: value.strip("\"'") for key, _, value in (line.partition("=") for line in text.splitlines())}
+    fields = {
+        key: value.strip("\"'")
+        for key, _, value in (line.partition("=") for line in text.splitlines())
+    }
     return " ".join(fields[key] for key in ("ID", "VERSION_ID") if key in fields) or None
 
 
 def parse_dpkg_version(status: bytes, package: str) -> str | None:
     """Return the version of an installed package from `/var/lib/dpkg/status`."""
-    entry = (b"\n" + status).partition(b"\nPackage: " + package.encode() + b"\n")[2].partition(b"\n\n")[0]
-    fields = dict(line.split(b": ", 1) for line in entry.split(b"\n") if line[:1] != b" " and b": " in line)
+    entry = (
+        (b"\n" + status)
+        .partition(b"\nPackage: " + package.encode() + b"\n")[2]
+        .partition(b"\n\n")[0]
+    )
+    fields = dict(
+        line.split(b": ", 1) for line in entry.split(b"\n") if line[:1] != b" " and b": " in line
+    )
     installed = fields.get(b"Status", b"").endswith(b" installed")
-    return fields[b"Version"].decode(errors="replace") if installed and b"Version" in fields else None
+    return (
+        fields[b"Version"].decode(errors="replace") if installed and b"Version" in fields else None
+    )
 
 
 def parse_command_line(text: str) -> str:
-    """Return the arguments of a kernel in order of the alphabet, without those that name this node's own disks and addresses."""
-    return " ".join(sorted(word for word in text.split() if word.partition("=")[0].partition(".")[0] not in _OWN_ARGUMENTS))
+    """Return the arguments of a kernel in order of the alphabet, without those that name this
+    node's own disks and addresses.
+    """
+    return " ".join(
+        sorted(
+            word
+            for word in text.split()
+            if word.partition("=")[0].partition(".")[0] not in _OWN_ARGUMENTS
+        )
+    )
 
 
 def parse_configuration(text: str) -> str:
-    """Return the lines of a file of settings in order of the alphabet, without comments and empty ones."""
+    """Return the lines of a file of settings in order of the alphabet, without comments and empty
+    ones.
+    """
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return "\n".join(sorted(line for line in lines if line))
 
 
 def fingerprint(text: str) -> int:
     """Return 48 bits of a digest: a number that a float holds exactly."""
-    return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=6).digest(), "big")
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(errors="replace"), digest_size=6).digest(), "big"
+    )
 
 
 class Software(Collector):
-    """Reads files that may lie on a network file system; runs nothing and imports nothing of what it looks at."""
+    """Reads files that may lie on a network file system.
+
+    Runs nothing and imports nothing of what it looks at.
+    """
 
     worker = "storage"
 
@@ -106,8 +190,15 @@ class Software(Collector):
         """Options of the software versions."""
 
         interval: Duration = option("1m", "Time from one sample to the next.", minimum="100ms")
-        environments: tuple[Path, ...] = option([], "Prefixes of the Python environments to look at, such as /opt/venv.")
-        max_jobs: int = option(8, "Training jobs whose environments are looked at; the oldest come first.", minimum=0, maximum=100)
+        environments: tuple[Path, ...] = option(
+            [], "Prefixes of the Python environments to look at, such as /opt/venv."
+        )
+        max_jobs: int = option(
+            8,
+            "Training jobs whose environments are looked at; the oldest come first.",
+            minimum=0,
+            maximum=100,
+        )
 
         def check(self) -> Iterator[tuple[str, str]]:
             """Yield what is wrong."""
@@ -123,7 +214,10 @@ class Software(Collector):
         self._packages: tuple[tuple[int, int], str | None] | None = None
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield versions and fingerprints; what is not installed is left out, and what cannot be read is a fault."""
+        """Yield versions and fingerprints.
+
+        What is not installed is left out, and what cannot be read is a fault.
+        """
         self._installations.begin()
         known, last = False, None
         for item in itertools.chain(self._node(), self._environments(), self._jobs()):
@@ -146,7 +240,9 @@ class Software(Collector):
         settings: dict[str, Callable[[], str | None]] = {
             "kernel_command_line": lambda: parse_command_line(read(self.host.proc("cmdline"))),
             "sysctl": lambda: "\n".join(f"{name}={self._sysctl(name)}" for name in _SYSCTLS),
-            "driver_parameters": lambda: parse_configuration(read(self.host.proc("driver/nvidia/params"))),
+            "driver_parameters": lambda: parse_configuration(
+                read(self.host.proc("driver/nvidia/params"))
+            ),
             "nccl_configuration": self._nccl_configuration,
         }
         for component, look in (versions | settings).items():
@@ -161,11 +257,19 @@ class Software(Collector):
     def _environments(self) -> Iterator[Sample | Fault]:
         """Yield what the configured environments have."""
         for path in map(str, self.options.environments):
-            found = self._attempt(f"environment {path}", self._installations.environment, str(self.host.rootfs), path)
+            found = self._attempt(f"environment {path}", self._environment, path)
             if found is None:
-                yield Fault(f"environment {path}", Reason.NOT_FOUND, f"there is no Python environment at {path}")
+                yield Fault(
+                    f"environment {path}",
+                    Reason.NOT_FOUND,
+                    f"there is no Python environment at {path}",
+                )
             else:
                 yield from [found] if isinstance(found, Fault) else _show(found, environment=path)
+
+    def _environment(self, path: str) -> Versions:
+        with Root.of_owner(self.host.rootfs, path) as root:
+            return self._installations.environment(root, path)
 
     def _jobs(self) -> Iterator[Sample | Fault]:
         """Yield what the jobs run with."""
@@ -178,28 +282,50 @@ class Software(Collector):
             if found is not None:
                 yield from [found] if isinstance(found, Fault) else _show(found, job=job)
 
-    def _job(self, part: str, members: list[TrainingProcess], before: Mapping[tuple[int, int], Libraries]) -> Versions | Fault:
-        """Return what the first process of a job that has loaded torch runs with; if there is none, what is installed for one of them."""
-        members = sorted(members, key=lambda process: (process.pid, process.start) not in before)[:_PROCESSES]
+    def _job(
+        self, part: str, members: list[TrainingProcess], before: Mapping[tuple[int, int], Libraries]
+    ) -> Versions | Fault:
+        """Return what the first process of a job that has loaded torch runs with.
+
+        If there is none, what is installed for one of them.
+        """
+        members = sorted(members, key=lambda process: (process.pid, process.start) not in before)[
+            :_PROCESSES
+        ]
         installed: Versions = frozenset()
         for process in members:
             place, key = self.host.proc(str(process.pid)), (process.pid, process.start)
             try:
                 loaded = before.get(key) or libraries(place)
                 if loaded.replaced is not None:
-                    return Fault(part, Reason.NOT_FOUND, f"{loaded.replaced} was replaced on disk: what the job has loaded is unknown")
+                    return Fault(
+                        part,
+                        Reason.NOT_FOUND,
+                        f"{loaded.replaced} was replaced on disk: what the job has loaded is "
+                        "unknown",
+                    )
                 if loaded.site is not None or not installed:
-                    installed = running(place, process, loaded, self._installations)
+                    with Root.of_process(self.host, process.pid) as root:
+                        installed = running(root, place, process, loaded, self._installations)
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
             if loaded.site is not None:
-                self._loaded[key] = loaded  # it stays loaded: maps are long, and reading them stops the process for a moment
+                self._loaded[key] = (
+                    # it stays loaded: maps are long, and reading them stops the process for a
+                    # moment
+                    loaded
+                )
                 break
         return installed
 
-    def _attempt(self, part: str, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Fault | None:
-        """Return what a look at one part gives; None if there is no such thing, and a fault if it cannot be read."""
-        if (fault := self.context.approach(part)) is not None:
+    def _attempt(
+        self, part: str, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T | Fault | None:
+        """Return what a look at one part gives.
+
+        None if there is no such thing, and a fault if it cannot be read.
+        """
+        if (fault := self.context.entering(part)) is not None:
             return fault
         try:
             return look(*args, **kwargs)
@@ -211,7 +337,10 @@ class Software(Collector):
             return Fault(part, Reason.MALFORMED, str(error))
 
     def _first(self, *paths: str) -> str:
-        """Return the text of the first of these files of the host that exists; FileNotFoundError if none does."""
+        """Return the text of the first of these files of the host that exists.
+
+        FileNotFoundError if none does.
+        """
         for path in paths[:-1]:
             try:
                 return read(self.host.root(path))
@@ -230,13 +359,19 @@ class Software(Collector):
         return version
 
     def _rdma_core(self) -> str | None:
-        """Return the version of libibverbs, which is rdma-core's: as packaged (Debian), else as its file name has it."""
+        """Return the version of libibverbs, which is rdma-core's.
+
+        As packaged (Debian), else as its file name has it.
+        """
         place = self.host.root("var/lib/dpkg/status")
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(place)
             stamp = (status.st_mtime_ns, status.st_size)
             if self._packages is None or self._packages[0] != stamp:
-                self._packages = stamp, parse_dpkg_version(read_bytes(place, 64 << 20), "libibverbs1")
+                self._packages = (
+                    stamp,
+                    parse_dpkg_version(read_bytes(place, 64 << 20), "libibverbs1"),
+                )
             return self._packages[1]
         for library in ("usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu"):
             with contextlib.suppress(FileNotFoundError):
@@ -262,7 +397,9 @@ def _found(pattern: re.Pattern[str], text: str) -> str | None:
     return match[1] if (match := pattern.search(text)) else None
 
 
-def _show(versions: Iterable[tuple[str, str]], environment: str = "", job: str = "") -> Iterator[Sample]:
+def _show(
+    versions: Iterable[tuple[str, str]], environment: str = "", job: str = ""
+) -> Iterator[Sample]:
     """Yield one sample for each version and one fingerprint for each component."""
     components: dict[str, list[str]] = {}
     for component, version in sorted(versions):

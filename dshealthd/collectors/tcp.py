@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Collector, gauge
-from dshealthd.kernel.netlink import TIME_WAIT_TIMER, State
-from dshealthd.kernel.sockets import Sockets
+from dshealthd.core.collector import Collector, gauge
+from dshealthd.linux.netlink import TIME_WAIT_TIMER, State
+from dshealthd.linux.sockets import Sockets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.collector import Fault, Sample
-    from dshealthd.kernel.netlink import Table
+    from dshealthd.core.collector import Fault, Sample
+    from dshealthd.linux.netlink import Table
 
 SOCKETS = gauge(
     "dshealthd_tcp_sockets",
-    "TCP sockets of both families, in the agent's network namespace. From netlink, or from /proc/net/tcp where that is refused; many in "
+    "TCP sockets of both families, in the agent's network namespace. From netlink, or from "
+    "/proc/net/tcp where that is refused; many in "
     "time_wait from /proc/net/sockstat.",
     "state",
 )
@@ -29,12 +30,19 @@ def count_states(table: Table) -> dict[State, int]:
 
 
 def count_stand_ins(table: Table) -> int:
-    """Return the number of sockets in FIN_WAIT2 whose process has closed them: `/proc/net/sockstat` has them under `tw`."""
-    return list(zip(table.states, table.timers, strict=True)).count((State.FIN_WAIT2, TIME_WAIT_TIMER))
+    """Return the number of sockets in FIN_WAIT2 whose process has closed them.
+
+    `/proc/net/sockstat` has them under `tw`.
+    """
+    return list(zip(table.states, table.timers, strict=True)).count(
+        (State.FIN_WAIT2, TIME_WAIT_TIMER)
+    )
 
 
 class Tcp(Collector):
-    """Asks the kernel to leave sockets in TIME_WAIT out when they are many, and takes their number from its own count."""
+    """Asks the kernel to leave sockets in TIME_WAIT out when they are many, and takes their number
+    from its own count.
+    """
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield every state; one that no socket is in is 0."""

@@ -1,44 +1,70 @@
-"""What TCP runs into: the ephemeral ports, the limit on TIME_WAIT, and the sysctls that decide how fast a port comes free again."""
+"""What TCP runs into: the ephemeral ports, the limit on TIME_WAIT, and the sysctls that decide how
+fast a port comes free again.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from dshealthd.collector import Collector, CollectorOptions, Fault, NotAvailable, Reason, SourceError, gauge
-from dshealthd.host import read
-from dshealthd.kernel.sockets import Sockets
-from dshealthd.options import Duration, option
-from dshealthd.result import os_reason
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Fault,
+    NotAvailable,
+    Reason,
+    SourceError,
+    gauge,
+)
+from dshealthd.core.host import read
+from dshealthd.core.options import Duration, option
+from dshealthd.core.result import os_reason
+from dshealthd.linux.sockets import Sockets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dshealthd.collector import Sample
+    from dshealthd.core.collector import Sample
 
 T = TypeVar("T")
 
 PORTS = gauge(
-    "dshealthd_tcp_ephemeral_ports", "Ports that the kernel gives out by itself: ip_local_port_range less ip_local_reserved_ports."
+    "dshealthd_tcp_ephemeral_ports",
+    "Ports that the kernel gives out by itself: ip_local_port_range less ip_local_reserved_ports.",
 )
 PORTS_USED = gauge(
     "dshealthd_tcp_ephemeral_ports_used",
-    "Ports of ip_local_port_range that at least one socket has as its own, in whatever state, TIME_WAIT too. Ports and not sockets: "
-    "connections to different places share a port, so a full range stops bind(2) to port 0 at once and connect(2) only to a place already "
+    "Ports of ip_local_port_range that at least one socket has as its own, in whatever "
+    "state, TIME_WAIT too. Ports and not sockets: "
+    "connections to different places share a port, so a full range stops bind(2) to port 0 "
+    "at once and connect(2) only to a place already "
     "reached from every port.",
 )
-FIRST = gauge("dshealthd_tcp_ephemeral_port_first", "Lowest port that the kernel gives out by itself; ip_local_port_range.")
-LAST = gauge("dshealthd_tcp_ephemeral_port_last", "Highest port that the kernel gives out by itself; ip_local_port_range.")
+FIRST = gauge(
+    "dshealthd_tcp_ephemeral_port_first",
+    "Lowest port that the kernel gives out by itself; ip_local_port_range.",
+)
+LAST = gauge(
+    "dshealthd_tcp_ephemeral_port_last",
+    "Highest port that the kernel gives out by itself; ip_local_port_range.",
+)
 MAX_TIME_WAIT = gauge(
-    "dshealthd_tcp_time_wait_limit", "Sockets in TIME_WAIT beyond which further ones are closed without it; tcp_max_tw_buckets."
+    "dshealthd_tcp_time_wait_limit",
+    "Sockets in TIME_WAIT beyond which further ones are closed without it; tcp_max_tw_buckets.",
 )
 REUSE = gauge(
-    "dshealthd_tcp_time_wait_reuse", "Reuse of ports in TIME_WAIT for outgoing connections: 0 none, 1 all, 2 loopback; tcp_tw_reuse."
+    "dshealthd_tcp_time_wait_reuse",
+    "Reuse of ports in TIME_WAIT for outgoing connections: 0 none, 1 all, 2 loopback; "
+    "tcp_tw_reuse.",
 )
 FIN_TIMEOUT = gauge(
-    "dshealthd_tcp_fin_timeout_seconds", "How long a socket that its process has closed stays in FIN_WAIT2; TIME_WAIT is fixed at 60 s."
+    "dshealthd_tcp_fin_timeout_seconds",
+    "How long a socket that its process has closed stays in FIN_WAIT2; TIME_WAIT is fixed at 60 s.",
 )
-BACKLOG = gauge("dshealthd_tcp_listen_backlog_limit", "Most connections that may wait to be accepted by one listener; somaxconn.")
+BACKLOG = gauge(
+    "dshealthd_tcp_listen_backlog_limit",
+    "Most connections that may wait to be accepted by one listener; somaxconn.",
+)
 
 _SETTINGS = {
     "net/ipv4/tcp_max_tw_buckets": MAX_TIME_WAIT,
@@ -59,7 +85,10 @@ def parse_range(text: str) -> range:
 
 
 def parse_reserved(text: str) -> frozenset[int]:
-    """Return the ports of `ip_local_reserved_ports`, written "8080,9000-9010". ValueError if malformed."""
+    """Return the ports of `ip_local_reserved_ports`, written "8080,9000-9010".
+
+    ValueError if malformed.
+    """
     ports: set[int] = set()
     for part in text.strip().split(","):
         if part:
@@ -73,7 +102,10 @@ class TcpLimitsOptions(CollectorOptions):
     """Options of this collector."""
 
     interval: Duration = option(
-        "30s", "Time from one sample to the next. Finding the ports in use costs 0.2 µs for each socket in TIME_WAIT.", minimum="100ms"
+        "30s",
+        "Time from one sample to the next. Finding the ports in use costs 0.2 µs for each "
+        "socket in TIME_WAIT.",
+        minimum="100ms",
     )
 
 
@@ -83,17 +115,28 @@ class TcpLimits(Collector):
     Options = TcpLimitsOptions
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the settings, then the ports; a setting that this kernel does not have is left out."""
+        """Yield the settings, then the ports.
+
+        A setting that this kernel does not have is left out.
+        """
         settings = {name: self._setting(name, int) for name in _SETTINGS}
-        ports, reserved = self._setting(_RANGE, parse_range), self._setting(_RESERVED, parse_reserved)
-        found = [setting for setting in (*settings.values(), ports, reserved) if setting is not None]
+        ports, reserved = (
+            self._setting(_RANGE, parse_range),
+            self._setting(_RESERVED, parse_reserved),
+        )
+        found = [
+            setting for setting in (*settings.values(), ports, reserved) if setting is not None
+        ]
         faults = [fault for fault in found if isinstance(fault, Fault)]
         yield from faults
         if not found:
             message = f"there is nothing of TCP in {self.host.proc('sys/net')}"
             raise NotAvailable(message)
         if len(faults) == len(found):
-            raise SourceError(faults[0].reason, f"nothing of {self.host.proc('sys/net')} can be read: {faults[0].detail}")
+            raise SourceError(
+                faults[0].reason,
+                f"nothing of {self.host.proc('sys/net')} can be read: {faults[0].detail}",
+            )
         for name, setting in settings.items():
             if isinstance(setting, int):
                 yield _SETTINGS[name](setting)
@@ -103,10 +146,15 @@ class TcpLimits(Collector):
             if not isinstance(reserved, Fault):
                 excepted = reserved or frozenset()
                 yield PORTS(len(ports) - sum(port in ports for port in excepted))
-                yield PORTS_USED(sum(ports[0] <= port <= ports[-1] for port in self._held(ports) - excepted))
+                yield PORTS_USED(
+                    sum(ports[0] <= port <= ports[-1] for port in self._held(ports) - excepted)
+                )
 
     def _held(self, ports: range) -> set[int]:
-        """Return the local ports of all sockets; of those in TIME_WAIT the ones that are asked for."""
+        """Return the local ports of all sockets.
+
+        Of those in TIME_WAIT the ones that are asked for.
+        """
         sockets = self.context.shared(Sockets)
         return {*sockets.active().source_ports, *sockets.time_wait_ports(ports[0], ports[-1])}
 

@@ -1,4 +1,7 @@
-"""Heartbeats of training processes on this node: steps, step times, loss and memory of each rank, as the ranks themselves report them."""
+"""Heartbeats of training processes on this node.
+
+Steps, step times, loss and memory of each rank, as the ranks themselves report them.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +12,56 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Collector, CollectorOptions, Fault, NotAvailable, Reason, Sample, SourceError, counter, gauge
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Fault,
+    NotAvailable,
+    Reason,
+    Sample,
+    SourceError,
+    counter,
+    gauge,
+)
+from dshealthd.core.options import option
 from dshealthd.jobs.heartbeats.receiver import Receiver
 from dshealthd.jobs.heartbeats.reception import Reception
 from dshealthd.jobs.heartbeats.sender import Rejected
-from dshealthd.options import option
 from dshealthd.training.message import Phase, Stage
 from dshealthd.training.page import DEFAULT_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from dshealthd.collector import Context
+    from dshealthd.core.collector import Context
     from dshealthd.jobs.heartbeats.identity import Identity
     from dshealthd.jobs.heartbeats.sender import Sender
     from dshealthd.training.message import Message
 
 INFO = gauge(
     "dshealthd_job_info",
-    "1; the labels tell by whose variables the job was recognised, and how many ranks it says to have (empty where it does not).",
+    "1; the labels tell by whose variables the job was recognised, and how many ranks it "
+    "says to have (empty where it does not).",
     "job",
     "launcher",
     "world_size",
 )
-STEP = gauge("dshealthd_job_step", "Optimizer steps of a rank so far, skipped ones among them; ranks of this node only.", "job", "rank")
-STEP_SECONDS = gauge(
-    "dshealthd_job_step_seconds",
-    "Time from the end of one step to the end of the next on the rank's host, marked pauses left out: moving average over ten steps.",
+STEP = gauge(
+    "dshealthd_job_step",
+    "Optimizer steps of a rank so far, skipped ones among them; ranks of this node only.",
     "job",
     "rank",
 )
-LAST_STEP_SECONDS = gauge("dshealthd_job_last_step_seconds", "The same of the last step alone.", "job", "rank")
+STEP_SECONDS = gauge(
+    "dshealthd_job_step_seconds",
+    "Time from the end of one step to the end of the next on the rank's host, marked pauses "
+    "left out: moving average over ten steps.",
+    "job",
+    "rank",
+)
+LAST_STEP_SECONDS = gauge(
+    "dshealthd_job_last_step_seconds", "The same of the last step alone.", "job", "rank"
+)
 HEARD = gauge(
     "dshealthd_job_heartbeat_timestamp_seconds",
     "Unix time of a rank's last heartbeat: of a step, a stage of it, or a phase.",
@@ -48,71 +70,110 @@ HEARD = gauge(
 )
 PHASE = gauge(
     "dshealthd_job_phase",
-    "1 for what the rank is busy with: training, or a pause that it has marked (evaluation, checkpoint, compile, other).",
+    "1 for what the rank is busy with: training, or a pause that it has marked (evaluation, "
+    "checkpoint, compile, other).",
     "job",
     "rank",
     "phase",
 )
 STAGE = gauge(
     "dshealthd_job_stage",
-    "1 for how far the rank's step has come on its host, since the last heartbeat: input (the next forward pass has not begun), "
-    "forward, or backward (gradients, collectives, optimizer). Absent where it is not known. A CUDA device may be behind.",
+    "1 for how far the rank's step has come on its host, since the last heartbeat: input "
+    "(the next forward pass has not begun), "
+    "forward, or backward (gradients, collectives, optimizer). Absent where it is not known. "
+    "A CUDA device may be behind.",
     "job",
     "rank",
     "stage",
 )
 INPUT_SECONDS = gauge(
     "dshealthd_job_input_seconds",
-    "What a step of the rank waits for its input: moving average over ten steps, those with a marked pause left out. "
+    "What a step of the rank waits for its input: moving average over ten steps, those with "
+    "a marked pause left out. "
     "With CUDA what the device waits, without the host, as far as the input comes between steps.",
     "job",
     "rank",
 )
 FORWARD_SECONDS = gauge(
     "dshealthd_job_forward_seconds",
-    "What the forward passes of a step of the rank take: moving average over ten steps. With CUDA the device's time. "
+    "What the forward passes of a step of the rank take: moving average over ten steps. With "
+    "CUDA the device's time. "
     "With FSDP or ZeRO 3 it includes waiting for parameters of other ranks.",
     "job",
     "rank",
 )
-LOSS_FINITE = gauge("dshealthd_job_loss_finite", "1 if the rank's last known loss is finite, 0 if it is NaN or infinite.", "job", "rank")
-NONFINITE = counter(
-    "dshealthd_job_nonfinite_losses_total", "Losses of the rank that were NaN or infinite, of those that were read.", "job", "rank"
+LOSS_FINITE = gauge(
+    "dshealthd_job_loss_finite",
+    "1 if the rank's last known loss is finite, 0 if it is NaN or infinite.",
+    "job",
+    "rank",
 )
-SKIPPED = counter("dshealthd_job_skipped_steps_total", "Steps that the rank skipped for an overflow of gradients.", "job", "rank")
+NONFINITE = counter(
+    "dshealthd_job_nonfinite_losses_total",
+    "Losses of the rank that were NaN or infinite, of those that were read.",
+    "job",
+    "rank",
+)
+SKIPPED = counter(
+    "dshealthd_job_skipped_steps_total",
+    "Steps that the rank skipped for an overflow of gradients.",
+    "job",
+    "rank",
+)
 LOSS_SCALE = gauge("dshealthd_job_loss_scale", "Loss scale of mixed precision.", "job", "rank")
-NORM = gauge("dshealthd_job_gradient_norm", "Norm of the gradients, where the training computes it.", "job", "rank")
+NORM = gauge(
+    "dshealthd_job_gradient_norm",
+    "Norm of the gradients, where the training computes it.",
+    "job",
+    "rank",
+)
 MEMORY = gauge(
     "dshealthd_job_memory_bytes",
-    "Memory of the rank's CUDA device by torch's own count: held by tensors (allocated), by its allocator (reserved), most so far (peak).",
+    "Memory of the rank's CUDA device by torch's own count: held by tensors (allocated), by "
+    "its allocator (reserved), most so far (peak).",
     "job",
     "rank",
     "type",
 )
 COMMUNICATION = counter(
-    "dshealthd_job_communication_seconds_total", "Time in collectives, where DeepSpeed's comms logger measures it.", "job", "rank"
-)
-PROCESSES = gauge(
-    "dshealthd_job_rank_processes",
-    "Processes that report as this rank; more than 1 is a rank used twice, or a run that was left over.",
+    "dshealthd_job_communication_seconds_total",
+    "Time in collectives, where DeepSpeed's comms logger measures it.",
     "job",
     "rank",
 )
-RECEIVED = counter("dshealthd_heartbeats_received_total", "Heartbeats read; of those of one rank four a second at most.")
-REJECTED = counter("dshealthd_heartbeats_rejected_total", "Connections of senders that were refused or ended, by why.", "reason")
+PROCESSES = gauge(
+    "dshealthd_job_rank_processes",
+    "Processes that report as this rank; more than 1 is a rank used twice, or a run that was "
+    "left over.",
+    "job",
+    "rank",
+)
+RECEIVED = counter(
+    "dshealthd_heartbeats_received_total",
+    "Heartbeats read; of those of one rank four a second at most.",
+)
+REJECTED = counter(
+    "dshealthd_heartbeats_rejected_total",
+    "Connections of senders that were refused or ended, by why.",
+    "reason",
+)
 UNIDENTIFIED = gauge(
     "dshealthd_heartbeat_processes_unidentified",
     "Processes that send heartbeats and are not shown, by why it is unknown what they are.",
     "reason",
 )
-LEFT_OUT = gauge("dshealthd_heartbeat_ranks_left_out", "Ranks that are not shown, as there are more than max_ranks.")
+LEFT_OUT = gauge(
+    "dshealthd_heartbeat_ranks_left_out",
+    "Ranks that are not shown, as there are more than max_ranks.",
+)
 
 
 class Training(Collector):
     """Shows what the receiver, which the agent's loop serves, has taken in since.
 
-    Of several processes that report as one rank, the one that started last is shown: an older one is left over from an earlier run. Their
-    children (data loaders inherit a rank's environment) are not counted.
+    Of several processes that report as one rank, the one that started last is shown: an older one
+    is left over from an earlier run. Their children (data loaders inherit a rank's environment) are
+    not counted.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -121,14 +182,22 @@ class Training(Collector):
 
         socket: str = option(
             DEFAULT_PATH,
-            "Unix socket that trainings report to, which the agent makes; its directory must be there, and open to their users.",
+            "Unix socket that trainings report to, which the agent makes; its directory must "
+            "be there, and open to their users.",
         )
-        max_ranks: int = option(64, "Ranks that get series of their own, those that started first.", minimum=1, maximum=256)
+        max_ranks: int = option(
+            64,
+            "Ranks that get series of their own, those that started first.",
+            minimum=1,
+            maximum=256,
+        )
 
     def __init__(self, options: Options, context: Context) -> None:
         """Listen at the first collection."""
         super().__init__(options, context)
-        self._receiver = Receiver(options.socket, context.host, monotonic=context.monotonic, wall=context.wall)
+        self._receiver = Receiver(
+            options.socket, context.host, monotonic=context.monotonic, wall=context.wall
+        )
         context.shared(Reception).receiver = self._receiver
 
     @property
@@ -137,7 +206,10 @@ class Training(Collector):
         return self._receiver
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what the ranks have reported last. Listens if need be: a socket that was removed is made again."""
+        """Yield what the ranks have reported last.
+
+        Listens if need be: a socket that was removed is made again.
+        """
         self._listen()
         self._receiver.refresh()
         yield RECEIVED(self._receiver.received)
@@ -148,10 +220,18 @@ class Training(Collector):
         ranks = group(self._receiver.senders())
         yield LEFT_OUT(max(0, len(ranks) - self.options.max_ranks))
         infos = set()
-        for (job, rank), senders in sorted(ranks.items(), key=lambda entry: entry[1][0][0].process.start)[: self.options.max_ranks]:
+        for (job, rank), senders in sorted(
+            ranks.items(), key=lambda entry: entry[1][0][0].process.start
+        )[: self.options.max_ranks]:
             who, sender = senders[-1]
             place = who.process.launch
-            infos.add((job, str(place.launcher), "" if place.world_size is None else str(place.world_size)))
+            infos.add(
+                (
+                    job,
+                    str(place.launcher),
+                    "" if place.world_size is None else str(place.world_size),
+                )
+            )
             yield PROCESSES(len(senders), job, str(rank))
             if sender.message is not None:
                 yield from samples(sender.message, sender.heard, job, str(rank))
@@ -180,11 +260,18 @@ class Training(Collector):
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            raise SourceError(Reason.IO_ERROR, f"{self.options.socket}: {error.strerror}") from error
+            raise SourceError(
+                Reason.IO_ERROR, f"{self.options.socket}: {error.strerror}"
+            ) from error
 
 
-def group(senders: Iterable[tuple[Identity, Sender]]) -> dict[tuple[str, int], list[tuple[Identity, Sender]]]:
-    """Return the processes of each job and rank, the one that started last at the end; without the children of others of the same rank."""
+def group(
+    senders: Iterable[tuple[Identity, Sender]],
+) -> dict[tuple[str, int], list[tuple[Identity, Sender]]]:
+    """Return the processes of each job and rank, the one that started last at the end.
+
+    Without the children of others of the same rank.
+    """
     ranks: dict[tuple[str, int], list[tuple[Identity, Sender]]] = defaultdict(list)
     for who, sender in senders:
         ranks[who.process.job, who.process.launch.rank].append((who, sender))

@@ -8,7 +8,10 @@ MAX_PORT = 65535
 
 
 def listen_address(text: str) -> tuple[str | None, int]:
-    """Return host (None for all addresses) and port of a listen address; ValueError says what is wrong with it."""
+    """Return host (None for all addresses) and port of a listen address.
+
+    ValueError says what is wrong with it.
+    """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > MAX_PORT:
         message = f'"{text}" is not "HOST:PORT" or ":PORT" with a port from 0 to {MAX_PORT}'

@@ -1,15 +1,18 @@
 """The collector contract: what a module in `dshealthd.collectors` declares and yields.
 
-A collector is one module with one `Collector` subclass. Its module-level `Metric` constants are its declaration:
-exposition, documentation and lint are made from them. `collect()` reads the source once and yields
+A collector is one module with one `Collector` subclass. Its module-level `Metric` constants are its
+declaration: exposition, documentation and lint are made from them. `collect()` reads the source
+once and yields
 
 - `Sample`: a value, made by calling its metric: `TEMPERATURE(54.0, "0", uuid, "core")`;
 - `Fault`: one part (a GPU, a port, a path) could not be read; the others go on.
 
-and ends in one of three outcomes: it returns (*ok*), raises `NotAvailable` (this machine has no such thing), or raises
-`SourceError` or `OSError` (*error*). What cannot be known is not yielded; it is never 0.
+and ends in one of three outcomes: it returns (*ok*), raises `NotAvailable` (this machine has no
+such thing), or raises `SourceError` or `OSError` (*error*). What cannot be known is not yielded; it
+is never 0.
 
-Collectors are synchronous: no loop, no sleep, no thread. The scheduler owns interval, deadline and error handling.
+Collectors are synchronous: no loop, no sleep, no thread. The scheduler owns interval, deadline and
+error handling.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
-from dshealthd.host import Host
-from dshealthd.options import Duration, option
+from dshealthd.core.host import Host, read
+from dshealthd.core.options import Duration, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,7 +54,15 @@ class Reason(enum.StrEnum):
     TIMEOUT = "timeout"
     """A call did not return within its deadline; its worker was replaced."""
     STUCK = "stuck"
-    """A call did not return and its worker cannot be killed; no second one is started for that part."""
+    """A call did not return and its worker cannot be killed.
+
+    No second one is started for that part.
+    """
+    CANNOT_START = "cannot_start"
+    """Its worker cannot be started: out of processes, descriptors or memory.
+
+    Tried again after a back-off.
+    """
     CRASHED = "crashed"
     """The worker ended during the call."""
     NOT_LOADED = "not_loaded"
@@ -80,16 +91,24 @@ class Sample(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """One part of a source failed. `part` and `detail` go to the status page and the log, never into a label."""
+    """One part of a source failed.
+
+    `part` and `detail` go to the status page and the log, never into a label.
+    """
 
     part: str
     reason: Reason
     detail: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # compared by identity: it is the key that every sample is grouped by
+@dataclass(
+    frozen=True, slots=True, eq=False
+)  # compared by identity: it is the key that every sample is grouped by
 class Metric:
-    """A metric family as data. Names are complete and in base units; `help` says what the name does not."""
+    """A metric family as data.
+
+    Names are complete and in base units; `help` says what the name does not.
+    """
 
     name: str
     kind: Kind
@@ -105,7 +124,9 @@ class Metric:
         return (*self.labels, "le") if self.kind is Kind.HISTOGRAM else self.labels
 
     def __call__(self, value: float, *labels: str) -> Sample:
-        """Return a sample of this metric; `labels` are the values of `self.dimensions`, in that order."""
+        """Return a sample of this metric; `labels` are the values of `self.dimensions`, in that
+        order.
+        """
         if len(labels) != len(self.dimensions):
             message = f"{self.name} takes the labels {self.dimensions}, not {labels}"
             raise TypeError(message)
@@ -118,7 +139,10 @@ def gauge(name: str, help: str, *labels: str) -> Metric:
 
 
 def counter(name: str, help: str, *labels: str) -> Metric:
-    """Declare a value that only grows, and restarts from 0 with its source or with the agent; name ends in `_total`."""
+    """Declare a value that only grows, and restarts from 0 with its source or with the agent.
+
+    Name ends in `_total`.
+    """
     return Metric(name, Kind.COUNTER, help, labels)
 
 
@@ -152,7 +176,10 @@ class Buckets:
 
 
 class NotAvailable(Exception):
-    """This machine has no such source. An ordinary outcome: nothing is exported and nothing is alarmed."""
+    """This machine has no such source.
+
+    An ordinary outcome: nothing is exported and nothing is alarmed.
+    """
 
 
 class SourceError(Exception):
@@ -174,7 +201,9 @@ class CollectorOptions:
 
     enabled: bool = option(True, "Whether this collector runs.")
     interval: Duration = option("5s", "Time from one sample to the next.", minimum="100ms")
-    deadline: Duration = option("2s", "How long one source or device may take before it is given up.", minimum="10ms")
+    deadline: Duration = option(
+        "2s", "How long one source or device may take before it is given up.", minimum="10ms"
+    )
 
 
 @dataclass(kw_only=True)
@@ -186,17 +215,36 @@ class Context:
     """Seconds, unaffected by changes of the clock; for ages and durations."""
     wall: Callable[[], float]
     """Unix time in seconds; for timestamps only."""
-    approach: Callable[[str], Fault | None] = field(default=lambda _part: None)
-    """Say that what follows touches this part, which may hang. A fault in answer means: it hung before and is under quarantine; yield the
-    fault and leave the part out. In a worker, everything that can hang is approached first; in the agent nothing can, and nothing is."""
+    entering: Callable[[str], Fault | None] = field(default=lambda _part: None)
+    """Say that what follows touches this part, which may hang.
+
+    A fault in answer means: it hung before and is under quarantine; yield the
+    fault and leave the part out. In a worker, everything that can hang is approached first; in the
+    agent nothing can, and nothing is.
+    """
     state: Path | None = None
     """Directory for what must outlive the agent; None where there is none, as in a worker."""
+    memory: dict[str, Any] = field(default_factory=dict)
+    """What a worker hands on to the one that replaces it, as JSON; small.
+
+    Empty in the agent's first worker. What was true then need not be true now.
+    """
+    read_state: Callable[[str], str] = read
+    """Returns the content of a file below `state`, OSError.
+
+    In the agent it was read beforehand, as its disk may hang.
+    """
     sweep: int = 0
-    """Counts the rounds of collection in this process, so that what is shared is refreshed once a round."""
+    """Counts the rounds of collection in this process, so that what is shared is refreshed once a
+    round.
+    """
     _shared: dict[Any, Any] = field(default_factory=dict)
 
     def shared(self, factory: Callable[[Context], T]) -> T:
-        """Return this process's one instance of `factory`, making it at the first call: one NVML for all GPU collectors."""
+        """Return this process's one instance of `factory`, making it at the first call.
+
+        One NVML for all GPU collectors.
+        """
         if factory not in self._shared:
             self._shared[factory] = factory(self)
         return self._shared[factory]  # type: ignore[no-any-return] # keyed by its own factory
@@ -210,13 +258,22 @@ class Context:
 
 
 class Collector(ABC):
-    """One source of samples. The module's name is the collector's name, in the config and in every label."""
+    """One source of samples.
+
+    The module's name is the collector's name, in the config and in every label.
+    """
 
     name: ClassVar[str]
     Options: ClassVar[type[CollectorOptions]] = CollectorOptions
     worker: ClassVar[str | None] = None
-    """The worker process it runs in: `device` (NVML), `fabric` (sysfs of network adapters), `storage` (paths) or `jobs` (what training
-    jobs answer), for sources whose calls can hang; None for sources that cannot, read in the agent itself."""
+    """The worker process it runs in: `device` (NVML), `fabric` (sysfs of network adapters),
+    `storage` (paths) or `jobs` (what training
+    jobs answer), for sources whose calls can hang; None for sources that cannot, read in the agent
+    itself.
+    """
+
+    keeps_state: ClassVar[bool] = False
+    """Whether it keeps a file of its name, with `.json`, below `Context.state`."""
 
     def __init_subclass__(cls) -> None:
         """Name the collector after its module."""
@@ -224,7 +281,10 @@ class Collector(ABC):
         cls.name = cls.__module__.rpartition(".")[2]
 
     def __init__(self, options: Any, context: Context) -> None:
-        """Keep the options and the context; touch no source yet. `options` is an instance of `self.Options`."""
+        """Keep the options and the context; touch no source yet.
+
+        `options` is an instance of `self.Options`.
+        """
         self.options = options
         self.context = context
         self.host = context.host
@@ -233,7 +293,8 @@ class Collector(ABC):
     def absent(cls, options: Any, host: Host) -> str | None:  # noqa: ARG003 - for the subclass
         """Say why this machine cannot have the source, or None if it may.
 
-        Asked in the agent before each collection: cheap, and nothing that can hang. A worker whose collectors are all absent is ended.
+        Asked in the agent before each collection: cheap, and nothing that can hang. A worker whose
+        collectors are all absent is ended.
         """
         return None
 

@@ -1,8 +1,12 @@
-"""What a collector counts and remembers over a restart of the agent within one boot: a small JSON file, replaced as a whole.
+"""What a collector counts and remembers over a restart of the agent within one boot.
 
-It is not synced to the disk. It holds only for the boot that wrote it, and within a boot a renamed file is seen whole by whoever opens it
-next, whatever happened to its writer; after a power failure the boot is another one, and what the file holds is not looked at. So there
-is no fsync, which could block the agent for as long as the disk is busy. The directory has to be a local one.
+A small JSON file, replaced as a whole.
+
+It is not synced to the disk. It holds only for the boot that wrote it, and within a boot a renamed
+file is seen whole by whoever opens it next, whatever happened to its writer; after a power failure
+the boot is another one, and what the file holds is not looked at. So there is no fsync. The file is
+written by a child, as even without one a write can hang with its disk. The directory has to be a
+local one.
 """
 
 from __future__ import annotations
@@ -11,25 +15,33 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import state_file
-from dshealthd.host import read
+from dshealthd.core import state_file
+from dshealthd.core.host import read
+from dshealthd.core.state_writer import LatestWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
-    from dshealthd.collector import Metric
+    from dshealthd.core.collector import Metric
 
 OTHER = "other"
 
 
-class Tally:
-    """Values by metric and labels, bounded in number: what comes beyond the limit is counted as the series "other"."""
+class PersistentCounters:
+    """Values by metric and labels, bounded in number.
 
-    def __init__(self, widths: Mapping[Metric, int], limit: int, fixed: Collection[Metric] = ()) -> None:
-        """`widths` is the number of labels that each metric is counted by, `limit` the most series of all of them.
+    What comes beyond the limit is counted as the series "other".
+    """
 
-        The limit is not for the metrics of `fixed`, whose label values the caller takes from a list of its own.
+    def __init__(
+        self, widths: Mapping[Metric, int], limit: int, fixed: Collection[Metric] = ()
+    ) -> None:
+        """`widths` is the number of labels that each metric is counted by, `limit` the most series
+        of all of them.
+
+        The limit is not for the metrics of `fixed`, whose label values the caller takes from a list
+        of its own.
         """
         self._widths = widths
         self._names = {metric.name: metric for metric in widths}
@@ -65,12 +77,17 @@ class Tally:
         return [[metric.name, list(labels), value] for metric, labels, value in self]
 
     def restore(self, rows: Any) -> None:
-        """Take over what `rows` gave once; ValueError, and nothing is taken over, if it makes no sense."""
+        """Take over what `rows` gave once.
+
+        ValueError, and nothing is taken over, if it makes no sense.
+        """
         values = {}
         try:
             for name, labels, value in rows:
                 metric = self._names[name]
-                if len(labels) != self._widths[metric] or not all(isinstance(label, str) for label in labels):
+                if len(labels) != self._widths[metric] or not all(
+                    isinstance(label, str) for label in labels
+                ):
                     message = f"{name} with the labels {labels}"
                     raise ValueError(message)
                 if type(value) not in {int, float} or not 0 <= value < math.inf:
@@ -89,18 +106,28 @@ class Tally:
         return metric, ("",) * (len(labels) - 1) + (OTHER,)
 
 
-class Ledger:
+class CounterFile:
     """The file of one collector."""
 
-    def __init__(self, directory: Path, name: str, boot_id: str) -> None:
-        """Name the file after `name`; `boot_id` says for which boot its content holds."""
+    def __init__(
+        self, directory: Path, name: str, boot_id: str, read: Callable[[str], str] = read
+    ) -> None:
+        """Name the file after `name`; `boot_id` says for which boot its content holds.
+
+        `read` returns the content of a file, OSError.
+        """
+        self._read = read
         self.place = f"{directory}/{name}.json"
         self._boot_id = boot_id
+        self.writer = LatestWriter(self._replace, name)
 
     def load(self) -> dict[str, Any] | None:
-        """Return what this boot saved; None if it has not saved yet. OSError or ValueError if the file cannot be understood."""
+        """Return what this boot saved; None if it has not saved yet.
+
+        OSError or ValueError if the file cannot be understood.
+        """
         try:
-            document = json.loads(read(self.place))
+            document = json.loads(self._read(self.place))
         except FileNotFoundError:
             return None
         except RecursionError as error:
@@ -113,6 +140,13 @@ class Ledger:
         raise ValueError(message)
 
     def save(self, document: Mapping[str, Any]) -> None:
-        """Replace the file. On OSError the old one is as it was."""
-        content = json.dumps({"boot_id": self._boot_id, **document}, separators=(",", ":")).encode()
-        state_file.replace(self.place, content, durable=False)
+        """Replace the file soon; the newest document wins. OSError if that cannot even begin.
+
+        What comes of it is in `writer`: the disk may hang.
+        """
+        self.writer.put(
+            json.dumps({"boot_id": self._boot_id, **document}, separators=(",", ":")).encode()
+        )
+
+    def _replace(self, content: bytes) -> None:
+        state_file.replace_in_child(self.place, content)

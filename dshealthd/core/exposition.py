@@ -1,7 +1,8 @@
 """Samples as Prometheus text and OpenMetrics text.
 
-Byte for byte what `prometheus_client` writes for the same families (a test proves it), at about a tenth of its cost: the part of a
-line before its value is kept from tick to tick, as the series hardly change.
+Byte for byte what `prometheus_client` writes for the same families (a test proves it), at about a
+tenth of its cost: the part of a line before its value is kept from tick to tick, as the series
+hardly change.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Kind, Metric
+from dshealthd.core.collector import Kind, Metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dshealthd.collector import Sample
+    from dshealthd.core.collector import Sample
 
 MAX_LABEL_LENGTH = 128
 EXPONENT_FROM = 6
@@ -49,7 +50,9 @@ def negotiate(accept: str) -> Format:
 
 
 def render(samples: Iterable[Sample], format: Format) -> str:
-    """Return the families of `samples` as text, each with its HELP and TYPE; `Format.end` is not added.
+    """Return the families of `samples` as text, each with its HELP and TYPE.
+
+    `Format.end` is not added.
 
     Of two samples with the same labels the first one counts.
     """
@@ -68,7 +71,9 @@ def render(samples: Iterable[Sample], format: Format) -> str:
             series = known.get(labels)
             if series is None:
                 series = known[labels] = _series(metric, labels)
-            lines.append(f"{series} {repr(float(value)) if 0 <= value < PLAIN_BELOW else number(value)}\n")
+            lines.append(
+                f"{series} {repr(float(value)) if 0 <= value < PLAIN_BELOW else number(value)}\n"
+            )
     return "".join(lines)
 
 

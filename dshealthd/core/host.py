@@ -1,6 +1,7 @@
 """The machine as files: where `/proc`, `/sys` and `/dev` are, and how one reads them.
 
-The roots can be moved, as node_exporter's `--path.*` move them: to a container's view of its host, or to a fixture.
+The roots can be moved, as node_exporter's `--path.*` move them: to a container's view of its host,
+or to a fixture.
 """
 
 from __future__ import annotations
@@ -9,19 +10,26 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dshealthd.options import option
+from dshealthd.core.options import option
 
 _CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """Roots of the file systems that describe a machine. Paths are given to its methods relative to a root."""
+    """Roots of the file systems that describe a machine.
+
+    Paths are given to its methods relative to a root.
+    """
 
     procfs: Path = option(Path("/proc"), "Where procfs is mounted.")
     sysfs: Path = option(Path("/sys"), "Where sysfs is mounted.")
     dev: Path = option(Path("/dev"), "Where the device files are.")
-    rootfs: Path = option(Path("/"), "Where the host's root file system is; absolute paths of the config are looked up below it.")
+    rootfs: Path = option(
+        Path("/"),
+        "Where the host's root file system is; absolute paths of the config are looked up "
+        "below it.",
+    )
 
     def proc(self, path: str) -> str:
         """Return the place of a file below `/proc`."""
@@ -49,7 +57,9 @@ def read(place: str, limit: int = 1 << 20) -> str:
 
 
 def read_bytes(place: str, limit: int = 1 << 20) -> bytes:
-    """Return the content of a small file, at most `limit` bytes, in as few system calls as the kernel allows."""
+    """Return the content of a small file, at most `limit` bytes, in as few system calls as the
+    kernel allows.
+    """
     descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         chunks = []

@@ -1,7 +1,8 @@
-"""Typed options: dataclasses decoded from TOML tables, every error collected with the path of its key.
+"""Typed options: dataclasses decoded from TOML tables, every error collected with the path of its
+key.
 
-An option is a dataclass field made by `option(default, doc)`; its type says what TOML may hold. The same declaration makes the
-reference file (`docs/dshealthd.toml`).
+An option is a dataclass field made by `option(default, doc)`; its type says what TOML may hold. The
+same declaration makes the reference file (`docs/dshealthd.toml`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
-_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
+_DURATION = re.compile(
+    r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?"
+)
 
 
 class Duration(float):
@@ -47,10 +50,15 @@ def option(
     minimum: float | str | None = None,
     maximum: float | None = None,
 ) -> Any:
-    """Declare an option with its default, its documentation and its bounds; a duration is written as text."""
+    """Declare an option with its default, its documentation and its bounds.
+
+    A duration is written as text.
+    """
     metadata = {"doc": doc, "minimum": minimum, "maximum": maximum}
     if isinstance(default, list):
-        return dataclasses.field(default_factory=lambda: tuple(default), metadata={**metadata, "default": tuple(default)})
+        return dataclasses.field(
+            default_factory=lambda: tuple(default), metadata={**metadata, "default": tuple(default)}
+        )
     if isinstance(default, str) and _DURATION.fullmatch(default) and default:
         default = Duration.parse(default)
     return dataclasses.field(default=default, metadata={**metadata, "default": default})
@@ -65,7 +73,10 @@ class Errors(list[str]):
 
 
 def decode(schema: type[T], table: object, key: str, errors: Errors) -> T:
-    """Return `schema` filled from a TOML table; what is wrong goes into `errors`, and the default stands in its place."""
+    """Return `schema` filled from a TOML table.
+
+    What is wrong goes into `errors`, and the default stands in its place.
+    """
     if not isinstance(table, dict):
         errors.add(key, f"must be a table, not {_toml_type(table)}")
         return schema()
@@ -75,7 +86,9 @@ def decode(schema: type[T], table: object, key: str, errors: Errors) -> T:
         if name not in fields:
             errors.add(join(key, name), unknown(name, fields))
     values = {
-        name: _value(hints[name], fields[name].metadata, value, join(key, name), errors) for name, value in table.items() if name in fields
+        name: _value(hints[name], fields[name].metadata, value, join(key, name), errors)
+        for name, value in table.items()
+        if name in fields
     }
     before = len(errors)
     values = {name: value for name, value in values.items() if value is not _BAD}
@@ -95,13 +108,19 @@ def join(key: str, name: str) -> str:
 def unknown(name: str, known: typing.Iterable[str]) -> str:
     """Say that a key is unknown, and which one may be meant."""
     close = difflib.get_close_matches(name, list(known), n=1)
-    return f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known are {', '.join(sorted(known))}"
+    return (
+        f"unknown key; did you mean {close[0]}?"
+        if close
+        else f"unknown key; known are {', '.join(sorted(known))}"
+    )
 
 
 _BAD: Any = object()
 
 
-def _value(hint: Any, metadata: typing.Mapping[str, Any], value: object, key: str, errors: Errors) -> Any:
+def _value(
+    hint: Any, metadata: typing.Mapping[str, Any], value: object, key: str, errors: Errors
+) -> Any:
     """Convert one TOML value to the type that `hint` asks for; `_BAD` when it cannot be."""
     if dataclasses.is_dataclass(hint):
         return decode(hint, value, key, errors)  # type: ignore[arg-type] # is_dataclass also admits instances
@@ -109,7 +128,9 @@ def _value(hint: Any, metadata: typing.Mapping[str, Any], value: object, key: st
         converted = _convert(hint, value)
         _bound(converted, metadata)
     except ValueError as error:
-        errors.add(key, f"{_show(value)} is {error}" if str(error).startswith("not ") else str(error))
+        errors.add(
+            key, f"{_show(value)} is {error}" if str(error).startswith("not ") else str(error)
+        )
         return _BAD
     return converted
 
@@ -137,7 +158,12 @@ def _convert(hint: Any, value: object) -> Any:
         return float(value)
     if hint in (bool, int, float, str) and type(value) is hint:
         return value
-    names = {Duration: 'a duration such as "5s"', Path: "a string with a path", bool: "true or false", int: "an integer"}
+    names = {
+        Duration: 'a duration such as "5s"',
+        Path: "a string with a path",
+        bool: "true or false",
+        int: "an integer",
+    }
     message = f"must be {names.get(hint, {float: 'a number', str: 'a string'}.get(hint, str(hint)))}, not {_toml_type(value)}"
     raise ValueError(message)
 
@@ -156,12 +182,29 @@ def _bound(value: Any, metadata: typing.Mapping[str, Any]) -> None:
 
 
 def _show(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        f'"{value}"'
+        if isinstance(value, str)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
 
 
 def _toml_type(value: object) -> str:
-    names = {str: "a string", bool: "a boolean", int: "an integer", float: "a float", list: "an array", dict: "a table"}
-    return f"{names.get(type(value), type(value).__name__)} ({value})" if not isinstance(value, dict | list) else names[type(value)]
+    names = {
+        str: "a string",
+        bool: "a boolean",
+        int: "an integer",
+        float: "a float",
+        list: "an array",
+        dict: "a table",
+    }
+    return (
+        f"{names.get(type(value), type(value).__name__)} ({value})"
+        if not isinstance(value, dict | list)
+        else names[type(value)]
+    )
 
 
 def encode(options: Any) -> dict[str, Any]:

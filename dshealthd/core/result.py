@@ -8,12 +8,12 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Fault, NotAvailable, Reason, Sample, SourceError
+from dshealthd.core.collector import Fault, NotAvailable, Reason, Sample, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dshealthd.collector import Collector
+    from dshealthd.core.collector import Collector
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,10 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one attempt gave. An attempt that fails half-way keeps the samples it had: they are of this moment."""
+    """What one attempt gave.
+
+    An attempt that fails half-way keeps the samples it had: they are of this moment.
+    """
 
     outcome: Outcome
     samples: tuple[Sample, ...] = ()
@@ -62,7 +65,10 @@ def os_reason(error: OSError) -> Reason:
 
 
 def attempt(collector: Collector, monotonic: Callable[[], float]) -> Result:
-    """Run `collect()` once and return its result. Nothing that a collector does escapes from here."""
+    """Run `collect()` once and return its result.
+
+    Nothing that a collector does escapes from here.
+    """
     started = monotonic()
     samples: list[Sample] = []
     faults: list[Fault] = []
@@ -76,10 +82,18 @@ def attempt(collector: Collector, monotonic: Callable[[], float]) -> Result:
     except NotAvailable as absence:
         return not_available(str(absence))
     except SourceError as error:
-        outcome, reason, detail, replace = Outcome.ERROR, error.reason, error.detail, error.replace_worker
+        outcome, reason, detail, replace = (
+            Outcome.ERROR,
+            error.reason,
+            error.detail,
+            error.replace_worker,
+        )
     except OSError as error:
         outcome, reason, detail = Outcome.ERROR, os_reason(error), str(error)
-    except Exception as error:  # the one place that catches everything: a defect in one collector must not end the agent
+    except Exception as error:
+        # the one place that catches everything: a defect in one collector must not end the agent
         log.exception("collector %s failed; this is a defect of dshealthd", collector.name)
         outcome, reason, detail = Outcome.ERROR, Reason.INTERNAL, f"{type(error).__name__}: {error}"
-    return Result(outcome, tuple(samples), tuple(faults), reason, detail, monotonic() - started, replace)
+    return Result(
+        outcome, tuple(samples), tuple(faults), reason, detail, monotonic() - started, replace
+    )

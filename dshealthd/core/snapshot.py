@@ -1,4 +1,7 @@
-"""The last result of every collector: what a scrape and the page read. Nothing here touches hardware."""
+"""The last result of every collector: what a scrape and the page read.
+
+Nothing here touches hardware.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,39 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Reason, Sample, counter, gauge
-from dshealthd.exposition import Format, render
-from dshealthd.result import Outcome, Result, not_available
+from dshealthd.core.collector import Reason, Sample, counter, gauge
+from dshealthd.core.exposition import Format, render
+from dshealthd.core.result import Outcome, Result, not_available
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from dshealthd.collector import Fault
+    from dshealthd.core.collector import Fault
 
-AVAILABLE = gauge("dshealthd_collector_available", "1 if this machine has the collector's source, 0 if it has no such thing.", "collector")
-UP = gauge(
-    "dshealthd_collector_up",
-    "1 if the last collection read its source, 0 if it failed; absent where the source is not available.",
+AVAILABLE = gauge(
+    "dshealthd_collector_available",
+    "1 if this machine has the collector's source, 0 if it has no such thing.",
     "collector",
 )
-FAILING = gauge("dshealthd_collector_failing", "1 while the collection, or one part of it, fails for this reason.", "collector", "reason")
-DURATION = gauge("dshealthd_collector_duration_seconds", "How long the last collection took.", "collector")
+UP = gauge(
+    "dshealthd_collector_up",
+    "1 if the last collection read its source, 0 if it failed; absent where the source is "
+    "not available.",
+    "collector",
+)
+FAILING = gauge(
+    "dshealthd_collector_failing",
+    "1 while the collection, or one part of it, fails for this reason.",
+    "collector",
+    "reason",
+)
+DURATION = gauge(
+    "dshealthd_collector_duration_seconds", "How long the last collection took.", "collector"
+)
 LAST_SUCCESS = gauge(
-    "dshealthd_collector_last_success_timestamp_seconds", "Unix time of the last collection that read its source.", "collector"
+    "dshealthd_collector_last_success_timestamp_seconds",
+    "Unix time of the last collection that read its source.",
+    "collector",
 )
 ERRORS = counter(
     "dshealthd_collector_errors_total",
@@ -53,10 +70,17 @@ class Latest:
 
     def expired(self, now: float) -> bool:
         """Tell whether samples are too old to be shown."""
-        return self.sampled is not None and self.result.outcome is Outcome.OK and now - self.sampled > self.expires_after
+        return (
+            self.sampled is not None
+            and self.result.outcome is Outcome.OK
+            and now - self.sampled > self.expires_after
+        )
 
     def reasons(self, now: float) -> dict[Reason, Fault | None]:
-        """Return why the collection or parts of it fail at present; the value is the first fault of that reason, if it is a part's."""
+        """Return why the collection or parts of it fail at present.
+
+        The value is the first fault of that reason, if it is a part's.
+        """
         reasons: dict[Reason, Fault | None] = {}
         if self.expired(now):
             reasons[Reason.EXPIRED] = None
@@ -68,7 +92,10 @@ class Latest:
 
 
 class Snapshot:
-    """Holds one `Latest` a collector and gives them as text; a scrape of unchanged results is one cached string."""
+    """Holds one `Latest` a collector and gives them as text.
+
+    A scrape of unchanged results is one cached string.
+    """
 
     def __init__(self, monotonic: Callable[[], float], wall: Callable[[], float]) -> None:
         """Start empty; `monotonic` and `wall` are clocks in seconds."""
@@ -123,7 +150,7 @@ class Snapshot:
         if now > self._fresh_until:
             self._body.clear()
         if format not in self._body:
-            parts = [render((*self._health(now), *extra()), format)]
+            parts = [render((*self.health(now), *extra()), format)]
             for latest in self:
                 if latest.expired(now):
                     continue
@@ -133,19 +160,31 @@ class Snapshot:
             parts.append(format.end)
             self._body[format] = "".join(parts).encode()
             self._fresh_until = min(
-                (at.sampled + at.expires_after for at in self if at.sampled is not None and not at.expired(now)), default=now
+                (
+                    at.sampled + at.expires_after
+                    for at in self
+                    if at.sampled is not None and not at.expired(now)
+                ),
+                default=now,
             )
         return self._body[format]
 
-    def _health(self, now: float) -> Iterator[Sample]:
-        """Yield what is known of the collectors themselves."""
+    def health(self, now: float | None = None) -> Iterator[Sample]:
+        """Yield what is known of the collectors themselves, at monotonic time `now` or at this
+        moment.
+        """
+        if now is None:
+            now = self._monotonic()
         for latest in self:
             if latest.sampled is None:
                 continue
             available = latest.result.outcome is not Outcome.NOT_AVAILABLE
             yield AVAILABLE(float(available), latest.name)
             if available:
-                yield UP(float(latest.result.outcome is Outcome.OK and not latest.expired(now)), latest.name)
+                yield UP(
+                    float(latest.result.outcome is Outcome.OK and not latest.expired(now)),
+                    latest.name,
+                )
                 yield DURATION(latest.result.duration, latest.name)
             for reason in latest.reasons(now):
                 yield FAILING(1.0, latest.name, reason)

@@ -9,7 +9,10 @@ import stat
 
 
 def clear(path: str, kind: socket.SocketKind) -> None:
-    """Remove the socket of a process that has ended. OSError if it has not (EADDRINUSE), or if something else is there (EEXIST)."""
+    """Remove the socket of a process that has ended.
+
+    OSError if it has not (EADDRINUSE), or if something else is there (EEXIST).
+    """
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise FileExistsError(errno.EEXIST, "something that is no socket is there", path)

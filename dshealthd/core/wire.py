@@ -1,6 +1,9 @@
-"""Frames between the agent and its workers: a length of four bytes, big-endian, and that many bytes of JSON.
+"""Frames between the agent and its workers.
 
-JSON and not pickle: a worker whose library corrupted its memory can send nonsense, but nothing that runs in the agent.
+A length of four bytes, big-endian, and that many bytes of JSON.
+
+JSON and not pickle: a worker whose library corrupted its memory can send nonsense, but nothing that
+runs in the agent.
 """
 
 from __future__ import annotations
@@ -11,18 +14,24 @@ import os
 import struct
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.collector import Fault, Reason, Sample
-from dshealthd.result import Outcome, Result
+from dshealthd.core.collector import Fault, Reason, Sample
+from dshealthd.core.result import Outcome, Result
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator, Mapping
 
-    from dshealthd.collector import Metric
+    from dshealthd.core.collector import Metric
 
 LENGTH = struct.Struct(">I")
 MAX_FRAME = 16 << 20
 MAX_SERIES = 1 << 16
+"""Series that a worker has named: what an agent can have to remember of one that goes mad."""
+_RENAMED = MAX_SERIES // 4
+"""Series after which all are named anew, so that those of jobs that have ended are forgotten.
+
+A worker has some thousands at a time; to name them all is a few hundred KiB, once in days.
+"""
 
 type_error = (TypeError, ValueError, KeyError, IndexError, AttributeError)
 """What a frame of the wrong shape raises while it is taken apart."""
@@ -42,7 +51,10 @@ def frames(channel: socket.socket) -> Iterator[dict[str, Any]]:
 
 
 class Encoder:
-    """Packs results in a worker. A series is named once; from then on its number stands for it."""
+    """Packs results in a worker.
+
+    A series is named once; from then on its number stands for it, until all are forgotten.
+    """
 
     def __init__(self) -> None:
         """Know no series yet."""
@@ -51,6 +63,9 @@ class Encoder:
     def pack(self, name: str, result: Result) -> bytes:
         """Return the frame that carries one collector's result."""
         numbers = self._numbers
+        forget = len(numbers) > _RENAMED
+        if forget:
+            numbers.clear()
         new: list[tuple[str, tuple[str, ...]]] = []
         samples: list[float] = []  # number and value in turn
         for metric, labels, value in result.samples:
@@ -64,6 +79,7 @@ class Encoder:
             {
                 "result": name,
                 "outcome": result.outcome,
+                "forget": forget,
                 "series": new,
                 "samples": samples,
                 "faults": result.faults,
@@ -84,8 +100,13 @@ class Decoder:
         self._series: list[tuple[Metric, tuple[str, ...]]] = []
 
     def unpack(self, message: Mapping[str, Any]) -> Result:
-        """Return the result that a frame carries; raises one of `type_error` when the frame does not hold one."""
+        """Return the result that a frame carries.
+
+        Raises one of `type_error` when the frame does not hold one.
+        """
         metrics, series = self._metrics[message["result"]], self._series
+        if message["forget"]:
+            series.clear()
         series += [(metrics[name], tuple(map(str, labels))) for name, labels in message["series"]]
         if len(series) > MAX_SERIES:
             excess = f"more than {MAX_SERIES} series"
@@ -94,9 +115,13 @@ class Decoder:
         return Result(
             outcome=Outcome(message["outcome"]),
             samples=tuple(
-                Sample(series[number][0], series[number][1], float(value)) for number, value in zip(numbers, numbers, strict=True)
+                Sample(series[number][0], series[number][1], float(value))
+                for number, value in zip(numbers, numbers, strict=True)
             ),
-            faults=tuple(Fault(str(part), Reason(reason), str(detail)) for part, reason, detail in message["faults"]),
+            faults=tuple(
+                Fault(str(part), Reason(reason), str(detail))
+                for part, reason, detail in message["faults"]
+            ),
             reason=None if message["reason"] is None else Reason(message["reason"]),
             detail=str(message["detail"]),
             duration=float(message["duration"]),
@@ -107,8 +132,8 @@ class Decoder:
 class Progress:
     """A page that a worker and the agent share: which part the worker has come to, and when.
 
-    A worker writes it before each part it touches, the agent looks only when an answer is overdue; so saying where one is costs neither a
-    system call.
+    A worker writes it before each part it touches, the agent looks only when an answer is overdue;
+    so saying where one is costs neither a system call.
     """
 
     _HEAD = struct.Struct("=QdI")
@@ -127,7 +152,10 @@ class Progress:
         return descriptor
 
     def write(self, now: float, collector: str, part: str) -> None:
-        """Say that what follows touches a part (or none, if empty) for a collector; `now` is monotonic time in seconds."""
+        """Say that what follows touches a part (or none, if empty) for a collector.
+
+        `now` is monotonic time in seconds.
+        """
         text = f"{collector}\n{part}".encode()[: self._SIZE - self._HEAD.size]
         self._count += 2
         self._HEAD.pack_into(self._page, 0, self._count - 1, now, len(text))  # odd: being written
@@ -135,7 +163,10 @@ class Progress:
         self._HEAD.pack_into(self._page, 0, self._count, now, len(text))
 
     def read(self) -> tuple[float, str, str]:
-        """Return since when, in monotonic seconds, the worker is at which collector and part; both empty while that is being written."""
+        """Return since when, in monotonic seconds, the worker is at which collector and part.
+
+        Both empty while that is being written.
+        """
         count, since, length = self._HEAD.unpack_from(self._page)
         text = self._page[self._HEAD.size : self._HEAD.size + min(length, self._SIZE)]
         if count % 2 or self._HEAD.unpack_from(self._page)[0] != count:

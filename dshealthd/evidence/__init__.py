@@ -1,1 +1,3 @@
-"""Evidence of a hang: what is kept of a job that stands still, in one directory, before somebody ends it."""
+"""Evidence of a hang: what is kept of a job that is hung, in one directory, before somebody
+ends it.
+"""

@@ -1,11 +1,11 @@
 """The collecting process: `python -m dshealthd.evidence DESCRIPTOR`, a socket to the agent.
 
-The agent asks, is told the name of the bundle once it is begun, gives its metrics again some seconds later, and is told how it ended:
+The agent asks, is told the name of the bundle once it is begun, gives its metrics again some
+seconds later, and is told how it ended:
 
-→ {"case": {…}, "host": {…}, "directory": PATH, "limits": {…}, "begun": SECONDS, "node": NAME, "metrics": TEXT, "probes": {…}}
-← {"bundle": NAME}
-→ {"metrics": TEXT, "interval": SECONDS}
-← {"outcome": OUTCOME, "detail": TEXT, "kept": {NAME: BYTES}}
+→ {"case": {…}, "host": {…}, "directory": PATH, "limits": {…}, "begun": SECONDS, "node": NAME,
+"metrics": TEXT, "probes": {…}} ← {"bundle": NAME} → {"metrics": TEXT, "interval": SECONDS} ←
+{"outcome": OUTCOME, "detail": TEXT, "kept": {NAME: BYTES}}
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dshealthd import wire
+from dshealthd.core import wire
+from dshealthd.core.host import Host, read_bytes
+from dshealthd.core.options import Errors, decode
 from dshealthd.evidence import bundle as bundles
 from dshealthd.evidence.collection import Collection
 from dshealthd.evidence.findings import Case
 from dshealthd.evidence.stacks import find_py_spy
-from dshealthd.host import Host
-from dshealthd.options import Errors, decode
+from dshealthd.jobs.ownership import parse_user
 
 PATIENCE = 20.0
 """Seconds to wait for the second exposition after all else is done."""
@@ -42,23 +43,39 @@ def main(descriptor: int) -> None:
     except OSError as error:
         answer = {"outcome": "failed", "detail": str(error)}
     try:
-        kept = {entry.name: bundles.size(directory / entry.name) for entry in bundles.kept(directory)}
+        kept = {
+            entry.name: bundles.size(directory / entry.name) for entry in bundles.kept(directory)
+        }
     except OSError as error:
         kept = {}
         answer["detail"] += f"; {error}"
     channel.sendall(wire.pack({**answer, "kept": kept}))
 
 
-def _take(request: dict[str, Any], directory: Path, channel: socket.socket, messages: Any) -> dict[str, Any]:
+def _take(
+    request: dict[str, Any], directory: Path, channel: socket.socket, messages: Any
+) -> dict[str, Any]:
     """Make a bundle. `Refused`, OSError."""
-    case = Case(**{**request["case"], "culprits": _pairs(request["case"]["culprits"]), "ranks": _pairs(request["case"]["ranks"])})
+    case = Case(
+        **{
+            **request["case"],
+            "culprits": _pairs(request["case"]["culprits"]),
+            "ranks": _pairs(request["case"]["ranks"]),
+        }
+    )
     begun = request["begun"]
-    bundle = bundles.make(directory, case.job, begun, **request["limits"])
     errors = Errors()
     host = decode(Host, request["host"], "", errors)
     if errors:
         raise ValueError("; ".join(errors))
-    collection = Collection(case, host, bundle, node=request["node"], begun=begun, py_spy=find_py_spy())
+    user = next(
+        (found for _, pid in case.ranks if (found := _user(host, pid)) is not None),
+        None,
+    )
+    bundle = bundles.make(directory, case.job, begun, user=user, **request["limits"])
+    collection = Collection(
+        case, host, bundle, node=request["node"], begun=begun, py_spy=find_py_spy()
+    )
     collection.begin(request["metrics"], request["probes"])
     channel.sendall(wire.pack({"bundle": bundle.path.name}))
     collection.collect()
@@ -68,7 +85,18 @@ def _take(request: dict[str, Any], directory: Path, channel: socket.socket, mess
     except TimeoutError:
         later = {}
     collection.end(later.get("metrics"), later.get("interval", 0.0))
-    return {"outcome": "complete" if collection.whole else "partial", "detail": "; ".join(collection.findings.missing)[:500]}
+    return {
+        "outcome": "complete" if collection.whole else "partial",
+        "detail": "; ".join(collection.findings.missing)[:500],
+    }
+
+
+def _user(host: Host, pid: int) -> int | None:
+    """Return whose a rank is; None if it has ended."""
+    try:
+        return parse_user(read_bytes(host.proc(f"{pid}/status"), 1 << 16))
+    except (OSError, ValueError):
+        return None
 
 
 def _pairs(value: list[list[Any]]) -> tuple[tuple[Any, Any], ...]:

@@ -1,4 +1,7 @@
-"""Bundles: directories of evidence below the agent's state, named by time and job; none but the agent's user can read them."""
+"""Bundles: directories of evidence below the agent's state, named by time and job.
+
+None but the agent's user can read them.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,19 @@ import re
 import shutil
 import stat
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from dshealthd.core.host import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 SUMMARY = "summary.txt"
+_USER = "user.txt"
+"""The uid of the job that a bundle is of; there is none where evidence was taken by hand."""
 _NAME = re.compile(r"(\d{8}T\d{6}Z)-([A-Za-z0-9_.-]{1,80}?)(?:-again(\d+))?")
 _FILE = re.compile(r"[a-z0-9][a-z0-9.-]{0,80}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
@@ -49,9 +57,14 @@ def parse_name(name: str) -> Kept | None:
 
 
 def kept(directory: Path) -> list[Kept]:
-    """Return the bundles that are there, the oldest first; OSError if that cannot be told, none where there is no directory."""
+    """Return the bundles that are there, the oldest first.
+
+    OSError if that cannot be told, none where there is no directory.
+    """
     try:
-        found = [bundle for name in os.listdir(directory) if (bundle := parse_name(name)) is not None]
+        found = [
+            bundle for name in os.listdir(directory) if (bundle := parse_name(name)) is not None
+        ]
     except FileNotFoundError:
         return []
     return sorted(found, key=lambda bundle: (bundle.taken, bundle.name))
@@ -59,11 +72,18 @@ def kept(directory: Path) -> list[Kept]:
 
 def size(directory: str | Path) -> int:
     """Return the bytes of all files in a directory and below."""
-    return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(directory) for name in names)
+    return sum(
+        os.lstat(os.path.join(folder, name)).st_size
+        for folder, _, names in os.walk(directory)
+        for name in names
+    )
 
 
 class Bundle:
-    """A new bundle, with room for so many bytes. Its files are reached through its directory's descriptor, wherever a path may lead."""
+    """A new bundle, with room for so many bytes.
+
+    Its files are reached through its directory's descriptor, wherever a path may lead.
+    """
 
     def __init__(self, path: Path, max_bytes: int, owner: tuple[int, int]) -> None:
         """Make the directory, which becomes `owner`'s (user and group) at `hand_over`. OSError."""
@@ -76,7 +96,10 @@ class Bundle:
         self._left = max_bytes
 
     def append(self, name: str, data: bytes) -> None:
-        """Append to a file of the bundle; what goes beyond the room is left out. ValueError if the name is none for a file. OSError."""
+        """Append to a file of the bundle; what goes beyond the room is left out.
+
+        ValueError if the name is none for a file. OSError.
+        """
         if not _FILE.fullmatch(name):
             message = f"no name for a file of evidence: {name[:100]!r}"
             raise ValueError(message)
@@ -86,17 +109,28 @@ class Bundle:
         with os.fdopen(self._open(name, os.O_APPEND), "wb") as file:
             file.write(data)
 
+    def read(self, name: str) -> bytes:
+        """Return the content of a file of the bundle. OSError."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(name, flags, dir_fd=self._directory), "rb") as file:
+            return file.read()
+
     def summarize(self, text: str) -> None:
         """Replace the summary whole, which always has room. OSError."""
         new = f".{SUMMARY}"
-        with os.fdopen(self._open(new, os.O_TRUNC), "w", encoding="utf-8", errors="replace") as file:
+        with os.fdopen(
+            self._open(new, os.O_TRUNC), "w", encoding="utf-8", errors="replace"
+        ) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(new, SUMMARY, src_dir_fd=self._directory, dst_dir_fd=self._directory)
 
     def hand_over(self) -> None:
-        """Give the bundle to its owner, where another took it: somebody by hand, for the agent to keep. OSError."""
+        """Give the bundle to its owner, where another took it.
+
+        Somebody by hand, for the agent to keep. OSError.
+        """
         if self._owner[0] != os.geteuid():
             for name in os.listdir(self._directory):
                 os.chown(name, *self._owner, dir_fd=self._directory, follow_symlinks=False)
@@ -108,9 +142,12 @@ class Bundle:
 
 
 def _place(directory: Path) -> tuple[int, int]:
-    """Make the directory of all bundles, if there is none, and return whose it is. `Refused` if others can read it, OSError.
+    """Make the directory of all bundles, if there is none, and return whose it is.
 
-    It belongs to the owner of the directory above it, the agent's; only root may keep bundles for another.
+    `Refused` if others can read it, OSError.
+
+    It belongs to the owner of the directory above it, the agent's; only root may keep bundles for
+    another.
     """
     above = os.stat(directory.parent)
     try:
@@ -120,42 +157,89 @@ def _place(directory: Path) -> tuple[int, int]:
     except FileExistsError:
         pass
     found = os.lstat(directory)
-    if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077 or (os.geteuid() and found.st_uid != os.geteuid()):
+    if (
+        not stat.S_ISDIR(found.st_mode)
+        or found.st_mode & 0o077
+        or (os.geteuid() and found.st_uid != os.geteuid())
+    ):
         message = f"{directory} is not a directory that only its owner, the agent's user, can read"
         raise Refused(message)
     return found.st_uid, found.st_gid
 
 
-def make(directory: Path, job: str, now: float, *, max_bundles: int, max_bytes: int, bundle_bytes: int, min_free: int) -> Bundle:
-    """Make a new bundle below a directory, after removing the oldest ones that there is no room for beside it.
+def make(
+    directory: Path,
+    job: str,
+    now: float,
+    *,
+    user: int | None = None,
+    max_bundles: int,
+    max_bytes: int,
+    bundle_bytes: int,
+    min_free: int,
+) -> Bundle:
+    """Make a new bundle below a directory, after removing the oldest ones that there is no room for
+    beside it.
 
-    `now` is Unix time; all sizes are in bytes. `Refused` where the file system would be left with less than `min_free`, OSError.
+    `now` is Unix time; all sizes are in bytes. Room is made at the cost of the user who has most,
+    the new bundle counted, so that nobody's many jobs take another's evidence. `Refused` where the
+    file system would be left with less than `min_free`, OSError.
     """
     owner = _place(directory)
-    for old in _surplus(directory, max_bundles - 1, max_bytes - bundle_bytes):
+    for old in _surplus(directory, max_bundles, max_bytes, user, bundle_bytes):
         shutil.rmtree(directory / old)
     disk = os.statvfs(directory)
     free = disk.f_bavail * disk.f_frsize
     if free < min_free + bundle_bytes:
         message = (
-            f"{directory}: {free >> 20} MiB are free, and {min_free >> 20} MiB must be left after a bundle of {bundle_bytes >> 20} MiB"
+            f"{directory}: {free >> 20} MiB are free, and {min_free >> 20} MiB must be left "
+            f"after a bundle of {bundle_bytes >> 20} MiB"
         )
         raise Refused(message)
     stem = f"{time.strftime(_TIME, time.gmtime(now))}-{_UNSAFE.sub('_', job)[:80] or 'all'}"
     for name in (stem, *(f"{stem}-again{number}" for number in range(2, 10))):
         try:
-            return Bundle(directory / name, bundle_bytes, owner)
+            bundle = Bundle(directory / name, bundle_bytes, owner)
         except FileExistsError:
             continue
+        if user is not None:
+            bundle.append(_USER, b"%d\n" % user)
+        return bundle
     message = f"{directory / stem} and others of its name are there already"
     raise Refused(message)
 
 
-def _surplus(directory: Path, most: int, most_bytes: int) -> Iterator[str]:
-    """Yield the bundles that must go so that so many, and so many bytes, are left; the oldest first."""
-    bundles = kept(directory)
-    sizes = {bundle.name: size(directory / bundle.name) for bundle in bundles}
-    while bundles and (len(bundles) > most or sum(sizes.values()) > most_bytes):
-        oldest = bundles.pop(0)
-        del sizes[oldest.name]
-        yield oldest.name
+def _surplus(
+    directory: Path, most: int, most_bytes: int, user: int | None, size_of_new: int
+) -> Iterator[str]:
+    """Yield the bundles that must go so that there is room for a new one of a user.
+
+    The oldest of the user who has most, by number where there are too many, by bytes where these
+    are too large.
+    """
+    bundles = [(bundle.name, _user(directory / bundle.name)) for bundle in kept(directory)]
+    sizes = {name: size(directory / name) for name, _ in bundles}
+    while bundles:
+        shares, room = Counter[int | None]({user: 1}), Counter[int | None]({user: size_of_new})
+        for name, owner in bundles:
+            shares[owner] += 1
+            room[owner] += sizes[name]
+        if shares.total() > most:
+            share = shares
+        elif room.total() > most_bytes:
+            share = room
+        else:
+            return
+        owners = {owner for _, owner in bundles}
+        greatest = max(share[owner] for owner in owners)
+        oldest = next(entry for entry in bundles if share[entry[1]] == greatest)
+        bundles.remove(oldest)
+        yield oldest[0]
+
+
+def _user(bundle: Path) -> int | None:
+    """Return whose job a bundle is of; None where it does not say."""
+    try:
+        return int(read(str(bundle / _USER), 32))
+    except (OSError, ValueError):
+        return None

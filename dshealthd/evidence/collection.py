@@ -1,7 +1,8 @@
-"""One collection: steps side by side, each in a process of its own, into a bundle with a summary on top.
+"""One collection: steps side by side, each in a process of its own, into a bundle with a summary on
+top.
 
-Runs in a process of its own too, since the disk may hang as well. It never waits for what it collects from; a step that hangs is killed at
-its deadline, and what it gave until then is kept.
+Runs in a process of its own too, since the disk may hang as well. It never waits for what it
+collects from; a step that hangs is killed at its deadline, and what it gave until then is kept.
 """
 
 from __future__ import annotations
@@ -11,18 +12,29 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.evidence import exposition_text, flight_recorder, kernel_lines, kernel_view, members, nccl_ras, privileges, stacks, summary
+from dshealthd.evidence import (
+    exposition_text,
+    flight_recorder,
+    kernel_lines,
+    kernel_view,
+    members,
+    nccl_ras,
+    privileges,
+    stacks,
+    summary,
+)
 from dshealthd.evidence.collectives import compare
 from dshealthd.evidence.dump import MalformedDump, digest
 from dshealthd.evidence.findings import Case, Findings, Rank
 from dshealthd.evidence.step import Missing, Step, run
+from dshealthd.jobs.ras.question import Member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from dshealthd.core.host import Host
     from dshealthd.evidence.bundle import Bundle
     from dshealthd.evidence.step import Emit, Function
-    from dshealthd.host import Host
 
 MAX_RANKS = 64
 AT_ONCE = 32
@@ -37,8 +49,12 @@ _SMALL = 4 << 20
 class Collection:
     """The steps of one bundle."""
 
-    def __init__(self, case: Case, host: Host, bundle: Bundle, *, node: str, begun: float, py_spy: str | None) -> None:
-        """Prepare, at Unix time `begun`; `py_spy` is where that program is, None where it is not installed."""
+    def __init__(
+        self, case: Case, host: Host, bundle: Bundle, *, node: str, begun: float, py_spy: str | None
+    ) -> None:
+        """Prepare, at Unix time `begun`; `py_spy` is where that program is, None where it is not
+        installed.
+        """
         self.findings = Findings(case=case, node=node, begun=begun)
         self._started = time.monotonic()
         self._host = host
@@ -46,14 +62,18 @@ class Collection:
         self._py_spy = py_spy
         self._environments: dict[int, Mapping[str, str]] = {}
         self._world: dict[int, int | None] = {}
-        self._dumps: dict[str, bytearray] = {}
+        self._members: dict[int, Member] = {}
 
     def begin(self, metrics: str, probes: Mapping[str, Any] | None) -> None:
         """Write what the agent knows, and a summary that says that the rest is to come."""
         findings = self.findings
         findings.metrics = metrics
         if probes is not None:
-            findings.rounds = [entry for entry in probes.get("rounds", []) if entry.get("time", 0.0) >= findings.begun - HOUR]
+            findings.rounds = [
+                entry
+                for entry in probes.get("rounds", [])
+                if entry.get("time", 0.0) >= findings.begun - HOUR
+            ]
             self._bundle.append("probes.json", json.dumps(probes, indent=1).encode())
         else:
             findings.missing.append("probes: the agent was not asked")
@@ -69,7 +89,11 @@ class Collection:
         views = [self._view(rank) for rank in self.findings.ranks]
         for step in run(views, AT_ONCE):  # before anything makes the ranks do something
             self._note(step)
-        steps: list[Callable[[], Step]] = [self._step("kernel log", 8.0, functools.partial(kernel_lines.take, host=self._host), _SMALL)]
+        steps: list[Callable[[], Step]] = [
+            self._step(
+                "kernel log", 8.0, functools.partial(kernel_lines.take, host=self._host), _SMALL
+            )
+        ]
         asking = self._ask_ras()
         if asking is not None:
             steps.append(self._step("NCCL RAS", 32.0, asking, 2 * nccl_ras.MAX_ANSWER + _SMALL))
@@ -80,16 +104,23 @@ class Collection:
         self._read_dumps()
 
     def end(self, metrics: str | None, interval: float) -> None:
-        """Write the exposition of the end, taken so many seconds after the first, and the summary. OSError."""
+        """Write the exposition of the end, taken so many seconds after the first, and the summary.
+
+        OSError.
+        """
         findings = self.findings
         if metrics:
             self._bundle.append("metrics-after.prom", metrics.encode())
             findings.interval = interval
-            findings.moved = exposition_text.moved(exposition_text.parse(findings.metrics), exposition_text.parse(metrics))
+            findings.moved = exposition_text.moved(
+                exposition_text.parse(findings.metrics), exposition_text.parse(metrics)
+            )
         elif findings.metrics:
             findings.missing.append("metrics at the end: the agent gave none")
         if self._bundle.full:
-            findings.missing.append("what has no room in the bundle was left out (max_bundle_bytes)")
+            findings.missing.append(
+                "what has no room in the bundle was left out (max_bundle_bytes)"
+            )
         findings.seconds = time.monotonic() - self._started
         findings.finished = True
         self._bundle.summarize(summary.write(findings))
@@ -98,40 +129,70 @@ class Collection:
     @property
     def whole(self) -> bool:
         """Whether each rank's process could at least be looked at."""
-        return bool(self.findings.ranks) and not any("kernel" in rank.problems for rank in self.findings.ranks) and not self._bundle.full
+        return (
+            bool(self.findings.ranks)
+            and not any("kernel" in rank.problems for rank in self.findings.ranks)
+            and not self._bundle.full
+        )
 
     def _discover(self) -> None:
-        """Find the ranks by their environments; where that hangs, those that the heartbeats tell of are known anyway."""
+        """Find the ranks by their environments.
+
+        Where that hangs, those that the heartbeats tell of are known anyway.
+        """
         case = self.findings.case
-        function = functools.partial(members.find, host=self._host, job=case.job)
+        pids = [pid for _, pid in case.ranks]
+        function = functools.partial(members.find, host=self._host, job=case.job, pids=pids)
         (step,) = run([self._step("ranks", 8.0, function, 0)], 1)
         ranks: dict[int, Rank] = {}
         if step.problem:
-            self.findings.missing.append(f"environments of the ranks, and with them RAS and flight recorders: {step.problem}")
+            self.findings.missing.append(
+                f"environments of the ranks, and with them RAS and flight recorders: {step.problem}"
+            )
         else:
             for found in step.answer["ranks"]:
                 ranks[found["pid"]] = Rank(found["job"], found["rank"], found["pid"])
-                self._environments[found["pid"]], self._world[found["pid"]] = found["environment"], found["world"]
+                self._environments[found["pid"]], self._world[found["pid"]] = (
+                    found["environment"],
+                    found["world"],
+                )
+                self._members[found["pid"]] = Member(
+                    found["pid"], found["start"], found["parent"], found["rank"]
+                )
             for reason, count in step.answer["unseen"].items():
-                self.findings.missing.append(f"{count} processes may be ranks too and could not be looked at: {reason}")
+                self.findings.missing.append(
+                    f"{count} processes may be ranks too and could not be looked at: {reason}"
+                )
         for number, pid in case.ranks:
             ranks.setdefault(pid, Rank(case.job, number, pid))
         known = sorted(ranks.values(), key=lambda rank: (rank.job, rank.rank, rank.pid))
         self.findings.ranks = known[:MAX_RANKS]
         if len(known) > MAX_RANKS:
-            self.findings.missing.append(f"{len(known) - MAX_RANKS} more ranks: at most {MAX_RANKS} are looked at")
+            self.findings.missing.append(
+                f"{len(known) - MAX_RANKS} more ranks: at most {MAX_RANKS} are looked at"
+            )
 
     def _view(self, rank: Rank) -> Callable[[], Step]:
-        function = functools.partial(kernel_view.look, host=self._host, pid=rank.pid, rank=rank.rank)
+        function = functools.partial(
+            kernel_view.look, host=self._host, pid=rank.pid, rank=rank.rank
+        )
         return self._step(f"kernel {rank.pid}", 8.0, function, _SMALL)
 
     def _steps_of(self, rank: Rank) -> Iterable[Callable[[], Step]]:
         """Return the steps of one rank that make it, or py-spy, do something."""
-        stacked = functools.partial(stacks.take, host=self._host, pid=rank.pid, rank=rank.rank, program=self._py_spy)
+        stacked = functools.partial(
+            stacks.take, host=self._host, pid=rank.pid, rank=rank.rank, program=self._py_spy
+        )
         yield self._step(f"stacks {rank.pid}", 20.0, stacked, _SMALL)
         environment = self._environments.get(rank.pid)
         if environment is not None:
-            recorded = functools.partial(flight_recorder.take, host=self._host, pid=rank.pid, rank=rank.rank, environment=environment)
+            recorded = functools.partial(
+                flight_recorder.take,
+                host=self._host,
+                pid=rank.pid,
+                rank=rank.rank,
+                environment=environment,
+            )
             yield self._step(f"recorder {rank.pid}", 15.0, recorded, flight_recorder.MAX_DUMP + 1)
 
     def _ask_ras(self) -> Function | None:
@@ -147,8 +208,14 @@ class Collection:
             self.findings.missing.append("NCCL RAS: the node that has rank 0 asks it")
             return None
         environment, world = self._environments[ranks[0].pid], self._world[ranks[0].pid]
-        pids = [rank.pid for rank in ranks]
-        return functools.partial(nccl_ras.ask, host=self._host, environment=environment, pids=pids, world_size=world)
+        members = [self._members[rank.pid] for rank in ranks]
+        return functools.partial(
+            nccl_ras.ask,
+            host=self._host,
+            environment=environment,
+            members=members,
+            world_size=world,
+        )
 
     def _note(self, step: Step) -> None:
         """Put what a step found where it belongs."""
@@ -166,29 +233,40 @@ class Collection:
 
     def _read_dumps(self) -> None:
         """Take the dumps of the flight recorders apart, and compare the ranks."""
-        files = {f"digest {rank.pid}": rank for rank in self.findings.ranks if rank.facts.get("recorder")}
-        steps = [
-            self._step(name, READ_SECONDS + 5.0, functools.partial(read_dump, data=bytes(self._dumps[rank.facts["recorder"]["file"]])), 0)
-            for name, rank in files.items()
-        ]
+        files = {
+            f"digest {rank.pid}": rank for rank in self.findings.ranks if rank.facts.get("recorder")
+        }
+        steps = [functools.partial(self._read_dump, name, rank) for name, rank in files.items()]
         digests: dict[str, dict[int, Mapping[str, Any]]] = {}
         for step in run(steps, 4):
             self._note(step)
             rank = files[step.name]
             if not step.problem:
                 digests.setdefault(rank.job, {})[rank.rank] = step.answer
-                self._bundle.append(f"rank-{rank.rank}.flight-recorder.json", json.dumps(step.answer, indent=1).encode())
+                self._bundle.append(
+                    f"{rank.file}.flight-recorder.json",
+                    json.dumps(step.answer, indent=1).encode(),
+                )
         for job, found in digests.items():
             several = f"{job}, " if len(digests) > 1 else ""
             self.findings.collectives += [f"{several}{line}" for line in compare(found)]
 
-    def _step(self, name: str, seconds: float, function: Function, max_bytes: int) -> Callable[[], Step]:
+    def _read_dump(self, name: str, rank: Rank) -> Step:
+        """Begin to take a rank's dump apart.
+
+        Only now is it in memory: the dumps of 64 ranks are 2 GiB together.
+        """
+        data = self._bundle.read(rank.facts["recorder"]["file"])
+        function = functools.partial(read_dump, data=data)
+        return self._step(name, READ_SECONDS + 5.0, function, 0)()
+
+    def _step(
+        self, name: str, seconds: float, function: Function, max_bytes: int
+    ) -> Callable[[], Step]:
         return functools.partial(Step, name, function, seconds, max_bytes, self._keep)
 
     def _keep(self, name: str, data: bytes) -> None:
-        """Take bytes from a step into the bundle; those of dumps are remembered to be read."""
-        if name.endswith(".pickle"):
-            self._dumps.setdefault(name, bytearray()).extend(data)
+        """Take bytes from a step into the bundle."""
         self._bundle.append(name, data)
 
 

@@ -1,4 +1,7 @@
-"""Who is behind whom, from the flight recorders of several ranks: one rank's collectives are numbered as all others' of its group are."""
+"""Who is behind whom, from the flight recorders of several ranks.
+
+One rank's collectives are numbered as all others' of its group are.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ MAX_NAMED = 8
 
 
 def compare(digests: Mapping[int, Digest]) -> list[str]:
-    """Return what the dumps of these ranks say together: who has not entered what the others wait in, and where operations differ."""
+    """Return what the dumps of these ranks say together.
+
+    Who has not entered what the others wait in, and where operations differ.
+    """
     groups: dict[tuple[str, str], dict[int, Digest]] = defaultdict(dict)
     for rank, digest in digests.items():
         for group in digest["groups"]:
@@ -30,20 +36,29 @@ def _apart(ranks: Mapping[int, Digest]) -> list[str]:
     """Compare how many operations each rank has entered."""
     first = max(group["entered"] for group in ranks.values())
     ahead = sorted(rank for rank, group in ranks.items() if group["entered"] == first)
-    behind = sorted((group["entered"], rank) for rank, group in ranks.items() if group["entered"] < first)
+    behind = sorted(
+        (group["entered"], rank) for rank, group in ranks.items() if group["entered"] < first
+    )
     lines = []
     for entered, rank in behind[:MAX_NAMED]:
         missed = _described(ranks[ahead[0]], entered + 1)
         at = _described(ranks[rank], entered)
-        lines.append(f"rank {rank} has not entered {missed}, which {_ranks(ahead)} entered; its last is {at}")
+        lines.append(
+            f"rank {rank} has not entered {missed}, which {_ranks(ahead)} entered; its last is {at}"
+        )
     if len(behind) > MAX_NAMED:
         lines.append(f"and {len(behind) - MAX_NAMED} more ranks are behind")
-    if not behind and (pending := {rank: group["pending"] for rank, group in ranks.items() if group["pending"]}):
+    if not behind and (
+        pending := {rank: group["pending"] for rank, group in ranks.items() if group["pending"]}
+    ):
         numbers = {found[0]["number"] for found in pending.values()}
         if len(numbers) == 1:
             rank = min(pending)
             what = _described(ranks[rank], pending[rank][0]["number"])
-            lines.append(f"{_ranks(sorted(pending))} entered {what} and wait for it, none of these ranks is behind")
+            lines.append(
+                f"{_ranks(sorted(pending))} entered {what} and wait for it, none of these "
+                "ranks is behind"
+            )
     return lines
 
 
@@ -56,11 +71,17 @@ def _different(ranks: Mapping[int, Digest]) -> list[str]:
     for number, found in sorted(by_number.items()):
         names = {name for name, _ in found.values()}
         if len(names) > 1:
-            told = ", ".join(f"{_ranks(sorted(rank for rank in found if found[rank][0] == name))} {name}" for name in sorted(names))
+            told = ", ".join(
+                f"{_ranks(sorted(rank for rank in found if found[rank][0] == name))} {name}"
+                for name in sorted(names)
+            )
             return [f"operation {number} is not the same for all: {told}"]
         shapes = {sizes for _, sizes in found.values()}
         if len(shapes) > 1 and names <= {"all_reduce", "reduce", "broadcast"}:
-            told = ", ".join(f"{_ranks(sorted(rank for rank in found if found[rank][1] == sizes))} {sizes}" for sizes in sorted(shapes))
+            told = ", ".join(
+                f"{_ranks(sorted(rank for rank in found if found[rank][1] == sizes))} {sizes}"
+                for sizes in sorted(shapes)
+            )
             return [f"operation {number} ({names.pop()}) has not the same size for all: {told}"]
     return []
 
@@ -77,5 +98,7 @@ def _described(group: Digest, number: int) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    named = ", ".join(map(str, ranks[:MAX_NAMED])) + (f" and {len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else "")
+    named = ", ".join(map(str, ranks[:MAX_NAMED])) + (
+        f" and {len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else ""
+    )
     return f"rank {named}" if len(ranks) == 1 else f"ranks {named}"

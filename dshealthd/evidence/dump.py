@@ -1,7 +1,11 @@
-"""The dump of PyTorch's flight recorder: a pickle, read without letting it name anything, and what it says of one rank's collectives.
+"""The dump of PyTorch's flight recorder.
 
-The file belongs to whoever trains. It is taken apart in a process of nobody's, with little memory and time, and what comes out is JSON. The
-format is that of `torch/csrc/distributed/c10d/FlightRecorder.hpp`: dicts, lists, strings and numbers, so that no name is ever needed.
+A pickle, read without letting it name anything, and what it says of one rank's collectives.
+
+The file belongs to whoever trains. It is taken apart in a process of nobody's, with little memory
+and time, and what comes out is JSON. The format is that of
+`torch/csrc/distributed/c10d/FlightRecorder.hpp`: dicts, lists, strings and numbers, so that no name
+is ever needed.
 """
 
 from __future__ import annotations
@@ -36,31 +40,62 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load(data: bytes) -> Any:
-    """Return the plain values that a pickle holds; `MalformedDump` if it holds anything else, MemoryError."""
+    """Return the plain values that a pickle holds.
+
+    `MalformedDump` if it holds anything else, MemoryError.
+    """
     try:
         return _Unpickler(io.BytesIO(data)).load()
     except MalformedDump:
         raise
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        OverflowError,
+    ) as error:
         message = f"no pickle of plain values: {type(error).__name__}: {str(error)[:MAX_TEXT]}"
         raise MalformedDump(message) from error
 
 
 def digest(data: bytes) -> dict[str, Any]:
-    """Return what a dump says, as a bounded JSON document: for each process group how far this rank is, and what it waits for."""
+    """Return what a dump says, as a bounded JSON document.
+
+    For each process group how far this rank is, and what it waits for.
+    """
     document = load(data)
-    if not isinstance(document, dict) or not isinstance(entries := document.get("entries", []), list):
+    if not isinstance(document, dict) or not isinstance(
+        entries := document.get("entries", []), list
+    ):
         message = "it is no dictionary with a list of entries"
         raise MalformedDump(message)
     members, completed = _members(document.get("pg_config")), _completed(document.get("pg_status"))
     groups: dict[str, dict[str, Any]] = {}
     for entry in entries[-MAX_ENTRIES:]:
-        if isinstance(entry, dict) and entry.get("is_p2p") is not True and (operation := _operation(entry)) is not None:
+        if (
+            isinstance(entry, dict)
+            and entry.get("is_p2p") is not True
+            and (operation := _operation(entry)) is not None
+        ):
             key = _name(entry.get("process_group"))
             if key not in groups and len(groups) >= MAX_GROUPS:
                 continue
-            group = groups.setdefault(key, {"name": key, "ranks": members.get(key.partition(" ")[0], ""), "entered": -1, "completed": -1})
-            group["completed"] = max(group["completed"], completed.get(_text(entry.get("pg_id")), -1))
+            group = groups.setdefault(
+                key,
+                {
+                    "name": key,
+                    "ranks": members.get(key.partition(" ")[0], ""),
+                    "entered": -1,
+                    "completed": -1,
+                },
+            )
+            group["completed"] = max(
+                group["completed"], completed.get(_text(entry.get("pg_id")), -1)
+            )
             group.setdefault("operations", []).append(operation)
             group["entered"] = max(group["entered"], operation["number"])
             if operation["state"] == "completed":
@@ -68,10 +103,16 @@ def digest(data: bytes) -> dict[str, Any]:
     for group in groups.values():
         operations = sorted(group.pop("operations"), key=lambda operation: operation["number"])
         group["pending"] = [
-            operation for operation in operations if operation["state"] != "completed" and operation["number"] > group["completed"]
+            operation
+            for operation in operations
+            if operation["state"] != "completed" and operation["number"] > group["completed"]
         ][:MAX_PENDING]
         group["last"] = operations[-MAX_PENDING:]
-    return {"version": _text(document.get("version", "")), "entries": len(entries), "groups": list(groups.values())}
+    return {
+        "version": _text(document.get("version", "")),
+        "entries": len(entries),
+        "groups": list(groups.values()),
+    }
 
 
 def _operation(entry: dict[Any, Any]) -> dict[str, Any] | None:
@@ -92,15 +133,26 @@ def _sizes(value: Any) -> str:
     if not isinstance(value, list):
         return ""
     shapes = [shape for shape in value[:4] if isinstance(shape, list)]
-    return " ".join("x".join(str(size) for size in shape[:8] if _is_count(size)) or "scalar" for shape in shapes)
+    return " ".join(
+        "x".join(str(size) for size in shape[:8] if _is_count(size)) or "scalar" for shape in shapes
+    )
 
 
 def _place(frames: Any) -> str:
-    """Return where in the training's own code an operation was called: the innermost frame that is not a library's."""
+    """Return where in the training's own code an operation was called.
+
+    The innermost frame that is not a library's.
+    """
     if not isinstance(frames, list):
         return ""
-    found = [frame for frame in frames[:64] if isinstance(frame, dict) and isinstance(frame.get("filename"), str)]
-    own = [frame for frame in found if not any(library in frame["filename"] for library in _LIBRARIES)]
+    found = [
+        frame
+        for frame in frames[:64]
+        if isinstance(frame, dict) and isinstance(frame.get("filename"), str)
+    ]
+    own = [
+        frame for frame in found if not any(library in frame["filename"] for library in _LIBRARIES)
+    ]
     for frame in (own or found)[:1]:
         return f"{_text(frame['filename'])}:{_text(frame.get('line', '?'))} {_text(frame.get('name', ''))}"
     return ""
@@ -110,16 +162,31 @@ def _members(value: Any) -> dict[str, str]:
     """Return the ranks of each group by its name, as text."""
     if not isinstance(value, dict):
         return {}
-    found = [group for _, group in zip(range(MAX_GROUPS), value.values(), strict=False) if isinstance(group, dict)]
+    found = [
+        group
+        for _, group in zip(range(MAX_GROUPS), value.values(), strict=False)
+        if isinstance(group, dict)
+    ]
     return {_text(group.get("name", "")): _text(group.get("ranks", "")) for group in found}
 
 
 def _completed(value: Any) -> dict[str, int]:
-    """Return the last operation that is known to be complete by group; of gloo, whose entries never say so, nothing else tells."""
+    """Return the last operation that is known to be complete by group.
+
+    Of gloo, whose entries never say so, nothing else tells.
+    """
     if not isinstance(value, dict):
         return {}
-    found = {_text(name): status.get("last_completed_collective") for name, status in value.items() if isinstance(status, dict)}
-    return {name: number for name, number in found.items() if isinstance(number, int) and _is_count(number)}
+    found = {
+        _text(name): status.get("last_completed_collective")
+        for name, status in value.items()
+        if isinstance(status, dict)
+    }
+    return {
+        name: number
+        for name, number in found.items()
+        if isinstance(number, int) and _is_count(number)
+    }
 
 
 def _name(value: Any) -> str:
@@ -129,10 +196,19 @@ def _name(value: Any) -> str:
 
 def _text(value: Any) -> str:
     """Return a plain value as one short line."""
-    text = value if isinstance(value, str) else str(value) if isinstance(value, float) or _is_count(value) else ""
+    text = (
+        value
+        if isinstance(value, str)
+        else str(value)
+        if isinstance(value, float) or _is_count(value)
+        else ""
+    )
     return "".join(character if character.isprintable() else "�" for character in text[:MAX_TEXT])
 
 
 def _is_count(value: Any) -> bool:
-    """Tell whether a value is a number that C++ could have counted; one of a million digits takes Python hours to write."""
+    """Tell whether a value is a number that C++ could have counted.
+
+    One of a million digits takes Python hours to write.
+    """
     return type(value) is int and 0 <= value < 1 << 63

@@ -1,4 +1,7 @@
-"""The agent's own exposition, read again: what it says of a job, and what has moved from one to the next."""
+"""The agent's own exposition, read again.
+
+What it says of a job, and what has moved from one to the next.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,22 @@ from typing import TypeAlias
 Labels: TypeAlias = "tuple[tuple[str, str], ...]"
 Series: TypeAlias = "dict[str, dict[Labels, float]]"
 
-_LINE = re.compile(r'^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})? (\S+)$', re.MULTILINE)
+_LINE = re.compile(
+    r'^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})? (\S+)$', re.MULTILINE
+)
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
-COUNTED = re.compile(r"dshealthd_(gpu|nvlink|infiniband|pcie|xid|sxid|kernel_events|network|tcp)_\w+")
+COUNTED = re.compile(
+    r"dshealthd_(gpu|nvlink|infiniband|pcie|xid|sxid|kernel_events|network|tcp)_\w+"
+)
 """Families that tell of GPUs, fabric and kernel."""
 MAX_MOVED = 60
 
 
 def parse(text: str) -> Series:
-    """Return the series of an exposition in Prometheus' text format; lines of another form are left out."""
+    """Return the series of an exposition in Prometheus' text format.
+
+    Lines of another form are left out.
+    """
     found: Series = {}
     for name, labels, value in _LINE.findall(text):
         try:
@@ -28,7 +38,10 @@ def parse(text: str) -> Series:
 
 
 def of_job(series: Series, name: str, job: str) -> dict[str, float]:
-    """Return the values of a metric of a job by rank; the largest where several series are of one rank."""
+    """Return the values of a metric of a job by rank.
+
+    The largest where several series are of one rank.
+    """
     found: dict[str, float] = {}
     for labels, value in series.get(name, {}).items():
         known = dict(labels)
@@ -48,7 +61,10 @@ def chosen(series: Series, name: str, job: str, label: str) -> dict[str, str]:
 
 
 def moved(before: Series, after: Series) -> list[str]:
-    """Return what is different in the second exposition, of GPUs, fabric and kernel: one line a series, a bounded number of them."""
+    """Return what is different in the second exposition, of GPUs, fabric and kernel.
+
+    One line a series, a bounded number of them.
+    """
     lines = []
     for name, values in sorted(after.items()):
         if not COUNTED.fullmatch(name):
@@ -56,7 +72,10 @@ def moved(before: Series, after: Series) -> list[str]:
         for labels, value in values.items():
             old = before.get(name, {}).get(labels)
             if old is not None and old != value:
-                lines.append(f"{name}{write(labels)} {old:g} -> {value:g}" + (f" (+{value - old:g})" if name.endswith("_total") else ""))
+                lines.append(
+                    f"{name}{write(labels)} {old:g} -> {value:g}"
+                    + (f" (+{value - old:g})" if name.endswith("_total") else "")
+                )
     rest = len(lines) - MAX_MOVED
     return lines[:MAX_MOVED] + ([f"and {rest} more"] if rest > 0 else [])
 

@@ -1,4 +1,7 @@
-"""What a collection is about, and what it has found: plain values that travel as JSON between the agent and the collecting process."""
+"""What a collection is about, and what it has found.
+
+Plain values that travel as JSON between the agent and the collecting process.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,29 @@ class Case:
     job: str
     """Empty for all jobs of the node."""
     reason: str
-    """The class of the hang, such as `desync`; `requested` where somebody asked for the evidence."""
+    """The class of the hang, such as `desync`.
+
+    `requested` where somebody asked for the evidence.
+    """
     since: float | None = None
     """Unix time of the last sign of life."""
     culprits: tuple[tuple[int, str], ...] = ()
     """Ranks of this node that are at fault, and why."""
     ranks: tuple[tuple[int, int], ...] = ()
-    """Ranks of this node with their pids, as the heartbeats tell; those that do not report may be missing."""
+    """Ranks of this node with their pids, as the heartbeats tell.
+
+    Those that do not report may be missing.
+    """
     always_ask: bool = False
     """Whether NCCL's RAS is asked although rank 0 is on another node, whose agent asks."""
+
+
+def file_of(rank: int, pid: int) -> str:
+    """Return how the names of a rank's files begin.
+
+    By pid too: another process may claim the same rank, and what it gives must not mix.
+    """
+    return f"rank-{rank}-{pid}"
 
 
 @dataclass(slots=True)
@@ -36,6 +53,11 @@ class Rank:
     """Answers of the steps `kernel`, `stacks` and `recorder`."""
     problems: dict[str, str] = field(default_factory=dict)
     """Why a step has no answer."""
+
+    @property
+    def file(self) -> str:
+        """How the names of its files begin."""
+        return file_of(self.rank, self.pid)
 
 
 @dataclass(slots=True)

@@ -1,8 +1,11 @@
-"""PyTorch's flight recorder of one rank: asked for a dump through its FIFO, without ending anything, and the dump taken.
+"""PyTorch's flight recorder of one rank.
 
-`TORCH_NCCL_DEBUG_INFO_PIPE_FILE=<prefix>` makes torch open `<prefix><rank>.pipe`, where `TORCH_NCCL_TRACE_BUFFER_SIZE` is set (before 2.13,
-at least, by this very name); a thread looks at it once a second (`DumpPipe` in `torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp`). The
-dump is written to `<TORCH_FR_DUMP_TEMP_FILE><rank>` (`DebugInfoWriter` in `FlightRecorder.cpp`).
+Asked for a dump through its FIFO, without ending anything, and the dump taken.
+
+`TORCH_NCCL_DEBUG_INFO_PIPE_FILE=<prefix>` makes torch open `<prefix><rank>.pipe`, where
+`TORCH_NCCL_TRACE_BUFFER_SIZE` is set (before 2.13, at least, by this very name); a thread looks at
+it once a second (`DumpPipe` in `torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp`). The dump is
+written to `<TORCH_FR_DUMP_TEMP_FILE><rank>` (`DebugInfoWriter` in `FlightRecorder.cpp`).
 """
 
 from __future__ import annotations
@@ -14,14 +17,15 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.evidence import privileges
-from dshealthd.evidence.rank_files import Refused, Root
+from dshealthd.evidence.findings import file_of
 from dshealthd.evidence.step import Missing
+from dshealthd.linux.process_files import Irregular, Root, read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dshealthd.core.host import Host
     from dshealthd.evidence.step import Emit
-    from dshealthd.host import Host
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -31,14 +35,21 @@ MAX_DUMP = 32 << 20
 QUIET = 0.5
 """Seconds for which a dump must not have changed to count as whole; torch writes it at one go."""
 PATIENCE = 10.0
-"""Seconds for a dump to appear: torch looks at the FIFO once a second, resolves stacks, and may write to a slow file system."""
+"""Seconds for a dump to appear: torch looks at the FIFO once a second, resolves stacks, and may
+write to a slow file system.
+"""
 _LOOK_EVERY = 0.1
 
 
-def take(emit: Emit, host: Host, pid: int, rank: int, environment: Mapping[str, str]) -> dict[str, object]:
-    """Ask a rank for a dump and emit it as `rank-<rank>.flight-recorder.pickle`; `Missing` says why there is none, OSError.
+def take(
+    emit: Emit, host: Host, pid: int, rank: int, environment: Mapping[str, str]
+) -> dict[str, object]:
+    """Ask a rank for a dump and emit it as `rank-<rank>-<pid>.flight-recorder.pickle`.
 
-    Becomes the rank's user. Where the rank does not answer, a dump that lies there already (after a timeout) is taken, and said to be old.
+    `Missing` says why there is none, OSError.
+
+    Becomes the rank's user. Where the rank does not answer, a dump that lies there already (after a
+    timeout) is taken, and said to be old.
     """
     prefix = environment.get(PIPE)
     dumps = next((environment[name] for name in DUMPS if environment.get(name)), None)
@@ -48,57 +59,81 @@ def take(emit: Emit, host: Host, pid: int, rank: int, environment: Mapping[str, 
     if dumps is None:
         message = f"its environment does not say where dumps go: {DUMPS[0]} is not set"
         raise Missing(message)
-    root = Root(host, pid)
-    user = privileges.user_of(host, pid)
-    privileges.become(user)
+    root = Root.of_process(host, pid)
+    privileges.become(root.owner)
     privileges.end_with_parent()
     place = f"{dumps}{rank}"
-    before = _signature(root.look(place))
-    asked = _ask(root, f"{prefix}{rank}.pipe", user.uid) if prefix else f"{PIPE} is not set, so that none could be asked for"
+    before = _signature(root.look(place, follow=False))
+    asked = (
+        _ask(root, f"{prefix}{rank}.pipe")
+        if prefix
+        else f"{PIPE} is not set, so that none could be asked for"
+    )
     fresh = not asked and _wait(root, place, before)
     if not fresh and before is None:
-        raise Missing(asked or f"no dump appeared within {PATIENCE:g} s: the thread that writes it may stand still too")
+        raise Missing(
+            asked
+            or (
+                f"no dump appeared within {PATIENCE:g} s: the thread that writes it may stand "
+                "still too"
+            )
+        )
     try:
-        descriptor = root.open_checked(place, os.O_RDONLY, user.uid, stat.S_ISREG, "regular file")
-    except Refused as refusal:
+        descriptor = root.open_kind(
+            place, os.O_RDONLY, stat.S_ISREG, "regular file", follow=False, owned=True
+        )
+    except Irregular as refusal:
         raise Missing(str(refusal)) from refusal
-    with os.fdopen(descriptor, "rb") as file:
-        written = os.fstat(file.fileno())
-        data = file.read(MAX_DUMP + 1)
+    try:
+        written = os.fstat(descriptor)
+        data = read(descriptor, MAX_DUMP + 1)
+    finally:
+        os.close(descriptor)
     if len(data) > MAX_DUMP:
         message = f"its dump is longer than {MAX_DUMP >> 20} MiB"
         raise Missing(message)
-    name = f"rank-{rank}.flight-recorder.pickle"
+    name = f"{file_of(rank, pid)}.flight-recorder.pickle"
     emit(name, data)
     note = (
-        "" if fresh else f"of {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(written.st_mtime))}, not of now: {asked or 'no new one'}"
+        ""
+        if fresh
+        else (
+            f"of {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(written.st_mtime))}, not of "
+            f"now: {asked or 'no new one'}"
+        )
     )
     return {"file": name, "note": note}
 
 
-def _ask(root: Root, place: str, uid: int) -> str:
+def _ask(root: Root, place: str) -> str:
     """Write to the FIFO of a rank; return why that was not possible, or nothing."""
     try:
-        descriptor = root.open_checked(place, os.O_WRONLY, uid, stat.S_ISFIFO, "FIFO")
+        descriptor = root.open_kind(
+            place, os.O_WRONLY, stat.S_ISFIFO, "FIFO", follow=False, owned=True
+        )
         try:
             os.write(descriptor, b"1")
         finally:
             os.close(descriptor)
-    except Refused as refusal:
+    except Irregular as refusal:
         return str(refusal)
     except BlockingIOError:
         return f"{place} is full: the rank does not read it"
     except OSError as error:
-        return f"nobody reads {place}" if error.errno == errno.ENXIO else f"{place}: {error.strerror}"
+        return (
+            f"nobody reads {place}" if error.errno == errno.ENXIO else f"{place}: {error.strerror}"
+        )
     return ""
 
 
 def _wait(root: Root, place: str, before: object) -> bool:
-    """Wait until another dump is there than before, with something in it, and has not changed for a moment."""
+    """Wait until another dump is there than before, with something in it, and has not changed for a
+    moment.
+    """
     end = time.monotonic() + PATIENCE
     last, since = before, time.monotonic()
     while (now := time.monotonic()) < end:
-        current = _signature(root.look(place))
+        current = _signature(root.look(place, follow=False))
         if current != last:
             last, since = current, now
         elif current is not None and current != before and now - since >= QUIET:
@@ -109,4 +144,8 @@ def _wait(root: Root, place: str, before: object) -> bool:
 
 def _signature(found: os.stat_result | None) -> tuple[int, int, int, int] | None:
     """Return what changes when a file is written anew; None where there is nothing yet."""
-    return None if found is None or not found.st_size else (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    return (
+        None
+        if found is None or not found.st_size
+        else (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    )

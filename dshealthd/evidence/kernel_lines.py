@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.kernel.kmsg import KERNEL, Reader
+from dshealthd.linux.kmsg import KERNEL, Reader
+from dshealthd.printable import printable
 
 if TYPE_CHECKING:
+    from dshealthd.core.host import Host
     from dshealthd.evidence.step import Emit
-    from dshealthd.host import Host
 
 FILE = "kernel-log.txt"
 AGE = 900.0
@@ -21,9 +22,12 @@ _SECONDS = 5.0
 
 
 def take(emit: Emit, host: Host) -> dict[str, Any]:
-    """Emit `kernel-log.txt`, the newest lines at its end, and return how many there are. OSError if the log cannot be read.
+    """Emit `kernel-log.txt`, the newest lines at its end, and return how many there are.
 
-    A line that the kernel itself did not write is marked: whoever may write to the log can make it say anything.
+    OSError if the log cannot be read.
+
+    A line that the kernel itself did not write is marked: whoever may write to the log can make it
+    say anything.
     """
     reader = Reader(host.device("kmsg"), time.monotonic)
     oldest = time.clock_gettime(time.CLOCK_MONOTONIC) - AGE
@@ -31,5 +35,10 @@ def take(emit: Emit, host: Host) -> dict[str, Any]:
     reader.close()
     for record in lines[-MAX_LINES:]:
         writer = "" if record.facility == KERNEL else f"(facility {record.facility}) "
-        emit(FILE, f"[{record.timestamp:.6f}] {writer}{record.message}\n".encode(errors="replace"))
+        emit(
+            FILE,
+            f"[{record.timestamp:.6f}] {writer}{printable(record.message)}\n".encode(
+                errors="replace"
+            ),
+        )
     return {"lines": min(len(lines), MAX_LINES), "left_out": max(0, len(lines) - MAX_LINES)}

@@ -1,4 +1,6 @@
-"""What the kernel says of one rank: state and waiting place of each thread, and whether it used the CPU or read and wrote meanwhile.
+"""What the kernel says of one rank.
+
+State and waiting place of each thread, and whether it used the CPU or read and wrote meanwhile.
 
 No arguments and no environment: these may hold secrets.
 """
@@ -10,26 +12,42 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.host import read
+from dshealthd.evidence.findings import file_of
 from dshealthd.evidence.step import Missing
-from dshealthd.host import read
 from dshealthd.jobs.hangs.activity import parse_activity
+from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dshealthd.core.host import Host
     from dshealthd.evidence.step import Emit
-    from dshealthd.host import Host
 
 INTERVAL = 1.0
 """Seconds between two looks."""
 MAX_THREADS = 128
-_STATUS = ("Name", "State", "Uid", "Threads", "VmHWM", "VmRSS", "VmSwap", "SigPnd", "ShdPnd", "Cpus_allowed_list", "Mems_allowed_list")
+_STATUS = (
+    "Name",
+    "State",
+    "Uid",
+    "Threads",
+    "VmHWM",
+    "VmRSS",
+    "VmSwap",
+    "SigPnd",
+    "ShdPnd",
+    "Cpus_allowed_list",
+    "Mems_allowed_list",
+)
 _IO = ("rchar", "wchar", "read_bytes", "write_bytes")
 
 
 def look(emit: Emit, host: Host, pid: int, rank: int) -> dict[str, Any]:
-    """Emit `rank-<rank>.kernel.txt` and return the state, where the main thread waits, and what moved; `Missing` if it is gone."""
-    name = f"rank-{rank}.kernel.txt"
+    """Emit `rank-<rank>-<pid>.kernel.txt` and return the state, where the main thread waits, and
+    what moved; `Missing` if it is gone.
+    """
+    name = f"{file_of(rank, pid)}.kernel.txt"
     before, transferred = _cpu(host, pid), _transferred(host, pid)
     if before is None:
         message = f"process {pid} is gone"
@@ -49,7 +67,12 @@ def look(emit: Emit, host: Host, pid: int, rank: int) -> dict[str, Any]:
         return {"state": "gone", "waits": waits, "cpu": None, "io": moved}
     state, cpu = after
     share = (cpu - before[1]) / (time.monotonic() - started)
-    emit(name, f"\nCPU time since the first look: {share:.2f} of a core; read and written: {moved}\n".encode())
+    emit(
+        name,
+        (
+            f"\nCPU time since the first look: {share:.2f} of a core; read and written: {moved}\n"
+        ).encode(),
+    )
     return {"state": state, "waits": waits, "cpu": round(share, 2), "io": moved}
 
 
@@ -60,7 +83,7 @@ def _status(host: Host, pid: int) -> Iterator[str]:
         return
     for line in lines:
         if line.partition(":")[0] in _STATUS:
-            yield f"{line}\n"
+            yield f"{printable(line)}\n"
 
 
 def _threads(host: Host, pid: int) -> list[str]:
@@ -69,7 +92,9 @@ def _threads(host: Host, pid: int) -> list[str]:
         names = sorted(os.listdir(host.proc(f"{pid}/task")), key=int)
     except (FileNotFoundError, ProcessLookupError):
         return []
-    return [str(pid)] * (str(pid) in names) + [name for name in itertools.islice(names, MAX_THREADS) if name != str(pid)]
+    return [str(pid)] * (str(pid) in names) + [
+        name for name in itertools.islice(names, MAX_THREADS) if name != str(pid)
+    ]
 
 
 def _thread(host: Host, place: str) -> tuple[str, str]:
@@ -81,9 +106,10 @@ def _thread(host: Host, place: str) -> tuple[str, str]:
         state = "unknown"
     waits = parts["wchan"] if parts["wchan"] not in {"", "0"} else ""
     text = (
-        f"\nthread {place.rpartition('/')[2]} {parts['comm']!r}: {state}, waits in {waits or '-'}, system call {parts['syscall'] or '-'}\n"
+        f"\nthread {place.rpartition('/')[2]} {parts['comm']!r}: {state}, "
+        f"waits in {waits or '-'}, system call {parts['syscall'] or '-'}\n"
     )
-    return text + "".join(f"    {line}\n" for line in parts["stack"].splitlines()), waits
+    return text + "".join(f"    {printable(line)}\n" for line in parts["stack"].splitlines()), waits
 
 
 def _read(host: Host, place: str) -> str:
@@ -115,5 +141,7 @@ def _transferred(host: Host, pid: int) -> dict[str, int]:
 def _moved(before: dict[str, int], after: dict[str, int]) -> str:
     if not before or not after:
         return "unknown"
-    moved = {name: after[name] - before[name] for name in _IO if after.get(name, 0) > before.get(name, 0)}
+    moved = {
+        name: after[name] - before[name] for name in _IO if after.get(name, 0) > before.get(name, 0)
+    }
     return " ".join(f"{name} {value}" for name, value in moved.items()) or "nothing"

@@ -3,27 +3,77 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.collector import Context
-from dshealthd.jobs.processes import ProcessTable
+from dshealthd.core.collector import Context
+from dshealthd.evidence.flight_recorder import DUMPS, PIPE
+from dshealthd.jobs.ownership import claimed
+from dshealthd.jobs.processes import ProcessTable, Unseen
 from dshealthd.jobs.ranks import Ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from dshealthd.core.host import Host
     from dshealthd.evidence.step import Emit
-    from dshealthd.host import Host
+
+MAX_RANKS = 128
+"""Ranks that are told of, of each user in turn.
+
+The variables needed of each are 20 KiB at most, and an answer may have 4 MiB.
+"""
+MAX_SWEEPS = 16
+"""Sweeps of the process table, each of which reads 32 MiB of environments."""
+_NEEDED = frozenset((PIPE, *DUMPS, "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"))
+"""Variables that the steps of a collection look at."""
 
 
-def find(_emit: Emit, host: Host, job: str) -> dict[str, Any]:
-    """Return the ranks of a job here, of all jobs if it is empty, and how many processes could not be looked at by why."""
+def find(_emit: Emit, host: Host, job: str, pids: Collection[int] = ()) -> dict[str, Any]:
+    """Return the ranks of a job here, of all jobs if it is empty.
+
+    And how many processes could not be looked at by why. `pids` are ranks that are known to be of
+    the job: where there are some, only processes of their users are.
+    """
     context = Context(host=host, monotonic=time.monotonic, wall=time.time, sweep=1)
     table = ProcessTable(context)
     processes = table.refresh()
-    found = [
-        {"job": run.job, "rank": process.launch.rank, "pid": process.pid, "world": run.world_size, "environment": dict(process.environment)}
+    while table.unseen[Unseen.DEFERRED] and context.sweep < MAX_SWEEPS:
+        context.sweep += 1  # environments can be long, and nobody else's loop waits for this one
+        processes = table.refresh()
+    users = {process.user for process in processes if process.pid in pids}
+    if job and users:
+        processes = [
+            replace(process, job=job)
+            for process in processes
+            if process.user in users and process.claimed == claimed(job)
+        ]
+    found: list[dict[str, Any]] = [
+        {
+            "job": run.job,
+            "rank": process.launch.rank,
+            "pid": process.pid,
+            "start": process.start,
+            "parent": process.parent,
+            "user": process.user,
+            "world": run.world_size,
+            "environment": {
+                name: value for name, value in process.environment.items() if name in _NEEDED
+            },
+        }
         for run in Ranks().runs(processes, table.machine)
         if not job or run.job == job
         for process in run.processes
     ]
     jobs = sorted({process.job for process in processes})
-    return {"ranks": found, "jobs": jobs, "unseen": {str(reason): count for reason, count in table.unseen.items() if count}}
+    turns = Counter[int | None]()
+    for entry in found:
+        entry["turn"] = turns[entry["user"]]
+        turns[entry["user"]] += 1
+    fair = sorted(found, key=lambda entry: entry.pop("turn"))
+    return {
+        "ranks": fair[:MAX_RANKS],
+        "jobs": jobs,
+        "unseen": {str(reason): count for reason, count in table.unseen.items() if count},
+    }

@@ -1,4 +1,7 @@
-"""What NCCL's RAS says of a job, asked twice: raw, and what it comes to."""
+"""What NCCL's RAS says of a job, asked twice: raw, and what it comes to.
+
+By the same rules as the collector: a release that a query can crash is not asked.
+"""
 
 from __future__ import annotations
 
@@ -6,71 +9,96 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.collector import Reason
+from dshealthd.evidence import privileges
 from dshealthd.evidence.step import Missing
+from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.ras import client as ras_client
-from dshealthd.jobs.ras.address import enabled, endpoints
-from dshealthd.jobs.ras.client import Query
-from dshealthd.jobs.ras.from_json import parse_json
-from dshealthd.jobs.ras.from_text import parse_text
-from dshealthd.jobs.ras.peer import holder
+from dshealthd.jobs.ras import plausibility, question
+from dshealthd.jobs.ras.address import enabled
 from dshealthd.jobs.ras.progress import Progress
-from dshealthd.jobs.ras.protocol import Answer, Unanswered
+from dshealthd.jobs.ras.protocol import Answer
 from dshealthd.jobs.ras.status import MalformedAnswer
 from dshealthd.jobs.ras.summary import lags, troubles
-from dshealthd.kernel.netlink import Interrupted, MalformedReply
+from dshealthd.printable import printable_lines
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Mapping, Sequence
 
+    from dshealthd.core.host import Host
     from dshealthd.evidence.step import Emit
-    from dshealthd.host import Host
+    from dshealthd.jobs.ras.policy import Form
+    from dshealthd.jobs.ras.question import Loaded, Member
 
 PAUSE = 4.0
 """Seconds from one answer to the next question: what stands still is what both say the same of."""
 TIMEOUT = 12.0
 """Seconds that an answer may take; NCCL needs up to 10 s where processes are stopped."""
 MAX_ANSWER = 16 << 20
+MAX_MEMORY = 256 << 20
+"""Bytes that two answers may take while they are read.
+
+JSON made for it takes thirty times its size; 4,096 honest ranks have answers of some 3 MiB.
+"""
 
 
-def ask(emit: Emit, host: Host, environment: Mapping[str, str], pids: Sequence[int], world_size: int | None) -> dict[str, Any]:
-    """Emit `nccl-ras-1.json` and -2 (`.txt` before NCCL 2.28.7), and return who is behind and who is in trouble; `Missing` says why not."""
+def ask(
+    emit: Emit,
+    host: Host,
+    environment: Mapping[str, str],
+    members: Sequence[Member],
+    world_size: int | None,
+) -> dict[str, Any]:
+    """Emit `nccl-ras-1.json` and -2 (`.txt` before NCCL 2.28.7), and return what they say.
+
+    That is who is behind and who is in trouble; `Missing` says why not.
+    """
     if not enabled(environment):
         message = "NCCL_RAS_ENABLE switches it off"
         raise Missing(message)
+    privileges.limit_memory(MAX_MEMORY)
+    releases = MappedReleases()
     progress, found = Progress(), dict[str, Any]()
     for number in (1, 2):
         if number > 1:
             time.sleep(PAUSE)
-        answer = _answer(environment, host, pids)
-        emit(f"nccl-ras-{number}.{'json' if answer.json else 'txt'}", answer.data)
+        loaded = question.look(host, members, releases)
+        form = _form(host, loaded)
+        answer = _answer(environment, host, loaded, form)
+        text = printable_lines(answer.data.decode(errors="replace"))
+        emit(f"nccl-ras-{number}.{'json' if answer.json else 'txt'}", text.encode())
         try:
-            status = parse_json(answer.data) if answer.json else parse_text(answer.data)
+            status = question.read(answer)
+            plausibility.check(status, form, loaded.versions, world_size)
         except MalformedAnswer as error:
             raise Missing(str(error)) from error
         progress.update(status, time.time())
         found = {
             "version": status.version,
             "idle": progress.idle,
-            "behind": [[*rank, operation, behind] for (rank, operation), behind in lags(status, progress, world_size).items()],
+            "behind": [
+                [*rank, operation, behind]
+                for (rank, operation), behind in lags(status, progress, world_size).items()
+            ],
             "troubles": [[*rank, what] for rank, what in troubles(status, world_size)],
         }
     emit("nccl-ras.json", json.dumps(found, indent=1).encode())
     return found
 
 
-def _answer(environment: Mapping[str, str], host: Host, pids: Sequence[int]) -> Answer:
+def _form(host: Host, loaded: Loaded) -> Form:
+    """Return how a job may be asked; `Missing` if it may not."""
+    decision = question.decide(host, loaded, permit_unknown=False)
+    if decision.form is None:
+        releases = ", ".join(sorted(map(str, loaded.versions - {None}))) or "none that is known"
+        message = f"not asked, {decision.reason}: NCCL loaded is {releases} {loaded.detail}"
+        raise Missing(message.strip())
+    return decision.form
+
+
+def _answer(environment: Mapping[str, str], host: Host, loaded: Loaded, form: Form) -> Answer:
     """Return one answer of a process that belongs to the job; `Missing` if there is none."""
-
-    def vouch(connection: socket.socket) -> bool:
-        try:
-            return holder(connection, pids, host, time.monotonic) is not None
-        except (Interrupted, MalformedReply) as error:
-            raise Unanswered(Reason.IO_ERROR, f"who answers is not known: {error}") from error
-
     try:
-        query = Query(endpoints(environment), vouch, MAX_ANSWER)
+        query = question.prepare(environment, loaded, form, host, time.monotonic, MAX_ANSWER)
     except ValueError as error:
         raise Missing(str(error)) from error
     ras_client.ask([query], TIMEOUT, time.monotonic)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.options import Duration, option
+from dshealthd.core.options import Duration, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,20 +15,40 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceOptions:
-    """What is kept of a job that hangs: one directory below `evidence` in `path.state`, once for each hang."""
+    """What is kept of a job that hangs.
 
-    enabled: bool = option(True, "Whether evidence of hangs is taken. It can be taken by hand in any case: `dshealthd evidence`.")
-    after: Duration = option("10s", "How long a job must have been found to stand still.", minimum="0s")
+    One directory below `evidence` in `path.state`, once for each hang.
+    """
+
+    enabled: bool = option(
+        True,
+        "Whether evidence of hangs is taken. It can be taken by hand in any case: `dshealthd "
+        "evidence`.",
+    )
+    after: Duration = option(
+        "10s", "How long a job must have been found to stand still.", minimum="0s"
+    )
     again_after: Duration = option(
         "30m",
-        "Least time between two bundles of one job. A second one is taken of another hang only, not of one that goes on.",
+        "Least time between two bundles of one job. A second one is taken of another hang "
+        "only, not of one that goes on.",
         minimum="1m",
     )
-    deadline: Duration = option("90s", "How long a collection may take; what there is by then is kept.", minimum="30s")
-    max_bundles: int = option(16, "Bundles that are kept; the oldest one goes first.", minimum=1, maximum=1000)
+    deadline: Duration = option(
+        "90s", "How long a collection may take; what there is by then is kept.", minimum="30s"
+    )
+    max_bundles: int = option(
+        16, "Bundles that are kept; the oldest one goes first.", minimum=1, maximum=1000
+    )
     max_bytes: int = option(1024 * MIB, "Bytes of all bundles together.", minimum=MIB)
-    max_bundle_bytes: int = option(128 * MIB, "Bytes of one bundle; what goes beyond is left out.", minimum=MIB)
-    min_free_bytes: int = option(1024 * MIB, "Bytes that must be free on the disk beside a new bundle; otherwise none is made.", minimum=0)
+    max_bundle_bytes: int = option(
+        128 * MIB, "Bytes of one bundle; what goes beyond is left out.", minimum=MIB
+    )
+    min_free_bytes: int = option(
+        1024 * MIB,
+        "Bytes that must be free on the disk beside a new bundle; otherwise none is made.",
+        minimum=0,
+    )
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield what is wrong although its type is right."""

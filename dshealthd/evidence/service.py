@@ -1,4 +1,7 @@
-"""Has evidence taken of hangs, by a process of its own, one at a time; the agent's loop waits for nothing and is slowed by nothing."""
+"""Has evidence taken of hangs, by a process of its own, one at a time.
+
+The agent's loop waits for nothing and is slowed by nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,35 +14,47 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dshealthd import wire
-from dshealthd.collector import counter, gauge
+from dshealthd.core import wire
+from dshealthd.core.collector import counter, gauge
+from dshealthd.core.options import encode
 from dshealthd.evidence.bundle import kept, parse_name
 from dshealthd.evidence.findings import Case
 from dshealthd.evidence.process import Process
-from dshealthd.options import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from dshealthd.collector import Sample
+    from dshealthd.core.collector import Sample
+    from dshealthd.core.host import Host
     from dshealthd.evidence.options import EvidenceOptions
-    from dshealthd.host import Host
     from dshealthd.jobs.hangs.hang import Hang
 
 log = logging.getLogger(__name__)
 
 BUNDLES = counter(
     "dshealthd_evidence_bundles_total",
-    "Bundles of evidence by what became of them: complete, partial (a rank could not be looked at, or there was no room), killed at its "
+    "Bundles of evidence by what became of them: complete, partial (a rank could not be "
+    "looked at, or there was no room), killed at its "
     "deadline (what there was is kept), refused (the disk is nearly full), failed.",
     "outcome",
 )
-LAST = gauge("dshealthd_evidence_last_timestamp_seconds", "Unix time at which the newest bundle that is kept was begun.")
-KEPT = gauge("dshealthd_evidence_bundles_kept", "Bundles that are kept on this node; absent if it is unknown.")
-BYTES = gauge("dshealthd_evidence_bytes", "Bytes of all bundles that are kept, as of the last collection.")
+LAST = gauge(
+    "dshealthd_evidence_last_timestamp_seconds",
+    "Unix time at which the newest bundle that is kept was begun.",
+)
+KEPT = gauge(
+    "dshealthd_evidence_bundles_kept",
+    "Bundles that are kept on this node; absent if it is unknown.",
+)
+BYTES = gauge(
+    "dshealthd_evidence_bytes", "Bytes of all bundles that are kept, as of the last collection."
+)
 INFO = gauge(
-    "dshealthd_evidence_bundle_info", "1 for the newest bundle of a job that is kept, a directory below path.state.", "job", "bundle"
+    "dshealthd_evidence_bundle_info",
+    "1 for the newest bundle of a job that is kept, a directory below path.state.",
+    "job",
+    "bundle",
 )
 RUNNING = gauge("dshealthd_evidence_running", "1 while evidence is taken.")
 METRICS = (BUNDLES, LAST, KEPT, BYTES, INFO, RUNNING)
@@ -92,8 +107,9 @@ class Evidence:
     ) -> None:
         """Keep bundles below `state`.
 
-        `metrics` gives an exposition and `probes` the status of the probes, None if it is unknown. `interval` is in seconds, from the first
-        exposition to the second; `command` the collecting program, which is given the number of its descriptor as last argument.
+        `metrics` gives an exposition and `probes` the status of the probes, None if it is unknown.
+        `interval` is in seconds, from the first exposition to the second; `command` the collecting
+        program, which is given the number of its descriptor as last argument.
         """
         self.options = options
         self.directory = state / DIRECTORY
@@ -107,7 +123,7 @@ class Evidence:
         self._outcomes: Counter[str] = Counter()
         self._sizes: dict[str, int | None] | None = None
         self._first_seen: dict[str, float] = {}
-        """When each job that stands still was first seen to, by the monotonic clock."""
+        """When each job that is hung was first seen to, by the monotonic clock."""
         self._done: set[str] = set()
         """Jobs of whose present hang there is evidence."""
         self._waiting: dict[str, Case] = {}
@@ -126,7 +142,9 @@ class Evidence:
         self._begin(watch(), "evidence: hangs")
 
     def look(self, hangs: Iterable[Case]) -> None:
-        """Take note of the jobs that stand still now, and begin a collection where it is time for one."""
+        """Take note of the jobs that stand still now, and begin a collection where it is time for
+        one.
+        """
         present = {case.job: case for case in hangs}
         now = self._monotonic()
         self._first_seen = {job: self._first_seen.get(job, now) for job in present}
@@ -135,7 +153,12 @@ class Evidence:
             return
         for job, case in present.items():
             ripe = now - self._first_seen[job] >= self.options.after
-            if ripe and job not in self._done and self._due(job) and len(self._waiting) < MAX_WAITING:
+            if (
+                ripe
+                and job not in self._done
+                and self._due(job)
+                and len(self._waiting) < MAX_WAITING
+            ):
                 self._done.add(job)
                 self._waiting[job] = case
         if self._waiting and not self._running:
@@ -152,7 +175,11 @@ class Evidence:
         yield KEPT(len(self._sizes))
         if None not in self._sizes.values():
             yield BYTES(sum(size or 0 for size in self._sizes.values()))
-        newest = {entry.job: entry for name in sorted(self._sizes) if (entry := parse_name(name)) is not None}
+        newest = {
+            entry.job: entry
+            for name in sorted(self._sizes)
+            if (entry := parse_name(name)) is not None
+        }
         for entry in newest.values():
             yield INFO(1.0, entry.job, entry.name)
         if newest:
@@ -161,10 +188,17 @@ class Evidence:
     def status(self) -> dict[str, Any]:
         """Return what the status document says of the evidence; the newest bundle first."""
         bundles = None if self._sizes is None else sorted(self._sizes, reverse=True)
-        return {"state": "running" if self._running else "ok", "directory": str(self.directory), "bundles": bundles}
+        return {
+            "state": "running" if self._running else "ok",
+            "directory": str(self.directory),
+            "bundles": bundles,
+        }
 
     async def take(self, case: Case) -> Taken:
-        """Take evidence now. Every failure is an outcome; when this is cancelled, the collecting process is killed."""
+        """Take evidence now.
+
+        Every failure is an outcome; when this is cancelled, the collecting process is killed.
+        """
         try:
             process = await Process.start(self._command)
         except OSError as error:
@@ -183,7 +217,13 @@ class Evidence:
             return self._count(Taken(str(answer["outcome"]), str(answer["detail"]), bundle))
         except TimeoutError:
             self._remember()
-            return self._count(Taken("killed", f"not within {self.options.deadline} s; what there was is kept", bundle))
+            return self._count(
+                Taken(
+                    "killed",
+                    f"not within {self.options.deadline} s; what there was is kept",
+                    bundle,
+                )
+            )
         except (asyncio.IncompleteReadError, ConnectionError, *wire.type_error) as error:
             self._remember()
             return self._count(Taken("failed", f"the collecting process failed: {error!r}", bundle))
@@ -200,9 +240,17 @@ class Evidence:
                 await task
 
     def _due(self, job: str) -> bool:
-        """Tell whether the last bundle of a job is old enough; a clock that was set back makes none too new."""
+        """Tell whether the last bundle of a job is old enough.
+
+        A clock that was set back makes none too new.
+        """
         last = max(
-            (entry.taken for name in self._sizes or () if (entry := parse_name(name)) is not None and entry.job == job), default=None
+            (
+                entry.taken
+                for name in self._sizes or ()
+                if (entry := parse_name(name)) is not None and entry.job == job
+            ),
+            default=None,
         )
         return last is None or not 0 <= self._wall() - last < self.options.again_after
 

@@ -1,4 +1,6 @@
-"""Python stacks of one rank, by py-spy where it is installed, without stopping the process and without the values of variables."""
+"""Python stacks of one rank, by py-spy where it is installed, without stopping the process and
+without the values of variables.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.evidence import privileges
+from dshealthd.evidence.findings import file_of
 from dshealthd.evidence.step import Missing
+from dshealthd.linux.process_files import user_of
+from dshealthd.printable import printable
 
 if TYPE_CHECKING:
+    from dshealthd.core.host import Host
     from dshealthd.evidence.step import Emit
-    from dshealthd.host import Host
 
 ATTEMPTS = 3
 """A process that runs may be read in the middle of a change."""
@@ -43,15 +48,19 @@ def find_py_spy() -> str | None:
 
 
 def take(emit: Emit, host: Host, pid: int, rank: int, program: str | None) -> dict[str, Any]:
-    """Emit `rank-<rank>.stacks.txt` and return where the main thread is; `Missing` says why there are none, OSError.
+    """Emit `rank-<rank>-<pid>.stacks.txt` and return where the main thread is.
+
+    `Missing` says why there are none, OSError.
 
     Becomes the rank's user, but keeps the right to read its memory, which Yama takes from users.
     """
     if program is None:
         message = "py-spy is not installed"
         raise Missing(message)
-    user = privileges.user_of(host, pid)
-    descriptor = os.open(program, os.O_RDONLY | os.O_CLOEXEC)  # the rank's user may not get to where it is installed
+    user = user_of(host, pid)
+    descriptor = os.open(
+        program, os.O_RDONLY | os.O_CLOEXEC
+    )  # the rank's user may not get to where it is installed
     privileges.become(user, keep_ptrace=True)
     privileges.end_with_parent()
     for attempt in range(ATTEMPTS):
@@ -66,7 +75,7 @@ def take(emit: Emit, host: Host, pid: int, rank: int, program: str | None) -> di
             time.sleep(PAUSE)
     if problem:
         raise Missing(problem)
-    emit(f"rank-{rank}.stacks.txt", write(threads).encode(errors="replace"))
+    emit(f"{file_of(rank, pid)}.stacks.txt", write(threads).encode(errors="replace"))
     main = next((thread for thread in threads if thread["os"] == pid), threads[0])
     at, inside = place(main["frames"]), place(main["frames"][:1])
     return {"at": at, "in": "" if inside == at else inside}
@@ -92,11 +101,18 @@ def _run(program: int, pid: int) -> tuple[bytes, str]:
             return b"", f"py-spy printed more than {MAX_OUTPUT >> 20} MiB"
         words = process.stderr.read(1 << 14).decode(errors="replace")
     lines = [line.strip() for line in words.splitlines() if line.strip()]
-    return output, "" if process.returncode == 0 else f"py-spy: {lines[0][:300] if lines else f'status {process.returncode}'}"
+    return (
+        output,
+        ""
+        if process.returncode == 0
+        else f"py-spy: {lines[0][:300] if lines else f'status {process.returncode}'}",
+    )
 
 
 def parse(output: bytes) -> list[dict[str, Any]]:
-    """Return the threads that `py-spy dump --json` tells of, without the command line and without variables; ValueError if malformed."""
+    """Return the threads that `py-spy dump --json` tells of, without the command line and without
+    variables; ValueError if malformed.
+    """
     try:
         document = json.loads(output)
         threads = [
@@ -106,7 +122,8 @@ def parse(output: bytes) -> list[dict[str, Any]]:
                 "active": bool(thread.get("active")),
                 "gil": bool(thread.get("owns_gil")),
                 "frames": [
-                    (str(frame["name"]), str(frame["filename"]), int(frame.get("line") or 0)) for frame in thread["frames"][:MAX_FRAMES]
+                    (str(frame["name"]), str(frame["filename"]), int(frame.get("line") or 0))
+                    for frame in thread["frames"][:MAX_FRAMES]
                 ],
             }
             for thread in document[:MAX_THREADS]
@@ -123,15 +140,28 @@ def write(threads: list[dict[str, Any]]) -> str:
     """Return the stacks as text, innermost frame first."""
     parts = []
     for thread in threads:
-        marks = ", ".join(mark for mark in ("active" if thread["active"] else "idle", "holds the GIL" if thread["gil"] else "") if mark)
+        marks = ", ".join(
+            mark
+            for mark in (
+                "active" if thread["active"] else "idle",
+                "holds the GIL" if thread["gil"] else "",
+            )
+            if mark
+        )
         parts.append(f"thread {thread['os']} {thread['name']!r} ({marks})\n")
-        parts += [f"    {name} ({filename}:{line})\n" for name, filename, line in thread["frames"]]
+        parts += [
+            f"    {printable(name)} ({printable(filename)}:{line})\n"
+            for name, filename, line in thread["frames"]
+        ]
         parts.append("\n")
     return "".join(parts)
 
 
 def place(frames: list[tuple[str, str, int]]) -> str:
-    """Return the innermost frame that is not a library's; the innermost of all where there is none."""
+    """Return the innermost frame that is not a library's.
+
+    The innermost of all where there is none.
+    """
     own = [frame for frame in frames if not any(library in frame[1] for library in _LIBRARIES)]
     name, filename, line = (own or frames or [("?", "?", 0)])[0]
-    return f"{filename}:{line} {name}"
+    return printable(f"{filename}:{line} {name}")

@@ -1,6 +1,9 @@
-"""One step of a collection, in a forked process of its own, since whatever it touches may hang: what it has found by its deadline is kept.
+"""One step of a collection, in a forked process of its own, since whatever it touches may hang.
 
-A step is a function that is given an `Emit` and returns a JSON document. It emits the content of files as it comes to it.
+What it has found by its deadline is kept.
+
+A step is a function that is given an `Emit` and returns a JSON document. It emits the content of
+files as it comes to it.
 """
 
 from __future__ import annotations
@@ -42,8 +45,13 @@ class Missing(Exception):
 class Step:
     """A running step. `answer` is what it returned, `problem` why it did not."""
 
-    def __init__(self, name: str, function: Function, seconds: float, max_bytes: int, keep: Emit) -> None:
-        """Start it; it may take so long and emit so much. `keep` is given in this process what the step emits."""
+    def __init__(
+        self, name: str, function: Function, seconds: float, max_bytes: int, keep: Emit
+    ) -> None:
+        """Start it; it may take so long and emit so much.
+
+        `keep` is given in this process what the step emits.
+        """
         self.name = name
         self.answer: Any = None
         self.problem = ""
@@ -95,10 +103,16 @@ class Step:
         while (ended := os.waitpid(self._pid, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
             time.sleep(0.005)
         if ended == (0, 0):
-            self.problem = f"{self.problem or 'it did not end'}; process {self._pid} cannot be killed"
+            self.problem = (
+                f"{self.problem or 'it did not end'}; process {self._pid} cannot be killed"
+            )
         elif not self._answered and not self.problem:
             code = os.waitstatus_to_exitcode(ended[1])
-            self.problem = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+            self.problem = (
+                f"ended by {signal.Signals(-code).name}"
+                if code < 0
+                else f"ended with status {code}"
+            )
 
     def _take(self, name: str, data: bytes) -> None:
         if name:
@@ -111,7 +125,10 @@ class Step:
 
 
 def run(steps: Iterable[Callable[[], Step]], at_once: int) -> list[Step]:
-    """Run steps side by side, so many at a time, each to its end or its deadline; return them in the order in which they were started."""
+    """Run steps side by side, so many at a time, each to its end or its deadline.
+
+    Return them in the order in which they were started.
+    """
     waiting, started, running = list(steps), list[Step](), dict[int, Step]()
     with selectors.DefaultSelector() as selector:
         while waiting or running:
@@ -121,7 +138,12 @@ def run(steps: Iterable[Callable[[], Step]], at_once: int) -> list[Step]:
                 running[step.descriptor] = step
                 selector.register(step.descriptor, selectors.EVENT_READ)
             now = time.monotonic()
-            ready = {key.fd for key, _ in selector.select(max(0.0, min(step.deadline for step in running.values()) - now))}
+            ready = {
+                key.fd
+                for key, _ in selector.select(
+                    max(0.0, min(step.deadline for step in running.values()) - now)
+                )
+            }
             for descriptor, step in list(running.items()):
                 over = time.monotonic() >= step.deadline
                 if (descriptor in ready and not step.receive()) or over:

@@ -1,4 +1,6 @@
-"""The summary of a bundle: the first thing that is read, at night, by somebody who has to decide whom to blame."""
+"""The summary of a bundle: the first thing that is read, at night, by somebody who has to decide
+whom to blame.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.evidence import exposition_text
+from dshealthd.jobs.ras.summary import UNCLEAR
+from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,10 +21,16 @@ MAX_ROUNDS = 20
 MAX_MISSING = 40
 _WIDTH = 300
 FILES = (
-    ("rank-R.stacks.txt", "Python stacks"),
-    ("rank-R.kernel.txt", "threads of the rank as the kernel sees them"),
-    ("rank-R.flight-recorder.pickle", "dump of PyTorch's flight recorder, as the rank wrote it: never unpickle it with plain Python"),
-    ("rank-R.flight-recorder.json", "what that dump says of the last collectives"),
+    ("rank-R-PID.stacks.txt", "Python stacks"),
+    ("rank-R-PID.kernel.txt", "threads of the rank as the kernel sees them"),
+    (
+        "rank-R-PID.flight-recorder.pickle",
+        (
+            "dump of PyTorch's flight recorder, as the rank wrote it: never unpickle it with "
+            "plain Python"
+        ),
+    ),
+    ("rank-R-PID.flight-recorder.json", "what that dump says of the last collectives"),
     ("nccl-ras-1.json, -2.json", "NCCL RAS, asked twice"),
     ("kernel-log.txt", "kernel lines of the last 15 minutes"),
     ("metrics-before.prom, -after.prom", "all metrics of the agent"),
@@ -30,7 +40,7 @@ FILES = (
 
 def write(findings: Findings) -> str:
     """Return the text."""
-    return "\n".join(line[:_WIDTH] for line in _lines(findings)) + "\n"
+    return "\n".join(printable(line)[:_WIDTH] for line in _lines(findings)) + "\n"
 
 
 def _lines(findings: Findings) -> Iterator[str]:
@@ -57,9 +67,16 @@ def _lines(findings: Findings) -> Iterator[str]:
     yield from _indented([_round(entry) for entry in findings.rounds[-MAX_ROUNDS:]] or ["none"])
     yield ""
     yield "What could not be had"
-    missing = [*findings.missing, *(_problem(rank, name) for rank in findings.ranks for name in rank.problems)]
+    missing = [
+        *findings.missing,
+        *(_problem(rank, name) for rank in findings.ranks for name in rank.problems),
+    ]
     yield from _indented(
-        [*missing[:MAX_MISSING], *([f"and {len(missing) - MAX_MISSING} more"] if len(missing) > MAX_MISSING else [])] or ["nothing"]
+        [
+            *missing[:MAX_MISSING],
+            *([f"and {len(missing) - MAX_MISSING} more"] if len(missing) > MAX_MISSING else []),
+        ]
+        or ["nothing"]
     )
     yield ""
     yield "Files"
@@ -87,14 +104,26 @@ def _by_ras(ras: Mapping[str, Any] | None) -> Iterator[str]:
     for number, host, gpu, what in ras["troubles"]:
         yield f"NCCL RAS: {_who(number, host, gpu)} is {what}"
     for number, host, gpu, operation, behind in ras["behind"]:
+        if number == UNCLEAR:
+            yield (
+                f"NCCL RAS: ranks are {behind} operations ({operation}) apart; which of them are "
+                f"behind is unclear, as NCCL {ras['version']} does not name them"
+            )
+            continue
         yield f"NCCL RAS: {_who(number, host, gpu)} has launched {behind} {operation} fewer than the rank that is furthest"
     if not ras["troubles"] and not ras["behind"]:
-        still = "nothing was launched between two answers" if ras["idle"] else "counts have moved, or cannot be compared"
+        still = (
+            "nothing was launched between two answers"
+            if ras["idle"]
+            else "counts have moved, or cannot be compared"
+        )
         yield f"NCCL RAS (NCCL {ras['version'] or 'of unknown version'}): all ranks answer and none is behind; {still}"
 
 
 def _who(number: str, host: str, gpu: str) -> str:
-    return f"rank {number or '?'}" + (f" on {host}" if host else "") + (f" GPU {gpu}" if gpu else "")
+    return (
+        f"rank {number or '?'}" + (f" on {host}" if host else "") + (f" GPU {gpu}" if gpu else "")
+    )
 
 
 def _by_steps(findings: Findings, series: exposition_text.Series) -> Iterator[str]:
@@ -111,9 +140,16 @@ def _rank(findings: Findings, series: exposition_text.Series, rank: Rank) -> str
     """Write one rank as one line."""
     key = str(rank.rank)
     step = exposition_text.of_job(series, "dshealthd_job_step", rank.job).get(key)
-    doing = [exposition_text.chosen(series, f"dshealthd_job_{name}", rank.job, name).get(key, "") for name in ("phase", "stage")]
-    heard = exposition_text.of_job(series, "dshealthd_job_heartbeat_timestamp_seconds", rank.job).get(key)
-    kernel, stacks, recorder = (rank.facts.get(name) or {} for name in ("kernel", "stacks", "recorder"))
+    doing = [
+        exposition_text.chosen(series, f"dshealthd_job_{name}", rank.job, name).get(key, "")
+        for name in ("phase", "stage")
+    ]
+    heard = exposition_text.of_job(
+        series, "dshealthd_job_heartbeat_timestamp_seconds", rank.job
+    ).get(key)
+    kernel, stacks, recorder = (
+        rank.facts.get(name) or {} for name in ("kernel", "stacks", "recorder")
+    )
     cpu = kernel.get("cpu")
     parts = [
         f"rank {rank.rank}" + ("" if findings.case.job else f" of {rank.job}"),
@@ -122,7 +158,8 @@ def _rank(findings: Findings, series: exposition_text.Series, rank: Rank) -> str
         f"step {step:.0f}" if step is not None else "step unknown",
         "/".join(filter(None, doing)) or "stage unknown",
         f"heard {findings.begun - heard:.0f} s ago" if heard is not None else "",
-        f"{kernel.get('state', 'state unknown')}" + (f" in {kernel['waits']}" if kernel.get("waits") else ""),
+        f"{kernel.get('state', 'state unknown')}"
+        + (f" in {kernel['waits']}" if kernel.get("waits") else ""),
         f"CPU {cpu:.0%}" if cpu is not None else "",
         f"Python at {stacks['at']}" if stacks else "Python stack unknown",
         f"in {stacks['in']}" if stacks.get("in") else "",
@@ -132,13 +169,22 @@ def _rank(findings: Findings, series: exposition_text.Series, rank: Rank) -> str
 
 
 def _problem(rank: Rank, name: str) -> str:
-    names = {"kernel": "the kernel's view", "stacks": "Python stacks", "recorder": "flight recorder", "digest": "contents of its dump"}
+    names = {
+        "kernel": "the kernel's view",
+        "stacks": "Python stacks",
+        "recorder": "flight recorder",
+        "digest": "contents of its dump",
+    }
     return f"rank {rank.rank} (pid {rank.pid}), {names.get(name, name)}: {rank.problems[name]}"
 
 
 def _round(entry: Mapping[str, Any]) -> str:
     """Write one round as the status document has it."""
-    return ", ".join(f"{name} {value}" for name, value in entry.items() if isinstance(value, str | int | float) and value != "")
+    return ", ".join(
+        f"{name} {value}"
+        for name, value in entry.items()
+        if isinstance(value, str | int | float) and value != ""
+    )
 
 
 def _indented(lines: Any) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_response import Response
 
-from dshealthd.web.limits import Refusal, reset_on_close
+from dshealthd.http.connection_limiter import Refusal, reset_on_close
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,35 +19,47 @@ if TYPE_CHECKING:
     from aiohttp.web_response import StreamResponse
     from aiohttp.web_server import Server
 
-    from dshealthd.web.limits import Gate
-    from dshealthd.web.tls import Tls
+    from dshealthd.http.connection_limiter import ConnectionLimiter
+    from dshealthd.http.tls import Tls
 
 log = logging.getLogger(__name__)
 
 IDLE_TIMEOUT = 75.0
-"""Seconds for which a connection is kept between two requests; longer than a usual scrape interval."""
+"""Seconds for which a connection is kept between two requests.
+
+Longer than a usual scrape interval.
+"""
 RESPONSE_PATIENCE = 6
-"""From a request's headers until its body has come and its answer has gone: so many times what headers get, 30 s by default."""
+"""From a request's headers until its body has come and its answer has gone.
+
+So many times what headers get, 30 s by default.
+"""
 MAX_LINE, MAX_FIELD, MAX_FIELDS = 4096, 8190, 64
 """Bytes of a request line and of a header field; number of header fields."""
 
 
 class Connection(RequestHandler):
-    """One client's connection. aiohttp bounds the time between requests; this bounds headers, bodies and answers too."""
+    """One client's connection.
+
+    aiohttp bounds the time between requests; this bounds headers, bodies and answers too.
+    """
 
     __slots__ = ("_answered", "_client", "_gate", "_header_timeout", "_idle", "_timer", "_tls")
 
     def __init__(
         self,
         manager: Server,
-        gate: Gate,
+        gate: ConnectionLimiter,
         client: str,
         *,
         header_timeout: float,
         tls: Tls | None,
         answered: Callable[[BaseRequest, StreamResponse], None],
     ) -> None:
-        """Take the place of `client` in the gate; `answered` is told of every answer, before it goes out."""
+        """Take the place of `client` in the gate.
+
+        `answered` is told of every answer, before it goes out.
+        """
         super().__init__(
             manager,
             loop=asyncio.get_running_loop(),
@@ -78,7 +90,10 @@ class Connection(RequestHandler):
         self._allow(self._header_timeout, Refusal.HEADERS)
 
     def data_received(self, data: bytes) -> None:
-        """Let the time for a request's headers run from their first byte; what trickles in later does not stretch it."""
+        """Let the time for a request's headers run from their first byte.
+
+        What trickles in later does not stretch it.
+        """
         if data and self._idle and self._timer is None:
             self._wake()
             self._allow(self._header_timeout, Refusal.HEADERS)
@@ -90,7 +105,9 @@ class Connection(RequestHandler):
         self._wake()
         self._allow(RESPONSE_PATIENCE * self._header_timeout, Refusal.RESPONSE)
 
-    async def finish_response(self, request: BaseRequest, resp: StreamResponse, start_time: float | None) -> tuple[StreamResponse, bool]:
+    async def finish_response(
+        self, request: BaseRequest, resp: StreamResponse, start_time: float | None
+    ) -> tuple[StreamResponse, bool]:
         """Send an answer; afterwards the connection is idle."""
         resp.headers.setdefault("Server", "dshealthd")
         self._answered(request, resp)
@@ -102,11 +119,20 @@ class Connection(RequestHandler):
         return done
 
     def handle_error(
-        self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+        self,
+        request: BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
     ) -> StreamResponse:
-        """Answer a request that is none, without a word about it in the log; only a defect of ours gets a traceback there."""
+        """Answer a request that is none, without a word about it in the log.
+
+        Only a defect of ours gets a traceback there.
+        """
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            log.error("answering %s failed; this is a defect of dshealthd", request.path, exc_info=exc)
+            log.error(
+                "answering %s failed; this is a defect of dshealthd", request.path, exc_info=exc
+            )
         else:
             log.debug("refused a request from %s: %s", request.remote, message)
         if request.writer.output_size > 0:
@@ -156,7 +182,10 @@ class Connection(RequestHandler):
 
 
 def _abort(transport: asyncio.BaseTransport) -> None:
-    """Close a connection at once, whatever is still unsent: a client that reads nothing must not keep it."""
+    """Close a connection at once, whatever is still unsent.
+
+    A client that reads nothing must not keep it.
+    """
     reset_on_close(transport.get_extra_info("socket"))
     if isinstance(transport, asyncio.Transport):
         transport.abort()

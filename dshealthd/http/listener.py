@@ -1,35 +1,45 @@
-"""The listening sockets: accept connections, refuse those beyond the limits, and hand the others on.
+"""The listening sockets: accept connections, refuse those beyond the limits, and hand the others
+on.
 
-The caps are applied at accept(2): before a TLS handshake, which can stall like anything else that a client does, and before a flood can
-use up the descriptors that the collectors need. asyncio's own server accepts first and asks its protocol later, up to a backlog's length.
+The caps are applied at accept(2): before a TLS handshake, which can stall like anything else that a
+client does, and before a flood can use up the descriptors that the collectors need. asyncio's own
+server accepts first and asks its protocol later, up to a backlog's length.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import ipaddress
 import logging
 import socket
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.web.limits import Refusal, client_of, reset_on_close
+from dshealthd.core import background
+from dshealthd.http.connection_limiter import RESERVE, Refusal, Reserve, client_of, reset_on_close
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dshealthd.web.connection import Connection
-    from dshealthd.web.limits import Gate
-    from dshealthd.web.tls import Tls
+    from dshealthd.http.connection import Connection
+    from dshealthd.http.connection_limiter import ConnectionLimiter
+    from dshealthd.http.tls import Tls
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
-"""Connections that the kernel keeps while the agent is busy. Short of it, a flood costs others a second: that is when TCP tries again."""
+"""Connections that the kernel keeps while the agent is busy.
+
+Short of it, a flood costs others a second: that is when TCP tries again.
+"""
 ACCEPTED_AT_ONCE = 32
 """Connections accepted before the loop may turn to something else."""
 ACCEPT_PAUSE = 0.5
-"""Seconds without accepting after the kernel was out of descriptors or memory; the socket stays readable, so the loop would spin."""
+"""Seconds without accepting after the kernel was out of descriptors or memory.
+
+The socket stays readable, so the loop would spin.
+"""
 SHUTDOWN_TIMEOUT = 1.0
 """Seconds that a TLS connection's end may take."""
 IPV4 = 4
@@ -41,13 +51,16 @@ class Listener:
 
     def __init__(
         self,
-        gate: Gate,
+        gate: ConnectionLimiter,
         connect: Callable[[str, Tls | None], Connection],
         *,
         handshake_timeout: float,
         tls: Callable[[], Awaitable[Tls | None]] | None,
     ) -> None:
-        """`connect` makes a connection for a client; `tls` gives what is in force for new connections, if anything ever can be."""
+        """`connect` makes a connection for a client.
+
+        `tls` gives what is in force for new connections, if anything ever can be.
+        """
         self._gate = gate
         self._connect = connect
         self._handshake_timeout = handshake_timeout
@@ -55,6 +68,7 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._reserve = Reserve(RESERVE)
 
     @property
     def port(self) -> int:
@@ -63,12 +77,20 @@ class Listener:
         return port
 
     async def start(self, host: str | None, port: int) -> None:
-        """Listen; OSError when that is not possible. `host` None means every address of the machine."""
+        """Listen; OSError when that is not possible.
+
+        `host` None means every address of the machine.
+        """
+        self._reserve.refill()
         self._gate.keep_descriptors()
         loop = asyncio.get_running_loop()
         for family, address in await _places(host, port):
             try:
-                self._sockets.append(_listen(family, (address[0], self.port if self._sockets else port, *address[2:])))
+                self._sockets.append(
+                    _listen(
+                        family, (address[0], self.port if self._sockets else port, *address[2:])
+                    )
+                )
             except OSError:
                 for listening in self._sockets:
                     listening.close()
@@ -79,28 +101,37 @@ class Listener:
 
     async def close(self) -> None:
         """Stop listening, and give up the handshakes in progress."""
+        self._reserve.close()
         for pause in self._pauses.values():
             pause.cancel()
         for listening in self._sockets:
             asyncio.get_running_loop().remove_reader(listening)
             listening.close()
         self._sockets.clear()
-        await asyncio.sleep(0)  # a task must have begun to be cancelled in order: it owns what was accepted in this very turn
+        await asyncio.sleep(
+            0
+            # a task must have begun to be cancelled in order: it owns what was accepted in this
+            # very turn
+        )
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _accept(self, listening: socket.socket) -> None:
+        self._reserve.refill()
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 accepted, address = listening.accept()
             except BlockingIOError:
                 return
             except OSError as error:
+                if error.errno in _EXHAUSTED and self._reserve.give():
+                    continue
                 if error.errno in _EXHAUSTED:
                     self._pause(listening, error)
                     return
-                continue  # that connection's own error, reported by accept(2); the next one may be good
+                # that connection's own error, reported by accept(2); the next one may be good
+                continue
             client = client_of(address[0])
             if not self._gate.admit(client):
                 reset_on_close(accepted)
@@ -117,7 +148,9 @@ class Listener:
             log.warning("cannot accept connections: %s", error.strerror)
         self._gate.refused[Refusal.DESCRIPTORS] += 1
         loop.remove_reader(listening)
-        self._pauses[listening] = loop.call_later(ACCEPT_PAUSE, loop.add_reader, listening, self._accept, listening)
+        self._pauses[listening] = loop.call_later(
+            ACCEPT_PAUSE, loop.add_reader, listening, self._accept, listening
+        )
 
     async def _hand_on(self, accepted: socket.socket, client: str) -> None:
         """Give an accepted connection to its protocol, after the TLS handshake where there is one."""
@@ -130,9 +163,15 @@ class Listener:
             raise
         handshake: dict[str, Any] = {}
         if tls is not None:
-            handshake = {"ssl": tls.context, "ssl_handshake_timeout": self._handshake_timeout, "ssl_shutdown_timeout": SHUTDOWN_TIMEOUT}
+            handshake = {
+                "ssl": tls.context,
+                "ssl_handshake_timeout": self._handshake_timeout,
+                "ssl_shutdown_timeout": SHUTDOWN_TIMEOUT,
+            }
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted, **handshake)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, accepted, **handshake
+            )
         except OSError as error:  # what ssl raises is one too
             log.debug("no TLS with %s: %s", client, error)
             self._gate.refused[Refusal.HANDSHAKE] += 1
@@ -142,23 +181,32 @@ class Listener:
             raise
 
 
-async def _places(host: str | None, port: int) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
+async def _places(
+    host: str | None, port: int
+) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
     """Return families and addresses to listen on; OSError for a name that is unknown."""
     if host is None:
         return [(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET, ("", port))]
     try:
         version = ipaddress.ip_address(host).version
     except ValueError:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        look_up = functools.partial(
+            socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        found = await background.call(look_up, "name look-up", None, OSError)
         return list(dict.fromkeys((entry[0], entry[4]) for entry in found))
     return [(socket.AF_INET if version == IPV4 else socket.AF_INET6, (host, port))]
 
 
 def _listen(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
-    """Listen on an address; the empty one stands for every address, of both families where the machine has them."""
+    """Listen on an address; the empty one stands for every address, of both families where the
+    machine has them.
+    """
     everywhere = family == socket.AF_INET6 and not address[0]
     try:
-        return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=everywhere)
+        return socket.create_server(
+            address, family=family, backlog=BACKLOG, dualstack_ipv6=everywhere
+        )
     except OSError as error:
         if not everywhere or error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:
             raise

@@ -1,22 +1,28 @@
-"""TLS as the exporter-toolkit's `tls_server_config` describes it, as far as Python's `ssl` can do exactly that.
+"""TLS as the exporter-toolkit's `tls_server_config` describes it, as far as Python's `ssl` can do
+exactly that.
 
-What it cannot do exactly is refused with the key's name. The names of versions, suites and curves are those of Go's `crypto/tls`.
+What it cannot do exactly is refused with the key's name. The names of versions, suites and curves
+are those of Go's `crypto/tls`.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import ssl
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.options import unknown
+from dshealthd.core.options import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dshealthd.options import Errors
+    from dshealthd.core.options import Errors
+
+log = logging.getLogger(__name__)
 
 VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 OLD_VERSIONS = ("TLS10", "TLS11")
@@ -66,7 +72,10 @@ class Tls:
 
     context: ssl.SSLContext
     allowed_sans: frozenset[str]
-    """Subject alternative names of which a client's certificate must have one; any certificate will do when there are none."""
+    """Subject alternative names of which a client's certificate must have one.
+
+    Any certificate will do when there are none.
+    """
 
     def permits(self, certificate: Mapping[str, Any] | None) -> bool:
         """Tell whether a client with this certificate, as `getpeercert()` gives it, may connect."""
@@ -74,7 +83,9 @@ class Tls:
 
     def loosens(self, before: Tls) -> bool:
         """Tell whether this admits clients that `before` did not ask in."""
-        return self.context.verify_mode < before.context.verify_mode or bool(before.allowed_sans and not self.allowed_sans)
+        return self.context.verify_mode < before.context.verify_mode or bool(
+            before.allowed_sans and not self.allowed_sans
+        )
 
 
 def _names(certificate: Mapping[str, Any]) -> frozenset[str]:
@@ -86,13 +97,23 @@ def _names(certificate: Mapping[str, Any]) -> frozenset[str]:
 
 
 def files(table: Mapping[str, Any], directory: str) -> dict[str, str]:
-    """Return the places of the files that `tls_server_config` names, by key; relative names are relative to the config's directory."""
+    """Return the places of the files that `tls_server_config` names, by key.
+
+    Relative names are relative to the config's directory.
+    """
     names = ("cert_file", "key_file", "client_ca_file")
-    return {key: os.path.join(directory, table[key]) for key in names if isinstance(table.get(key), str) and table[key]}
+    return {
+        key: os.path.join(directory, table[key])
+        for key in names
+        if isinstance(table.get(key), str) and table[key]
+    }
 
 
 def build(table: Mapping[str, Any], directory: str, key: str, errors: Errors) -> Tls | None:
-    """Return what a `tls_server_config` describes; None with the reasons in `errors`, each at its key, when that is not possible."""
+    """Return what a `tls_server_config` describes.
+
+    None with the reasons in `errors`, each at its key, when that is not possible.
+    """
     before = len(errors)
     good: dict[str, Any] = {}
     for name, value in table.items():
@@ -101,7 +122,9 @@ def build(table: Mapping[str, Any], directory: str, key: str, errors: Errors) ->
             errors.add(path, _UNSUPPORTED[name])
         elif name not in _TYPES:
             errors.add(path, unknown(str(name), _TYPES))
-        elif type(value) is not _TYPES[name] or (isinstance(value, list) and not all(isinstance(item, str) for item in value)):
+        elif type(value) is not _TYPES[name] or (
+            isinstance(value, list) and not all(isinstance(item, str) for item in value)
+        ):
             errors.add(path, f"must be {_WORDS[_TYPES[name]]}")
         else:
             good[name] = value
@@ -129,11 +152,18 @@ def _plain(name: str) -> str:
         return name
 
 
-def _set_versions(context: ssl.SSLContext, table: Mapping[str, Any], key: str, errors: Errors) -> None:
-    bounds = {"min_version": table.get("min_version", "TLS12"), "max_version": table.get("max_version", "TLS13")}
+def _set_versions(
+    context: ssl.SSLContext, table: Mapping[str, Any], key: str, errors: Errors
+) -> None:
+    bounds = {
+        "min_version": table.get("min_version", "TLS12"),
+        "max_version": table.get("max_version", "TLS13"),
+    }
     for name, version in bounds.items():
         if version in OLD_VERSIONS:
-            errors.add(f"{key}.{name}", f"{version} is not supported: it is broken; use TLS12 or TLS13")
+            errors.add(
+                f"{key}.{name}", f"{version} is not supported: it is broken; use TLS12 or TLS13"
+            )
         elif version not in VERSIONS:
             errors.add(f"{key}.{name}", f'"{version}" is not one of {", ".join(VERSIONS)}')
     if all(version in VERSIONS for version in bounds.values()):
@@ -144,11 +174,16 @@ def _set_versions(context: ssl.SSLContext, table: Mapping[str, Any], key: str, e
             context.minimum_version, context.maximum_version = low, high
 
 
-def _set_suites(context: ssl.SSLContext, table: Mapping[str, Any], key: str, errors: Errors) -> None:
+def _set_suites(
+    context: ssl.SSLContext, table: Mapping[str, Any], key: str, errors: Errors
+) -> None:
     suites = table.get("cipher_suites") or []
     for suite in suites:
         if suite not in SUITES:
-            errors.add(f"{key}.cipher_suites", f'"{suite}" is not supported; for TLS 1.2 there are {", ".join(sorted(SUITES))}')
+            errors.add(
+                f"{key}.cipher_suites",
+                f'"{suite}" is not supported; for TLS 1.2 there are {", ".join(sorted(SUITES))}',
+            )
     if suites and all(suite in SUITES for suite in suites):
         context.set_ciphers(":".join(SUITES[suite] for suite in suites))
     if table.get("prefer_server_cipher_suites") is False:
@@ -158,42 +193,67 @@ def _set_suites(context: ssl.SSLContext, table: Mapping[str, Any], key: str, err
 def _set_curve(context: ssl.SSLContext, table: Mapping[str, Any], key: str, errors: Errors) -> None:
     curves = table.get("curve_preferences") or []
     if len(curves) > 1:
-        errors.add(f"{key}.curve_preferences", "only one curve is supported; without the key the usual ones are offered")
+        errors.add(
+            f"{key}.curve_preferences",
+            "only one curve is supported; without the key the usual ones are offered",
+        )
     elif curves and curves[0] not in CURVES:
-        errors.add(f"{key}.curve_preferences", f'"{curves[0]}" is not supported; there are {", ".join(CURVES)}')
+        errors.add(
+            f"{key}.curve_preferences",
+            f'"{curves[0]}" is not supported; there are {", ".join(CURVES)}',
+        )
     elif curves:
         context.set_ecdh_curve(CURVES[curves[0]])
 
 
-def _set_clients(context: ssl.SSLContext, table: Mapping[str, Any], places: Mapping[str, str], key: str, errors: Errors) -> None:
+def _set_clients(
+    context: ssl.SSLContext,
+    table: Mapping[str, Any],
+    places: Mapping[str, str],
+    key: str,
+    errors: Errors,
+) -> None:
     policy = table.get("client_auth_type", "")
     if policy in UNVERIFIED_AUTH:
         errors.add(
             f"{key}.client_auth_type",
-            f"{policy} is not supported: it believes any certificate; use RequireAndVerifyClientCert or VerifyClientCertIfGiven",
+            f"{policy} is not supported: it believes any certificate; use "
+            "RequireAndVerifyClientCert or VerifyClientCertIfGiven",
         )
         return
     if policy not in CLIENT_AUTH:
-        errors.add(f"{key}.client_auth_type", f'"{policy}" is not one of {", ".join(name for name in CLIENT_AUTH if name)}')
+        errors.add(
+            f"{key}.client_auth_type",
+            f'"{policy}" is not one of {", ".join(name for name in CLIENT_AUTH if name)}',
+        )
         return
     mode = CLIENT_AUTH[policy]
     if "client_ca_file" in places and mode is ssl.CERT_NONE:
-        errors.add(f"{key}.client_ca_file", "is there, but client_auth_type asks for no certificate")
+        errors.add(
+            f"{key}.client_ca_file", "is there, but client_auth_type asks for no certificate"
+        )
     if "client_ca_file" not in places and mode is not ssl.CERT_NONE:
         errors.add(f"{key}.client_ca_file", f"is needed for client_auth_type {policy}")
     if table.get("client_allowed_sans") is not None and mode is not ssl.CERT_REQUIRED:
-        errors.add(f"{key}.client_allowed_sans", "needs client_auth_type RequireAndVerifyClientCert")
+        errors.add(
+            f"{key}.client_allowed_sans", "needs client_auth_type RequireAndVerifyClientCert"
+        )
     elif table.get("client_allowed_sans") == []:
         errors.add(f"{key}.client_allowed_sans", "is empty, so that no client could connect")
     if "client_ca_file" in places and mode is not ssl.CERT_NONE:
         try:
             context.load_verify_locations(places["client_ca_file"])
         except OSError as error:
-            errors.add(f"{key}.client_ca_file", f"{places['client_ca_file']} holds no certificate: {_reason(error)}")
+            errors.add(
+                f"{key}.client_ca_file",
+                f"{places['client_ca_file']} holds no certificate: {_reason(error)}",
+            )
         context.verify_mode = mode
 
 
-def _set_certificate(context: ssl.SSLContext, places: Mapping[str, str], key: str, errors: Errors) -> None:
+def _set_certificate(
+    context: ssl.SSLContext, places: Mapping[str, str], key: str, errors: Errors
+) -> None:
     if not {"cert_file", "key_file"} <= places.keys():
         return
     for name in ("cert_file", "key_file"):
@@ -203,12 +263,26 @@ def _set_certificate(context: ssl.SSLContext, places: Mapping[str, str], key: st
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(places["cert_file"])
     except OSError as error:  # what ssl raises is one too
-        errors.add(f"{key}.cert_file", f"{places['cert_file']} holds no certificate: {_reason(error)}")
+        errors.add(
+            f"{key}.cert_file", f"{places['cert_file']} holds no certificate: {_reason(error)}"
+        )
         return
+    mode = os.stat(places["key_file"]).st_mode
+    if mode & stat.S_IROTH:
+        log.warning(
+            "%s.key_file: %s can be read by every user of this node (mode %03o)",
+            key,
+            places["key_file"],
+            stat.S_IMODE(mode),
+        )
     try:
         context.load_cert_chain(places["cert_file"], places["key_file"], password=lambda: "")
     except OSError as error:
-        errors.add(f"{key}.key_file", f"{places['key_file']} is no key for {places['cert_file']}, or is encrypted: {_reason(error)}")
+        errors.add(
+            f"{key}.key_file",
+            f"{places['key_file']} is no key for {places['cert_file']}, or is encrypted: "
+            f"{_reason(error)}",
+        )
 
 
 def _reason(error: OSError) -> str:

@@ -1,4 +1,6 @@
-"""What a launcher tells a training process through its environment: which rank it is, and of which job.
+"""What a launcher tells a training process through its environment.
+
+Which rank it is, and of which job.
 
 Only the variables named here are ever kept of an environment; the rest may hold secrets.
 """
@@ -34,7 +36,11 @@ class Launcher(enum.StrEnum):
 _RANKS = {
     # launcher: rank, rank on the node, ranks in all
     Launcher.TORCH: ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
-    Launcher.OPENMPI: ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+    Launcher.OPENMPI: (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+    ),
     Launcher.PMI: ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
     Launcher.SLURM: ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
 }
@@ -44,21 +50,59 @@ _MPI_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 """Names that mpirun gives to a job, the same for all its processes on all nodes."""
 _PLACES = ("CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV", "CONDA_PREFIX", "LOCAL_WORLD_SIZE")
 _DEEPSPEED = ("CROSS_SIZE", "LOCAL_SIZE")
-"""What tells `deepspeed` from others that set RANK: deepspeed/launcher/launch.py sets them, torchrun does not."""
+"""What tells `deepspeed` from others that set RANK.
+
+Deepspeed/launcher/launch.py sets them, torchrun does not.
+"""
 _STEP = ("SLURM_STEP_ID",)
 _RAS = ("NCCL_RAS_ADDR", "NCCL_RAS_ENABLE")
 _INSPECTOR = ("NCCL_INSPECTOR_DUMP_DIR",)
-_FLIGHT_RECORDER = ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""Prefixes of paths: where PyTorch takes the order to dump its last collectives, and where it writes them."""
+_FLIGHT_RECORDER = (
+    "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
+    "TORCH_FR_DUMP_TEMP_FILE",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+)
+"""Prefixes of paths: where PyTorch takes the order to dump its last collectives, and where it
+writes them.
+"""
 NCCL_COMMON = (
-    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NET", "NCCL_IB_DISABLE", "NCCL_SOCKET_FAMILY", "NCCL_COLLNET_ENABLE", "NCCL_NVLS_ENABLE"),
-    *("NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_NTHREADS"),
+    *(
+        "NCCL_ALGO",
+        "NCCL_PROTO",
+        "NCCL_NET",
+        "NCCL_IB_DISABLE",
+        "NCCL_SOCKET_FAMILY",
+        "NCCL_COLLNET_ENABLE",
+        "NCCL_NVLS_ENABLE",
+    ),
+    *(
+        "NCCL_BUFFSIZE",
+        "NCCL_LL_BUFFSIZE",
+        "NCCL_LL128_BUFFSIZE",
+        "NCCL_P2P_NET_CHUNKSIZE",
+        "NCCL_NTHREADS",
+    ),
     *("NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
 )
-"""Settings by which each rank chooses by itself how it talks to the others: they must be the same on all."""
+"""Settings by which each rank chooses by itself how it talks to the others.
+
+They must be the same on all.
+"""
 _NCCL = (
-    *("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "NCCL_NET_GDR_LEVEL"),
-    *("NCCL_IB_SL", "NCCL_IB_TC", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"),
+    *(
+        "NCCL_SOCKET_IFNAME",
+        "NCCL_IB_HCA",
+        "NCCL_IB_TIMEOUT",
+        "NCCL_IB_RETRY_CNT",
+        "NCCL_NET_GDR_LEVEL",
+    ),
+    *(
+        "NCCL_IB_SL",
+        "NCCL_IB_TC",
+        "NCCL_IB_QPS_PER_CONNECTION",
+        "NCCL_SOCKET_NTHREADS",
+        "NCCL_NSOCKS_PERTHREAD",
+    ),
     *("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"),
 )
 """The others whose values are checked."""
@@ -86,7 +130,13 @@ MAX_NAMES = 256
 """Of one process; more than all that NCCL reads."""
 NAMES_LIMIT = 1 << 18
 """Bytes of an environment that are searched for them."""
-_OTHERS = ("ACCELERATE_DISABLE_NCCL", "CUDA_MEMORY_FRACTION", "DEEPSPEED_DEBUG", "DEEPSPEED_PROFILE", "DS_ACCELERATORATOR")
+_OTHERS = (
+    "ACCELERATE_DISABLE_NCCL",
+    "CUDA_MEMORY_FRACTION",
+    "DEEPSPEED_DEBUG",
+    "DEEPSPEED_PROFILE",
+    "DS_ACCELERATORATOR",
+)
 _NAME = re.compile(rb"NCCL_[A-Z0-9_]{1,60}=")  # begins with what is searched for fast
 _BEFORE = (b"\0", b"\0TORCH_")
 
@@ -102,7 +152,10 @@ class Launch:
 
 
 def parse_environ(data: bytes) -> dict[str, str]:
-    """Return the allowed variables of `/proc/<pid>/environ`; of a name that occurs twice the first counts, as for getenv(3)."""
+    """Return the allowed variables of `/proc/<pid>/environ`.
+
+    Of a name that occurs twice the first counts, as for getenv(3).
+    """
     if b"RANK=" not in data and b"SLURM_PROCID=" not in data:
         return {}
     found: dict[str, str] = {}
@@ -114,10 +167,14 @@ def parse_environ(data: bytes) -> dict[str, str]:
 
 
 def nccl_variables(data: bytes) -> frozenset[str]:
-    """Return the names of what a `/proc/<pid>/environ` sets for NCCL, and of what guides set beside it: no values, a bounded number."""
+    """Return the names of what a `/proc/<pid>/environ` sets for NCCL, and of what guides set beside
+    it: no values, a bounded number.
+    """
     data = b"\0" + data[:NAMES_LIMIT]
     found = {name for name in _OTHERS if b"\0%s=" % name.encode() in data}
-    for match in itertools.islice(_NAME.finditer(data), 4 * MAX_NAMES):  # those within values are passed over
+    for match in itertools.islice(
+        _NAME.finditer(data), 4 * MAX_NAMES
+    ):  # those within values are passed over
         start = data.rfind(b"\0", max(0, match.start() - 7), match.start())
         if start >= 0 and data[start : match.start()] in _BEFORE and len(found) < MAX_NAMES:
             found.add(data[start + 1 : match.end() - 1].decode())
@@ -125,13 +182,20 @@ def nccl_variables(data: bytes) -> frozenset[str]:
 
 
 def launched_by(environment: Mapping[str, str], place: Launch) -> str:
-    """Return what started a process: deepspeed, torchrun, openmpi, pmi, slurm, or torch where RANK was set by something else."""
+    """Return what started a process: deepspeed, torchrun, openmpi, pmi, slurm, or torch where RANK
+    was set by something else.
+    """
     if "TORCHELASTIC_RUN_ID" in environment:
         return "torchrun"
     if place.launcher is Launcher.TORCH and all(name in environment for name in _DEEPSPEED):
         return "deepspeed"
     return next(
-        (str(launcher) for launcher, names in _RANKS.items() if launcher is not Launcher.TORCH and names[0] in environment), "torch"
+        (
+            str(launcher)
+            for launcher, names in _RANKS.items()
+            if launcher is not Launcher.TORCH and names[0] in environment
+        ),
+        "torch",
     )
 
 
@@ -150,21 +214,30 @@ def is_loopback(address: str) -> bool:
 
 
 def launch(environment: Mapping[str, str]) -> Launch | None:
-    """Return the place of a process in its job; None if its environment is not that of a training process."""
+    """Return the place of a process in its job.
+
+    None if its environment is not that of a training process.
+    """
     for launcher, (rank, local_rank, world_size) in _RANKS.items():
         place = natural(environment.get(rank))
         size = natural(environment.get(world_size))
-        if place is not None and (size is not None or (launcher is Launcher.SLURM and "SLURM_JOB_ID" in environment)):
+        if place is not None and (
+            size is not None or (launcher is Launcher.SLURM and "SLURM_JOB_ID" in environment)
+        ):
             return Launch(launcher, place, natural(environment.get(local_rank)), size)
     return None
 
 
 def job(environment: Mapping[str, str], machine: str) -> str:
-    """Return the name of the job, equal on all its nodes without asking any: bounded, and safe as a label.
+    """Return the name of the job, equal on all its nodes without asking any.
 
-    That is the scheduler's number (`slurm-123`), else a digest of the rendezvous (`run-0c5d8a1e93f2`). A rendezvous on the loopback
-    address is a job of this machine alone, and so is one that names no address: `machine` (any text that is this machine's own) keeps
-    it apart from equal ones elsewhere. Two such jobs on one machine, in containers and on the same port, look the same.
+    Bounded, and safe as a label.
+
+    That is the scheduler's number (`slurm-123`), else a digest of the rendezvous
+    (`run-0c5d8a1e93f2`). A rendezvous on the loopback address is a job of this machine alone, and
+    so is one that names no address: `machine` (any text that is this machine's own) keeps it apart
+    from equal ones elsewhere. Two such jobs on one machine, in containers and on the same port,
+    look the same.
     """
     if (number := scheduled(environment)) is not None:
         return number

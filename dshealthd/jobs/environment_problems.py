@@ -1,4 +1,7 @@
-"""What is wrong with the environment of a rank: in itself, on its node, and beside the other ranks."""
+"""What is wrong with the environment of a rank.
+
+In itself, on its node, and beside the other ranks.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,17 @@ if TYPE_CHECKING:
     from dshealthd.jobs.network_devices import Interfaces, Ports
 
 Finding: TypeAlias = tuple[str, str]
-"""A variable, and what is wrong with it: a `Problem`, `Misfit` or `Misnomer`. Both are bounded, whatever a user writes."""
+"""A variable, and what is wrong with it: a `Problem`, `Misfit` or `Misnomer`.
+
+Both are bounded, whatever a user writes.
+"""
 
 _ONE_ADAPTER = re.compile(r".*_\d+")
 _SHARED = ("torchrun", "deepspeed")
-"""Launchers that give all ranks of a node the same GPUs; others may give each rank one that it knows as number 0."""
+"""Launchers that give all ranks of a node the same GPUs.
+
+Others may give each rank one that it knows as number 0.
+"""
 
 
 class Problem(enum.StrEnum):
@@ -58,7 +67,9 @@ def values(settings: Mapping[str, str]) -> Iterator[Finding]:
             yield name, found
     if number(settings.get("NCCL_P2P_DISABLE", "")) == 1:
         yield "NCCL_P2P_DISABLE", Problem.DISABLED
-    elif (level := settings.get("NCCL_P2P_LEVEL", "")) == "LOC" or (level[:1].isdecimal() and number(level) == 0):
+    elif (level := settings.get("NCCL_P2P_LEVEL", "")) == "LOC" or (
+        level[:1].isdecimal() and number(level) == 0
+    ):
         yield "NCCL_P2P_LEVEL", Problem.DISABLED
     for name in ("NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"):
         if number(settings.get(name, "")):
@@ -68,7 +79,10 @@ def values(settings: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def place(launch: Launch, environment: Mapping[str, str], gpus: int | None) -> Iterator[Finding]:
-    """Yield what is wrong with a rank's numbers and its GPUs. `gpus` is how many the node has; None, or 0, if none can be told."""
+    """Yield what is wrong with a rank's numbers and its GPUs.
+
+    `gpus` is how many the node has; None, or 0, if none can be told.
+    """
     if launch.world_size is not None and launch.rank >= launch.world_size:
         yield "RANK", Problem.BEYOND
     limits = [] if (local := natural(environment.get("LOCAL_WORLD_SIZE"))) is None else [local]
@@ -86,7 +100,10 @@ def place(launch: Launch, environment: Mapping[str, str], gpus: int | None) -> I
 
 
 def interface(text: str, interfaces: Interfaces, *, many_nodes: bool) -> Iterator[Finding]:
-    """Yield what is wrong with NCCL_SOCKET_IFNAME; NCCL takes no notice of a value of one character."""
+    """Yield what is wrong with NCCL_SOCKET_IFNAME.
+
+    NCCL takes no notice of a value of one character.
+    """
     if len(text) < 2:  # noqa: PLR2004 - as in ncclFindInterfaces
         return
     selection = parse_selection(text)
@@ -95,40 +112,62 @@ def interface(text: str, interfaces: Interfaces, *, many_nodes: bool) -> Iterato
         yield "NCCL_SOCKET_IFNAME", Problem.ABSENT
     elif all(runs is False for runs in taken.values()):
         yield "NCCL_SOCKET_IFNAME", Problem.DOWN
-    elif many_nodes and {name for name, runs in taken.items() if runs is not False} == {"lo"}:
-        yield "NCCL_SOCKET_IFNAME", Problem.LOOPBACK
+    elif many_nodes and "lo" in taken:
+        # With the variable set, NCCL leaves out only what it lists, and bootstrap takes the first
+        # interface that is left: loopback comes before all others (ncclFindInterfaces, 2.30.7).
+        others = {name for name, runs in taken.items() if runs is not False} - {"lo"}
+        if selection.exclude or not others:
+            yield "NCCL_SOCKET_IFNAME", Problem.LOOPBACK
 
 
 def adapters(text: str, ports: Ports) -> Iterator[Finding]:
-    """Yield what is wrong with NCCL_IB_HCA: nothing is left, or an entry that names one adapter names none that works.
+    """Yield what is wrong with NCCL_IB_HCA.
 
-    An entry that is a mere prefix may be there for other nodes, as long as others stand for something.
+    Nothing is left, or an entry that names one adapter names none that works.
+
+    An entry that is a mere prefix may be there for other nodes, as long as others stand for
+    something.
     """
     selection = parse_selection(text)
     found: set[Problem] = set()
     if selection.exclude:
         if ports:
-            found = _broken({port: active for port, active in ports.items() if selection.takes(*port)})
+            found = _broken(
+                {port: active for port, active in ports.items() if selection.takes(*port)}
+            )
     elif selection.entries:
         found = _broken({port: active for port, active in ports.items() if selection.takes(*port)})
         for entry in selection.entries:
             if _names_one(selection, entry):
-                found |= _broken({port: active for port, active in ports.items() if selection.names(entry, *port)})
+                found |= _broken(
+                    {
+                        port: active
+                        for port, active in ports.items()
+                        if selection.names(entry, *port)
+                    }
+                )
     for problem in sorted(found):
         yield "NCCL_IB_HCA", problem
 
 
 def differing(settings: Mapping[int, Mapping[str, str]]) -> Iterator[tuple[int, Finding]]:
-    """Yield the ranks whose settings are not those of most ranks here, by rank: of what all ranks of a run must have in common."""
+    """Yield the ranks whose settings are not those of most ranks here, by rank.
+
+    Of what all ranks of a run must have in common.
+    """
     for name in NCCL_COMMON:
         found = {rank: values.get(name) for rank, values in sorted(settings.items())}
         if len(set(found.values())) > 1:
             usual = Counter(found.values()).most_common(1)[0][0]
-            yield from ((rank, (name, Problem.DIFFERS)) for rank, value in found.items() if value != usual)
+            yield from (
+                (rank, (name, Problem.DIFFERS)) for rank, value in found.items() if value != usual
+            )
 
 
 def _names_one(selection: Selection, entry: Entry) -> bool:
-    return selection.exact or entry.port is not None or _ONE_ADAPTER.fullmatch(entry.name) is not None
+    return (
+        selection.exact or entry.port is not None or _ONE_ADAPTER.fullmatch(entry.name) is not None
+    )
 
 
 def _broken(ports: Ports) -> set[Problem]:

@@ -1,17 +1,28 @@
-"""Which ranks of training jobs have a process on a GPU: NVML's pids looked up in `/proc`, each once in the life of its process."""
+"""Which ranks of training jobs have a process on a GPU.
+
+NVML's pids looked up in `/proc`, each once in the life of its process.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.host import read_bytes
+from dshealthd.core.host import read_bytes
 from dshealthd.jobs.environment import job, launch, parse_environ
-from dshealthd.jobs.processes import ENVIRON_LIMIT, ProcessTable, parse_stat
+from dshealthd.jobs.processes import (
+    ENVIRON_LIMIT,
+    ProcessTable,
+    TrainingProcess,
+    parse_stat,
+    standing,
+    with_owners,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dshealthd.collector import Context
+    from dshealthd.core.collector import Context
+    from dshealthd.jobs.processes import Stat
 
 _UNINTERRUPTIBLE = "D"
 
@@ -24,37 +35,57 @@ class Rank(NamedTuple):
 
 
 class GpuRanks:
-    """Remembers whose process each pid is. A process that waits in the kernel is looked at when it does so no more."""
+    """Remembers whose process each pid is.
+
+    A process that waits in the kernel is looked at when it does so no more.
+    """
 
     def __init__(self, context: Context) -> None:
         """Look at nothing yet."""
         self._context = context
-        self._known: dict[tuple[int, int], Rank | None] = {}
+        self._known: dict[tuple[int, int], TrainingProcess | None] = {}
 
     def of(self, pids: Iterable[int]) -> tuple[dict[int, Rank], int]:
-        """Return the ranks among these processes, and of how many it is not known whether they are some."""
-        found: dict[int, Rank] = {}
-        known: dict[tuple[int, int], Rank | None] = {}
+        """Return the ranks among these processes, and of how many it is not known whether they are
+        some.
+        """
+        found: list[TrainingProcess] = []
+        known: dict[tuple[int, int], TrainingProcess | None] = {}
         unknown = 0
         for pid in sorted(set(pids)):
             try:
                 stat = parse_stat(read_bytes(self._context.host.proc(f"{pid}/stat"), 4096))
                 key = pid, stat.start
-                if key not in self._known and (stat.state == _UNINTERRUPTIBLE or self._context.approach(f"process {pid}") is not None):
+                if key not in self._known and (
+                    stat.state == _UNINTERRUPTIBLE
+                    or self._context.entering(f"process {pid}") is not None
+                ):
                     unknown += 1  # to read its environment may hang
                     continue
-                rank = known[key] = self._known[key] if key in self._known else self._look(pid)
+                process = known[key] = (
+                    self._known[key] if key in self._known else self._look(pid, stat)
+                )
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
             except (OSError, ValueError):
                 unknown += 1
                 continue
-            if rank is not None:
-                found[pid] = rank
+            if process is not None:
+                found.append(process)
         self._known = known
-        return found, unknown
+        ranks = {
+            process.pid: Rank(process.job, process.launch.rank) for process in with_owners(found)
+        }
+        return ranks, unknown
 
-    def _look(self, pid: int) -> Rank | None:
-        environment = parse_environ(read_bytes(self._context.host.proc(f"{pid}/environ"), ENVIRON_LIMIT))
-        place = launch(environment)
-        return None if place is None else Rank(job(environment, self._context.shared(ProcessTable).machine), place.rank)
+    def _look(self, pid: int, stat: Stat) -> TrainingProcess | None:
+        place = self._context.host.proc(str(pid))
+        environment = parse_environ(read_bytes(f"{place}/environ", ENVIRON_LIMIT))
+        rank = launch(environment)
+        if rank is None:
+            return None
+        name = job(environment, self._context.shared(ProcessTable).machine)
+        user, confirmed = standing(place, name)
+        return TrainingProcess(
+            pid, stat.start, stat.parent, name, rank, {}, user=user, confirmed=confirmed
+        )

@@ -1,6 +1,7 @@
-"""Which versions of what training stands on are installed in a Python environment, read from its files: nothing is imported or run.
+"""Which versions of what training stands on are installed in a Python environment.
 
-Places are those of the file system as the agent sees it, so that a container's environment is one below `/proc/<pid>/root`.
+Read from its files: nothing is imported or run. Whoever owns an environment may put anything there,
+so its files are opened through `Root` alone, sizes are bounded, and so are the versions found.
 """
 
 from __future__ import annotations
@@ -8,169 +9,263 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 import struct
 from typing import TYPE_CHECKING
 
-from dshealthd.host import read
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from dshealthd.linux.process_files import Root
 
 Versions = frozenset[tuple[str, str]]
 """Pairs of component and version; a component that is installed twice is there twice."""
 
 _ASSIGNMENT = re.compile(r"^(\w+)\s*(?::[^=\n]*)?=\s*['\"]([^'\"\n]+)['\"]", re.MULTILINE)
-_DISTRIBUTION = re.compile(r"(deepspeed|nvidia_nccl_cu\d+|torch)-([0-9][^-]*?)(?:-py[\d.]+)?\.(?:dist-info|egg-info)", re.IGNORECASE)
+_DISTRIBUTION = re.compile(
+    r"(deepspeed|nvidia_nccl_cu\d+|torch)-([0-9][^-]*?)(?:-py[\d.]+)?\.(?:dist-info|egg-info)",
+    re.IGNORECASE,
+)
 _LIBRARY = re.compile(r"libnccl\.so\.(\d+\.\d+\.\d+)")
 _BANNER = re.compile(rb"NCCL version (\d+\.\d+\.\d+)\+cuda")
 _INTERPRETER = re.compile(r"python3(\.\d+)?")
+_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}")
+"""What PEP 440 and conda allow in a version."""
+MAX_VERSIONS = 4
+"""Of one component, each a series: a broken upgrade leaves two, and a user could make thousands."""
+_SECTIONS = 4096
+"""Sections of an ELF file that are read; libtorch_cuda.so has some 40."""
+_TEXT_LIMIT = 1 << 16
 _CHUNK = 1 << 20
 _SECTION_LIMIT = 64 << 20
-"""Bytes of a library's constants that are searched; libnccl.so has half a MiB, a PyTorch that NCCL is linked into some ten."""
+"""Bytes of a library's constants that are searched.
+
+Libnccl.so has half a MiB, a PyTorch that NCCL is linked into some ten.
+"""
 
 
 def parse_assignments(source: str) -> dict[str, str]:
-    """Return the strings that a generated `version.py` assigns to names at its top level; None and other values are left out."""
+    """Return the strings that a generated `version.py` assigns to names at its top level.
+
+    None and other values are left out.
+    """
     return dict(_ASSIGNMENT.findall(source))
 
 
 def parse_settings(text: str) -> dict[str, str]:
     """Return the keys of `pyvenv.cfg`."""
-    return {key.strip().lower(): value.strip() for key, equals, value in (line.partition("=") for line in text.splitlines()) if equals}
+    return {
+        key.strip().lower(): value.strip()
+        for key, equals, value in (line.partition("=") for line in text.splitlines())
+        if equals
+    }
 
 
 def parse_distributions(names: Iterable[str]) -> set[tuple[str, str]]:
-    """Return component and version of the distributions that matter, from the names of their metadata directories."""
+    """Return component and version of the distributions that matter, from the names of their
+    metadata directories.
+    """
     found = set()
     for name in names:
         if match := _DISTRIBUTION.fullmatch(name):
             component, version = match.groups()
-            found.add(("nccl" if component.lower().startswith("nvidia_nccl") else component.lower(), version))
+            found.add(
+                (
+                    "nccl" if component.lower().startswith("nvidia_nccl") else component.lower(),
+                    version,
+                )
+            )
     return found
 
 
-def library_version(place: str) -> str | None:
-    """Return the version of NCCL that a shared library is, or has linked into it; None if it does not say.
+def library_version(root: Root, path: str) -> str | None:
+    """Return the version of NCCL that a shared library is, or has linked into it.
 
-    Its file name says it outside of Python packages (`libnccl.so.2.21.5`), else the text that it prints at start.
+    None if it does not say. Raises OSError.
+
+    Its file name says it outside of Python packages (`libnccl.so.2.21.5`), else the text that it
+    prints at start.
     """
     try:
-        name = os.path.basename(os.readlink(place))
+        name = os.path.basename(root.link(path))
     except OSError:
-        name = os.path.basename(place)
+        name = os.path.basename(path)
     if match := _LIBRARY.fullmatch(name):
         return match[1]
-    before = b""
-    for chunk in _constants(place):
-        if found := _BANNER.search(before + chunk):
-            return found[1].decode()
-        before = chunk[-64:]
+    descriptor = root.open(path)
+    try:
+        before = b""
+        for chunk in _constants(descriptor):
+            if found := _BANNER.search(before + chunk):
+                return found[1].decode()
+            before = chunk[-64:]
+    finally:
+        os.close(descriptor)
     return None
 
 
-def _constants(place: str) -> Iterator[bytes]:
-    """Yield the section `.rodata` of a 64-bit ELF file in pieces, and nothing of other files. Raises OSError."""
-    descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        header = os.pread(descriptor, 64, 0)
-        if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":  # noqa: PLR2004 - the header of 64-bit little-endian ELF
+def _constants(descriptor: int) -> Iterator[bytes]:
+    """Yield the section `.rodata` of a 64-bit ELF file in pieces, and nothing of other files.
+
+    Raises OSError.
+    """
+    header = os.pread(descriptor, 64, 0)
+    if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":  # noqa: PLR2004 - the header of 64-bit little-endian ELF
+        return
+    (table,) = struct.unpack_from("<Q", header, 40)
+    size, count, names = struct.unpack_from("<3H", header, 58)
+    total = os.fstat(descriptor).st_size
+    if size != 64 or count > _SECTIONS or table >= total:  # noqa: PLR2004 - of 64-bit ELF
+        return
+    sections = os.pread(descriptor, size * count, table)
+    entries = [
+        struct.unpack_from("<IIQQQQ", sections, start)
+        for start in range(0, len(sections) - 39, size)
+    ]
+    if names >= len(entries) or entries[names][4] > total:
+        return
+    text = os.pread(descriptor, min(entries[names][5], _CHUNK), entries[names][4])
+    for name, _kind, _flags, _address, offset, length in entries:
+        if text[name:].startswith(b".rodata\0"):
+            end = min(offset + min(length, _SECTION_LIMIT), total)
+            for start in range(offset, end, _CHUNK):
+                yield os.pread(descriptor, min(_CHUNK, end - start), start)
             return
-        (table,) = struct.unpack_from("<Q", header, 40)
-        size, count, names = struct.unpack_from("<3H", header, 58)
-        total = os.fstat(descriptor).st_size
-        sections = os.pread(descriptor, size * count, table) if table < total else b""
-        entries = [struct.unpack_from("<IIQQQQ", sections, start) for start in range(0, len(sections) - 39, size or 64)]
-        if names >= len(entries) or entries[names][4] > total:
-            return
-        text = os.pread(descriptor, min(entries[names][5], _CHUNK), entries[names][4])
-        for name, _kind, _flags, _address, offset, length in entries:
-            if text[name:].startswith(b".rodata\0"):
-                end = min(offset + min(length, _SECTION_LIMIT), total)
-                for start in range(offset, end, _CHUNK):
-                    yield os.pread(descriptor, min(_CHUNK, end - start), start)
-                return
-    finally:
-        os.close(descriptor)
+
+
+Key = tuple[int, int, int, int, int]
+"""Device, inode, time of change and size of a place, and by whose rights it was read."""
 
 
 class Installations:
-    """Reads environments, and remembers from round to round what it found, until the directory or the library changes."""
+    """Reads environments, and remembers from round to round what it found.
+
+    Until the directory or the library changes.
+    """
 
     def __init__(self) -> None:
         """Nothing is read yet."""
-        self._found: dict[tuple[str, int, int], Versions] = {}
-        self._before: dict[tuple[str, int, int], Versions] = {}
+        self._found: dict[Key, Versions] = {}
+        self._before: dict[Key, Versions] = {}
 
     def begin(self) -> None:
         """Start a round: what the last one did not ask for is forgotten."""
         self._before, self._found = self._found, {}
 
-    def environment(self, root: str, prefix: str) -> Versions:
-        """Return what is installed in the environment at `prefix` of the file system at `root`. Raises OSError if there is none."""
-        root = root.rstrip("/")
-        base = root + prefix.rstrip("/")
-        settings = _settings(base)
+    def environment(self, root: Root, prefix: str) -> Versions:
+        """Return what is installed in the environment at `prefix`.
+
+        Raises OSError if there is none.
+        """
+        base = prefix.rstrip("/")
+        settings = _settings(root, base)
         versions = self._packages(root, base)
-        home = os.path.dirname(settings.get("home", ""))  # of the interpreter that the environment was made with
+        home = os.path.dirname(
+            settings.get("home", "")
+        )  # of the interpreter that the environment was made with
         if settings.get("include-system-site-packages") == "true" and home.startswith("/"):
-            versions |= _missing(versions, self._packages(root, root + home.rstrip("/")))
+            versions |= _missing(versions, self._packages(root, home.rstrip("/")))
         if any(component == "cuda" for component, _ in versions):
-            system = (f"{root}/usr/{lib}/libnccl.so.2" for lib in ("lib/x86_64-linux-gnu", "lib64", "lib/aarch64-linux-gnu"))
-            versions |= _missing(versions, self._first((f"{base}/lib/libnccl.so.2", *system)))
-        return versions | {("python", _python(base, settings, _interpreters(base)))}
+            system = (
+                f"/usr/{lib}/libnccl.so.2"
+                for lib in ("lib/x86_64-linux-gnu", "lib64", "lib/aarch64-linux-gnu")
+            )
+            versions |= _missing(versions, self._first(root, (f"{base}/lib/libnccl.so.2", *system)))
+        python = _python(root, base, settings, _interpreters(root, base))
+        return versions | _plausible({("python", python)})
 
-    def site(self, site: str) -> Versions:
-        """Return what is installed in one directory of packages. Raises OSError if it cannot be read."""
-        return self._remembered(site, lambda: frozenset(self._read(site)))
+    def site(self, root: Root, site: str) -> Versions:
+        """Return what is installed in one directory of packages.
 
-    def library(self, place: str) -> Versions:
-        """Return which NCCL a library is or contains; empty if it does not say. Raises OSError if it cannot be read."""
-        return self._remembered(place, lambda: frozenset({("nccl", version)} if (version := library_version(place)) else ()))
+        Raises OSError if it cannot be read.
+        """
+        return self._remembered(root, site, lambda: _plausible(self._read(root, site)))
 
-    def _remembered(self, place: str, find: Callable[[], Versions]) -> Versions:
-        status = os.stat(place)
-        key = (place, status.st_mtime_ns, status.st_size)
+    def library(self, root: Root, path: str) -> Versions:
+        """Return which NCCL a library is or contains; empty if it does not say.
+
+        Raises OSError if it cannot be read.
+        """
+
+        def find() -> Versions:
+            version = library_version(root, path)
+            return frozenset({("nccl", version)} if version else ())
+
+        return self._remembered(root, path, find)
+
+    def _remembered(self, root: Root, path: str, find: Callable[[], Versions]) -> Versions:
+        status = root.look(path)
+        if status is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        key = (
+            status.st_dev,
+            status.st_ino,
+            status.st_mtime_ns,
+            status.st_size,
+            root.owner.uid,
+        )
         if key not in self._found:
             self._found[key] = self._before[key] if key in self._before else find()
         return self._found[key]
 
-    def _packages(self, root: str, base: str) -> Versions:
+    def _packages(self, root: Root, base: str) -> Versions:
         """Return what all directories of packages of an interpreter hold."""
-        bases = [base, f"{root}/usr/local"] if base == f"{root}/usr" else [base]
-        sites = {
-            os.path.realpath(f"{library}/{packages}"): None
-            for library in (f"{base}/{lib}/{name}" for base in bases for lib in ("lib", "lib64") for name in _interpreters(base, lib))
-            for packages in ("site-packages", "dist-packages")
-        }
-        if not _interpreters(base):
+        if not _interpreters(root, base):
             raise FileNotFoundError(errno.ENOENT, "no Python environment", base)
+        bases = [base, "/usr/local"] if base == "/usr" else [base]
+        sites: dict[tuple[int, int], str] = {}  # lib64 is often a link to lib
+        for library in (
+            f"{place}/{lib}/{name}"
+            for place in bases
+            for lib in ("lib", "lib64")
+            for name in _interpreters(root, base, lib)
+        ):
+            for packages in ("site-packages", "dist-packages"):
+                site = f"{library}/{packages}"
+                if (found := root.look(site)) is not None and stat.S_ISDIR(found.st_mode):
+                    sites.setdefault((found.st_dev, found.st_ino), site)
         versions: Versions = frozenset()
-        for site in sites:
-            if os.path.isdir(site):
-                versions |= _missing(versions, self.site(site))
+        for site in sites.values():
+            versions |= _missing(versions, self.site(root, site))
         return versions
 
-    def _first(self, libraries: Iterable[str]) -> Versions:
+    def _first(self, root: Root, libraries: Iterable[str]) -> Versions:
         """Return the version of the first library that there is."""
-        for place in libraries:
-            if os.path.exists(place):
-                return self.library(place)
+        for path in libraries:
+            if root.look(path) is not None:
+                return self.library(root, path)
         return frozenset()
 
-    def _read(self, site: str) -> Versions:
-        found = parse_distributions(os.listdir(site))
-        torch = _assignments(f"{site}/torch/version.py")
-        if "__version__" in torch:  # what torch.__version__ says; the metadata may lack the build (+cu121)
-            found = {pair for pair in found if pair[0] != "torch"} | {("torch", torch["__version__"])}
+    def _read(self, root: Root, site: str) -> Versions:
+        found = parse_distributions(root.names(site))
+        torch = _assignments(root, f"{site}/torch/version.py")
+        if (
+            "__version__" in torch
+        ):  # what torch.__version__ says; the metadata may lack the build (+cu121)
+            found = {pair for pair in found if pair[0] != "torch"} | {
+                ("torch", torch["__version__"])
+            }
         if "cuda" in torch:
             found.add(("cuda", torch["cuda"]))
-        built = _assignments(f"{site}/deepspeed/git_version_info_installed.py")
+        built = _assignments(root, f"{site}/deepspeed/git_version_info_installed.py")
         versions = frozenset(found)
         if "version" in built:
             versions |= _missing(versions, frozenset({("deepspeed", built["version"])}))
         if "cuda" in torch:
-            versions |= _missing(versions, self._first((f"{site}/torch/lib/libnccl.so.2", f"{site}/nvidia/nccl/lib/libnccl.so.2")))
+            packaged = ("torch/lib/libnccl.so.2", "nvidia/nccl/lib/libnccl.so.2")
+            versions |= _missing(
+                versions, self._first(root, (f"{site}/{path}" for path in packaged))
+            )
         return versions
+
+
+def _plausible(found: Iterable[tuple[str, str]]) -> Versions:
+    """Return what can be versions, at most `MAX_VERSIONS` of each component."""
+    kept: dict[str, list[str]] = {}
+    for component, version in sorted(found):
+        if _VERSION.fullmatch(version) and len(kept.setdefault(component, [])) < MAX_VERSIONS:
+            kept[component].append(version)
+    return frozenset((component, version) for component in kept for version in kept[component])
 
 
 def _missing(have: Versions, more: Versions) -> Versions:
@@ -179,37 +274,40 @@ def _missing(have: Versions, more: Versions) -> Versions:
     return frozenset(pair for pair in more if pair[0] not in components)
 
 
-def _interpreters(base: str, lib: str = "lib") -> list[str]:
-    """Return the directories of interpreters below a prefix, such as `python3.11`; none if there is no such prefix."""
+def _interpreters(root: Root, base: str, lib: str = "lib") -> list[str]:
+    """Return the directories of interpreters below a prefix, such as `python3.11`.
+
+    None if there is no such prefix.
+    """
     try:
-        return sorted((name for name in os.listdir(f"{base}/{lib}") if _INTERPRETER.fullmatch(name)), reverse=True)
+        names = [name for name in root.names(f"{base}/{lib}") if _INTERPRETER.fullmatch(name)]
     except (FileNotFoundError, NotADirectoryError):
         return []
+    return sorted(names, reverse=True)[:MAX_VERSIONS]
 
 
-def _assignments(place: str) -> dict[str, str]:
+def _text(root: Root, path: str) -> str:
+    """Return a short text; nothing where there is no such file. Raises OSError."""
     try:
-        return parse_assignments(read(place, 1 << 16))
+        return root.read(path, _TEXT_LIMIT).decode(errors="replace")
     except (FileNotFoundError, NotADirectoryError):
-        return {}
+        return ""
 
 
-def _settings(base: str) -> dict[str, str]:
-    try:
-        return parse_settings(read(f"{base}/pyvenv.cfg", 1 << 16))
-    except FileNotFoundError:
-        return {}
+def _assignments(root: Root, path: str) -> dict[str, str]:
+    return parse_assignments(_text(root, path))
 
 
-def _python(base: str, settings: Mapping[str, str], names: Iterable[str]) -> str:
+def _settings(root: Root, base: str) -> dict[str, str]:
+    return parse_settings(_text(root, f"{base}/pyvenv.cfg"))
+
+
+def _python(root: Root, base: str, settings: Mapping[str, str], names: Iterable[str]) -> str:
     """Return the version of the interpreter: as exactly as its files say."""
     if version := settings.get("version_info") or settings.get("version"):
         return ".".join(version.split(".")[:3])
     for name in names:
-        try:
-            header = read(f"{base}/include/{name}/patchlevel.h", 1 << 16)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
+        header = _text(root, f"{base}/include/{name}/patchlevel.h")
         if match := re.search(r'#define\s+PY_VERSION\s+"([^"]+)"', header):
             return match[1]
     return max(names, key=len).removeprefix("python")

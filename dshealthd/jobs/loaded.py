@@ -6,13 +6,14 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.host import read_bytes
+from dshealthd.core.host import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.jobs.installation import Installations, Versions
     from dshealthd.jobs.processes import TrainingProcess
+    from dshealthd.linux.process_files import Root
 
 MAPS_LIMIT = 16 << 20
 """Bytes; a process that has loaded torch and CUDA has one or two MiB."""
@@ -28,17 +29,24 @@ class Libraries:
     site: str | None
     """The directory of packages that torch was loaded from; None if it is not loaded."""
     nccl: str | None
-    """The library that has NCCL: its own, or the part of torch that uses CUDA; None if neither is loaded."""
+    """The library that has NCCL: its own, or the part of torch that uses CUDA.
+
+    None if neither is loaded.
+    """
     replaced: str | None
     """One of them that is no longer on disk: it was upgraded or removed while the process runs."""
 
 
 def parse_maps(data: bytes) -> Libraries:
     """Return the libraries of `/proc/<pid>/maps` that matter."""
-    found = {line[line.find(b"/") :] for line in data.split(b"\n") if _TORCH in line or _NCCL in line}
+    found = {
+        line[line.find(b"/") :] for line in data.split(b"\n") if _TORCH in line or _NCCL in line
+    }
     replaced = sorted(path for path in found if path.endswith(_DELETED))
     torch = sorted(path for path in found if _TORCH in path)
-    nccl = sorted(path for path in found if _NCCL in path) or [path for path in torch if path.endswith(b"/libtorch_cuda.so")]
+    nccl = sorted(path for path in found if _NCCL in path) or [
+        path for path in torch if path.endswith(b"/libtorch_cuda.so")
+    ]
     return Libraries(
         site=os.fsdecode(torch[0].rpartition(_TORCH)[0]) if torch else None,
         nccl=os.fsdecode(nccl[0]) if nccl else None,
@@ -47,22 +55,35 @@ def parse_maps(data: bytes) -> Libraries:
 
 
 def libraries(place: str) -> Libraries:
-    """Return what the process of the directory `place` in `/proc` has loaded. Raises OSError; other users' take CAP_SYS_PTRACE."""
+    """Return what the process of the directory `place` in `/proc` has loaded.
+
+    Raises OSError; other users' take CAP_SYS_PTRACE.
+    """
     return parse_maps(read_bytes(f"{place}/maps", MAPS_LIMIT))
 
 
-def versions(place: str, process: TrainingProcess, loaded: Libraries, installations: Installations) -> Versions:
-    """Return what a process runs with: what it has loaded, and of the rest what its environment has installed. Raises OSError."""
-    root = f"{place}/root"
+def versions(
+    root: Root,
+    place: str,
+    process: TrainingProcess,
+    loaded: Libraries,
+    installations: Installations,
+) -> Versions:
+    """Return what a process runs with; `place` is its directory in `/proc`, `root` its root.
+
+    What it has loaded, and of the rest what its environment has installed. Raises OSError.
+    """
     found: Versions = frozenset()
     decided: set[str] = set()
     if loaded.site is not None:
         decided = {"torch", "cuda", "nccl"}
-        site = installations.site(root + loaded.site)
+        site = installations.site(root, loaded.site)
         found = frozenset(pair for pair in site if pair[0] != "nccl")
         if loaded.nccl is not None:
             packaged = loaded.nccl.startswith(f"{loaded.site}/nvidia/nccl/")
-            nccl = (packaged and frozenset(pair for pair in site if pair[0] == "nccl")) or installations.library(root + loaded.nccl)
+            nccl = (
+                packaged and frozenset(pair for pair in site if pair[0] == "nccl")
+            ) or installations.library(root, loaded.nccl)
             found |= nccl
     decided |= {component for component, _ in found}
     for prefix in _prefixes(place, process, loaded):
@@ -77,8 +98,14 @@ def versions(place: str, process: TrainingProcess, loaded: Libraries, installati
 def _prefixes(place: str, process: TrainingProcess, loaded: Libraries) -> Iterator[str]:
     """Yield where the environment of a process may be, the surest first."""
     program = os.fsdecode(read_bytes(f"{place}/cmdline", 4096).partition(b"\0")[0])
-    yield from _prefix(program)  # a virtual environment's interpreter is a link, which only this name shows
-    yield from (value for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if (value := process.environment.get(name, "")).startswith("/"))
+    yield from _prefix(
+        program
+    )  # a virtual environment's interpreter is a link, which only this name shows
+    yield from (
+        value
+        for name in ("VIRTUAL_ENV", "CONDA_PREFIX")
+        if (value := process.environment.get(name, "")).startswith("/")
+    )
     if loaded.site is not None and "/lib/python3" in loaded.site:
         yield loaded.site.partition("/lib/python3")[0]
     yield from _prefix(os.readlink(f"{place}/exe").removesuffix(" (deleted)"))

@@ -1,19 +1,21 @@
-"""The network interfaces and InfiniBand or RoCE ports that a training process could use, and which of them work."""
+"""The network interfaces and InfiniBand or RoCE ports that a training process could use, and which
+of them work.
+"""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Fault, Reason
-from dshealthd.devices.adapter import parse_state, read_attribute
-from dshealthd.host import read
-from dshealthd.result import os_reason
+from dshealthd.core.collector import Fault, Reason
+from dshealthd.core.host import read
+from dshealthd.core.result import os_reason
+from dshealthd.linux.infiniband import parse_state, read_attribute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dshealthd.collector import Context
+    from dshealthd.core.collector import Context
 
 Interfaces = dict[str, "bool | None"]
 """Whether each runs, in the sense of IFF_RUNNING, by name; None where that is unknown."""
@@ -27,11 +29,17 @@ _RUNNING = frozenset({"up", "unknown"})  # what the kernel calls operational: ne
 
 def parse_names(text: str) -> list[str]:
     """Return the interfaces of a `/proc/<pid>/net/dev`."""
-    return [name.strip() for name, colon, _ in (line.rpartition(":") for line in text.splitlines()[2:]) if colon]
+    return [
+        name.strip()
+        for name, colon, _ in (line.rpartition(":") for line in text.splitlines()[2:])
+        if colon
+    ]
 
 
 class NetworkDevices:
-    """What there is in one sweep; each network namespace and the adapters are read once, when they are asked for."""
+    """What there is in one sweep; each network namespace and the adapters are read once, when they
+    are asked for.
+    """
 
     def __init__(self, context: Context) -> None:
         """Read nothing yet."""
@@ -43,7 +51,10 @@ class NetworkDevices:
         """Adapters that could not be read."""
 
     def interfaces(self, pid: int) -> Interfaces:
-        """Return the interfaces of a process's network namespace; of another than the agent's it is unknown which run. Raises OSError."""
+        """Return the interfaces of a process's network namespace.
+
+        Of another than the agent's it is unknown which run. Raises OSError.
+        """
         ours = self._namespace("self")
         try:
             theirs = self._namespace(str(pid))
@@ -52,7 +63,9 @@ class NetworkDevices:
             ours = ours or (0, 0)  # which is not theirs
         if theirs is None or theirs not in self._interfaces:
             names = parse_names(read(self._host.proc(f"{pid}/net/dev")))
-            self._interfaces[theirs] = {name: self._runs(name) if theirs == ours else None for name in names}
+            self._interfaces[theirs] = {
+                name: self._runs(name) if theirs == ours else None for name in names
+            }
         return self._interfaces[theirs]
 
     def ports(self) -> Ports:
@@ -68,7 +81,10 @@ class NetworkDevices:
         return self._ports
 
     def _namespace(self, pid: str) -> tuple[int, int] | None:
-        """Return what a network namespace is known by; None where `/proc` does not tell of namespaces."""
+        """Return what a network namespace is known by.
+
+        None where `/proc` does not tell of namespaces.
+        """
         try:
             status = os.stat(self._host.proc(f"{pid}/ns/net"))
         except FileNotFoundError:
@@ -78,7 +94,10 @@ class NetworkDevices:
     def _runs(self, name: str) -> bool | None:
         place = self._host.sys(f"class/net/{name}")
         try:
-            return bool(int(read(f"{place}/flags"), 16) & _IFF_UP) and read(f"{place}/operstate").strip() in _RUNNING
+            return (
+                bool(int(read(f"{place}/flags"), 16) & _IFF_UP)
+                and read(f"{place}/operstate").strip() in _RUNNING
+            )
         except (OSError, ValueError):
             return None
 
@@ -88,8 +107,11 @@ class NetworkDevices:
         found: Ports = {}
         try:
             found = {(name, int(port)): None for port in os.listdir(place)}
-            if (fault := self._context.approach(f"adapter {name}")) is None:
-                found = {port: parse_state(read_attribute(f"{place}/{port[1]}/state")) == _ACTIVE for port in found}
+            if (fault := self._context.entering(f"adapter {name}")) is None:
+                found = {
+                    port: parse_state(read_attribute(f"{place}/{port[1]}/state")) == _ACTIVE
+                    for port in found
+                }
             else:
                 self.faults.append(fault)
         except OSError as error:

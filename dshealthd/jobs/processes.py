@@ -1,7 +1,9 @@
-"""The training processes of this machine, found in `/proc` by what their launcher put into their environment.
+"""The training processes of this machine, found in `/proc` by what their launcher put into their
+environment.
 
-`/proc` is listed once a sweep, and an environment is read once in the life of a program: `stat` tells, for less, that a pid was reused
-(start time) or runs another program (place of its environment, which exec changes).
+`/proc` is listed once a sweep, and an environment is read once in the life of a program: `stat`
+tells, for less, that a pid was reused (start time) or runs another program (place of its
+environment, which exec changes).
 """
 
 from __future__ import annotations
@@ -12,29 +14,42 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.collector import Reason
-from dshealthd.host import read, read_bytes
+from dshealthd.core.collector import Reason
+from dshealthd.core.host import read, read_bytes
+from dshealthd.core.result import os_reason
+from dshealthd.jobs import ownership
 from dshealthd.jobs.environment import Launch, job, launch, nccl_variables, parse_environ
-from dshealthd.result import os_reason
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from dshealthd.collector import Context
+    from dshealthd.core.collector import Context
 
 ENVIRON_LIMIT = 2 << 20
-"""Bytes of one environment that are read. A process that has more, and nothing of a launcher in these, counts as unseen."""
+"""Bytes of one environment that are read.
+
+A process that has more, and nothing of a launcher in these, counts as unseen.
+"""
 SWEEP_LIMIT = 32 << 20
-"""Bytes of environments that are read in one sweep, some 20 ms; what is left waits for the next, so that nobody can stall the agent."""
+"""Bytes of environments that are read in one sweep, some 20 ms.
+
+What is left waits for the next, so that nobody can stall the agent.
+"""
 ENTRY = 64
 """How many of these bytes each variable counts for, as it costs as much time."""
 YOUNG = 2.0
-"""Seconds. Below this age a process may not have called exec yet, and is looked at again in the next sweep."""
+"""Seconds.
+
+Below this age a process may not have called exec yet, and is looked at again in the next sweep.
+"""
 ROTATION = 16
-"""In so many sweeps every known process is checked for having been replaced; at least 8 and at most 256 in each."""
+"""In so many sweeps every known process is checked for having been replaced.
+
+At least 8 and at most 256 in each.
+"""
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 _DEAD = "ZX"
@@ -74,27 +89,79 @@ class Stat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainingProcess:
-    """A process that a launcher started for a job, or a child that inherited its environment (a data loader, say)."""
+    """A process that a launcher started for a job, or a child that inherited its environment (a
+    data loader, say).
+    """
 
     pid: int
     start: int
     """Clock ticks from boot to its start."""
     parent: int
-    """Pid of its parent when it was found; a rank's own process is the one whose parent is not of the same rank."""
+    """Pid of its parent when it was found.
+
+    A rank's own process is the one whose parent is not of the same rank.
+    """
     job: str
-    """Equal on all nodes of the job; see `dshealthd.jobs.environment.job`."""
+    """Equal on all nodes of the job; see `dshealthd.jobs.environment.job`.
+
+    With its user's id behind it where the name is another user's (`dshealthd.jobs.ownership`).
+    """
     launch: Launch
     environment: Mapping[str, str]
     """The allowed variables, and no others."""
     nccl: frozenset[str] = frozenset()
     """Names, without values, of all that is set for NCCL."""
+    user: int | None = None
+    """Its real uid; None where the kernel does not tell."""
+    confirmed: bool = False
+    """Whether the scheduler's cgroup says that it is of the job which it names."""
+
+    @property
+    def claimed(self) -> str:
+        """The job as the environment names it, whoever's that is."""
+        return ownership.claimed(self.job)
+
+
+def with_owners(processes: Iterable[TrainingProcess]) -> list[TrainingProcess]:
+    """Return processes with the jobs that they are of, among each other."""
+    processes = list(processes)
+    owners = ownership.owners(processes)
+    return [
+        process
+        if (job := ownership.name(process, owners)) == process.job
+        else replace(process, job=job)
+        for process in processes
+    ]
+
+
+def standing(place: str, job: str) -> tuple[int | None, bool]:
+    """Return the user of a process, and whether the scheduler says that it is of a job.
+
+    `place` is its directory in `/proc`. None and False where the kernel does not tell.
+    """
+    try:
+        user = ownership.parse_user(read_bytes(f"{place}/status", 1 << 16))
+    except (OSError, ValueError):
+        return None, False
+    try:
+        return user, ownership.scheduled_in(read_bytes(f"{place}/cgroup", 1 << 16)) == job
+    except OSError:
+        return user, False
 
 
 def parse_stat(data: bytes) -> Stat:
-    """Return what `/proc/<pid>/stat` says; the name in it may hold anything. ValueError if malformed."""
+    """Return what `/proc/<pid>/stat` says; the name in it may hold anything.
+
+    ValueError if malformed.
+    """
     fields = data[data.rfind(b")") + 1 :].split()
     try:
-        state, parent, flags, start = fields[0].decode("ascii"), int(fields[1]), int(fields[6]), int(fields[19])
+        state, parent, flags, start = (
+            fields[0].decode("ascii"),
+            int(fields[1]),
+            int(fields[6]),
+            int(fields[19]),
+        )
         environment = int(fields[47]) if len(fields) > 47 else 0  # noqa: PLR2004 - since Linux 3.5
     except (IndexError, ValueError) as error:
         message = f"no process status: {data[:80]!r}"
@@ -112,8 +179,13 @@ class ProcessTable:
         self._sweep: int | None = None
         self._machine: str | None = None
         self._known: dict[str, tuple[int, int]] = {}
-        """The image of every process that was looked at, the one that was checked the longest ago first."""
+        """The image of every process that was looked at, the one that was checked the longest ago
+        first.
+        """
         self._training: dict[str, TrainingProcess] = {}
+        """With the jobs that they name."""
+        self._shown: list[TrainingProcess] = []
+        """With the jobs that they are of."""
         self._unseen: dict[str, Unseen] = {}
         self._again: set[str] = set()
         self._budget = 0
@@ -129,14 +201,20 @@ class ProcessTable:
         return {reason: counts[reason] for reason in Unseen}
 
     def refresh(self) -> list[TrainingProcess]:
-        """Return the training processes, oldest first, after bringing the table up to date once in a sweep.
+        """Return the training processes, oldest first, after bringing the table up to date once in
+        a sweep.
 
-        Raises OSError if `/proc` cannot be listed. A process that cannot be looked at is `unseen`; one that vanishes is gone.
+        Raises OSError if `/proc` cannot be listed. A process that cannot be looked at is `unseen`;
+        one that vanishes is gone.
         """
         if self._sweep != self._context.sweep:
             self._update()
             self._sweep = self._context.sweep
-        return sorted(self._training.values(), key=lambda process: (process.start, process.pid))
+            found = sorted(
+                self._training.values(), key=lambda process: (process.start, process.pid)
+            )
+            self._shown = with_owners(found)
+        return list(self._shown)
 
     def _update(self) -> None:
         current = {name for name in os.listdir(self._proc) if name.isdecimal()}
@@ -164,7 +242,10 @@ class ProcessTable:
         return turn
 
     def _look(self, pid: str, young: float, *, again: bool = False) -> None:
-        """Find out whether a process trains. One that cannot be told yet stays unknown, and is looked at in the next sweep."""
+        """Find out whether a process trains.
+
+        One that cannot be told yet stays unknown, and is looked at in the next sweep.
+        """
         try:
             stat = parse_stat(read_bytes(f"{self._proc}/{pid}/stat", 4096))
             if self._known.get(pid) == stat.image and (not again or pid in self._training):
@@ -190,9 +271,10 @@ class ProcessTable:
     def _postponed(self, pid: str, stat: Stat) -> Unseen | None:
         """Say why the environment of a process should not be read now.
 
-        The kernel takes the lock of the address space to read it, and a process that waits in a driver may hold that lock for ever.
+        The kernel takes the lock of the address space to read it, and a process that waits in a
+        driver may hold that lock for ever.
         """
-        if stat.state == _UNINTERRUPTIBLE or self._context.approach(f"process {pid}") is not None:
+        if stat.state == _UNINTERRUPTIBLE or self._context.entering(f"process {pid}") is not None:
             return Unseen.BLOCKED
         return Unseen.DEFERRED if self._budget <= 0 else None
 
@@ -208,10 +290,21 @@ class ProcessTable:
         environment = parse_environ(data[: data.rfind(b"\0") + 1] if cut else data)
         place = launch(environment)
         if place is not None:
+            name = job(environment, self.machine)
+            user, confirmed = standing(f"{self._proc}/{pid}", name)
             if parse_stat(read_bytes(f"{self._proc}/{pid}/stat", 4096)).image != stat.image:
                 return  # it was replaced while it was read: the next sweep looks at its successor
-            name = job(environment, self.machine)
-            self._training[pid] = TrainingProcess(int(pid), stat.start, stat.parent, name, place, environment, nccl_variables(data))
+            self._training[pid] = TrainingProcess(
+                int(pid),
+                stat.start,
+                stat.parent,
+                name,
+                place,
+                environment,
+                nccl_variables(data),
+                user,
+                confirmed,
+            )
         elif cut:
             self._unseen[pid] = Unseen.UNREADABLE
         self._known[pid] = stat.image
@@ -222,7 +315,10 @@ class ProcessTable:
         self._unseen.pop(pid, None)
 
     def _now(self) -> float:
-        """Return the clock ticks since boot; infinity, by which nothing is young, where they cannot be read."""
+        """Return the clock ticks since boot.
+
+        Infinity, by which nothing is young, where they cannot be read.
+        """
         try:
             return float(read(f"{self._proc}/uptime").split()[0]) * _TICKS
         except (OSError, IndexError, ValueError):
@@ -240,4 +336,8 @@ class ProcessTable:
 
 
 def _unseen(error: OSError) -> Unseen:
-    return Unseen.PERMISSION_DENIED if os_reason(error) is Reason.PERMISSION_DENIED else Unseen.UNREADABLE
+    return (
+        Unseen.PERMISSION_DENIED
+        if os_reason(error) is Reason.PERMISSION_DENIED
+        else Unseen.UNREADABLE
+    )

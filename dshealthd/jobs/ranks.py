@@ -1,7 +1,10 @@
-"""The ranks of training jobs on this node: which processes are ranks, and which rendezvous they share.
+"""The ranks of training jobs on this node.
 
-A job may run several times over on its nodes (a sweep within one allocation), so that what belongs together is the run: the processes
-whose launcher gave them the same address, port, size and name. Ranks that disagree about one of these are in different runs.
+Which processes are ranks, and which rendezvous they share.
+
+A job may run several times over on its nodes (a sweep within one allocation), so that what belongs
+together is the run: the processes whose launcher gave them the same address, port, size and name.
+Ranks that disagree about one of these are in different runs.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ Key = tuple[int, int]
 
 def digest(*parts: str) -> int:
     """Return 48 bits of a digest: a number that a float holds exactly."""
-    return int.from_bytes(hashlib.blake2b("\0".join(parts).encode(errors="replace"), digest_size=6).digest(), "big")
+    return int.from_bytes(
+        hashlib.blake2b("\0".join(parts).encode(errors="replace"), digest_size=6).digest(), "big"
+    )
 
 
 @dataclass(slots=True)
@@ -42,7 +47,10 @@ class Run:
     rendezvous: Mapping[str, str]
     """The values of `RENDEZVOUS`."""
     ranks: dict[int, list[TrainingProcess]] = field(default_factory=lambda: defaultdict(list))
-    """The processes of each rank, without those that a rank has started; more than one is a rank used twice."""
+    """The processes of each rank, without those that a rank has started.
+
+    More than one is a rank used twice.
+    """
 
     @property
     def processes(self) -> list[TrainingProcess]:
@@ -52,7 +60,11 @@ class Run:
     @property
     def whole(self) -> bool:
         """Whether each rank is here, once."""
-        return self.world_size is not None and sorted(self.ranks) == list(range(self.world_size)) and len(self.processes) == self.world_size
+        return (
+            self.world_size is not None
+            and sorted(self.ranks) == list(range(self.world_size))
+            and len(self.processes) == self.world_size
+        )
 
     @property
     def many_nodes(self) -> bool:
@@ -60,9 +72,12 @@ class Run:
         return self.world_size is not None and len(self.ranks) < self.world_size
 
     def without(self, machine: str) -> dict[str, int]:
-        """Return a digest of the rendezvous without each of its variables: that of runs which disagree about this one alone is equal.
+        """Return a digest of the rendezvous without each of its variables.
 
-        The address is left in where it is the loopback of the node that has rank 0: it is right there, and differs from the others'.
+        That of runs which disagree about this one alone is equal.
+
+        The address is left in where it is the loopback of the node that has rank 0: it is right
+        there, and differs from the others'.
         """
         address = _address(self.rendezvous)
         if not address:
@@ -71,9 +86,14 @@ class Run:
         for variable in RENDEZVOUS[:3]:
             if variable == "MASTER_ADDR" and is_loopback(address) and 0 in self.ranks:
                 continue
-            rest = [f"{name}={value}" for name, value in sorted(self.rendezvous.items()) if name != variable]
+            rest = [
+                f"{name}={value}"
+                for name, value in sorted(self.rendezvous.items())
+                if name != variable
+            ]
             here = machine if is_loopback(address) and variable != "MASTER_ADDR" else ""
-            found[variable] = digest(scheduled(self.processes[0].environment) or "", here, *rest)
+            first = self.processes[0]
+            found[variable] = digest(scheduled(first.environment) or "", *_user(first), here, *rest)
         return found
 
 
@@ -81,11 +101,20 @@ def _address(values: Mapping[str, str]) -> str:
     return values.get("MASTER_ADDR", "").strip().lower()
 
 
+def _user(process: TrainingProcess) -> tuple[str, ...]:
+    return () if process.user is None else (str(process.user),)
+
+
 def _rendezvous(process: TrainingProcess) -> dict[str, str]:
-    """Return the values by which a process finds the others; of the size, that which its launcher names so."""
+    """Return the values by which a process finds the others.
+
+    Of the size, that which its launcher names so.
+    """
     values = {name: process.environment.get(name, "") for name in RENDEZVOUS}
     values["MASTER_ADDR"] = _address(values)
-    values["WORLD_SIZE"] = "" if process.launch.world_size is None else str(process.launch.world_size)
+    values["WORLD_SIZE"] = (
+        "" if process.launch.world_size is None else str(process.launch.world_size)
+    )
     return values
 
 
@@ -95,23 +124,33 @@ def _name(process: TrainingProcess, values: Mapping[str, str], machine: str) -> 
     job = scheduled(environment)
     if job is None:
         return process.job
-    parts = [job, *values.values()]
-    if not values["MASTER_ADDR"]:  # the program finds out by itself: one step of the scheduler's, or one mpirun, is one run
-        parts += [environment.get("SLURM_STEP_ID", ""), *(environment.get(name, "") for name in _MPI)]
+    # With its user, as the name is compared across nodes: a stranger's claim elsewhere is another.
+    parts = [job, *_user(process), *values.values()]
+    if not values[
+        "MASTER_ADDR"
+    ]:  # the program finds out by itself: one step of the scheduler's, or one mpirun, is one run
+        parts += [
+            environment.get("SLURM_STEP_ID", ""),
+            *(environment.get(name, "") for name in _MPI),
+        ]
     elif is_loopback(values["MASTER_ADDR"]):
         parts.append(machine)
     return f"run-{digest(*parts):012x}"
 
 
 class Ranks:
-    """Tells ranks from what they start (data loaders) and from what starts them (torchrun below srun), over the lives of processes."""
+    """Tells ranks from what they start (data loaders) and from what starts them (torchrun below
+    srun), over the lives of processes.
+    """
 
     def __init__(self) -> None:
         """Know no process yet."""
         self._children: set[Key] = set()
 
     def runs(self, processes: Iterable[TrainingProcess], machine: str) -> list[Run]:
-        """Return the runs of these processes, the oldest first, of which all are given at each call."""
+        """Return the runs of these processes, the oldest first, of which all are given at each
+        call.
+        """
         places: dict[int, tuple[TrainingProcess, str, dict[str, str]]] = {}
         for process in processes:
             values = _rendezvous(process)
@@ -140,6 +179,8 @@ class Ranks:
         for process, name, values in places.values():
             if process.pid in launchers or (process.pid, process.start) in children:
                 continue
-            run = runs.setdefault((process.job, name), Run(process.job, name, process.launch.world_size, values))
+            run = runs.setdefault(
+                (process.job, name), Run(process.job, name, process.launch.world_size, values)
+            )
             run.ranks[process.launch.rank].append(process)
         return list(runs.values())

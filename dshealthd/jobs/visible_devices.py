@@ -21,10 +21,14 @@ class Visible(NamedTuple):
 
 
 def visible(text: str, gpus: int | None) -> Visible:
-    """Return what a list leaves. `gpus` is how many the node has, where that is known; those that are listed by UUID are not looked up.
+    """Return what a list leaves.
 
-    The rules are CUDA's, as torch 2.13.0 (`torch.cuda._parse_visible_devices`) repeats them: a list ends at the first entry that is no
-    GPU, and is empty if one is there twice. An empty list, or one that starts with -1, is how GPUs are hidden on purpose.
+    `gpus` is how many the node has, where that is known; those that are listed by UUID are not
+    looked up.
+
+    The rules are CUDA's, as torch 2.13.0 (`torch.cuda._parse_visible_devices`) repeats them: a list
+    ends at the first entry that is no GPU, and is empty if one is there twice. An empty list, or
+    one that starts with -1, is how GPUs are hidden on purpose.
     """
     prefix = next((prefix for prefix in _UUIDS if text.startswith(prefix)), None)
     found: list[str] = []

@@ -18,12 +18,17 @@ _PAGE = 4096
 _UNKNOWN = (1 << 64) - 1
 """All bits set: what a counter reads like that the hardware does not have."""
 _ENOTSUPP = 524
-"""The kernel's own "not supported", which drivers let through although no header for programs has it."""
+"""The kernel's own "not supported", which drivers let through although no header for programs has
+it.
+"""
 _UNSUPPORTED = frozenset({errno.EINVAL, errno.EOPNOTSUPP, _ENOTSUPP})
 
 
 def read_attribute(place: str) -> bytes:
-    """Return the content of a sysfs attribute, in three system calls: it is at most a page, and one read(2) gives all of it."""
+    """Return the content of a sysfs attribute, in three system calls.
+
+    It is at most a page, and one read(2) gives all of it.
+    """
     descriptor = os.open(place, os.O_RDONLY)
     try:
         return os.read(descriptor, _PAGE)
@@ -47,7 +52,10 @@ def parse_rate(text: bytes) -> float:
 
 @dataclass(slots=True)
 class Adapter:
-    """One incarnation of an adapter: from when its driver registers it until it is taken away. Holds no file open."""
+    """One incarnation of an adapter: from when its driver registers it until it is taken away.
+
+    Holds no file open.
+    """
 
     name: str
     place: str
@@ -57,16 +65,31 @@ class Adapter:
     ports: tuple[str, ...]
     read: Callable[[str], bytes]
     unsupported: set[str] = field(default_factory=set)
-    """Files that the driver refuses. They are asked for once: a restricted function writes each refusal into the kernel's log."""
+    """Files that the driver refuses.
+
+    They are asked for once: a restricted function writes each refusal into the kernel's log.
+    """
 
     @classmethod
     def at(cls, link: str, read: Callable[[str], bytes]) -> Adapter:
-        """Return the adapter that `/sys/class/infiniband/NAME` leads to. Looks at directories only, for which the kernel asks no driver."""
+        """Return the adapter that `/sys/class/infiniband/NAME` leads to.
+
+        Looks at directories only, for which the kernel asks no driver.
+        """
         place = os.path.realpath(link)
-        return cls(os.path.basename(link), place, identity(place), tuple(sorted(_entries(f"{place}/ports"))), read)
+        return cls(
+            os.path.basename(link),
+            place,
+            identity(place),
+            tuple(sorted(_entries(f"{place}/ports"))),
+            read,
+        )
 
     def number(self, place: str) -> int | None:
-        """Return the number that a file holds; None if there is none for this adapter. OSError or ValueError if it cannot be had."""
+        """Return the number that a file holds; None if there is none for this adapter.
+
+        OSError or ValueError if it cannot be had.
+        """
         if place in self.unsupported:
             return None
         try:
@@ -87,7 +110,10 @@ class Adapter:
         return None if value == _UNKNOWN else value
 
     def text(self, path: str) -> str:
-        """Return the line in a file of the adapter; "" where there is no such file, or it does not apply."""
+        """Return the line in a file of the adapter.
+
+        "" where there is no such file, or it does not apply.
+        """
         place = f"{self.place}/{path}"
         if place in self.unsupported:
             return ""
@@ -102,33 +128,50 @@ class Adapter:
             return ""
 
     def target(self, path: str) -> str:
-        """Return the last part of what a symbolic link of the adapter points to; "" where there is no link."""
+        """Return the last part of what a symbolic link of the adapter points to.
+
+        "" where there is no link.
+        """
         link = f"{self.place}/{path}"
         return os.path.basename(os.path.realpath(link)) if os.path.lexists(link) else ""
 
     def interface(self, port: str) -> str:
         """Return the network interface of a port; "" where it is not clear."""
-        if name := self.text(f"ports/{port}/gid_attrs/ndevs/0"):  # RoCE; an InfiniBand port has none among its GIDs
+        if name := self.text(
+            f"ports/{port}/gid_attrs/ndevs/0"
+        ):  # RoCE; an InfiniBand port has none among its GIDs
             return name
         names = _entries(f"{self.place}/device/net")
-        ours = [name for name in names if self.text(f"device/net/{name}/dev_port") == str(int(port) - 1)]
+        ours = [
+            name for name in names if self.text(f"device/net/{name}/dev_port") == str(int(port) - 1)
+        ]
         return ours[0] if len(ours) == 1 else ""
 
     def counters(self, port: str) -> Iterator[tuple[str, str]]:
         """Yield name and place of each counter that a port has."""
-        for directory in (f"{self.place}/ports/{port}/counters", f"{self.place}/ports/{port}/hw_counters"):
+        for directory in (
+            f"{self.place}/ports/{port}/counters",
+            f"{self.place}/ports/{port}/hw_counters",
+        ):
             for name in sorted(_entries(directory)):
                 yield name, f"{directory}/{name}"
 
     def sensors(self) -> Iterator[tuple[str, str, str]]:
-        """Yield name, place and limit ("" if unknown) of each temperature sensor; in thousandths of a degree Celsius."""
+        """Yield name, place and limit ("" if unknown) of each temperature sensor.
+
+        In thousandths of a degree Celsius.
+        """
         for hwmon in _entries(f"{self.place}/device/hwmon"):
             directory = f"device/hwmon/{hwmon}"
             for file in sorted(_entries(f"{self.place}/{directory}")):
                 if file.startswith("temp") and file.endswith("_input"):
                     sensor = file.removesuffix("_input")
                     name = self.text(f"{directory}/{sensor}_label").lower() or sensor
-                    yield name, f"{self.place}/{directory}/{file}", self.text(f"{directory}/{sensor}_crit")
+                    yield (
+                        name,
+                        f"{self.place}/{directory}/{file}",
+                        self.text(f"{directory}/{sensor}_crit"),
+                    )
 
 
 @dataclass(slots=True)
@@ -143,7 +186,10 @@ class History:
     """Flaps seen in the state that `link_downed` may still count."""
 
     def observe(self, *, active: bool, downed: int | None) -> None:
-        """Take a sample, whose `link_downed` was read before its state: a flap that both show is one flap."""
+        """Take a sample, whose `link_downed` was read before its state.
+
+        A flap that both show is one flap.
+        """
         if self.active and not active:
             self.flaps += 1
             self.unconfirmed += 1

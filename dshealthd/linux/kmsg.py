@@ -10,8 +10,8 @@ import errno
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.collector import SourceError
-from dshealthd.result import os_reason
+from dshealthd.core.collector import SourceError
+from dshealthd.core.result import os_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +41,10 @@ class Record(NamedTuple):
 
 
 def parse(raw: bytes) -> Record:
-    """Return the record that one read gave; ValueError if it is none. The dictionary after the message is left out."""
+    """Return the record that one read gave; ValueError if it is none.
+
+    The dictionary after the message is left out.
+    """
     head, semicolon, body = raw.partition(b";")
     fields = head.split(b",")
     if not semicolon or len(fields) < _FIELDS:
@@ -56,10 +59,21 @@ def parse(raw: bytes) -> Record:
 
 
 class Reader:
-    """Reads a kernel log on and on, every record once, and counts those that were overwritten before it came to them."""
+    """Reads a kernel log on and on, every record once, and counts those that were overwritten
+    before it came to them.
+    """
 
-    def __init__(self, place: str, monotonic: Callable[[], float], position: int = 0, read: Callable[[int, int], bytes] = os.read) -> None:
-        """Prepare to read from the record number `position` on, with a `read(2)`; nothing is opened yet."""
+    def __init__(
+        self,
+        place: str,
+        monotonic: Callable[[], float],
+        position: int = 0,
+        read: Callable[[int, int], bytes] = os.read,
+    ) -> None:
+        """Prepare to read from the record number `position` on, with a `read(2)`.
+
+        Nothing is opened yet.
+        """
         self.place = place
         self.position = position
         """The number that the next record should have."""
@@ -80,7 +94,8 @@ class Reader:
     def read(self, most: int, seconds: float) -> Iterator[Record]:
         """Yield what is new, at most so many records for so long; the rest comes next time.
 
-        OSError if the log cannot be opened or read. It is then opened again after a back-off; until then, `SourceError`.
+        OSError if the log cannot be opened or read. It is then opened again after a back-off; until
+        then, `SourceError`.
         """
         if self._descriptor < 0:
             self._open()
@@ -115,7 +130,10 @@ class Reader:
                 return
 
     def behind(self) -> bool:
-        """Tell whether the whole log was read and ends before the position: then the position is not of this log."""
+        """Tell whether the whole log was read and ends before the position.
+
+        Then the position is not of this log.
+        """
         return self.drained and 0 <= self._newest < self.position - 1
 
     def close(self) -> None:
@@ -141,4 +159,6 @@ class Reader:
         self.close()
         self._failures += 1
         self._trouble = error
-        self._retry = self._monotonic() + min(RETRY_LIMIT, RETRY_FIRST * 2.0 ** min(self._failures - 1, 16))
+        self._retry = self._monotonic() + min(
+            RETRY_LIMIT, RETRY_FIRST * 2.0 ** min(self._failures - 1, 16)
+        )

@@ -23,7 +23,10 @@ class Mount(NamedTuple):
 
 
 def parse_mountinfo(text: str) -> list[Mount]:
-    """Return the mounts in their order, a later one over an earlier one. ValueError if malformed; see proc_pid_mountinfo(5)."""
+    """Return the mounts in their order, a later one over an earlier one.
+
+    ValueError if malformed; see proc_pid_mountinfo(5).
+    """
     mounts = []
     for line in text.splitlines():
         place, separator, rest = line.partition(" - ")

@@ -1,9 +1,12 @@
-"""TCP sockets as the kernel tells them over NETLINK_SOCK_DIAG: requests, replies, and the dump between them.
+"""TCP sockets as the kernel tells them over NETLINK_SOCK_DIAG.
 
-The request is the legacy `TCPDIAG_GETSOCK` of `linux/inet_diag.h`: unlike `SOCK_DIAG_BY_FAMILY` it walks the socket table once for both
-families. What the kernel can leave out (states, ports) it is told to leave out, as filling in a reply costs it several times a skip.
-Replies are kept as the kernel wrote them, one record of fixed size per socket, and read by column: a loop over sockets in Python would
-cost more than the walk.
+Requests, replies, and the dump between them.
+
+The request is the legacy `TCPDIAG_GETSOCK` of `linux/inet_diag.h`: unlike `SOCK_DIAG_BY_FAMILY` it
+walks the socket table once for both families. What the kernel can leave out (states, ports) it is
+told to leave out, as filling in a reply costs it several times a skip. Replies are kept as the
+kernel wrote them, one record of fixed size per socket, and read by column: a loop over sockets in
+Python would cost more than the walk.
 """
 
 from __future__ import annotations
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
 
 
 class State(enum.IntEnum):
-    """States of a TCP socket by the kernel's numbers; a closed socket is in no table and is never seen."""
+    """States of a TCP socket by the kernel's numbers.
+
+    A closed socket is in no table and is never seen.
+    """
 
     ESTABLISHED = 1
     SYN_SENT = 2
@@ -50,7 +56,10 @@ class State(enum.IntEnum):
 
 EVERY_STATE = sum(state.mask for state in State)
 TIME_WAIT_TIMER = 3
-"""Timer of the small sockets that stand in for a closed one: all that are in TIME_WAIT, and most that are in FIN_WAIT2."""
+"""Timer of the small sockets that stand in for a closed one.
+
+All that are in TIME_WAIT, and most that are in FIN_WAIT2.
+"""
 
 _SOCK_DIAG = 4
 _TCPDIAG_GETSOCK = 18
@@ -64,11 +73,17 @@ _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port id
 _REQUEST = struct.Struct("=4B48xII")  # family, lengths, extensions; socket id; states; generation
 _ATTRIBUTE = struct.Struct("=HH")
 _OPERATION = struct.Struct("=BBH")
-_SOCKET = struct.Struct("=BBBB HH 48x II II")  # family, state, timer, retransmits; ports; ids; queues; uid, inode
+_SOCKET = struct.Struct(
+    "=BBBB HH 48x II II"
+)  # family, state, timer, retransmits; ports; ids; queues; uid, inode
 _INT = struct.Struct("=i")
 RECORD = _HEADER.size + 72
-"""Bytes of a socket: its netlink header and `struct inet_diag_msg`, without the attributes that may follow."""
-_AT_STATE, _AT_TIMER, _AT_SOURCE, _AT_DESTINATION, _AT_INODE = (_HEADER.size + offset for offset in (1, 2, 4, 6, 68))
+"""Bytes of a socket: its netlink header and `struct inet_diag_msg`, without the attributes that may
+follow.
+"""
+_AT_STATE, _AT_TIMER, _AT_SOURCE, _AT_DESTINATION, _AT_INODE = (
+    _HEADER.size + offset for offset in (1, 2, 4, 6, 68)
+)
 
 _BUFFER = 1 << 16
 """Larger than any message that the kernel makes for a dump (32 KiB)."""
@@ -89,7 +104,10 @@ class Table:
     __slots__ = ("_chunks", "_number")
 
     def __init__(self, chunks: Iterable[tuple[bytes, int]]) -> None:
-        """Take records as `parse` returns them: each chunk with the bytes from one record to the next."""
+        """Take records as `parse` returns them.
+
+        Each chunk with the bytes from one record to the next.
+        """
         self._chunks = [(chunk, stride) for chunk, stride in chunks if chunk]
         self._number = sum(len(chunk) // stride for chunk, stride in self._chunks)
 
@@ -130,21 +148,28 @@ class Table:
         size = len(least_significant_first)
         native = bytearray(size * self._number)
         for place, at in enumerate(least_significant_first):
-            native[place if sys.byteorder == "little" else size - 1 - place :: size] = self._column(at)
+            native[place if sys.byteorder == "little" else size - 1 - place :: size] = self._column(
+                at
+            )
         return array(code, bytes(native))
 
 
 def record(state: int, timer: int, source: int, destination: int, inode: int) -> bytes:
     """Return one socket as the kernel would write it, for a `Table` made from another source."""
     ports = socket.htons(source), socket.htons(destination)
-    return _HEADER.pack(RECORD, _TCPDIAG_GETSOCK, 0, 0, 0) + _SOCKET.pack(0, state, timer, 0, *ports, 0, 0, 0, inode)
+    return _HEADER.pack(RECORD, _TCPDIAG_GETSOCK, 0, 0, 0) + _SOCKET.pack(
+        0, state, timer, 0, *ports, 0, 0, 0, inode
+    )
 
 
 def request(states: int, ports: tuple[int, int] | None, sequence: int) -> bytes:
-    """Return the request for all sockets in `states` (a sum of `State.mask`), if told only those with a source port from first to last."""
+    """Return the request for all sockets in `states` (a sum of `State.mask`), if told only those
+    with a source port from first to last.
+    """
     body = _REQUEST.pack(0, 0, 0, 0, states, 0)
     if ports is not None:
-        # Two comparisons; each is followed by its port, and goes on to the next one (8 bytes) or beyond the end, which refuses the socket.
+        # Two comparisons; each is followed by its port, and goes on to the next one (8 bytes) or
+        # beyond the end, which refuses the socket.
         first, last = ports
         code = b"".join(
             (
@@ -153,11 +178,14 @@ def request(states: int, ports: tuple[int, int] | None, sequence: int) -> bytes:
             )
         )
         body += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(code), _BYTECODE) + code
-    return _HEADER.pack(_HEADER.size + len(body), _TCPDIAG_GETSOCK, _REQUEST_DUMP, sequence, 0) + body
+    return (
+        _HEADER.pack(_HEADER.size + len(body), _TCPDIAG_GETSOCK, _REQUEST_DUMP, sequence, 0) + body
+    )
 
 
 def parse(buffer: bytes, sequence: int) -> tuple[bytes, int, bool]:
-    """Return the records of one datagram of the reply to `sequence`, the bytes from one to the next, and whether the reply ends with it.
+    """Return the records of one datagram of the reply to `sequence`, the bytes from one to the
+    next, and whether the reply ends with it.
 
     Raises OSError for a refusal, Interrupted, MalformedReply.
     """
@@ -202,9 +230,15 @@ def parse(buffer: bytes, sequence: int) -> tuple[bytes, int, bool]:
 
 
 def _uniform(buffer: bytes, length: int, header: bytes) -> bool:
-    """Tell whether the datagram is nothing but sockets with this header, so that it can be taken whole: in great numbers they come so."""
+    """Tell whether the datagram is nothing but sockets with this header, so that it can be taken
+    whole: in great numbers they come so.
+    """
     number, rest = divmod(len(buffer), length)
-    return not rest and not length & 3 and all(buffer[at::length] == header[at : at + 1] * number for at in range(_HEADER.size))
+    return (
+        not rest
+        and not length & 3
+        and all(buffer[at::length] == header[at : at + 1] * number for at in range(_HEADER.size))
+    )
 
 
 def _refusal(buffer: bytes, position: int, length: int) -> None:
@@ -221,10 +255,15 @@ def _refusal(buffer: bytes, position: int, length: int) -> None:
 _sequences = itertools.count(1)
 
 
-def dump(states: int, ports: tuple[int, int] | None, deadline: float, monotonic: Callable[[], float]) -> Table:
-    """Ask the kernel for the sockets of this network namespace; arguments as for `request`, `deadline` by the clock given.
+def dump(
+    states: int, ports: tuple[int, int] | None, deadline: float, monotonic: Callable[[], float]
+) -> Table:
+    """Ask the kernel for the sockets of this network namespace.
 
-    Raises OSError, among them TimeoutError; Interrupted if the dump was not whole in three attempts; MalformedReply.
+    Arguments as for `request`, `deadline` by the clock given.
+
+    Raises OSError, among them TimeoutError; Interrupted if the dump was not whole in three
+    attempts; MalformedReply.
     """
     return whole(lambda: _dump(states, ports, deadline, monotonic))
 
@@ -237,16 +276,26 @@ def whole(attempt: Callable[[], Table]) -> Table:
     return attempt()
 
 
-def _dump(states: int, ports: tuple[int, int] | None, deadline: float, monotonic: Callable[[], float]) -> Table:
+def _dump(
+    states: int, ports: tuple[int, int] | None, deadline: float, monotonic: Callable[[], float]
+) -> Table:
     sequence = next(_sequences) & 0xFFFFFFFF
-    # The kernel makes the first datagram inside the send and each further one inside a receive: to wait would be to wait for nothing.
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, _SOCK_DIAG) as diag:
+    # The kernel makes the first datagram inside the send and each further one inside a receive: to
+    # wait would be to wait for nothing.
+    with socket.socket(
+        socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, _SOCK_DIAG
+    ) as diag:
         diag.sendto(request(states, ports, sequence), (0, 0))
         return Table(receive(lambda: _datagram(diag), sequence, deadline, monotonic))
 
 
-def receive(datagram: Callable[[], bytes], sequence: int, deadline: float, monotonic: Callable[[], float]) -> Iterator[tuple[bytes, int]]:
-    """Yield the records of all datagrams of a reply. Raises as `parse`, and TimeoutError past the deadline."""
+def receive(
+    datagram: Callable[[], bytes], sequence: int, deadline: float, monotonic: Callable[[], float]
+) -> Iterator[tuple[bytes, int]]:
+    """Yield the records of all datagrams of a reply.
+
+    Raises as `parse`, and TimeoutError past the deadline.
+    """
     done = False
     while not done:
         if monotonic() > deadline:

@@ -1,4 +1,7 @@
-"""NVIDIA's GPUs as the PCI bus shows them in sysfs: what ought to be there, whatever the driver says."""
+"""NVIDIA's GPUs as the PCI bus shows them in sysfs.
+
+What ought to be there, whatever the driver says.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import functools
 import os
 from typing import TYPE_CHECKING
 
-from dshealthd.host import Host, read
+from dshealthd.core.host import Host, read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +22,10 @@ PASSED_THROUGH = frozenset({"vfio-pci", "pci-stub"})
 
 
 class Bus:
-    """The PCI devices of one machine. What a device is never changes, so that a look costs one directory listing."""
+    """The PCI devices of one machine.
+
+    What a device is never changes, so that a look costs one directory listing.
+    """
 
     def __init__(self, host: Host) -> None:
         """Look nowhere yet."""
@@ -27,15 +33,29 @@ class Bus:
         self._is_gpu: dict[str, bool] = {}
 
     def gpus(self) -> tuple[str, ...]:
-        """Return the addresses of NVIDIA's GPUs, in their order on the bus. OSError if the bus cannot be read."""
+        """Return the addresses of NVIDIA's GPUs, in their order on the bus.
+
+        OSError if the bus cannot be read.
+        """
         addresses = os.listdir(self._host.sys("bus/pci/devices"))
-        self._is_gpu = {address: self._is_gpu[address] if address in self._is_gpu else self._look(address) for address in addresses}
-        return tuple(sorted(address for address, is_gpu in self._is_gpu.items() if is_gpu and not self._passed_through(address)))
+        self._is_gpu = {
+            address: self._is_gpu[address] if address in self._is_gpu else self._look(address)
+            for address in addresses
+        }
+        return tuple(
+            sorted(
+                address
+                for address, is_gpu in self._is_gpu.items()
+                if is_gpu and not self._passed_through(address)
+            )
+        )
 
     def _look(self, address: str) -> bool:
         place = self._host.sys(f"bus/pci/devices/{address}")
         try:
-            return read(f"{place}/vendor").strip() == NVIDIA and read(f"{place}/class").startswith(DISPLAY_CLASSES)
+            return read(f"{place}/vendor").strip() == NVIDIA and read(f"{place}/class").startswith(
+                DISPLAY_CLASSES
+            )
         except FileNotFoundError:  # removed since the listing
             return False
 
@@ -54,9 +74,12 @@ def bus(host: Host) -> Bus:
 
 
 def gpus_absent(release_file: Path, host: Host) -> str | None:
-    """Say why there is nothing for NVML to do here, or None. Cheap, touches no device; for `Collector.absent`.
+    """Say why there is nothing for NVML to do here, or None.
 
-    The release file is how an operator gets the driver free: while it exists, the worker that holds NVML open ends.
+    Cheap, touches no device; for `Collector.absent`.
+
+    The release file is how an operator gets the driver free: while it exists, the worker that holds
+    NVML open ends.
     """
     if os.path.lexists(host.root(str(release_file))):
         return f"released by {release_file}"

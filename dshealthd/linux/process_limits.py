@@ -1,4 +1,7 @@
-"""What a process uses, and the limits of its own that stand against it: descriptors and locked memory."""
+"""What a process uses, and the limits of its own that stand against it.
+
+Descriptors and locked memory.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ import os
 import resource
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.host import read_bytes
+from dshealthd.core.host import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dshealthd.host import Host
+    from dshealthd.core.host import Host
 
 
 class Limits(NamedTuple):
@@ -49,27 +52,43 @@ def _limit(data: bytes, name: bytes) -> float:
 
 
 def parse_locked(data: bytes) -> tuple[int, int]:
-    """Return the locked and the pinned memory of `/proc/<pid>/status`, in bytes: 0 for a process that has given up its memory."""
-    locked, pinned = (data.partition(name)[2].split(None, 1)[:1] or [b"0"] for name in (b"\nVmLck:", b"\nVmPin:"))
+    """Return the locked and the pinned memory of `/proc/<pid>/status`, in bytes.
+
+    0 for a process that has given up its memory.
+    """
+    locked, pinned = (
+        data.partition(name)[2].split(None, 1)[:1] or [b"0"] for name in (b"\nVmLck:", b"\nVmPin:")
+    )
     return int(locked[0]) * 1024, int(pinned[0]) * 1024
 
 
 class Descriptors:
-    """Counts the descriptors of processes, and reads their limits, in the fewest system calls that this kernel and procfs allow."""
+    """Counts the descriptors of processes, and reads their limits, in the fewest system calls that
+    this kernel and procfs allow.
+    """
 
     def __init__(self, host: Host) -> None:
         """Try what works here."""
         self._proc = str(host.procfs)
         own = f"{self._proc}/self"
         try:
-            # Since Linux 6.2 the size of this directory is the number of descriptors; elsewhere it is 0, or a file system's own number.
-            self.direct = os.stat(f"{own}/fd").st_size in (count := len(os.listdir(f"{own}/fd")), count - 1) and count > 1
-            self._own_pids = os.readlink(own) == str(os.getpid())  # else its pids are those of another namespace, or of a fixture
+            # Since Linux 6.2 the size of this directory is the number of descriptors; elsewhere it
+            # is 0, or a file system's own number.
+            self.direct = (
+                os.stat(f"{own}/fd").st_size in (count := len(os.listdir(f"{own}/fd")), count - 1)
+                and count > 1
+            )
+            self._own_pids = os.readlink(own) == str(
+                os.getpid()
+            )  # else its pids are those of another namespace, or of a fixture
         except OSError:
             self.direct = self._own_pids = False
 
     def count(self, pid: int | str) -> int:
-        """Return the number of open descriptors. OSError: without `direct`, those of other users take CAP_SYS_PTRACE."""
+        """Return the number of open descriptors.
+
+        OSError: without `direct`, those of other users take CAP_SYS_PTRACE.
+        """
         if self.direct:
             return os.stat(f"{self._proc}/{pid}/fd").st_size
         return len(os.listdir(f"{self._proc}/{pid}/fd"))
@@ -78,13 +97,19 @@ class Descriptors:
         """Return the soft limits. OSError as for `open(2)`; ValueError if malformed."""
         if self._own_pids:
             try:
-                return Limits(_soft(int(pid), resource.RLIMIT_NOFILE), _soft(int(pid), resource.RLIMIT_MEMLOCK))
+                return Limits(
+                    _soft(int(pid), resource.RLIMIT_NOFILE),
+                    _soft(int(pid), resource.RLIMIT_MEMLOCK),
+                )
             except PermissionError:
                 pass  # of another user: without CAP_SYS_RESOURCE only the file may be read
         return parse_limits(read_bytes(f"{self._proc}/{pid}/limits", 8192))
 
     def open_files(self, pid: int | str) -> Usage:
-        """Return the open descriptors of a process and its soft limit. Raises as `count` and `limits`."""
+        """Return the open descriptors of a process and its soft limit.
+
+        Raises as `count` and `limits`.
+        """
         count = self.count(pid)
         if self._own_pids:
             try:
@@ -94,7 +119,10 @@ class Descriptors:
         return Usage(count, self.limits(pid).files)
 
     def worst(self, pids: Iterable[str]) -> tuple[str, Usage] | None:
-        """Return the process that is nearest to its limit; None if none could be read. What cannot be read (it vanished) is left out."""
+        """Return the process that is nearest to its limit; None if none could be read.
+
+        What cannot be read (it vanished) is left out.
+        """
         worst, nearest = None, -1.0
         for pid in pids:
             try:

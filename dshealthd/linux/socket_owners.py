@@ -1,7 +1,7 @@
 """Which process has a socket: found by its inode in `/proc/<pid>/fd`, a few milliseconds at a time.
 
-To find an owner all descriptors of all processes may have to be looked at. The agent does not stop for that: each round of collection
-looks at some, and the next one goes on where it stopped.
+To find an owner all descriptors of all processes may have to be looked at. The agent does not stop
+for that: each round of collection looks at some, and the next one goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.host import read, read_bytes
+from dshealthd.core.host import read, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from dshealthd.host import Host
+    from dshealthd.core.host import Host
 
 BUDGET = 0.01
 """Seconds a round: some 2,000 descriptors."""
 PATIENCE = 60.0
-"""Seconds after which a search that was in vain begins again; doubled each time, up to sixteen-fold."""
+"""Seconds after which a search that was in vain begins again.
+
+Doubled each time, up to sixteen-fold.
+"""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SYSTEMD = ("systemd", "init")
 
@@ -65,7 +68,10 @@ class Owner:
         """Look again; False if the process is gone or has the socket no longer."""
         try:
             self.process = self._read()
-            return self.process.started == self._first.started and parse_inode(os.readlink(self._descriptor)) == self._inode
+            return (
+                self.process.started == self._first.started
+                and parse_inode(os.readlink(self._descriptor)) == self._inode
+            )
         except (OSError, ValueError):
             return False
 
@@ -81,10 +87,13 @@ class Owner:
 
 
 def started_by(host: Host, pid: int, parent: int) -> bool | None:
-    """Tell whether the parent that a process is first seen with is the one that started it; None where that cannot be told.
+    """Tell whether the parent that a process is first seen with is the one that started it.
 
-    Any parent is, but one that takes in orphans. That is systemd, the system's or a user's; those that it started itself it told so,
-    by `SYSTEMD_EXEC_PID` (systemd 248). Another process 1, as containers have, may have started the process or taken it in.
+    None where that cannot be told.
+
+    Any parent is, but one that takes in orphans. That is systemd, the system's or a user's; those
+    that it started itself it told so, by `SYSTEMD_EXEC_PID` (systemd 248). Another process 1, as
+    containers have, may have started the process or taken it in.
     """
     if parent == 0:  # the first process of a container, or started from outside of it
         return True
@@ -111,8 +120,15 @@ class Search:
         self._again = 0.0
 
     def owners(self, inodes: set[int]) -> dict[int, Owner]:
-        """Return the owners that are known of these sockets, after some search for the others. All other sockets are forgotten."""
-        self._owners = {inode: owner for inode, owner in self._owners.items() if inode in inodes and owner.refresh()}
+        """Return the owners that are known of these sockets, after some search for the others.
+
+        All other sockets are forgotten.
+        """
+        self._owners = {
+            inode: owner
+            for inode, owner in self._owners.items()
+            if inode in inodes and owner.refresh()
+        }
         missing = inodes - self._owners.keys()
         self._vain &= missing
         if not missing:
@@ -150,7 +166,9 @@ class Search:
             self._owners[inode] = Owner(self._host, pid, descriptor, inode)
 
     def _descriptors(self) -> Generator[tuple[int, int, str] | None]:
-        """Yield inode, pid and descriptor of every socket, and None for whatever else takes its time to look at."""
+        """Yield inode, pid and descriptor of every socket, and None for whatever else takes its
+        time to look at.
+        """
         for pid in reversed(os.listdir(self._host.procfs)):  # jobs are younger than services
             if pid.isdecimal():
                 yield None
@@ -158,7 +176,9 @@ class Search:
                     yield from self._sockets(pid)
 
     def _sockets(self, pid: str) -> Generator[tuple[int, int, str] | None]:
-        directory = os.open(self._host.proc(f"{pid}/fd"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = os.open(
+            self._host.proc(f"{pid}/fd"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        )
         try:
             with os.scandir(directory) as entries:
                 for entry in entries:
@@ -166,6 +186,10 @@ class Search:
                         link = os.readlink(entry.name, dir_fd=directory)
                     except FileNotFoundError:  # closed meanwhile
                         continue
-                    yield (int(link[8:-1]), int(pid), entry.name) if link.startswith("socket:[") else None
+                    yield (
+                        (int(link[8:-1]), int(pid), entry.name)
+                        if link.startswith("socket:[")
+                        else None
+                    )
         finally:
             os.close(directory)

@@ -1,7 +1,8 @@
 """TCP sockets of the agent's network namespace, read once a round for all collectors that ask.
 
-The source is netlink where `/proc` is the agent's own, and the files `/proc/net/tcp` and `tcp6` where netlink is refused (seccomp, gVisor,
-a kernel without `tcp_diag`) or `/proc` is another machine's. The files cost some twenty times as much and are read up to a bound.
+The source is netlink where `/proc` is the agent's own, and the files `/proc/net/tcp` and `tcp6`
+where netlink is refused (seccomp, gVisor, a kernel without `tcp_diag`) or `/proc` is another
+machine's. The files cost some twenty times as much and are read up to a bound.
 """
 
 from __future__ import annotations
@@ -13,30 +14,38 @@ import os
 import struct
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from dshealthd.collector import Reason, SourceError
-from dshealthd.host import read
-from dshealthd.kernel import netlink
-from dshealthd.kernel.netlink import EVERY_STATE, RECORD, State, Table
+from dshealthd.core.collector import Reason, SourceError
+from dshealthd.core.host import read
+from dshealthd.linux import netlink
+from dshealthd.linux.netlink import EVERY_STATE, RECORD, State, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dshealthd.collector import Context
+    from dshealthd.core.collector import Context
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 FEW = 1000
-"""Up to so many sockets in TIME_WAIT, one walk that brings them all costs less than two that leave most of them out."""
+"""Up to so many sockets in TIME_WAIT, one walk that brings them all costs less than two that leave
+most of them out.
+"""
 HOLD = 15.0
-"""Seconds for which the ports of many sockets in TIME_WAIT are taken as known. Each stays for 60 s, so that none is missed."""
+"""Seconds for which the ports of many sockets in TIME_WAIT are taken as known.
+
+Each stays for 60 s, so that none is missed.
+"""
 DEADLINE = 0.1
 """Seconds that one dump may take; the agent does nothing else meanwhile."""
 MAX_FROM_FILES = 20_000
 """Sockets in the files beyond which they are not read: some 40 ms."""
 RETRY = 600.0
-"""Seconds after which a netlink that was refused is asked again: each time the kernel may look for a module."""
+"""Seconds after which a netlink that was refused is asked again.
+
+Each time the kernel may look for a module.
+"""
 _LINE = 256
 """Bytes that a line of `/proc/net/tcp6` may have; they are about 170."""
 
@@ -52,13 +61,19 @@ class Summary(NamedTuple):
     """What `/proc/net/sockstat` and `sockstat6` count, for this network namespace."""
 
     time_wait: int
-    """Stand-ins of closed sockets, of both families: TIME_WAIT, and FIN_WAIT2 after the process has closed."""
+    """Stand-ins of closed sockets, of both families.
+
+    TIME_WAIT, and FIN_WAIT2 after the process has closed.
+    """
     in_use: int
     """All others, of both families."""
 
 
 def parse_sockstat(sockstat: str, sockstat6: str = "") -> Summary:
-    """Return the counts of `/proc/net/sockstat` and `sockstat6`. ValueError if they are malformed."""
+    """Return the counts of `/proc/net/sockstat` and `sockstat6`.
+
+    ValueError if they are malformed.
+    """
     time_wait: int | None = None
     in_use = 0
     for line in (sockstat + sockstat6).splitlines():
@@ -74,19 +89,26 @@ def parse_sockstat(sockstat: str, sockstat6: str = "") -> Summary:
 
 
 def parse_tcp(text: str) -> Iterator[bytes]:
-    """Yield the sockets of `/proc/net/tcp` or `tcp6` as records of a `Table`. ValueError names a malformed line."""
+    """Yield the sockets of `/proc/net/tcp` or `tcp6` as records of a `Table`.
+
+    ValueError names a malformed line.
+    """
     for line in text.splitlines()[1:]:
         try:
             _, source, destination, state, _, timer, _, _, _, inode, *_ = line.split()
             ports = int(source.rpartition(":")[2], 16), int(destination.rpartition(":")[2], 16)
-            yield netlink.record(int(state, 16), int(timer.partition(":")[0], 16), *ports, int(inode))
+            yield netlink.record(
+                int(state, 16), int(timer.partition(":")[0], 16), *ports, int(inode)
+            )
         except (ValueError, struct.error, OverflowError) as error:
             message = f"no socket: {line[:60]!r}"
             raise ValueError(message) from error
 
 
 class Sockets:
-    """Reads sockets; what was read in this round of collection is not read again. Shared by `context.shared(Sockets)`.
+    """Reads sockets; what was read in this round of collection is not read again.
+
+    Shared by `context.shared(Sockets)`.
 
     Its methods raise OSError and SourceError.
     """
@@ -112,7 +134,9 @@ class Sockets:
         return self._once("active", self._read_active)[1]
 
     def time_wait_ports(self, first: int, last: int) -> Sequence[int]:
-        """Return the source ports from first to last of the sockets in TIME_WAIT, one for each socket; of many, up to `HOLD` ago."""
+        """Return the source ports from first to last of the sockets in TIME_WAIT, one for each
+        socket; of many, up to `HOLD` ago.
+        """
         return self._once((first, last), lambda: self._read_time_wait_ports(first, last))
 
     def _once(self, key: object, read: Callable[[], T]) -> T:
@@ -131,7 +155,9 @@ class Sockets:
         try:
             return parse_sockstat(sockstat, self._read_if_there("net/sockstat6"))
         except ValueError as error:
-            raise SourceError(Reason.MALFORMED, f"{self._host.proc('net/sockstat')} or sockstat6: {error}") from error
+            raise SourceError(
+                Reason.MALFORMED, f"{self._host.proc('net/sockstat')} or sockstat6: {error}"
+            ) from error
 
     def _read_if_there(self, path: str, limit: int = 1 << 20) -> str:
         """Read a file that a kernel without IPv6 does not have."""
@@ -158,7 +184,9 @@ class Sockets:
                 return table.source_ports
         table = self.active() if self.complete() else self._files()
         return [
-            port for state, port in zip(table.states, table.source_ports, strict=True) if state == State.TIME_WAIT and first <= port <= last
+            port
+            for state, port in zip(table.states, table.source_ports, strict=True)
+            if state == State.TIME_WAIT and first <= port <= last
         ]
 
     def _walk(self, states: int, ports: tuple[int, int] | None) -> Table | None:
@@ -177,7 +205,11 @@ class Sockets:
         except OSError as error:
             if error.errno not in _REFUSALS:
                 raise
-            log.warning("TCP sockets are read from %s, which costs more: %s", self._host.proc("net/tcp"), error)
+            log.warning(
+                "TCP sockets are read from %s, which costs more: %s",
+                self._host.proc("net/tcp"),
+                error,
+            )
             self._refused_until = now + RETRY
             return None
 
@@ -187,20 +219,31 @@ class Sockets:
     def _read_files(self) -> Table:
         summary = self.summary()
         if summary is not None and sum(summary) > MAX_FROM_FILES:
-            raise SourceError(Reason.TIMEOUT, f"{sum(summary)} sockets are too many to be read from {self._host.proc('net/tcp')}")
+            raise SourceError(
+                Reason.TIMEOUT,
+                f"{sum(summary)} sockets are too many to be read from {self._host.proc('net/tcp')}",
+            )
         limit = MAX_FROM_FILES * _LINE
         texts = read(self._host.proc("net/tcp"), limit), self._read_if_there("net/tcp6", limit)
         if any(len(text) == limit for text in texts):
-            raise SourceError(Reason.TIMEOUT, f"more than {MAX_FROM_FILES} sockets in {self._host.proc('net/tcp')} or tcp6")
+            raise SourceError(
+                Reason.TIMEOUT,
+                f"more than {MAX_FROM_FILES} sockets in {self._host.proc('net/tcp')} or tcp6",
+            )
         try:
             records = [record for text in texts for record in parse_tcp(text)]
         except ValueError as error:
-            raise SourceError(Reason.MALFORMED, f"{self._host.proc('net/tcp')} or tcp6: {error}") from error
+            raise SourceError(
+                Reason.MALFORMED, f"{self._host.proc('net/tcp')} or tcp6: {error}"
+            ) from error
         return Table([(b"".join(records), RECORD)])
 
 
 def _own(namespace: str) -> bool:
-    """Tell whether a `/proc` shows this process's network namespace; a fixture does not, nor another machine's."""
+    """Tell whether a `/proc` shows this process's network namespace.
+
+    A fixture does not, nor another machine's.
+    """
     try:
         return os.readlink(namespace) == os.readlink("/proc/self/ns/net")
     except OSError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pynvml
 
-from dshealthd.collector import Reason
+from dshealthd.core.collector import Reason
 
 UNSUPPORTED = frozenset(
     {
@@ -18,16 +18,34 @@ UNSUPPORTED = frozenset(
 )
 """This device or driver has no such thing: not asked again before the next enumeration."""
 
-NOTHING_NOW = frozenset({pynvml.NVML_ERROR_NO_DATA, pynvml.NVML_ERROR_NOT_READY, pynvml.NVML_ERROR_NOT_FOUND})
+NOTHING_NOW = frozenset(
+    {pynvml.NVML_ERROR_NO_DATA, pynvml.NVML_ERROR_NOT_READY, pynvml.NVML_ERROR_NOT_FOUND}
+)
 """There is nothing to tell at present: no sample, and no fault."""
 
-OF_SESSION = frozenset({pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH})
+OF_SESSION = frozenset(
+    {
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    }
+)
 """NVML as a whole is gone, whichever device was asked."""
 
 OF_DEVICE = frozenset(
-    {pynvml.NVML_ERROR_TIMEOUT, pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_GPU_NOT_FOUND}
+    {
+        pynvml.NVML_ERROR_GPU_IS_LOST,
+        pynvml.NVML_ERROR_RESET_REQUIRED,
+        pynvml.NVML_ERROR_GPU_NOT_FOUND,
+    }
 )
-"""The device as a whole is gone, whatever it was asked. After a time-out the next call would wait as long."""
+"""The device as a whole is gone, whatever it was asked: the code itself says so.
+
+Any other failure, a timeout or "unknown error" too, is a fact about the call alone.
+"""
+
+NEED_ROOT = frozenset({"nvmlDeviceGetSramEccErrorStatus"})
+"""Calls that some drivers answer for root alone: denied, they are not there for this process."""
 
 _REASONS = {
     pynvml.NVML_ERROR_UNINITIALIZED: Reason.NOT_LOADED,
@@ -43,7 +61,8 @@ _REASONS = {
     pynvml.NVML_ERROR_CORRUPTED_INFOROM: Reason.IO_ERROR,
     pynvml.NVML_ERROR_GPU_IS_LOST: Reason.GPU_LOST,
     pynvml.NVML_ERROR_RESET_REQUIRED: Reason.RESET_REQUIRED,
-    pynvml.NVML_ERROR_OPERATING_SYSTEM: Reason.PERMISSION_DENIED,  # "the operating system or a cgroup has blocked the request"
+    # "the operating system or a cgroup has blocked the request"
+    pynvml.NVML_ERROR_OPERATING_SYSTEM: Reason.PERMISSION_DENIED,
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: Reason.VERSION_MISMATCH,
     pynvml.NVML_ERROR_GPU_NOT_FOUND: Reason.NOT_FOUND,
     pynvml.NVML_ERROR_INVALID_ARGUMENT: Reason.NOT_FOUND,  # of a look-up: no GPU has this index

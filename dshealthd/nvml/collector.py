@@ -1,4 +1,7 @@
-"""What the collectors of GPUs share: when there is nothing to do, and how they go from GPU to GPU. Imports no pynvml."""
+"""What the collectors of GPUs share: when there is nothing to do, and how they go from GPU to GPU.
+
+Imports no pynvml.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +10,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dshealthd.collector import Collector, CollectorOptions, SourceError
-from dshealthd.devices.pci import gpus_absent
-from dshealthd.options import Duration, option
+from dshealthd.core.collector import Collector, CollectorOptions, SourceError
+from dshealthd.core.options import Duration, option
+from dshealthd.linux.pci import gpus_absent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.collector import Fault, Sample
-    from dshealthd.devices.device import Device, Gpu
-    from dshealthd.devices.nvml import Session
-    from dshealthd.host import Host
+    from dshealthd.core.collector import Fault, Sample
+    from dshealthd.core.host import Host
+    from dshealthd.nvml.device import Device, Gpu
+    from dshealthd.nvml.session import Session
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuOptions(CollectorOptions):
+class GpuCollectorOptions(CollectorOptions):
     """What every collector of GPUs can be told."""
 
     deadline: Duration = option(
         "10s",
-        "How long NVML or one GPU may take before it is given up; without persistence mode the first call wakes the GPU, for seconds.",
+        "How long NVML or one GPU may take before it is given up; without persistence mode "
+        "the first call wakes the GPU, for seconds.",
         minimum="10ms",
     )
     release_file: Path = option(
         Path("/run/dshealthd/release-gpus"),
-        "While this file exists the collector is off; once it is so for all collectors of GPUs, the driver is free to be unloaded.",
+        "While this file exists the collector is off; once it is so for all collectors of "
+        "GPUs, the driver is free to be unloaded.",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlowGpuOptions(GpuOptions):
+class SlowGpuCollectorOptions(GpuCollectorOptions):
     """The same for what changes seldom, or is counted by the GPU itself."""
 
     interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
@@ -45,7 +50,7 @@ class SlowGpuOptions(GpuOptions):
 class GpuCollector(Collector):
     """Reads every GPU in turn, each approached first; one that fails does not hide the others."""
 
-    Options: ClassVar[type[GpuOptions]] = SlowGpuOptions
+    Options: ClassVar[type[GpuCollectorOptions]] = SlowGpuCollectorOptions
     worker = "device"
 
     @classmethod
@@ -54,7 +59,10 @@ class GpuCollector(Collector):
         return gpus_absent(options.release_file, host)
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what each GPU tells, and a fault for each that fails. SourceError if NVML or every GPU does."""
+        """Yield what each GPU tells, and a fault for each that fails.
+
+        SourceError if NVML or every GPU does.
+        """
         session = self.session()
         gpus = session.gpus()
         yield from self.overview(session)
@@ -62,14 +70,17 @@ class GpuCollector(Collector):
             samples, faults = session.visit(gpu, self.read)
             yield from samples
             yield from faults
+            session.note(self.name, gpu, faults)
             yield from self.verdict(gpu, faults)
         faulty = [gpu.fault for gpu in gpus if gpu.fault is not None]
         if len(faulty) == len(gpus):
-            raise SourceError(faulty[0].reason, f"no GPU can be read; {faulty[0].part}: {faulty[0].detail}")
+            raise SourceError(
+                faulty[0].reason, f"no GPU can be read; {faulty[0].part}: {faulty[0].detail}"
+            )
 
     def session(self) -> Session:
         """Return this worker's NVML session."""
-        from dshealthd.devices.nvml import Session  # loads pynvml, which has no place in the agent
+        from dshealthd.nvml.session import Session  # loads pynvml, which has no place in the agent
 
         return self.context.shared(Session)
 

@@ -1,6 +1,7 @@
 """A GPU and its handle: one device of NVML, asked by the names of pynvml's functions and constants.
 
-The names are text, so that collectors can be declared without pynvml, and a pynvml or a driver that lacks one is a device without it.
+The names are text, so that collectors can be declared without pynvml, and a pynvml or a driver that
+lacks one is a device without it.
 """
 
 from __future__ import annotations
@@ -12,22 +13,34 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from dshealthd.collector import Fault, NotAvailable, Reason, SourceError
-from dshealthd.devices import codes
-from dshealthd.devices.fields import Batch
-from dshealthd.devices.values import Fields, number
+from dshealthd.core.collector import Fault, NotAvailable, Reason, SourceError
+from dshealthd.nvml import codes
+from dshealthd.nvml.fields import Batch
+from dshealthd.nvml.values import Fields, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Call = tuple[str | int, ...]
-"""A function of pynvml and its arguments after the handle; a text argument is the name of a constant of pynvml."""
-_FAILURES_AT_MOST = 3
-"""So many failing calls in one reading, and the device counts as failing: each may take the driver's own time-out."""
+"""A function of pynvml and its arguments after the handle.
+
+A text argument is the name of a constant of pynvml.
+"""
+_SLOW = 0.5
+"""Seconds. A failing call that takes longer waited for the driver's own timeout.
+
+It is left alone until the GPUs are listed again, so that it does not delay every sweep.
+"""
+_SPENT_AT_MOST = 2.0
+"""Seconds that failing calls may take in one reading: far below a collector's deadline (10 s).
+
+Beyond the deadline the worker would be killed and the whole GPU quarantined for the sake of
+one call.
+"""
 
 
 class DeviceError(Exception):
-    """The device as a whole cannot be read."""
+    """The device as a whole cannot be read: it said so itself, or no vital call answers."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -35,22 +48,38 @@ class DeviceError(Exception):
         self.detail = detail
 
 
+class ReadingEnded(Exception):
+    """Failing calls took too long; what was read before them stands, and the notes say why."""
+
+
 @functools.cache
 def _named(name: str | int) -> Any:
-    """Return what pynvml calls so, None if this version has no such thing; numbers stand for themselves."""
+    """Return what pynvml calls so, None if this version has no such thing.
+
+    Numbers stand for themselves.
+    """
     return getattr(pynvml, name, None) if isinstance(name, str) else name
 
 
 class Device:
     """A handle, and what is known not to work with it. Lives from one enumeration to the next."""
 
-    def __init__(self, part: str, handle: Any, session_ended: Callable[[pynvml.NVMLError], SourceError | NotAvailable]) -> None:
+    def __init__(
+        self,
+        part: str,
+        handle: Any,
+        session_ended: Callable[[pynvml.NVMLError], SourceError | NotAvailable],
+        monotonic: Callable[[], float],
+    ) -> None:
         """Take a handle; `session_ended` makes the error to raise when NVML as a whole is gone."""
         self.part = part
         self.handle = handle
         self.notes: list[Fault] = []
         """Single calls that failed since `take_notes`; what they would have told is left out."""
         self._session_ended = session_ended
+        self._monotonic = monotonic
+        self._spent: list[float] = []
+        self._slow: dict[Call | Fields, Fault] = {}
         self._calls: dict[Call, tuple[Any, tuple[Any, ...]] | None] = {}
         self._constants: dict[Call, Any] = {}
         self._structures: dict[Call, Any] = {}
@@ -59,8 +88,12 @@ class Device:
     def ask(self, *call: str | int) -> Any:
         """Return what a function of pynvml says of this device, or None where it says nothing.
 
-        DeviceError if the device is gone, SourceError or NotAvailable if NVML is. Another failure is noted, and None.
+        DeviceError if the device is gone, SourceError or NotAvailable if NVML is. Another failure
+        is noted, and None; ReadingEnded when such failures took too long.
         """
+        if (fault := self._slow.get(call)) is not None:
+            self.notes.append(fault)
+            return None
         try:
             prepared = self._calls[call]
         except KeyError:
@@ -69,10 +102,11 @@ class Device:
         if prepared is None:
             return None
         function, arguments = prepared
+        started = self._monotonic()
         try:
             value = function(self.handle, *arguments)
         except pynvml.NVMLError as error:
-            self._failed(error, call)
+            self._failed(error, call, call, started)
             return None
         except UnicodeDecodeError as error:
             self._note(Reason.MALFORMED, f"{call[0]}: {error}")
@@ -80,9 +114,14 @@ class Device:
         return number(value) if value.__class__ is int else value
 
     def first(self, *calls: Call) -> Any:
-        """Return what the first of several functions says that says anything: newer names before older ones."""
+        """Return what the first of several functions says that says anything.
+
+        Newer names before older ones. A failure for which another one makes up is no fault.
+        """
+        noted = len(self.notes)
         for call in calls:
             if (value := self.ask(*call)) is not None:
+                del self.notes[noted:]
                 return value
         return None
 
@@ -98,7 +137,9 @@ class Device:
         return value
 
     def fill(self, function: str, structure: str) -> Any:
-        """Return a structure of pynvml filled by a function that takes it by reference, or None as `ask` does."""
+        """Return a structure of pynvml filled by a function that takes it by reference, or None as
+        `ask` does.
+        """
         key = (function, structure)
         if key not in self._structures:
             kind = _named(structure)
@@ -116,30 +157,51 @@ class Device:
         batch = self._batches.get(fields)
         if batch is None:
             # A name that this pynvml lacks becomes field 0, which no driver supports.
-            batch = self._batches[fields] = Batch([(_named(name) or 0, scope) for name, scope in fields.fields])
+            batch = self._batches[fields] = Batch(
+                [(_named(name) or 0, scope) for name, scope in fields.fields]
+            )
+        if (fault := self._slow.get(fields)) is not None:
+            self.notes.append(fault)
+            return [None] * len(fields.fields)
+        started = self._monotonic()
         values, failure = batch.read(self.handle)
         if failure:
-            self._failed(pynvml.NVMLError(failure), ("nvmlDeviceGetFieldValues",))
+            error = pynvml.NVMLError(failure)
+            self._failed(error, ("nvmlDeviceGetFieldValues",), fields, started)
         return values
 
     def of(self, handle: Any) -> Device:
         """Return a part of this device: a MIG device, whose failures are this one's."""
-        part = Device(self.part, handle, self._session_ended)
-        part.notes = self.notes
+        part = Device(self.part, handle, self._session_ended, self._monotonic)
+        part.notes, part._spent = self.notes, self._spent
         return part
 
     def take_notes(self) -> list[Fault]:
-        """Return the failures since the last time as one fault, if there were any."""
-        if not self.notes:
-            return []
-        first, more = self.notes[0], len(self.notes) - 1
-        self.notes.clear()
-        return [first._replace(detail=f"{first.detail}; {more} more calls failed") if more else first]
+        """Return the failures since the last time: one fault for each reason among them."""
+        by_reason: dict[Reason, list[Fault]] = {}
+        for note in self.notes:
+            by_reason.setdefault(note.reason, []).append(note)
+        self.forget_notes()
+        return [
+            first._replace(detail=f"{first.detail}; {len(more)} more calls failed")
+            if more
+            else first
+            for first, *more in by_reason.values()
+        ]
 
-    def _failed(self, error: pynvml.NVMLError, call: Call) -> None:
+    def forget_notes(self) -> None:
+        """Begin a new reading."""
+        self.notes.clear()
+        self._spent.clear()
+
+    def _failed(
+        self, error: pynvml.NVMLError, call: Call, key: Call | Fields, started: float
+    ) -> None:
         """Sort out what a failing call says about itself, the device, or NVML."""
         code = error.value
-        if code in codes.UNSUPPORTED:
+        if code in codes.UNSUPPORTED or (
+            code == pynvml.NVML_ERROR_NO_PERMISSION and call[0] in codes.NEED_ROOT
+        ):
             self._calls[call] = None
         elif code in codes.OF_SESSION:
             raise self._session_ended(error) from error
@@ -147,11 +209,15 @@ class Device:
             raise DeviceError(codes.reason(code), f"{call[0]}: {codes.describe(error)}") from error
         elif code not in codes.NOTHING_NOW:
             self._note(codes.reason(code), f"{call[0]}: {codes.describe(error)}")
+            took = self._monotonic() - started
+            self._spent.append(took)
+            if took >= _SLOW:
+                self._slow[key] = self.notes[-1]
+            if sum(self._spent) >= _SPENT_AT_MOST:
+                raise ReadingEnded
 
     def _note(self, reason: Reason, detail: str) -> None:
         self.notes.append(Fault(self.part, reason, detail))
-        if len(self.notes) >= _FAILURES_AT_MOST:
-            raise DeviceError(self.notes[0].reason, f"{self.notes[0].detail}, and so say further calls")
 
 
 @dataclass

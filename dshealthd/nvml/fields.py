@@ -1,7 +1,8 @@
 """Field values: many readings of a device in one call of NVML.
 
-`pynvml.nvmlDeviceGetFieldValues` fills its array anew at every call and gives it back as objects; both cost more than the call. Here the
-array is kept, handed to the same function of the library that pynvml has loaded, and taken apart as bytes.
+`pynvml.nvmlDeviceGetFieldValues` fills its array anew at every call and gives it back as objects;
+both cost more than the call. Here the array is kept, handed to the same function of the library
+that pynvml has loaded, and taken apart as bytes.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from dshealthd.devices import codes
-from dshealthd.devices.values import SENTINELS
+from dshealthd.nvml import codes
+from dshealthd.nvml.values import SENTINELS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +32,9 @@ _UINT = 0xFFFFFFFF
 
 
 def decoded(kind: int, raw: int) -> float | None:
-    """Return the number in the union `nvmlValue_t`, or None for a sentinel, a NaN or an unknown type."""
+    """Return the number in the union `nvmlValue_t`, or None for a sentinel, a NaN or an unknown
+    type.
+    """
     if kind == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT:
         return None if raw & _UINT == _UINT else raw & _UINT
     if kind in (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG):
@@ -47,10 +50,16 @@ def decoded(kind: int, raw: int) -> float | None:
 
 
 class Batch:
-    """Fields of one device that are read together; what the device does not support is left out from the second reading on."""
+    """Fields of one device that are read together.
+
+    What the device does not support is left out from the second reading on.
+    """
 
     def __init__(self, fields: Sequence[tuple[int, int]]) -> None:
-        """Prepare for pairs of field and scope; a scope is a link's number where a field has one, else 0."""
+        """Prepare for pairs of field and scope.
+
+        A scope is a link's number where a field has one, else 0.
+        """
         self._fields = fields
         self._function: Any = getattr(pynvml.nvmlLib, "nvmlDeviceGetFieldValues", None)
         self._prepare(range(len(fields)) if self._function else ())
@@ -59,11 +68,18 @@ class Batch:
         self._chunks: list[tuple[Sequence[int], Any]] = []
         for start in range(0, len(wanted), _AT_ONCE):
             positions = wanted[start : start + _AT_ONCE]
-            packed = b"".join(_LAYOUT.pack(*self._fields[position], 0, 0, 0, _UNTOUCHED, 0) for position in positions)
-            self._chunks.append((positions, (pynvml.c_nvmlFieldValue_t * len(positions)).from_buffer_copy(packed)))
+            packed = b"".join(
+                _LAYOUT.pack(*self._fields[position], 0, 0, 0, _UNTOUCHED, 0)
+                for position in positions
+            )
+            self._chunks.append(
+                (positions, (pynvml.c_nvmlFieldValue_t * len(positions)).from_buffer_copy(packed))
+            )
 
     def read(self, handle: Any) -> tuple[list[float | None], int]:
-        """Return a value or None for each field, and the first return code that is a failure (0 if there is none)."""
+        """Return a value or None for each field, and the first return code that is a failure (0 if
+        there is none).
+        """
         values: list[float | None] = [None] * len(self._fields)
         failure = 0
         unsupported: set[int] = set()
@@ -74,13 +90,24 @@ class Batch:
             elif code:
                 return values, int(code)
             else:
-                for position, (_, _, _, _, kind, own, raw) in zip(positions, _LAYOUT.iter_unpack(array), strict=True):
+                for position, (_, _, _, _, kind, own, raw) in zip(
+                    positions, _LAYOUT.iter_unpack(array), strict=True
+                ):
                     if own == 0:
                         values[position] = decoded(kind, raw)
                     elif own in codes.UNSUPPORTED:
                         unsupported.add(position)
-                    elif own not in codes.NOTHING_NOW and (not failure or own in codes.OF_SESSION | codes.OF_DEVICE):
+                    elif own not in codes.NOTHING_NOW and (
+                        not failure or own in codes.OF_SESSION | codes.OF_DEVICE
+                    ):
                         failure = own
         if unsupported:
-            self._prepare([position for positions, _ in self._chunks for position in positions if position not in unsupported])
+            self._prepare(
+                [
+                    position
+                    for positions, _ in self._chunks
+                    for position in positions
+                    if position not in unsupported
+                ]
+            )
         return values, failure

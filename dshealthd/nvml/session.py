@@ -1,24 +1,41 @@
-"""The one NVML session of a worker: opened once, its GPUs listed once, each looked at once a sweep before anybody reads it.
+"""The one NVML session of a worker.
 
-GPUs are known by UUID. What is remembered of a UUID (that it was there, how its energy moved) outlives its handle and its index.
+Opened once, its GPUs listed once, each looked at once a sweep before anybody reads it.
+
+GPUs are known by UUID. What is remembered of a UUID (that it was there, how its energy moved)
+outlives its handle and its index.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pynvml
 
-from dshealthd.collector import Context, Fault, NotAvailable, Reason, Sample, SourceError
-from dshealthd.devices import codes, pci
-from dshealthd.devices.device import Device, DeviceError, Gpu
+from dshealthd.core.collector import Context, Fault, NotAvailable, Reason, Sample, SourceError
+from dshealthd.linux import pci
+from dshealthd.nvml import codes
+from dshealthd.nvml.device import Device, DeviceError, Gpu, ReadingEnded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 REFRESH = 60.0
-"""Seconds until GPUs are listed anew, and until NVML is opened anew if something is wrong: only that shows a GPU that came back."""
+"""Seconds until GPUs are listed anew, and until NVML is opened anew if something is wrong.
+
+Only that shows a GPU that came back.
+"""
+
+
+SIGNS_OF_LIFE = (
+    ("nvmlDeviceGetTemperatureV", "NVML_TEMPERATURE_GPU"),
+    ("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
+    ("nvmlDeviceGetPowerUsage",),
+    ("nvmlDeviceGetPerformanceState",),
+)
+"""Calls of which one must answer where the energy counter does not."""
 
 
 @dataclass
@@ -45,12 +62,17 @@ class Session:
     def __init__(self, context: Context) -> None:
         """Touch nothing yet."""
         self.frozen_after = 10.0
-        """Seconds for which an energy counter may stand still; it is also looked at `frozen_sweeps` times."""
+        """Seconds for which an energy counter may stand still.
+
+        It is also looked at `frozen_sweeps` times.
+        """
         self.frozen_sweeps = 3
         self.versions = Versions("", "", "")
         self._context = context
         self._gpus: list[Gpu] = []
-        self._known: dict[str, int] = {}
+        self._known: dict[str, int] = dict(context.memory.get("gpus", {}))
+        """Index by UUID; what earlier workers saw too, so that a GPU that hangs keeps its UUID."""
+        self._troubles: dict[tuple[str, str], dict[str, set[Reason]]] = {}
         self._meters: dict[str, _Meter] = {}
         self._open = False
         self._opened_at = self._listed_at = 0.0
@@ -60,7 +82,8 @@ class Session:
     def gpus(self) -> list[Gpu]:
         """Return the GPUs in NVML's order, those among them that cannot be read with their fault.
 
-        SourceError if NVML cannot be used, NotAvailable if this machine has no GPU. The first call of a sweep does the work.
+        SourceError if NVML cannot be used, NotAvailable if this machine has no GPU. The first call
+        of a sweep does the work.
         """
         if self._sweep != self._context.sweep:
             self._sweep, self._error = self._context.sweep, None
@@ -77,22 +100,39 @@ class Session:
         here = {gpu.uuid for gpu in self._gpus}
         return ((str(index), uuid) for uuid, index in self._known.items() if uuid not in here)
 
-    def visit(self, gpu: Gpu, read: Callable[[Gpu, Device], Iterable[Sample]]) -> tuple[list[Sample], list[Fault]]:
-        """Return what `read` finds on a GPU, and what failed. A GPU that fails as a whole gives nothing, for the rest of the sweep."""
+    def visit(
+        self, gpu: Gpu, read: Callable[[Gpu, Device], Iterable[Sample]]
+    ) -> tuple[list[Sample], list[Fault]]:
+        """Return what `read` finds on a GPU, and what failed.
+
+        A GPU that fails as a whole gives nothing, for the rest of the sweep.
+        """
         device = gpu.device
         if gpu.fault is None:
             self._approach(gpu)
         if gpu.fault is not None or device is None:
             return [], [gpu.fault] if gpu.fault else []
+        samples: list[Sample] = []
         try:
             if not gpu.looked_at:
                 self._look_at(gpu, device)
-            samples = list(read(gpu, device))
+            with contextlib.suppress(ReadingEnded):  # the notes say why; what was read stands
+                samples.extend(read(gpu, device))
         except DeviceError as error:
-            device.notes.clear()
+            device.forget_notes()
             gpu.fault = Fault(gpu.part, error.reason, error.detail)
             return [], [gpu.fault]
         return samples, device.take_notes()
+
+    def note(self, collector: str, gpu: Gpu, faults: Iterable[Fault]) -> None:
+        """Remember what a collector found wrong with a GPU, until it reads it the next time."""
+        self._troubles.setdefault(gpu.labels, {})[collector] = {fault.reason for fault in faults}
+
+    def troubles(self, gpu: Gpu) -> Iterator[tuple[str, Reason]]:
+        """Yield the collectors that found something wrong with a GPU last time, and what."""
+        for collector, reasons in self._troubles.get(gpu.labels, {}).items():
+            for reason in sorted(reasons):
+                yield collector, reason
 
     def close(self) -> None:
         """Give NVML and all handles back, so that the driver can be unloaded."""
@@ -111,7 +151,7 @@ class Session:
 
     def _refresh(self) -> None:
         """Bring the list of GPUs up to date."""
-        if fault := self._context.approach("nvml"):
+        if fault := self._context.entering("nvml"):
             raise SourceError(fault.reason, fault.detail)
         now = self._context.monotonic()
         if self._open and now - self._opened_at >= REFRESH and self._amiss():
@@ -126,7 +166,9 @@ class Session:
             if self._expected() == 0:
                 message = "NVML shows no GPU"
                 raise NotAvailable(message)
-            raise SourceError(Reason.NOT_FOUND, f"NVML shows none of the {self._expected()} GPUs on the PCI bus")
+            raise SourceError(
+                Reason.NOT_FOUND, f"NVML shows none of the {self._expected()} GPUs on the PCI bus"
+            )
         if count != len(self._gpus) or now - self._listed_at >= REFRESH:
             self._listed_at = now
             self._gpus = [self._take(index) for index in range(count)]
@@ -145,13 +187,16 @@ class Session:
         )
 
     def _amiss(self) -> bool:
-        """Tell whether opening NVML anew may show more than it does now. Not while a GPU is left out because it hung."""
+        """Tell whether opening NVML anew may show more than it does now.
+
+        Not while a GPU is left out because it hung.
+        """
         if any(gpu.quarantined for gpu in self._gpus):
             return False
         return any(gpu.fault for gpu in self._gpus) or (self._expected() or 0) > len(self._gpus)
 
     def _approach(self, gpu: Gpu) -> None:
-        gpu.fault = self._context.approach(gpu.part)
+        gpu.fault = self._context.entering(gpu.part)
         gpu.quarantined = gpu.fault is not None
 
     def _take(self, index: int) -> Gpu:
@@ -166,11 +211,13 @@ class Session:
         except pynvml.NVMLError as error:
             if error.value in codes.OF_SESSION:
                 raise self._ended(error) from error
-            gpu.fault = Fault(gpu.part, codes.reason(error.value), f"cannot be opened: {codes.describe(error)}")
+            gpu.fault = Fault(
+                gpu.part, codes.reason(error.value), f"cannot be opened: {codes.describe(error)}"
+            )
         except UnicodeDecodeError as error:
             gpu.fault = Fault(gpu.part, Reason.MALFORMED, f"its UUID is no text: {error}")
         else:
-            gpu.device = Device(gpu.part, handle, self._ended)
+            gpu.device = Device(gpu.part, handle, self._ended, self._context.monotonic)
         return gpu
 
     def _again(self, gpu: Gpu) -> Gpu:
@@ -184,27 +231,41 @@ class Session:
         for gpu in self._gpus:
             if gpu.device is not None:
                 self._known[gpu.uuid] = gpu.index
+        self._context.memory["gpus"] = dict(self._known)
         missing = {int(index): uuid for index, uuid in self.gone()}
         for gpu in self._gpus:
             gpu.uuid = gpu.uuid or missing.get(gpu.index, "")
 
     def _look_at(self, gpu: Gpu, device: Device) -> None:
-        """See that a GPU answers and is alive, by its energy counter where it has one. DeviceError if not."""
-        gpu.energy = device.ask("nvmlDeviceGetTotalEnergyConsumption")
-        if gpu.energy is None and not device.notes:
-            device.ask("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU")
-        if device.notes:
+        """See that a GPU answers, and by its energy counter, where it has one, that it is alive.
+
+        DeviceError if not; one call that fails while another one answers is no more than noted.
+        """
+        try:
+            gpu.energy = device.ask("nvmlDeviceGetTotalEnergyConsumption")
+            alive = gpu.energy is not None or any(
+                device.ask(*call) is not None for call in SIGNS_OF_LIFE
+            )
+        except ReadingEnded:
+            alive = False
+        if not alive and device.notes:
             raise DeviceError(device.notes[0].reason, device.notes[0].detail)
         gpu.looked_at = True
         now = self._context.monotonic()
         meter = self._meters.get(gpu.uuid)
-        if not gpu.energy or meter is None or meter.value != gpu.energy:  # one that always says 0 does not count
+        if (
+            not gpu.energy or meter is None or meter.value != gpu.energy
+        ):  # one that always says 0 does not count
             self._meters[gpu.uuid] = _Meter(gpu.energy or 0.0, now)
             return
         meter.sweeps += 1
         stands = now - meter.since
         if meter.sweeps >= self.frozen_sweeps and stands >= self.frozen_after:
-            raise DeviceError(Reason.FROZEN, f"its energy has stood at {gpu.energy / 1000:.0f} J for {stands:.0f} s: its readings are old")
+            raise DeviceError(
+                Reason.FROZEN,
+                f"its energy has stood at {gpu.energy / 1000:.0f} J for {stands:.0f} s: its "
+                "readings are old",
+            )
 
     def _expected(self) -> int | None:
         """Return the number of GPUs on the PCI bus; None if it cannot be known."""
@@ -216,7 +277,9 @@ class Session:
             return None
 
     def _ended(self, error: pynvml.NVMLError) -> SourceError | NotAvailable:
-        """Close NVML after it failed as a whole, and return what that means, for the rest of the sweep too."""
+        """Close NVML after it failed as a whole, and return what that means, for the rest of the
+        sweep too.
+        """
         code = error.value
         # A library that does not let go holds the driver until its process ends.
         replace = not self._shut() or code == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH

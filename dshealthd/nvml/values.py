@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dshealthd.collector import Metric, Sample
+    from dshealthd.core.collector import Metric, Sample
 
 SENTINELS = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
 """All bits set: NVML's "not available", in 32 and in 64 bits."""
@@ -24,7 +24,9 @@ def told(metric: Metric, value: float | None, *labels: str, scale: float = 1) ->
 
 
 class Fields:
-    """Fields that are read together: names of pynvml's constants, or pairs of a name and a scope (the number of a link)."""
+    """Fields that are read together: names of pynvml's constants, or pairs of a name and a scope
+    (the number of a link).
+    """
 
     def __init__(self, *fields: str | tuple[str, int]) -> None:
         """Keep the names; they are looked up in the worker."""

@@ -1,8 +1,9 @@
 """The answer to a health check, and how NVRx judges it.
 
-`ft_launcher` (`NodeHealthCheck._perform_health_check` in `health_check.py`, 0.6.0) takes a node for healthy with `success` and a
-JSON `output` whose `fail_count` is 0, and keeps it out of the job with any other answer. An error of gRPC it notes and takes for healthy,
-as if nobody had been asked. So what is not known is answered by the error UNAVAILABLE, and never by an answer.
+`ft_launcher` (`NodeHealthCheck._perform_health_check` in `health_check.py`, 0.6.0) takes a node for
+healthy with `success` and a JSON `output` whose `fail_count` is 0, and keeps it out of the job with
+any other answer. An error of gRPC it notes and takes for healthy, as if nobody had been asked. So
+what is not known is answered by the error UNAVAILABLE, and never by an answer.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dshealthd.fitness import Fitness
+    from dshealthd.nvrx.fitness import Fitness
 
-MAX_FINDINGS = 32
-"""Findings that an answer names; it is printed into the launcher's log."""
+MAX_FAILURES = 32
+"""Failures that an answer names; it is printed into the launcher's log."""
 _VARINT, _BYTES = 0, 2
 """Wire types, https://protobuf.dev/programming-guides/encoding/."""
 _SUCCESS, _EXIT_CODE, _OUTPUT, _ERROR = 1, 2, 3, 4
@@ -22,14 +23,17 @@ _SUCCESS, _EXIT_CODE, _OUTPUT, _ERROR = 1, 2, 3, 4
 
 
 def response(fitness: Fitness) -> bytes:
-    """Return the HealthCheckResponse for a node that is fit or not; ValueError if that is not known."""
+    """Return the HealthCheckResponse for a node that is fit or not.
+
+    ValueError if that is not known.
+    """
     if fitness.fit is None:
         text = "what is not known has no answer"
         raise ValueError(text)
-    findings = fitness.findings[:MAX_FINDINGS]
+    failures = fitness.failures[:MAX_FAILURES]
     output = {
-        "fail_count": len(fitness.findings),
-        "failed_checks": [str(finding) for finding in findings],
+        "fail_count": len(fitness.failures),
+        "failed_checks": [str(failure) for failure in failures],
         "source": "dshealthd",
     }
     message = b""
@@ -38,8 +42,8 @@ def response(fitness: Fitness) -> bytes:
     else:
         message += _tag(_EXIT_CODE, _VARINT) + _varint(1)
     message += _text(_OUTPUT, json.dumps(output))
-    if findings:
-        message += _text(_ERROR, "; ".join(str(finding) for finding in findings))
+    if failures:
+        message += _text(_ERROR, "; ".join(str(failure) for failure in failures))
     return message
 
 

@@ -1,7 +1,8 @@
 """What agent and server say to each other, over a socket pair.
 
-The server writes `READY` once it listens, and `QUESTION` for each verdict that it wants; the agent answers with a frame: its length, then
-`ANSWER` and a HealthCheckResponse, or `UNKNOWN` and the text of the error UNAVAILABLE.
+The server writes `READY` once it listens, and `QUESTION` for each verdict that it wants; the agent
+answers with a frame: its length, then `ANSWER` and a HealthCheckResponse, or `UNKNOWN` and the text
+of the error UNAVAILABLE.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dshealthd.options import option
+from dshealthd.core.options import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,14 +17,20 @@ _LONGEST = 107
 
 @dataclass(frozen=True, kw_only=True)
 class NvrxOptions:
-    """The node health check that NVRx's `ft_launcher` asks for. Off until `socket` is set; needs `pip install dshealthd[nvrx]`."""
+    """The node health check that NVRx's `ft_launcher` asks for.
+
+    Off until `socket` is set; needs `pip install dshealthd[nvrx]`.
+    """
 
     socket: Path | None = option(
         None,
-        "Unix socket for --ft-node-health-check-endpoint, such as /run/dshealthd/nvhcd.sock. Who may enter its directory may ask.",
+        "Unix socket for --ft-node-health-check-endpoint, such as /run/dshealthd/nvhcd.sock. "
+        "Who may enter its directory may ask.",
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield what is wrong although its type is right."""
-        if self.socket is not None and (not self.socket.is_absolute() or len(bytes(self.socket)) > _LONGEST):
+        if self.socket is not None and (
+            not self.socket.is_absolute() or len(bytes(self.socket)) > _LONGEST
+        ):
             yield "socket", f"must be an absolute path of at most {_LONGEST} bytes"

@@ -1,7 +1,7 @@
 """The process that speaks gRPC: it asks the agent for each verdict, and knows none itself.
 
-Started as `python -m dshealthd.nvrx.server SOCKET DESCRIPTOR`; the descriptor is a socket to the agent, over which go the frames of
-`dshealthd.nvrx.frames`. Its end is the order to stop.
+Started as `python -m dshealthd.nvrx.server SOCKET DESCRIPTOR`; the descriptor is a socket to the
+agent, over which go the frames of `dshealthd.nvrx.frames`. Its end is the order to stop.
 """
 
 from __future__ import annotations
@@ -21,22 +21,29 @@ from concurrent import futures
 
 import grpc
 
+from dshealthd.core.unix_socket import clear
 from dshealthd.nvrx.frames import ANSWER, LENGTH, MAX_FRAME, QUESTION, READY
-from dshealthd.unix_socket import clear
 
 NAME = "nvhcd.HealthCheckService"
 METHOD = "RunHealthCheck"
 PATIENCE = 5.0
 """Seconds that the agent may take to answer; NVRx waits for 60."""
 KEPT = 1.0
-"""Seconds for which an answer serves others too: the ranks of a node ask at the same time, and a flood of questions costs the agent one."""
+"""Seconds for which an answer serves others too.
+
+The ranks of a node ask at the same time, and a flood of questions costs the agent one.
+"""
 THREADS = 4
 MAX_CALLS = 64
 """Calls that are answered or wait; further ones are refused with RESOURCE_EXHAUSTED."""
 MAX_FILES = 512
 """Open files of this process, which bound its connections."""
 MAX_REQUEST = 1 << 16
-"""Bytes. NVRx sends a few words, which are for the script that others put behind this interface; they are not looked at."""
+"""Bytes.
+
+NVRx sends a few words, which are for the script that others put behind this interface; they are not
+looked at.
+"""
 NOBODY = 65534
 
 
@@ -63,11 +70,15 @@ class Verdicts:
                     self._channel.sendall(QUESTION)
                     (length,) = LENGTH.unpack(self._receive(LENGTH.size))
                     if not 0 < length <= MAX_FRAME:
-                        raise ConnectionAbortedError(errno.ECONNABORTED, f"a frame of {length} bytes")
+                        raise ConnectionAbortedError(
+                            errno.ECONNABORTED, f"a frame of {length} bytes"
+                        )
                     self._last = self._receive(length)
                 except OSError as error:
                     with contextlib.suppress(OSError):  # it may be closed already
-                        self._channel.shutdown(socket.SHUT_RDWR)  # a late answer would be taken for that to the next question
+                        self._channel.shutdown(
+                            socket.SHUT_RDWR
+                        )  # a late answer would be taken for that to the next question
                     message = f"the agent does not answer: {error}"
                     raise AgentGone(message) from error
                 self._until = time.monotonic() + KEPT
@@ -108,8 +119,12 @@ def serve(path: str, verdicts: Verdicts) -> grpc.Server:
             ("grpc.so_reuseport", 0),
         ),
     )
-    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(functools.partial(answer, verdicts))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, {METHOD: handler}),))
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(
+        functools.partial(answer, verdicts)
+    )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(NAME, {METHOD: handler}),)
+    )
     before = os.umask(0o111)
     try:
         server.add_insecure_port(f"unix:{path}")
@@ -122,8 +137,12 @@ def serve(path: str, verdicts: Verdicts) -> grpc.Server:
 
 
 def main(path: str, descriptor: int) -> int:
-    """Serve until the agent ends; status 1 with a line on standard error if the socket cannot be had."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal group; the agent decides
+    """Serve until the agent ends; status 1 with a line on standard error if the socket cannot be
+    had.
+    """
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C goes to the whole terminal group; the agent decides
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_FILES, MAX_FILES))
     os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional only

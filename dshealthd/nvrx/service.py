@@ -1,4 +1,7 @@
-"""The agent's side of the health check: keeps the server's process running, and answers its questions."""
+"""The agent's side of the health check.
+
+Keeps the server's process running, and answers its questions.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +10,53 @@ import contextlib
 import importlib.util
 import logging
 import os
-import socket
-import subprocess
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import counter, gauge
-from dshealthd.fitness import Check
+from dshealthd.core.child import StartError, channel, environment, python, spawn
+from dshealthd.core.collector import counter, gauge
 from dshealthd.nvrx.answer import response
+from dshealthd.nvrx.fitness import Check
 from dshealthd.nvrx.frames import ANSWER, LENGTH, QUESTION, READY, UNKNOWN
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator
 
-    from dshealthd.collector import Sample
-    from dshealthd.fitness import Fitness
+    from dshealthd.core.collector import Sample
+    from dshealthd.nvrx.fitness import Fitness
     from dshealthd.nvrx.options import NvrxOptions
 
 log = logging.getLogger(__name__)
 
-UP = gauge("dshealthd_nvrx_up", "1 while the health check for NVRx's ft_launcher is served, 0 while it cannot be.")
+UP = gauge(
+    "dshealthd_nvrx_up",
+    "1 while the health check for NVRx's ft_launcher is served, 0 while it cannot be.",
+)
 VERDICTS = counter(
     "dshealthd_nvrx_verdicts_total",
-    "Verdicts that launchers asked for, by what they were told: healthy, unhealthy, unknown (an error, which NVRx takes as if nobody had "
+    "Verdicts that launchers asked for, by what they were told: healthy, unhealthy, unknown "
+    "(an error, which NVRx takes as if nobody had "
     "been asked). One serves all who ask within a second.",
     "verdict",
 )
-FINDINGS = gauge("dshealthd_nvrx_findings", "What the last verdict found, by check; 0 without a finding. Absent before the first.", "check")
+FINDINGS = gauge(
+    "dshealthd_nvrx_findings",
+    "What the last verdict found, by check; 0 without a finding. Absent before the first.",
+    "check",
+)
 METRICS = (UP, VERDICTS, FINDINGS)
 
 START_DEADLINE = 20.0
 """Seconds that the process may take to listen."""
+KILL_DEADLINE = 5.0
+"""Seconds after SIGKILL for which its end is waited for."""
+SERVER = python("dshealthd.nvrx.server")
 SHORTEST, LONGEST = 1.0, 60.0
 """Seconds from the end of one process to the start of the next."""
 _VERDICTS = {True: "healthy", False: "unhealthy", None: "unknown"}
-_PRIVATE = frozenset(("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID"))
-"""Variables by which systemd talks to the agent alone."""
+_FOREIGN = ("GRPC_", "LD_PRELOAD", "LD_AUDIT", "PYTHONSTARTUP", "PYTHONINSPECT")
+"""Variables that change what the server loads or traces."""
 
 
 class ServerError(Exception):
@@ -53,8 +66,12 @@ class ServerError(Exception):
 class Service:
     """Serves one socket for as long as it runs."""
 
-    def __init__(self, options: NvrxOptions, judge: Callable[[], Fitness], monotonic: Callable[[], float]) -> None:
-        """Prepare; `judge` tells whether the node is fit at the moment, and `monotonic` is a clock in seconds."""
+    def __init__(
+        self, options: NvrxOptions, judge: Callable[[], Fitness], monotonic: Callable[[], float]
+    ) -> None:
+        """Prepare; `judge` tells whether the node is fit at the moment, and `monotonic` is a clock
+        in seconds.
+        """
         self.options = options
         self._judge = judge
         self._monotonic = monotonic
@@ -80,7 +97,7 @@ class Service:
         for verdict in _VERDICTS.values():
             yield VERDICTS(self._verdicts[verdict], verdict)
         if self._last is not None:
-            found = Counter(finding.check for finding in self._last.findings)
+            found = Counter(failure.check for failure in self._last.failures)
             for check in Check:
                 yield FINDINGS(found[check], check)
 
@@ -101,20 +118,26 @@ class Service:
     async def _serve(self) -> None:
         """Run one server until it ends, which raises ServerError."""
         if importlib.util.find_spec("grpc") is None:
-            message = 'nvrx.socket is set, and grpcio is not installed: pip install "dshealthd[nvrx]"'
+            message = (
+                'nvrx.socket is set, and grpcio is not installed: pip install "dshealthd[nvrx]"'
+            )
             raise ServerError(message)
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)  # noqa: FBT003 - positional only
-        with ours:
-            with theirs:
-                server = subprocess.Popen(  # noqa: S603, ASYNC220 - our own interpreter; starting it takes about a millisecond
-                    [sys.executable, "-m", "dshealthd.nvrx.server", str(self.options.socket), str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    env={key: value for key, value in os.environ.items() if key not in _PRIVATE},
-                    start_new_session=True,
+        try:
+            with channel("nvrx: the server") as (ours, theirs):
+                descriptor = theirs.fileno()
+                server = spawn(
+                    "nvrx: the server",
+                    [*SERVER, str(self.options.socket), str(descriptor)],
+                    descriptors=[descriptor],
+                    env={
+                        key: value
+                        for key, value in environment().items()
+                        if not key.startswith(_FOREIGN)
+                    },
                 )
+        except StartError as error:
+            raise ServerError(str(error)) from error
+        with ours:
             try:
                 await self._listen(ours)
                 await self._answer(ours)
@@ -122,19 +145,20 @@ class Service:
                 message = f"nvrx: the server on {self.options.socket} is cut off: {error}"
                 raise ServerError(message) from error
             finally:
-                server.kill()
-                server.wait()  # at once, as nothing that it does can hang in the kernel
                 if self._up:
                     self._up = False
                     with contextlib.suppress(OSError):  # somebody has removed it
                         os.unlink(str(self.options.socket))
+                await server.killed(KILL_DEADLINE)
 
     async def _listen(self, channel: socket.socket) -> None:
         """Wait until the server listens."""
         try:
             async with asyncio.timeout(START_DEADLINE):
                 if await asyncio.get_running_loop().sock_recv(channel, 1) != READY:
-                    message = f"nvrx: cannot serve on {self.options.socket}; what it says stands above"
+                    message = (
+                        f"nvrx: cannot serve on {self.options.socket}; what it says stands above"
+                    )
                     raise ServerError(message)
         except TimeoutError as error:
             message = f"nvrx: nothing listens on {self.options.socket} after {START_DEADLINE:g} s"
@@ -156,8 +180,13 @@ class Service:
         fitness = self._judge()
         before, self._last = self._last, fitness
         self._verdicts[_VERDICTS[fitness.fit]] += 1
-        if fitness.findings and (before is None or before.findings != fitness.findings):
-            log.warning("nvrx: this node is reported as unhealthy: %s", "; ".join(map(str, fitness.findings)))
+        if fitness.failures and (before is None or before.failures != fitness.failures):
+            log.warning(
+                "nvrx: this node is reported as unhealthy: %s",
+                "; ".join(map(str, fitness.failures)),
+            )
         if fitness.fit is None:
-            return UNKNOWN + ("dshealthd does not know: " + "; ".join(fitness.unknown)[:4096]).encode(errors="replace")
+            return UNKNOWN + (
+                "dshealthd does not know: " + "; ".join(fitness.unknown)[:4096]
+            ).encode(errors="replace")
         return ANSWER + response(fitness)

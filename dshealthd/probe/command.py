@@ -1,7 +1,9 @@
-"""The command `dshealthd probe`: the GPUs of this machine among themselves, or with a hostfile every pair of its nodes.
+"""The command `dshealthd probe`: the GPUs of this machine among themselves, or with a hostfile
+every pair of its nodes.
 
-The local probe needs nothing but an interpreter with torch: no configuration, no agent. Between nodes their agents do the work, by the
-peer API: each pair's first node is asked to lead a round, many pairs at a time and no node in two.
+The local probe needs nothing but an interpreter with torch: no configuration, no agent. Between
+nodes their agents do the work, by the peer API: each pair's first node is asked to lead a round,
+many pairs at a time and no node in two.
 """
 
 from __future__ import annotations
@@ -17,38 +19,41 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.address import listen_address
 from dshealthd.config import ConfigError
-from dshealthd.devices.pci import bus
+from dshealthd.core.address import listen_address
+from dshealthd.linux.pci import bus
 from dshealthd.probe import report
 from dshealthd.probe.members.identity import local_addresses, own_name
+from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.members.membership import MembershipError, MembershipOptions, load
-from dshealthd.probe.members.roll import hostname
 from dshealthd.probe.members.schedule import Timetable
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.peers.credentials import CredentialError
 from dshealthd.probe.peers.messages import MAX_SIZE, Backend
-from dshealthd.probe.rounds.conclusion import Findings, Share, combine, timings_of
+from dshealthd.probe.rounds.conclusion import Findings, MemberResult, combine, timings_of
 from dshealthd.probe.rounds.plan import ON_DEMAND, Plan, local_job, new_round
 from dshealthd.probe.workers.job import DeviceSteps
-from dshealthd.probe.workers.nursery import Nursery
 from dshealthd.probe.workers.store import LocalStore
+from dshealthd.probe.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from dshealthd.config import Config
-    from dshealthd.host import Host
+    from dshealthd.core.host import Host
     from dshealthd.probe.workers.job import RankResult
 
 SIZES = (8, 1 << 10, 32 << 10, 1 << 20, 16 << 20, 64 << 20)
 SMALL = 1 << 20
 REPETITIONS, FEW = 20, 5
 """Of sizes up to a mebibyte, and above."""
-DEADLINES = {Stage.IMPORT: 120.0, **dict.fromkeys((Stage.STORE, Stage.INIT, Stage.WARM_UP, Stage.SIZES, Stage.VERIFY), 60.0)}
+DEADLINES = {
+    Stage.IMPORT: 120.0,
+    **dict.fromkeys((Stage.STORE, Stage.INIT, Stage.WARM_UP, Stage.SIZES, Stage.VERIFY), 60.0),
+}
 """Seconds for each stage of the local probe: nothing waits for it."""
 LEAD = 28.0
 """Seconds for another agent to lead a round."""
@@ -70,17 +75,24 @@ def probe(
     repetitions: int | None,
     as_json: bool,
 ) -> int:
-    """Run collectives now, print what they took and return the exit status, see `report.EXIT`. ConfigError."""
+    """Run collectives now, print what they took and return the exit status, see `report.EXIT`.
+
+    ConfigError.
+    """
     source = str(file) if file is not None else "command line"
     steps = parse_steps(size, repetitions, source)
     if hostfile is None and kind in {None, "local"}:
         document = asyncio.run(local(loaded, steps, say))
         text = show_local
     elif hostfile is None and not loaded.probe.members.sources:
-        raise ConfigError(source, [f"--kind: {kind} needs a hostfile, or members in the configuration"])
+        raise ConfigError(
+            source, [f"--kind: {kind} needs a hostfile, or members in the configuration"]
+        )
     else:
         if kind == "local":
-            raise ConfigError(source, ["--kind: local is of this machine alone; leave the hostfile out"])
+            raise ConfigError(
+                source, ["--kind: local is of this machine alone; leave the hostfile out"]
+            )
         document = asyncio.run(between(loaded, source, hostfile, Kind(kind or "pair"), steps, say))
         text = show_pairs
     print(_json(document) if as_json else text(document), flush=True)
@@ -92,25 +104,35 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def parse_steps(sizes: str | None, repetitions: int | None, source: str) -> tuple[tuple[int, int], ...]:
+def parse_steps(
+    sizes: str | None, repetitions: int | None, source: str
+) -> tuple[tuple[int, int], ...]:
     """Return bytes and repetitions from the flags; ConfigError."""
     found = []
     for text in sizes.split(",") if sizes is not None else map(str, SIZES):
         match = _SIZE.fullmatch(text.strip().upper().removesuffix("B"))
         number = int(match[1]) * _UNITS[match[2]] if match else 0
         if not 1 <= number <= MAX_SIZE:
-            raise ConfigError(source, [f'--size: "{text}" is not a number of bytes up to 1G, such as 8, 32K or 64M'])
+            raise ConfigError(
+                source,
+                [f'--size: "{text}" is not a number of bytes up to 1G, such as 8, 32K or 64M'],
+            )
         found.append(number)
     if repetitions is not None and not 1 <= repetitions <= 1000:  # noqa: PLR2004 - what peers take
         raise ConfigError(source, ["--repetitions: must be from 1 to 1000"])
-    return tuple((number, repetitions or (REPETITIONS if number <= SMALL else FEW)) for number in found)
+    return tuple(
+        (number, repetitions or (REPETITIONS if number <= SMALL else FEW)) for number in found
+    )
 
 
 # This machine
 
 
 def interpreter(loaded: Config) -> str:
-    """Return the interpreter to run workers with: the configured one, this one if it has torch, or the first python3."""
+    """Return the interpreter to run workers with.
+
+    The configured one, this one if it has torch, or the first python3.
+    """
     if loaded.probe.python is not None:
         return str(loaded.probe.python)
     if importlib.util.find_spec("torch") is not None:
@@ -128,25 +150,42 @@ def count_gpus(host: Host) -> int:
         return 0
 
 
-async def local(loaded: Config, steps: tuple[tuple[int, int], ...], tell: Callable[[str], None]) -> dict[str, Any]:
+async def local(
+    loaded: Config, steps: tuple[tuple[int, int], ...], tell: Callable[[str], None]
+) -> dict[str, Any]:
     """Run the local probe and return its document."""
     gpus = count_gpus(loaded.path.host)
     python = interpreter(loaded)
-    nursery = Nursery(python, 1.0, time.monotonic, environment=loaded.probe.worker.variables)
+    worker_pool = WorkerPool(python, 1.0, time.monotonic, environment=loaded.probe.worker.variables)
     tell(f"importing torch with {python}")
     try:
-        reason = await nursery.prepare(DEADLINES[Stage.IMPORT])
-        about = dict(nursery.about)
+        reason = await worker_pool.prepare(DEADLINES[Stage.IMPORT])
+        about = dict(worker_pool.about)
         if gpus and not about.get("cuda") and not reason:
-            tell(f"torch {about['torch']} is built without CUDA: the {gpus} GPUs are not probed, only two processes over loopback")
+            tell(
+                f"torch {about['torch']} is built without CUDA: the {gpus} GPUs are not "
+                "probed, only two processes over loopback"
+            )
             gpus = 0
-        job = local_job(gpus, steps, device_steps=DeviceSteps() if gpus else None, deadlines=DEADLINES)
-        results = await nursery.run(job, LocalStore(), Progress(len(job.seats), len(steps), tell))
+        job = local_job(
+            gpus, steps, device_steps=DeviceSteps() if gpus else None, deadlines=DEADLINES
+        )
+        results = await worker_pool.run(
+            job, LocalStore(), Progress(len(job.rank_specs), len(steps), tell)
+        )
     finally:
-        await nursery.close()
+        await worker_pool.close()
     backend = Backend(job.backend)
-    plan = Plan(round=new_round(), epoch=ON_DEMAND, kind=Kind.LOCAL, backend=backend, members=(hostname(),), digest="", ranks=len(results))
-    found = combine(plan, {hostname(): Share(tuple(results))}, {})
+    plan = Plan(
+        round=new_round(),
+        epoch=ON_DEMAND,
+        kind=Kind.LOCAL,
+        backend=backend,
+        members=(hostname(),),
+        digest="",
+        ranks=len(results),
+    )
+    found = combine(plan, plan.root, {plan.root: MemberResult(tuple(results))}, {})
     collectives = replace_parts(found)
     return {
         "kind": Kind.LOCAL,
@@ -206,20 +245,33 @@ class Progress:
 def show_local(document: dict[str, Any]) -> str:
     """Return the table of a local probe."""
     versions = " ".join(f"{name} {value}" for name, value in document["versions"].items() if value)
-    lines = [f"# local probe, {document['ranks']} ranks, {document['backend']}: {versions or document['python']}"]
+    lines = [
+        f"# local probe, {document['ranks']} ranks, {document['backend']}: {versions or document['python']}"
+    ]
     if not document["gpus"] and document["timings"]:
-        lines.append("# no GPU: processes on this machine over loopback, which says that the software works and nothing of GPUs or links")
+        lines.append(
+            "# no GPU: processes on this machine over loopback, which says that the software "
+            "works and nothing of GPUs or links"
+        )
     if document["timings"]:
         lines.append(report.table([timing_of(entry) for entry in document["timings"]]))
     rank = "# rank {rank}: {outcome} at {stage}: {reason}: {detail}"
     lines += [rank.format(**entry) for entry in document["failures"]]
-    lines.append(f"# outcome: {document['outcome']}" + (f", {document['reason']}" if document["reason"] else ""))
+    lines.append(
+        f"# outcome: {document['outcome']}"
+        + (f", {document['reason']}" if document["reason"] else "")
+    )
     return "\n".join(lines)
 
 
 def timing_of(entry: dict[str, Any]) -> Any:
     """Return the timing of a document's entry."""
-    (timing,) = timings_of([{name: entry[name] for name in ("op", "size", "seconds", "part")} | {"bus_bandwidth": entry["busbw"]}])
+    (timing,) = timings_of(
+        [
+            {name: entry[name] for name in ("op", "size", "seconds", "part")}
+            | {"bus_bandwidth": entry["busbw"]}
+        ]
+    )
     return timing
 
 
@@ -235,15 +287,34 @@ class Ask:
 
 
 async def between(
-    loaded: Config, source: str, hostfile: str | None, kind: Kind, steps: tuple[tuple[int, int], ...], tell: Callable[[str], None]
+    loaded: Config,
+    source: str,
+    hostfile: str | None,
+    kind: Kind,
+    steps: tuple[tuple[int, int], ...],
+    tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Have the agents of a hostfile's nodes, or of the configured members, probe each other, and return the document; ConfigError."""
+    """Have the agents of a hostfile's nodes, or of the configured members, probe each other, and
+    return the document; ConfigError.
+    """
     from pathlib import Path
 
     options = loaded.probe
-    members = MembershipOptions(hostfile=Path(hostfile), name=options.members.name) if hostfile is not None else options.members
+    members = (
+        MembershipOptions(hostfile=Path(hostfile), name=options.members.name)
+        if hostfile is not None
+        else options.members
+    )
     if not options.peer.listen_address:
-        raise ConfigError(source, ["probe.peer: between nodes their agents' key and address are needed: --config.file of an agent"])
+        raise ConfigError(
+            source,
+            [
+                (
+                    "probe.peer: between nodes their agents' key and address are needed: "
+                    "--config.file of an agent"
+                )
+            ],
+        )
     try:
         names = load(members).names
         me = own_name(names, hostname(), local_addresses(loaded.path.host), members.name)
@@ -266,12 +337,16 @@ async def between(
             async def pair(group: Sequence[str]) -> None:
                 async with limit:
                     # This node's own agent takes no calls of its own name, so the other one leads.
-                    entry = await one(client, tuple(sorted(group, key=lambda name: name == me)), ask)
+                    entry = await one(
+                        client, tuple(sorted(group, key=lambda name: name == me)), ask
+                    )
                 entries.append(entry)
                 tell(_line(entry))
 
             for epoch in range(timetable.cycle):
-                groups = [group for group in timetable.groups(epoch) if frozenset(group) not in pairs]
+                groups = [
+                    group for group in timetable.groups(epoch) if frozenset(group) not in pairs
+                ]
                 pairs.update(map(frozenset, groups))
                 await asyncio.gather(*map(pair, groups))
     finally:
@@ -291,7 +366,14 @@ async def one(client: PeerClient, members: tuple[str, ...], ask: Ask) -> dict[st
         "kind": ask.kind,
         "steps": [{"size": size, "repetitions": repetitions} for size, repetitions in ask.steps],
     }
-    entry: dict[str, Any] = {"members": list(members), "kind": ask.kind, "backend": "", "stage": Stage.INVITE, "late": [], "timings": []}
+    entry: dict[str, Any] = {
+        "members": list(members),
+        "kind": ask.kind,
+        "backend": "",
+        "stage": Stage.INVITE,
+        "late": [],
+        "timings": [],
+    }
     for attempt in range(TRIES):
         try:
             answer = await client.call(members[0], "lead", body, LEAD)

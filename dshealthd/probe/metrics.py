@@ -6,35 +6,48 @@ import statistics
 from collections import Counter, OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.collector import Buckets, counter, gauge, histogram
+from dshealthd.core.collector import Buckets, counter, gauge, histogram
 from dshealthd.probe.observation import Kind, Outcome
+from dshealthd.probe.rounds.active_round import DISAGREEMENTS
 from dshealthd.probe.rounds.conclusion import timing_fields
-from dshealthd.probe.rounds.part import DISAGREEMENTS
+from dshealthd.probe.rounds.light import PAYLOAD
+from dshealthd.probe.workers.job import BANDWIDTH as BANDWIDTH_STEPS
+from dshealthd.probe.workers.job import LATENCY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from dshealthd.collector import Sample
+    from dshealthd.core.collector import Sample
     from dshealthd.probe.observation import Suspect, Timing
-    from dshealthd.probe.rounds.part import Report
+    from dshealthd.probe.rounds.active_round import Report
 
 ROUNDS = counter(
-    "dshealthd_probe_rounds_total", "Rounds of probes that this node led or took part in, by how they ended.", "kind", "outcome"
+    "dshealthd_probe_rounds_total",
+    "Rounds of probes that this node led or took part in, by how they ended.",
+    "kind",
+    "outcome",
 )
 SKIPS = counter(
     "dshealthd_probe_skips_total",
-    "Rounds that were to use the GPUs and did not, here or at the other members, by reason; most were light ones instead.",
+    "Rounds that were to use the GPUs and did not, here or at the other members, by reason; "
+    "most were light ones instead.",
     "reason",
 )
-DURATION = histogram("dshealthd_probe_duration_seconds", "Time of a round from its invitation to its conclusion.", "kind")
+DURATION = histogram(
+    "dshealthd_probe_duration_seconds",
+    "Time of a round from its invitation to its conclusion.",
+    "kind",
+)
 BANDWIDTH = gauge(
     "dshealthd_probe_bus_bandwidth_bytes_per_second",
-    "Bus bandwidth, as nccl-tests has it, of the last round with this operation; of its slowest part. size: bytes of the payload.",
+    "Bus bandwidth, as nccl-tests has it, of the last round with this operation; of its "
+    "slowest part. size: bytes of the payload.",
     *("kind", "backend", "op", "size"),
 )
 OPERATION = gauge(
     "dshealthd_probe_operation_seconds",
-    "Median time of an operation in the last round with it; of its slowest part. size: bytes of the payload.",
+    "Median time of an operation in the last round with it; of its slowest part. size: bytes "
+    "of the payload.",
     *("kind", "backend", "op", "size"),
 )
 ROUND_TRIP = gauge(
@@ -44,26 +57,46 @@ ROUND_TRIP = gauge(
 )
 CLOCK_OFFSET = gauge(
     "dshealthd_probe_clock_offset_seconds",
-    "How far the clocks of the nodes met last are ahead of this one's; where most agree, their median is this node's own error.",
+    "How far the clocks of the nodes met last are ahead of this one's; where most agree, "
+    "their median is this node's own error.",
     "statistic",
 )
 DISAGREES = gauge(
     "dshealthd_probe_peer_disagrees",
-    "1 while the last round with this member was declined because the two are set up differently: clock, list of members, version.",
+    "1 while the last round with this member was declined because the two are set up "
+    "differently: clock, list of members, version.",
     *("peer", "reason"),
 )
 SUSPECT = gauge(
     "dshealthd_suspect",
-    "1 while this agent accuses a node, gpu, nic, link or leaf; component: NODE, NODE/PART, NODE--NODE or the leaf's name.",
+    "1 while this agent accuses a node, gpu, nic, link or leaf; component: NODE, NODE/PART, "
+    "NODE--NODE or the leaf's name.",
     *("kind", "component", "reason"),
 )
-LAST = gauge("dshealthd_probe_last_round_timestamp_seconds", "Unix time at which the last round ended.", "kind")
-METRICS = (ROUNDS, SKIPS, DURATION, BANDWIDTH, OPERATION, ROUND_TRIP, CLOCK_OFFSET, DISAGREES, SUSPECT, LAST)
+LAST = gauge(
+    "dshealthd_probe_last_round_timestamp_seconds",
+    "Unix time at which the last round ended.",
+    "kind",
+)
+METRICS = (
+    ROUNDS,
+    SKIPS,
+    DURATION,
+    BANDWIDTH,
+    OPERATION,
+    ROUND_TRIP,
+    CLOCK_OFFSET,
+    DISAGREES,
+    SUSPECT,
+    LAST,
+)
 
 BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 LAST_ROUNDS = 20
 MAX_SERIES = 64
 """Kinds of timings that are kept: sizes of rounds on demand are others' choice."""
+SIZES = frozenset({0, len(PAYLOAD), *(size for size, _ in LATENCY + BANDWIDTH_STEPS)})
+"""Bytes of what the schedule asks for."""
 LATEST = 32
 """Light rounds that round-trip times and offsets are of."""
 MAX_DISAGREEING = 64
@@ -71,7 +104,7 @@ MAX_DISAGREEING = 64
 Operation = tuple[str, str, str, str]
 
 
-class Tally:
+class RoundMetrics:
     """Counts reports."""
 
     def __init__(self) -> None:
@@ -95,7 +128,11 @@ class Tally:
         observation = report.observation
         kind = str(observation.kind)
         self._ended[kind, str(observation.outcome)] += 1
-        if observation.kind is Kind.LIGHT and observation.reason and observation.outcome in {Outcome.OK, Outcome.DECLINED}:
+        if (
+            observation.kind is Kind.LIGHT
+            and observation.reason
+            and observation.outcome in {Outcome.OK, Outcome.DECLINED}
+        ):
             self.skip(observation.reason)
         self._durations.setdefault(kind, Buckets(BOUNDS)).observe(report.seconds)
         self._last[kind] = observation.at
@@ -105,13 +142,21 @@ class Tally:
             if key not in slowest or timing.seconds > slowest[key].seconds:
                 slowest[key] = timing
         for (op, size), timing in slowest.items():
-            _keep(self._timings, (kind, str(observation.backend), op, str(size)), timing, MAX_SERIES)
+            if not report.led and size not in SIZES:
+                continue  # a size of another member's choice would be a series of its choice
+            _keep(
+                self._timings, (kind, str(observation.backend), op, str(size)), timing, MAX_SERIES
+            )
             if observation.kind is Kind.LIGHT and size == 0 and report.led:
                 self._trips.append(timing.seconds)
         for peer, offset in report.offsets.items():
             _keep(self._offsets, peer, offset, LATEST)
         for peer in observation.members:
-            if peer != me and observation.outcome is Outcome.DECLINED and observation.reason in DISAGREEMENTS:
+            if (
+                peer != me
+                and observation.outcome is Outcome.DECLINED
+                and observation.reason in DISAGREEMENTS
+            ):
                 if peer in observation.late or peer == observation.members[0]:
                     _keep(self._disagreeing, peer, observation.reason, MAX_DISAGREEING)
             elif observation.outcome is Outcome.OK:

@@ -1,4 +1,6 @@
-"""This node as rounds see it: its name and members, its GPUs, whether its workers may run now, what it tells of itself."""
+"""This node as rounds see it: its name and members, its GPUs, whether its workers may run now, what
+it tells of itself.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ from dshealthd.probe.rounds.plan import ON_DEMAND, Plan
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from dshealthd.probe.members.local_membership import LocalMembership
     from dshealthd.probe.members.membership import Membership
-    from dshealthd.probe.members.roll import Roll
     from dshealthd.probe.policy import Gpus, Policy
     from dshealthd.probe.rounds.conclusion import Scores
-    from dshealthd.probe.verdicts.verdict import Judge
-    from dshealthd.probe.workers.nursery import Nursery
+    from dshealthd.probe.verdicts.detector import Detector
+    from dshealthd.probe.workers.worker_pool import WorkerPool
 
 NO_PYTHON = "no_python"
 WARMING_UP = "warming_up"
@@ -33,11 +35,11 @@ class ThisNode:
 
     def __init__(
         self,
-        roll: Roll,
+        local_membership: LocalMembership,
         policy: Policy,
         gpus: Gpus,
-        nursery: Nursery | None,
-        judge: Judge,
+        worker_pool: WorkerPool | None,
+        detector: Detector,
         *,
         address: str,
         interface: str,
@@ -47,9 +49,15 @@ class ThisNode:
         monotonic: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        self.name = roll.me
+        self.name = local_membership.me
         self.address, self.interface, self.adapters = address, interface, adapters
-        self._roll, self._policy, self._gpus, self._nursery, self._judge = roll, policy, gpus, nursery, judge
+        self._local_membership, self._policy, self._gpus, self._worker_pool, self._detector = (
+            local_membership,
+            policy,
+            gpus,
+            worker_pool,
+            detector,
+        )
         self._period = period
         self._extra_per_minute = extra_per_minute
         self._monotonic, self._wall = monotonic, wall
@@ -59,7 +67,7 @@ class ThisNode:
 
     def membership(self) -> Membership:
         """Return the members as they are believed to be now."""
-        return self._roll.membership
+        return self._local_membership.membership
 
     def epoch(self) -> int:
         """Return the number of the epoch by this node's clock."""
@@ -71,7 +79,7 @@ class ThisNode:
 
     def scores(self) -> Scores:
         """Return what the judge tells peers."""
-        return self._judge.scores()
+        return self._detector.scores()
 
     def objection(self, plan: Plan) -> str:
         """Return why no workers may run for another node's plan now."""
@@ -87,15 +95,18 @@ class ThisNode:
         return ""
 
     def obstacle(self, *, scheduled: bool) -> str:
-        """Return why no workers may run now, as a slug; empty if they may. Where they only have to be prepared, that is begun."""
-        if self._nursery is None:
+        """Return why no workers may run now, as a slug; empty if they may.
+
+        Where they only have to be prepared, that is begun.
+        """
+        if self._worker_pool is None:
             return NO_PYTHON
         reason = self._policy.objection(scheduled=scheduled)
         if reason:
             return reason
-        if not self._nursery.ready:
-            return self._prepare(self._nursery)
-        return NO_CUDA if self._gpus.count() and not self._nursery.about.get("cuda") else ""
+        if not self._worker_pool.ready:
+            return self._prepare(self._worker_pool)
+        return NO_CUDA if self._gpus.count() and not self._worker_pool.about.get("cuda") else ""
 
     async def close(self) -> None:
         """Give up a preparation in progress."""
@@ -103,10 +114,12 @@ class ThisNode:
             self._preparing.cancel()
             await asyncio.gather(self._preparing, return_exceptions=True)
 
-    def _prepare(self, nursery: Nursery) -> str:
+    def _prepare(self, worker_pool: WorkerPool) -> str:
         if self._preparing is not None and self._preparing.done():
             self._trouble = self._preparing.result()
             self._preparing = None
         if self._preparing is None:
-            self._preparing = asyncio.create_task(nursery.prepare(PREPARATION), name="importing torch")
+            self._preparing = asyncio.create_task(
+                worker_pool.prepare(PREPARATION), name="importing torch"
+            )
         return self._trouble or WARMING_UP

@@ -1,4 +1,7 @@
-"""What one round told about the parts that took part in it: the record that rounds make and verdicts are made from."""
+"""What one round told about the parts that took part in it.
+
+The record that rounds make and verdicts are made from.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,9 @@ class Outcome(enum.StrEnum):
 
     OK = "ok"
     DECLINED = "declined"
-    """A member took no part, with a reason (busy GPU, draining, another list of members, already testing, closed window)."""
+    """A member took no part, with a reason (busy GPU, draining, another list of members, already
+    testing, closed window).
+    """
     UNREACHABLE = "unreachable"
     """No answer: packets are dropped, or the node is off."""
     REFUSED = "refused"
@@ -56,18 +61,36 @@ class Outcome(enum.StrEnum):
     """Something outside the round disturbed it, such as a stranger on a worker's port."""
 
 
+class Op(enum.StrEnum):
+    """What is timed; the label `op`."""
+
+    ALL_REDUCE = "all_reduce"
+    MATRIX_PRODUCT = "matrix_product"
+    DEVICE_COPY = "device_copy"
+    HOST_TO_DEVICE = "host_to_device"
+    ECHO = "echo"
+
+
+FLOOR = 1e-6
+"""Seconds below which nothing that is timed can end: some ten system calls, and the smallest
+collective or echo takes more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """One operation at one size."""
 
     op: str
-    """Such as `all_reduce`, `matrix_product`, `device_copy`, `host_to_device`, `echo`."""
+    """One of `Op`."""
     size: int
     """Bytes of the payload of each rank."""
     seconds: float
     """Median over the repetitions."""
     bus_bandwidth: float
-    """Bytes per second in nccl-tests' terms: for an all-reduce of n ranks, size / seconds · 2(n-1)/n."""
+    """Bytes per second in nccl-tests' terms.
+
+    For an all-reduce of n ranks, size / seconds · 2(n-1)/n.
+    """
     part: str = ""
     """The GPU index or adapter that was timed, where it is not the whole member."""
 
@@ -87,11 +110,17 @@ class Observation:
     stage: Stage
     timings: tuple[Timing, ...] = ()
     late: tuple[str, ...] = ()
-    """Members that had not come as far as the others when the round ended: where the outcome points, if it points anywhere."""
+    """Members that had not come as far as the others when the round ended.
+
+    Where the outcome points, if it points anywhere.
+    """
     reason: str = ""
     """Bounded slug of a decline or error; free text does not belong here."""
     scores: tuple[tuple[str, float], ...] = ()
-    """Each member's own score as it told it in this round: the median ratio to its baselines over its recent peers; 1 is usual."""
+    """Each member's own score as it told it in this round.
+
+    The median ratio to its baselines over its recent peers; 1 is usual.
+    """
     at: float = 0.0
     """Unix time in seconds of the round's end."""
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dshealthd.options import Duration, option
+from dshealthd.core.options import Duration, option
 from dshealthd.probe.members.membership import MembershipOptions
 from dshealthd.probe.peers.contract import PeerOptions
 from dshealthd.probe.verdicts.baseline import BaselineOptions
-from dshealthd.probe.verdicts.verdict import VerdictOptions
+from dshealthd.probe.verdicts.detector import VerdictOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,19 +22,34 @@ _MINUTES = 60
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions:
-    """When rounds may use the GPUs. A round that may not becomes a light one: an echo between the agents, which touches none."""
+    """When rounds may use the GPUs.
+
+    A round that may not becomes a light one: an echo between the agents, which touches none.
+    """
 
     gpus: Literal["idle", "always", "never"] = option(
-        "idle", "When rounds may use the GPUs: while no process computes on one of the node's, always, or never. Unknown counts as busy."
+        "idle",
+        "When rounds may use the GPUs: while no process computes on one of the node's, "
+        "always, or never. Unknown counts as busy.",
     )
-    window: str = option("", 'Daily time, in UTC, at which alone rounds may use the GPUs: "22:00-04:30". Empty: at any time.')
+    window: str = option(
+        "",
+        'Daily time, in UTC, at which alone rounds may use the GPUs: "22:00-04:30". Empty: '
+        "at any time.",
+    )
     duty_ratio: float = option(
-        0.001, "Share of the time that collectives of scheduled rounds may keep the GPUs occupied.", minimum=0.0, maximum=1.0
+        0.001,
+        "Share of the time that collectives of scheduled rounds may keep the GPUs occupied.",
+        minimum=0.0,
+        maximum=1.0,
     )
-    confirmations_per_minute: int = option(6, "Extra rounds in a minute that confirm or clear a suspicion.", minimum=0, maximum=60)
+    confirmations_per_minute: int = option(
+        6, "Extra rounds in a minute that confirm or clear a suspicion.", minimum=0, maximum=60
+    )
     on_demand_per_minute: int = option(
         60,
-        "Rounds on GPUs in a minute that other nodes may ask for beside the scheduled ones: confirmations, and `dshealthd probe`.",
+        "Rounds on GPUs in a minute that other nodes may ask for beside the scheduled ones: "
+        "confirmations, and `dshealthd probe`.",
         minimum=0,
     )
 
@@ -58,13 +73,24 @@ class WorkerOptions:
     """The processes that run the collectives."""
 
     idle_timeout: Duration = option(
-        "2m", "How long the process that has imported torch is kept without a round; it holds some 200 MiB.", minimum="1s"
+        "2m",
+        "How long the process that has imported torch is kept without a round; it holds some "
+        "200 MiB.",
+        minimum="1s",
     )
-    library_path: str = option("", "LD_LIBRARY_PATH of the workers, where the training environment needs one.")
-    environment: tuple[str, ...] = option([], 'Further variables of the workers, such as "NCCL_IB_GID_INDEX=3".')
-    interface: str = option("", "Network interface of the workers' traffic; the one with the peer address where empty.")
+    library_path: str = option(
+        "", "LD_LIBRARY_PATH of the workers, where the training environment needs one."
+    )
+    environment: tuple[str, ...] = option(
+        [], 'Further variables of the workers, such as "NCCL_IB_GID_INDEX=3".'
+    )
+    interface: str = option(
+        "", "Network interface of the workers' traffic; the one with the peer address where empty."
+    )
     adapters: tuple[str, ...] = option(
-        [], 'RDMA adapter next to each GPU, in the order of the GPUs, such as "mlx5_0:1"; where empty NCCL chooses.'
+        [],
+        'RDMA adapter next to each GPU, in the order of the GPUs, such as "mlx5_0:1"; where '
+        "empty NCCL chooses.",
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
@@ -77,20 +103,35 @@ class WorkerOptions:
     def variables(self) -> dict[str, str]:
         """The environment of the workers."""
         variables = dict(entry.split("=", 1) for entry in self.environment)
-        return {"LD_LIBRARY_PATH": self.library_path, **variables} if self.library_path else variables
+        return (
+            {"LD_LIBRARY_PATH": self.library_path, **variables} if self.library_path else variables
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOptions:
-    """Small collectives with the other nodes, which find the slow and broken ones. Off until `members` and `peer` are set."""
+    """Small collectives with the other nodes, which find the slow and broken ones.
 
-    enabled: bool = option(True, "Whether rounds are run; without, calls of other nodes are not answered either.")
-    period: Duration = option("10s", "Length of an epoch, in which every node has one round; the same on all nodes.", minimum="1s")
+    Off until `members` and `peer` are set.
+    """
+
+    enabled: bool = option(
+        True, "Whether rounds are run; without, calls of other nodes are not answered either."
+    )
+    period: Duration = option(
+        "10s",
+        "Length of an epoch, in which every node has one round; the same on all nodes.",
+        minimum="1s",
+    )
     python: Path | None = option(
-        None, "Interpreter of the training environment, which has torch; without, light rounds only. Nobody else may be able to change it."
+        None,
+        "Interpreter of the training environment, which has torch; without, light rounds "
+        "only. Nobody else may be able to change it.",
     )
     group_size: int = option(2, "Nodes in a round; the same on all nodes.", minimum=2, maximum=8)
-    large_every: int = option(6, "Every how many epochs the collectives include one of 64 MiB; 0 for never.", minimum=0)
+    large_every: int = option(
+        6, "Every how many epochs the collectives include one of 64 MiB; 0 for never.", minimum=0
+    )
     members: MembershipOptions = field(default_factory=MembershipOptions)
     peer: PeerOptions = field(default_factory=PeerOptions)
     policy: PolicyOptions = field(default_factory=PolicyOptions)

@@ -1,4 +1,6 @@
-"""When rounds may use the GPUs: what the collectors saw last, the window, and how long GPUs have been kept occupied already."""
+"""When rounds may use the GPUs: what the collectors saw last, the window, and how long GPUs have
+been kept occupied already.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,13 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors import gpu_bus, gpu_processes
-from dshealthd.result import Outcome
+from dshealthd.core.result import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dshealthd.core.snapshot import Latest, Snapshot
     from dshealthd.probe.options import PolicyOptions
-    from dshealthd.snapshot import Latest, Snapshot
 
 NEVER = "policy_never"
 WINDOW = "closed_window"
@@ -44,7 +46,10 @@ class Gpus:
         return len(self._processes() or {})
 
     def objection(self) -> str:
-        """Return why the GPUs count as busy, as a slug, or nothing. What is not known counts as busy; a node without GPUs never is."""
+        """Return why the GPUs count as busy, as a slug, or nothing.
+
+        What is not known counts as busy; a node without GPUs never is.
+        """
         latest = self._latest(gpu_processes.GpuProcesses.name)
         if latest is None or latest.sampled is None or latest.expired(self._monotonic()):
             return UNKNOWN
@@ -52,7 +57,11 @@ class Gpus:
         if latest.result.outcome is Outcome.NOT_AVAILABLE:
             return "" if expected == 0 else RELEASED if expected else UNKNOWN
         processes = self._processes()
-        if latest.result.outcome is not Outcome.OK or not processes or expected not in {0, len(processes)}:
+        if (
+            latest.result.outcome is not Outcome.OK
+            or not processes
+            or expected not in {0, len(processes)}
+        ):
             return UNKNOWN
         # A sample that was taken during a round of our own has its worker on each GPU.
         own = any(begin <= latest.sampled <= end for begin, end in self._rounds)
@@ -65,13 +74,24 @@ class Gpus:
             return None
         if latest.result.outcome is Outcome.NOT_AVAILABLE:
             return 0
-        return next((int(sample.value) for sample in latest.result.samples if sample.metric is gpu_bus.EXPECTED), None)
+        return next(
+            (
+                int(sample.value)
+                for sample in latest.result.samples
+                if sample.metric is gpu_bus.EXPECTED
+            ),
+            None,
+        )
 
     def _processes(self) -> dict[str, float] | None:
         latest = self._latest(gpu_processes.GpuProcesses.name)
         if latest is None or latest.expired(self._monotonic()):
             return None
-        return {sample.labels[0]: sample.value for sample in latest.result.samples if sample.metric is gpu_processes.PROCESSES}
+        return {
+            sample.labels[0]: sample.value
+            for sample in latest.result.samples
+            if sample.metric is gpu_processes.PROCESSES
+        }
 
     def _latest(self, name: str) -> Latest | None:
         try:
@@ -112,14 +132,19 @@ class Account:
 class Policy:
     """Says whether a round may use the GPUs now."""
 
-    def __init__(self, options: PolicyOptions, gpus: Gpus, account: Account, wall: Callable[[], float]) -> None:
+    def __init__(
+        self, options: PolicyOptions, gpus: Gpus, account: Account, wall: Callable[[], float]
+    ) -> None:
         self._options = options
         self._gpus = gpus
         self._account = account
         self._wall = wall
 
     def objection(self, *, scheduled: bool) -> str:
-        """Return why a round may not use the GPUs now, as a slug, or nothing. Only scheduled rounds are limited in their share of time."""
+        """Return why a round may not use the GPUs now, as a slug, or nothing.
+
+        Only scheduled rounds are limited in their share of time.
+        """
         if self._options.gpus == "never":
             return NEVER
         if not in_window(self._options.minutes, self._wall()):
@@ -129,7 +154,10 @@ class Policy:
 
 
 def in_window(minutes: tuple[int, int] | None, now: float) -> bool:
-    """Tell whether a Unix time is in a daily window of UTC; one that ends before it begins goes over midnight, an equal one is always."""
+    """Tell whether a Unix time is in a daily window of UTC.
+
+    One that ends before it begins goes over midnight, an equal one is always.
+    """
     if minutes is None:
         return True
     begin, end = minutes

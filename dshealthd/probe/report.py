@@ -1,4 +1,7 @@
-"""Results of probes as people read them: nccl-tests' table, a matrix of pairs, and exit statuses."""
+"""Results of probes as people read them.
+
+Nccl-tests' table, a matrix of pairs, and exit statuses.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,10 @@ def fields(timing: Timing) -> dict[str, Any]:
 
 
 def table(timings: Iterable[Timing]) -> str:
-    """Return timings in the columns and units of nccl-tests: microseconds, and 10^9 bytes per second."""
+    """Return timings in the columns and units of nccl-tests.
+
+    Microseconds, and 10^9 bytes per second.
+    """
     lines = [
         f"# {'op':<16}{'part':>6}{'size':>13}{'count':>13}{'time':>12}{'algbw':>10}{'busbw':>10}",
         f"# {'':<16}{'':>6}{'(B)':>13}{'(elements)':>13}{'(us)':>12}{'(GB/s)':>10}{'(GB/s)':>10}",
@@ -72,11 +78,19 @@ def table(timings: Iterable[Timing]) -> str:
 
 
 def matrix(names: Sequence[str], cells: Mapping[frozenset[str], str], what: str) -> str:
-    """Return what each pair came to, in a square: rows and columns are numbered as the list below it."""
+    """Return what each pair came to, in a square.
+
+    Rows and columns are numbered as the list below it.
+    """
     width = max([len(str(len(names))), *map(len, cells.values()), 1]) + 2
-    lines = [f"# {what}", " " * 5 + "".join(f"{number:>{width}}" for number in range(1, len(names) + 1))]
+    lines = [
+        f"# {what}",
+        " " * 5 + "".join(f"{number:>{width}}" for number in range(1, len(names) + 1)),
+    ]
     for number, row in enumerate(names, 1):
-        cell = (cells.get(frozenset((row, column)), "") if row != column else "-" for column in names)
+        cell = (
+            cells.get(frozenset((row, column)), "") if row != column else "-" for column in names
+        )
         lines.append(f"{number:>4} " + "".join(f"{text:>{width}}" for text in cell))
     lines += ["", *(f"{number:>4} {name}" for number, name in enumerate(names, 1))]
     return "\n".join(lines)

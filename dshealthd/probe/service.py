@@ -1,52 +1,67 @@
-"""The probes of one agent: set up as the configuration says, set up anew where this node changes, and what they tell of themselves."""
+"""The probes of one agent: set up as the configuration says, set up anew where this node changes,
+and what they tell of themselves.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import logging
 import socket
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import __version__, state_file
-from dshealthd.address import listen_address
-from dshealthd.collector import counter, gauge
-from dshealthd.probe import background
-from dshealthd.probe.epochs import SAMPLE_PEERS, Epochs, Lasting
-from dshealthd.probe.members.roll import Roll, hostname
+from dshealthd import __version__
+from dshealthd.core import background, state_file, state_writer
+from dshealthd.core.address import listen_address
+from dshealthd.core.child import StartError
+from dshealthd.core.collector import counter, gauge
+from dshealthd.core.state_writer import LatestWriter
+from dshealthd.probe.members.local_membership import LocalMembership, hostname
 from dshealthd.probe.members.schedule import epoch_at
+from dshealthd.probe.metrics import RoundMetrics
 from dshealthd.probe.node import PREPARATION
 from dshealthd.probe.peers.credentials import CredentialError, Credentials
 from dshealthd.probe.policy import Account, Gpus, Policy
-from dshealthd.probe.tally import Tally
+from dshealthd.probe.slots import SAMPLE_PEERS, ProbeState, SlotRunner
 from dshealthd.probe.verdicts.baseline import BaselineError, Baselines
 from dshealthd.probe.workers.interface import interface_of
-from dshealthd.probe.workers.nursery import Nursery
+from dshealthd.probe.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from dshealthd.collector import Sample
-    from dshealthd.host import Host
+    from dshealthd.core.collector import Sample
+    from dshealthd.core.host import Host
+    from dshealthd.core.snapshot import Snapshot
     from dshealthd.probe.members.membership import Membership
     from dshealthd.probe.options import ProbeOptions
-    from dshealthd.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
-UP = gauge("dshealthd_probe_up", "1 while probes with other nodes run, 0 while they cannot: no usable members, key or address.")
+UP = gauge(
+    "dshealthd_probe_up",
+    "1 while probes with other nodes run, 0 while they cannot: no usable members, key or address.",
+)
 GPU_SECONDS = counter(
-    "dshealthd_probe_gpu_seconds_total", "Time for which collectives of probes kept each GPU occupied; by their own timing."
+    "dshealthd_probe_gpu_seconds_total",
+    "Time for which collectives of probes kept each GPU occupied; by their own timing.",
 )
 SCORE = gauge(
-    "dshealthd_probe_score_ratio", "This node's own score: median ratio of its timings to what is usual, over its last peers; 1 is usual."
+    "dshealthd_probe_score_ratio",
+    "This node's own score: median ratio of its timings to what is usual, over its last "
+    "peers; 1 is usual.",
 )
 METRICS = (UP, GPU_SECONDS, SCORE)
 
 RETRY = 5.0
 """Seconds until the start is tried again."""
+
+
+SAVE_DEADLINE = 2.0
+"""Seconds for which a save is waited for; it takes some 20 ms, more on a slow disk."""
 
 
 class Setup(Exception):
@@ -67,20 +82,34 @@ class Service:
         wall: Callable[[], float],
         hostname: Callable[[], str] = hostname,
     ) -> None:
-        """Prepare; nothing is read or opened before `start`. `state` is the directory for what outlives the agent."""
+        """Prepare; nothing is read or opened before `start`.
+
+        `state` is the directory for what outlives the agent.
+        """
         self.options = options
         self._host = host
         self._state = state
         self._monotonic, self._wall = monotonic, wall
-        self._roll = Roll(options.members, host, options.group_size, hostname, monotonic)
+        self._local_membership = LocalMembership(
+            options.members, host, options.group_size, hostname, monotonic
+        )
         self._gpus = Gpus(snapshot, monotonic)
         self._account = Account(options.policy.duty_ratio, monotonic)
         self._policy = Policy(options.policy, self._gpus, self._account, wall)
-        self._nursery: Nursery | None = None
+        self._worker_pool: WorkerPool | None = None
         if options.python is not None:
-            self._nursery = Nursery(str(options.python), options.worker.idle_timeout, monotonic, environment=options.worker.variables)
-        self._tally = Tally()
-        self._running: Epochs | None = None
+            self._worker_pool = WorkerPool(
+                str(options.python),
+                options.worker.idle_timeout,
+                monotonic,
+                environment=options.worker.variables,
+            )
+        self._metrics = RoundMetrics()
+        self._writer: LatestWriter | None = None
+        if (file := self._file) is not None:
+            write = functools.partial(state_file.replace_in_child, str(file), durable=True)
+            self._writer = LatestWriter(write, "probe-baselines")
+        self._running: SlotRunner | None = None
         self._task: asyncio.Task[None] | None = None
         self._again = asyncio.Event()
         self._problem = ""
@@ -88,7 +117,7 @@ class Service:
     @property
     def membership(self) -> Membership:
         """The members as this agent believes them to be; LookupError while it does not know."""
-        return self._roll.membership
+        return self._local_membership.membership
 
     def start(self) -> None:
         """Begin, if the configuration asks for it."""
@@ -106,55 +135,59 @@ class Service:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        if self._nursery is not None:
-            await self._nursery.close()
+        if self._worker_pool is not None:
+            await self._worker_pool.close()
 
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics of the probes; none where they are not configured."""
         if not self.options.wanted:
             return
         yield UP(float(self._running is not None))
-        yield from self._roll.samples()
+        yield from self._local_membership.samples()
         running = self._running
-        yield from self._tally.samples(running.judge.suspects() if running is not None else ())
+        yield from self._metrics.samples(running.detector.suspects() if running is not None else ())
         yield GPU_SECONDS(self._account.used)
         if running is not None:
-            score = running.judge.score()
+            score = running.detector.score()
             if score is not None:
                 yield SCORE(score)
             yield from running.confirmations.samples()
             yield from running.server.samples()
             yield from running.client.samples()
             yield from running.credentials.samples()
-        if self._nursery is not None:
-            yield from self._nursery.samples()
+        if self._worker_pool is not None:
+            yield from self._worker_pool.samples()
 
     def status(self) -> dict[str, Any]:
         """Return what the status document says of the probes."""
         if not self.options.wanted:
             return {"state": "off"}
-        running, known = self._running, self._roll.known
+        running, known = self._running, self._local_membership.known
         document: dict[str, Any] = {
             "state": "failing" if running is None else "ok",
-            "detail": self._problem or "\n".join(self._roll.errors),
+            "detail": self._problem or "\n".join(self._local_membership.errors),
             "period_seconds": self.options.period,
             "epoch": epoch_at(self._wall(), self.options.period),
-            "rounds": list(self._tally.rounds),
+            "rounds": list(self._metrics.rounds),
             "suspects": [],
         }
         if known:
-            membership = self._roll.membership
+            membership = self._local_membership.membership
             document |= {
-                "name": self._roll.me,
+                "name": self._local_membership.me,
                 "members": len(membership.members),
                 "hash": membership.digest,
                 "source": membership.source,
-                "peers": [{"name": name, "leaf": membership.leaves.get(name, "")} for name in membership.names[:SAMPLE_PEERS]],
+                "peers": [
+                    {"name": name, "leaf": membership.leaves.get(name, "")}
+                    for name in membership.names[:SAMPLE_PEERS]
+                ],
             }
         if running is not None:
-            document["score"] = running.judge.score()
+            document["score"] = running.detector.score()
             document["suspects"] = [
-                {"kind": suspect.part, "component": suspect.component, "reason": suspect.reason} for suspect in running.judge.suspects()
+                {"kind": suspect.part, "component": suspect.component, "reason": suspect.reason}
+                for suspect in running.detector.suspects()
             ]
         return document
 
@@ -186,37 +219,45 @@ class Service:
                 self._running = None
                 await running.close()
 
-    async def _set_up(self) -> Epochs:
+    async def _set_up(self) -> SlotRunner:
         """Read the members, the secrets and what is usual, and open the listener. Raises Setup."""
-        await self._roll.look(again=True)
-        if not self._roll.known:
-            raise Setup("\n".join(self._roll.errors))
+        await self._local_membership.look(again=True)
+        if not self._local_membership.known:
+            raise Setup("\n".join(self._local_membership.errors))
         options = self.options
         try:
-            credentials = await background.call(lambda: Credentials(options.peer), PREPARATION, CredentialError, OSError)
-            address = await background.call(self._address, PREPARATION, OSError)
+            credentials = await background.call(
+                lambda: Credentials(options.peer),
+                "peer credentials",
+                PREPARATION,
+                CredentialError,
+                OSError,
+            )
+            address = await background.call(
+                self._address, "this node's address", PREPARATION, OSError
+            )
         except (CredentialError, OSError) as error:  # TimeoutError is one
             raise Setup(str(error)) from error
         stamp = ""
-        if self._nursery is not None and not await self._nursery.prepare(PREPARATION):
-            about = self._nursery.about
+        if self._worker_pool is not None and not await self._worker_pool.prepare(PREPARATION):
+            about = self._worker_pool.about
             stamp = f"torch {about.get('torch', '')} cuda {about.get('cuda', '')}"
         baselines = Baselines(options.baseline, f"dshealthd {__version__} {stamp}".strip())
         await self._load(baselines)
-        lasting = Lasting(
+        probe_state = ProbeState(
             options=options,
-            roll=self._roll,
+            local_membership=self._local_membership,
             gpus=self._gpus,
             account=self._account,
             policy=self._policy,
-            nursery=self._nursery,
-            tally=self._tally,
+            worker_pool=self._worker_pool,
+            metrics=self._metrics,
             again=self._again,
             save=self._save,
             monotonic=self._monotonic,
             wall=self._wall,
         )
-        running = Epochs(lasting, credentials, baselines, address)
+        running = SlotRunner(probe_state, credentials, baselines, address)
         try:
             await running.open()
         except (OSError, ValueError) as error:
@@ -241,18 +282,25 @@ class Service:
         if file is None:
             return
         try:
-            await background.call(lambda: baselines.load(file), PREPARATION, BaselineError, OSError)
+            await background.call(
+                lambda: baselines.load(file), "baselines", PREPARATION, BaselineError, OSError
+            )
         except (BaselineError, OSError) as error:
             log.warning("probe: what is usual is learnt anew: %s", error)
 
     async def _save(self, baselines: Baselines) -> None:
-        """Keep what is usual, if it has changed."""
-        file = self._file
-        if file is None or not baselines.changed:
+        """Have what is usual written, if it has changed; the disk may hang."""
+        writer = self._writer
+        if writer is None or not baselines.changed:
             return
         document = baselines.document()
         try:
-            await background.call(lambda: state_file.replace(file, document, durable=True), PREPARATION, OSError)
-        except OSError as error:
+            writer.put(document)
+        except StartError as error:
+            why = str(error)
+        else:
+            await state_writer.settled(SAVE_DEADLINE)
+            why = "the disk hangs" if writer.busy else str(writer.error or "")
+        if why:
             baselines.changed = True
-            log.warning("probe: what is usual could not be kept: %s", error)
+            log.warning("probe: what is usual could not be kept: %s", why)

@@ -1,8 +1,10 @@
 """The rounds of one node, epoch by epoch.
 
-Every epoch each node has one round, with the members that the schedule names. The GPUs are used where the policy lets them be; elsewhere
-the round is a light one. Of a group the first in the order of its epoch leads; where it stays silent for TAKE_OVER seconds the next one
-does. Who finds its partner gone looks for another one in the same epoch, so that the survivors of whatever happened are paired at once.
+Every epoch each node has one round, with the members that the schedule names. The GPUs are used
+where the policy lets them be; elsewhere the round is a light one. Of a group the first in the order
+of its epoch leads; where it stays silent for TAKE_OVER seconds the next one does. Who finds its
+partner gone looks for another one in the same epoch, so that the survivors of whatever happened are
+paired at once.
 """
 
 from __future__ import annotations
@@ -17,39 +19,51 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
-from dshealthd.address import listen_address
-from dshealthd.probe.members.roll import Roll
+from dshealthd.core.address import listen_address
+from dshealthd.probe.members.local_membership import LocalMembership
 from dshealthd.probe.members.schedule import epoch_at, root_order
+from dshealthd.probe.metrics import RoundMetrics
 from dshealthd.probe.node import ThisNode
 from dshealthd.probe.observation import Kind, Observation, Outcome, Stage
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.contract import Refusal
 from dshealthd.probe.peers.messages import Backend
+from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.policy import Account, Gpus, Policy
-from dshealthd.probe.rounds.conclusion import Findings, Share, combine, timing_fields
-from dshealthd.probe.rounds.part import Decline, Report
-from dshealthd.probe.rounds.plan import DEADLINES, ON_DEMAND, PAIR, Plan, local_job, new_round, steps_at
+from dshealthd.probe.rounds.active_round import Decline, Report
+from dshealthd.probe.rounds.conclusion import Findings, MemberResult, combine, timing_fields
+from dshealthd.probe.rounds.plan import (
+    DEADLINES,
+    ON_DEMAND,
+    PAIR,
+    Plan,
+    local_job,
+    new_round,
+    steps_at,
+)
 from dshealthd.probe.rounds.round import Rounds
-from dshealthd.probe.tally import Tally
 from dshealthd.probe.verdicts.baseline import Baselines
 from dshealthd.probe.verdicts.confirmation import Confirmations
-from dshealthd.probe.verdicts.verdict import Judge
+from dshealthd.probe.verdicts.detector import Detector
 from dshealthd.probe.workers.job import DeviceSteps
-from dshealthd.probe.workers.nursery import Nursery
 from dshealthd.probe.workers.store import LocalStore
+from dshealthd.probe.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from dshealthd.probe.peers.credentials import Credentials
-    from dshealthd.probe.verdicts.verdict import Confirmation
+    from dshealthd.probe.verdicts.detector import Confirmation
 
 log = logging.getLogger(__name__)
 
 TAKE_OVER = 2.0
-"""Seconds of silence after which the next member leads; a fifth of the period where that is shorter."""
+"""Seconds of silence after which the next member leads.
+
+A fifth of the period where that is shorter.
+"""
 JITTER = 1.0
 """Seconds over which the beginnings of the groups of an epoch are spread."""
 SUBSTITUTES = 6
@@ -61,7 +75,8 @@ LOCAL_EVERY = 60
 SAVE_EVERY = 300.0
 """Seconds between two times that baselines are written."""
 TRIES = 8
-"""Times in an epoch that its round is tried, while this node or another one is in an extra round."""
+"""Times in an epoch that its round is tried, while this node or another one is in an extra round.
+"""
 BUSY_TRIES = 4
 """Times that an extra round waits for the one in progress."""
 BUSY_WAIT = 1.5
@@ -75,16 +90,16 @@ class Renamed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Lasting:
+class ProbeState:
     """What outlives a change of this node's name, its address or its key."""
 
     options: ProbeOptions
-    roll: Roll
+    local_membership: LocalMembership
     gpus: Gpus
     account: Account
     policy: Policy
-    nursery: Nursery | None
-    tally: Tally
+    worker_pool: WorkerPool | None
+    metrics: RoundMetrics
     again: asyncio.Event
     """Set where the members are to be read again."""
     save: Callable[[Baselines], Coroutine[Any, Any, None]]
@@ -92,27 +107,55 @@ class Lasting:
     wall: Callable[[], float]
 
 
-class Epochs:
-    """The rounds of a node that is set up; `confirmations` are the extra ones that its judge asks for."""
+class SlotRunner:
+    """The rounds of a node that is set up.
 
-    def __init__(self, lasting: Lasting, credentials: Credentials, baselines: Baselines, address: tuple[str, str]) -> None:
+    `confirmations` are the extra ones that its judge asks for.
+    """
+
+    def __init__(
+        self,
+        probe_state: ProbeState,
+        credentials: Credentials,
+        baselines: Baselines,
+        address: tuple[str, str],
+    ) -> None:
         """`address` has this node's address in numbers and its interface."""
-        options = lasting.options
+        options = probe_state.options
         self.credentials = credentials
         self.baselines = baselines
-        self._options, self._roll, self._gpus, self._account = options, lasting.roll, lasting.gpus, lasting.account
-        self._tally, self._nursery, self._again, self._save = lasting.tally, lasting.nursery, lasting.again, lasting.save
-        self._monotonic, self._wall = lasting.monotonic, lasting.wall
-        self.confirmations = Confirmations(options.policy.confirmations_per_minute, self._confirm, self._monotonic)
-        self._me = self._roll.me
-        membership = self._roll.membership
-        self.judge = Judge(self._me, _leaves(self._roll), baselines, options.verdict, self._wall)
+        self._options, self._local_membership, self._gpus, self._account = (
+            options,
+            probe_state.local_membership,
+            probe_state.gpus,
+            probe_state.account,
+        )
+        self._metrics, self._worker_pool, self._again, self._save = (
+            probe_state.metrics,
+            probe_state.worker_pool,
+            probe_state.again,
+            probe_state.save,
+        )
+        self._monotonic, self._wall = probe_state.monotonic, probe_state.wall
+        self.confirmations = Confirmations(
+            options.policy.confirmations_per_minute, self._confirm, self._monotonic
+        )
+        self._me = self._local_membership.me
+        membership = self._local_membership.membership
+        self.detector = Detector(
+            self._me,
+            _leaves(self._local_membership),
+            baselines,
+            options.verdict,
+            self._wall,
+            options.group_size,
+        )
         self.node = ThisNode(
-            self._roll,
-            lasting.policy,
+            self._local_membership,
+            probe_state.policy,
             self._gpus,
-            self._nursery,
-            self.judge,
+            self._worker_pool,
+            self.detector,
             address=address[0],
             interface=address[1],
             adapters=options.worker.adapters,
@@ -122,17 +165,32 @@ class Epochs:
             wall=self._wall,
         )
         _, port = listen_address(options.peer.listen_address)
+        resolver = Resolver(monotonic=self._monotonic)
         self.client = PeerClient(
-            options.peer, self._me, lambda name: (name, port), credentials=credentials, monotonic=self._monotonic, wall=self._wall
+            options.peer,
+            self._me,
+            lambda name: (name, port),
+            credentials=credentials,
+            resolver=resolver,
+            monotonic=self._monotonic,
+            wall=self._wall,
         )
-        self.rounds = Rounds(self.node, self.client, self._nursery, self._ended, monotonic=self._monotonic, wall=self._wall)
+        self.rounds = Rounds(
+            self.node,
+            self.client,
+            self._worker_pool,
+            self._ended,
+            monotonic=self._monotonic,
+            wall=self._wall,
+        )
         self.server = PeerServer(
             options.peer,
             self._me,
-            lambda: self._roll.membership,
+            lambda: self._local_membership.membership,
             {**self.rounds.handlers(), "status": self._status, "lead": self._asked},
             credentials=credentials,
             monotonic=self._monotonic,
+            resolver=resolver,
         )
         self._names = membership.names
         self._gone: dict[str, int] = {}
@@ -180,23 +238,23 @@ class Epochs:
 
     async def _look(self, *, again: bool = False) -> None:
         """Take over a new list of members; raises Renamed where this node is another one in it."""
-        if await self._roll.look(again=again):
-            if self._roll.me != self._me:
+        if await self._local_membership.look(again=again):
+            if self._local_membership.me != self._me:
                 raise Renamed
-            names = self._roll.membership.names
+            names = self._local_membership.membership.names
             for name in set(self._names) - set(names):
                 self.client.forget(name)
             self._names = names
-            self.judge.members(_leaves(self._roll))
-            self._tally.forget(names)
+            self.detector.members(_leaves(self._local_membership))
+            self._metrics.forget(names)
 
     async def _epoch(self, epoch: int) -> None:
         """Have this node's round of an epoch."""
-        group = self._roll.timetable.group_of(self._me, epoch)
+        group = self._local_membership.timetable.group_of(self._me, epoch)
         if group:
             await self._in_group(epoch, group)
         else:
-            self._tally.skip("resting")
+            self._metrics.skip("resting")
         if self._gpus.count() and (epoch + _spread(self._me)) % LOCAL_EVERY == 0:
             await self._local(epoch)
         if self._monotonic() - self._saved > SAVE_EVERY:
@@ -205,12 +263,18 @@ class Epochs:
 
     async def _in_group(self, epoch: int, group: Sequence[str]) -> None:
         place = root_order(group, epoch).index(self._me)
-        begin = epoch * self._options.period + jitter(epoch, group, self._options.period) + min(TAKE_OVER, self._options.period / 5) * place
+        begin = (
+            epoch * self._options.period
+            + jitter(epoch, group, self._options.period)
+            + min(TAKE_OVER, self._options.period / 5) * place
+        )
         await asyncio.sleep(max(0.0, begin - self._wall()))
-        if self.rounds.joined(epoch, group) or any(set(group) == set(round.members) for round in self._of(epoch)):
+        if self.rounds.joined(epoch, group) or any(
+            set(group) == set(round.members) for round in self._of(epoch)
+        ):
             return  # also the first one in the order: the others' clocks may be ahead of its own
         if self.credentials.off:
-            self._tally.skip("switched_off")
+            self._metrics.skip("switched_off")
             return
         members = (self._me, *(name for name in root_order(group, epoch) if name != self._me))
         report = await self._lead(epoch, members)
@@ -220,24 +284,36 @@ class Epochs:
             await asyncio.sleep(self._options.period / TRIES)
             if epoch_at(self._wall(), self._options.period) != epoch:
                 break
-            if any(set(group) == set(round.members) and round.reason != Decline.TESTING for round in self._of(epoch)):
+            if any(
+                set(group) == set(round.members) and round.reason != Decline.TESTING
+                for round in self._of(epoch)
+            ):
                 return
             report = await self._lead(epoch, members)
         if report is None:
-            self._tally.skip(Decline.TESTING)
+            self._metrics.skip(Decline.TESTING)
         elif report.observation.outcome in _GONE and len(group) == PAIR:
             await self._substitute(epoch, group)
 
     async def _substitute(self, epoch: int, group: Sequence[str]) -> None:
-        """Find another partner, as the one that the schedule names is gone; who is in another round now may have time later."""
-        others = [name for name in self._roll.membership.names if name not in group]
+        """Find another partner, as the one that the schedule names is gone.
+
+        Who is in another round now may have time later.
+        """
+        others = [name for name in self._local_membership.membership.names if name not in group]
         others.sort(key=lambda name: _affinity(epoch, self._me, name))
         for _ in range(TRIES):
-            for name in [name for name in others if epoch - self._gone.get(name, -GONE_FOR) >= GONE_FOR][:SUBSTITUTES]:
+            for name in [
+                name for name in others if epoch - self._gone.get(name, -GONE_FOR) >= GONE_FOR
+            ][:SUBSTITUTES]:
                 if self._paired(epoch) or epoch_at(self._wall(), self._options.period) != epoch:
                     return  # another one has found this node, or it is too late
                 report = await self._lead(epoch, (self._me, name))
-                if report is not None and report.observation.outcome is Outcome.DECLINED and report.observation.reason != Decline.TESTING:
+                if (
+                    report is not None
+                    and report.observation.outcome is Outcome.DECLINED
+                    and report.observation.reason != Decline.TESTING
+                ):
                     others.remove(name)
             await asyncio.sleep(self._options.period / TRIES)
 
@@ -247,12 +323,22 @@ class Epochs:
 
     def _paired(self, epoch: int) -> bool:
         """Tell whether one of them came about."""
-        return any(round.outcome is not Outcome.DECLINED and round.outcome not in _GONE for round in self._of(epoch))
+        return any(
+            round.outcome is not Outcome.DECLINED and round.outcome not in _GONE
+            for round in self._of(epoch)
+        )
 
     async def _lead(
-        self, epoch: int, members: tuple[str, ...], kind: Kind | None = None, steps: tuple[tuple[int, int], ...] | None = None
+        self,
+        epoch: int,
+        members: tuple[str, ...],
+        kind: Kind | None = None,
+        steps: tuple[tuple[int, int], ...] | None = None,
     ) -> Report | None:
-        """Lead a round of the kind that is possible now; `kind` and `steps` are the schedule's where they are not given."""
+        """Lead a round of the kind that is possible now.
+
+        `kind` and `steps` are the schedule's where they are not given.
+        """
         gpus = self._gpus.count()
         plan = Plan(
             round=new_round(),
@@ -260,13 +346,17 @@ class Epochs:
             kind=kind or _kind(epoch, len(members), gpus),
             backend=Backend.NCCL if gpus else Backend.GLOO,
             members=members,
-            digest=self._roll.membership.digest,
+            digest=self._local_membership.membership.digest,
             steps=steps_at(max(epoch, 0), self._options.large_every) if steps is None else steps,
             ranks=gpus or 1,
         )
         if plan.kind is Kind.LIGHT:
             return await self.rounds.lead(plan.light())
-        reason = self.node.objection(plan) if steps is not None else self.node.obstacle(scheduled=epoch != ON_DEMAND)
+        reason = (
+            self.node.objection(plan)
+            if steps is not None
+            else self.node.obstacle(scheduled=epoch != ON_DEMAND)
+        )
         return await self.rounds.lead(plan.light() if reason else plan, reason)
 
     async def _confirm(self, confirmation: Confirmation) -> bool:
@@ -279,30 +369,40 @@ class Epochs:
             elif await self._lead(ON_DEMAND, confirmation.members, confirmation.kind) is not None:
                 return True
             await asyncio.sleep(BUSY_WAIT)
-        self.judge.withdraw(confirmation)
+        self.detector.withdraw(confirmation)
         return False
 
     async def _local(self, epoch: int) -> None:
         """Have a round among the GPUs of this node."""
         gpus, begin = self._gpus.count(), self._monotonic()
         backend = Backend.NCCL if gpus else Backend.GLOO
-        plan = Plan(round=new_round(), epoch=epoch, kind=Kind.LOCAL, backend=backend, members=(self._me,), digest="", ranks=gpus or PAIR)
+        plan = Plan(
+            round=new_round(),
+            epoch=epoch,
+            kind=Kind.LOCAL,
+            backend=backend,
+            members=(self._me,),
+            digest="",
+            ranks=gpus or PAIR,
+        )
         reason = self.node.obstacle(scheduled=epoch != ON_DEMAND)
-        if reason or self._nursery is None:
+        if reason or self._worker_pool is None:
             findings = Findings(Outcome.DECLINED, Stage.INVITE, reason=reason)
-            self._tally.skip(reason)
+            self._metrics.skip(reason)
         else:
             steps = steps_at(0, 1)
-            work = local_job(gpus, steps, device_steps=DeviceSteps() if gpus else None, deadlines=DEADLINES)
-            results = await self._nursery.run(work, LocalStore(), lambda _rank, _stage: None)
-            findings = combine(plan, {self._me: Share(tuple(results))}, {})
+            work = local_job(
+                gpus, steps, device_steps=DeviceSteps() if gpus else None, deadlines=DEADLINES
+            )
+            results = await self._worker_pool.run(work, LocalStore(), lambda _rank, _stage: None)
+            findings = combine(plan, self._me, {self._me: MemberResult(tuple(results))}, {})
         observation = findings.observation(plan, self.node.scores(), self._wall())
         self._ended(Report(observation, plan, self._monotonic() - begin, led=True))
 
     def _ended(self, report: Report) -> None:
         """Take a round into account."""
         observation = report.observation
-        self._tally.add(report, self._me)
+        self._metrics.add(report, self._me)
         if observation.epoch != ON_DEMAND:
             self._recent.append(observation)
         if observation.backend == Backend.NCCL:
@@ -314,25 +414,43 @@ class Epochs:
                 self._gone[name] = max(observation.epoch, self.node.epoch())
             else:
                 self._gone.pop(name, None)
-        level = logging.DEBUG if observation.outcome in {Outcome.OK, Outcome.DECLINED} else logging.WARNING
-        log.log(level, "probe: %s round of %s: %s", observation.kind, ", ".join(observation.members), _words(observation))
-        for dropped in self.confirmations.add(self.judge.observe(observation)):
-            self.judge.withdraw(dropped)
+        level = (
+            logging.DEBUG
+            if observation.outcome in {Outcome.OK, Outcome.DECLINED}
+            else logging.WARNING
+        )
+        log.log(
+            level,
+            "probe: %s round of %s: %s",
+            observation.kind,
+            ", ".join(observation.members),
+            _words(observation),
+        )
+        for dropped in self.confirmations.add(self.detector.observe(observation)):
+            self.detector.withdraw(dropped)
 
     async def _asked(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
         """Lead a round that a person asks for, at another node."""
         members, kind = body["members"], body["kind"]
         if members[0] != self._me or len(set(members)) != len(members) or kind is Kind.LOCAL:
             raise Refusal(Decline.MALFORMED)
-        if not set(members) <= set(self._roll.membership.names):
+        if not set(members) <= set(self._local_membership.membership.names):
             raise Refusal(Decline.MEMBERS)
         steps = tuple((step["size"], step["repetitions"]) for step in body["steps"])
-        report = await self._lead(ON_DEMAND, members, Kind.GROUP if len(members) > PAIR and kind is Kind.PAIR else kind, steps)
+        report = await self._lead(
+            ON_DEMAND,
+            members,
+            Kind.GROUP if len(members) > PAIR and kind is Kind.PAIR else kind,
+            steps,
+        )
         if report is None:
             raise Refusal(Decline.TESTING)
         found = report.observation
         return {
-            **{name: getattr(found, name) for name in ("kind", "outcome", "stage", "late", "reason")},
+            **{
+                name: getattr(found, name)
+                for name in ("kind", "outcome", "stage", "late", "reason")
+            },
             "backend": Backend(found.backend),
             "timings": timing_fields(found.timings),
         }
@@ -341,23 +459,28 @@ class Epochs:
         return {
             "version": __version__,
             "epoch": self.node.epoch(),
-            "digest": self._roll.membership.digest,
+            "digest": self._local_membership.membership.digest,
             "suspects": [
                 {"part": suspect.part, "component": suspect.component, "reason": suspect.reason}
-                for suspect in self.judge.suspects()[:SAMPLE_PEERS]
+                for suspect in self.detector.suspects()[:SAMPLE_PEERS]
             ],
         }
 
 
 def jitter(epoch: int, group: Iterable[str], period: float) -> float:
-    """Return how many seconds after an epoch's begin a group starts: all its members know it, and no two groups need to agree."""
+    """Return how many seconds after an epoch's begin a group starts.
+
+    All its members know it, and no two groups need to agree.
+    """
     digest = hashlib.blake2b(f"{epoch}/{'/'.join(sorted(group))}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") / 2**32 * min(JITTER, period / 5)
 
 
 def _affinity(epoch: int, one: str, other: str) -> bytes:
     """Return the order in which two members look for each other: the same seen from both sides."""
-    return hashlib.blake2b(f"{epoch}/{'/'.join(sorted((one, other)))}".encode(), digest_size=8).digest()
+    return hashlib.blake2b(
+        f"{epoch}/{'/'.join(sorted((one, other)))}".encode(), digest_size=8
+    ).digest()
 
 
 def _spread(name: str) -> int:
@@ -365,14 +488,20 @@ def _spread(name: str) -> int:
 
 
 def _kind(epoch: int, members: int, gpus: int) -> Kind:
-    """Return the kind of a scheduled round. Two epochs in a row have the same, so that it is run inside leaves and between them."""
+    """Return the kind of a scheduled round.
+
+    Two epochs in a row have the same, so that it is run inside leaves and between them.
+    """
     if members > PAIR:
         return Kind.GROUP
     return Kind.RAIL if gpus > 1 and epoch // 2 % 2 else Kind.PAIR
 
 
-def _leaves(roll: Roll) -> dict[str, str]:
-    return {name: roll.membership.leaves.get(name, "") for name in roll.membership.names}
+def _leaves(local_membership: LocalMembership) -> dict[str, str]:
+    return {
+        name: local_membership.membership.leaves.get(name, "")
+        for name in local_membership.membership.names
+    }
 
 
 def _words(observation: Observation) -> str:

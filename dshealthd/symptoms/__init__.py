@@ -1,4 +1,5 @@
-"""Symptoms: what can go wrong with a training cluster, one file each, and the single source of alert rules and runbooks.
+"""Symptoms: what can go wrong with a training cluster, one file each, and the single source of
+alert rules and runbooks.
 
 The package lists its own folder: a file `<slug>.md` here is a symptom, and nothing else names it.
 """
@@ -21,7 +22,12 @@ SUFFIX = ".md"
 
 @functools.cache
 def all_symptoms() -> Mapping[str, Symptom]:
-    """Return every symptom by slug, in the order of the slugs. EntryError says everything that is wrong with the first bad file."""
+    """Return every symptom by slug, in the order of the slugs.
+
+    EntryError says everything that is wrong with the first bad file.
+    """
     files = (file for file in resources.files(__name__).iterdir() if file.name.endswith(SUFFIX))
-    entries = (parse(file.name.removesuffix(SUFFIX), file.read_text(encoding="utf-8")) for file in files)
+    entries = (
+        parse(file.name.removesuffix(SUFFIX), file.read_text(encoding="utf-8")) for file in files
+    )
     return {symptom.slug: symptom for symptom in sorted(entries, key=lambda symptom: symptom.slug)}

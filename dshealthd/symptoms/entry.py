@@ -1,7 +1,7 @@
 """One symptom: its alerts and its runbook, from TOML front matter and Markdown.
 
-A file is `+++`, TOML, `+++`, and the runbook in sections `## Meaning`, `## Confirm`, `## Remedy` and, where a guide is wrong or lacks
-something, `## Where the guides differ`.
+A file is `+++`, TOML, `+++`, and the runbook in sections `## Meaning`, `## Confirm`, `## Remedy`
+and, where a guide is wrong or lacks something, `## Where the guides differ`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SEVERITIES = ("critical", "warning", "info")
-"""Somebody is woken, somebody gets a ticket, it is shown on a dashboard; `none` is the Watchdog's, which tells that alerts arrive."""
+"""Somebody is woken, somebody gets a ticket, it is shown on a dashboard.
+
+`none` is the Watchdog's, which tells that alerts arrive.
+"""
 COMPONENTS = ("node", "gpu", "nic", "link", "leaf", "path", "job", "fleet")
+AUDIENCES = ("operator", "owner")
+"""Who can repair it: whoever runs the cluster, or the owner of the training job."""
 MEANS = ("alert", "doctor", "explain", "job")
 SECTIONS = ("Meaning", "Confirm", "Remedy")
 DIFFERENCES = "Where the guides differ"
@@ -50,8 +55,21 @@ class Alert:
     """Which one, why, and the first step; a template of Prometheus."""
     hold: str = ""
     """How long the expression must hold, `for` in the file; empty: it is certain at once."""
+    keep: str = ""
+    """How long it goes on firing after the expression ceased to hold, `keep_firing_for` in the
+    file.
+
+    Empty: as long as rules.KEEP_FIRING says.
+    """
+    audience: str = "operator"
+    """Who can repair it, one of AUDIENCES."""
+    act: str = ""
+    """What to do now, for the runbook, where the first step in the description depends on labels.
+    """
     every: str = ""
-    """How often it is evaluated, where that is less often than usual, as reading so many series or so much of the past costs."""
+    """How often it is evaluated, where that is less often than usual, as reading so many series or
+    so much of the past costs.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +84,8 @@ class Symptom:
     """Where the guides have it: `B5` is the fifth error of guide B."""
     means: tuple[str, ...] = ()
     waits_for: str = ""
-    """The signals that do not exist yet, without which there is no alert, or not the whole of it."""
+    """The signals that do not exist yet, without which there is no alert, or not the whole of it.
+    """
     covered_by: tuple[str, ...] = ()
     """Slugs of the symptoms whose alerts tell of this one too."""
     alerts: tuple[Alert, ...] = ()
@@ -93,16 +112,33 @@ def parse(slug: str, text: str) -> Symptom:
     if errors:
         raise EntryError("\n".join(errors))
     alerts = (Alert(**{_field(key): value.strip() for key, value in row.items()}) for row in rows)
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
+    }
     return Symptom(slug=slug, alerts=tuple(alerts), sections=_sections(match[2]), **values)
 
 
+_KEYS = {"hold": "for", "keep": "keep_firing_for"}
+"""Fields whose key in the file is another: Prometheus' own word for it."""
+_FIELDS = {key: field for field, key in _KEYS.items()}
+
+
 def _field(key: str) -> str:
-    return "hold" if key == "for" else key
+    return _FIELDS.get(key, key)
 
 
-_OF_SYMPTOM: Mapping[str, type] = {"row": int, "title": str, "guides": list, "means": list, "waits_for": str, "covered_by": list}
-_OF_ALERT = {"for" if field.name == "hold" else field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(Alert)}
+_OF_SYMPTOM: Mapping[str, type] = {
+    "row": int,
+    "title": str,
+    "guides": list,
+    "means": list,
+    "waits_for": str,
+    "covered_by": list,
+}
+_OF_ALERT = {
+    _KEYS.get(field.name, field.name): field.default is dataclasses.MISSING
+    for field in dataclasses.fields(Alert)
+}
 """Keys of an alert, and whether it must have them."""
 
 
@@ -116,14 +152,20 @@ def _wrong(table: Mapping[str, Any], rows: list[dict[str, Any]], body: str) -> I
             if not all(isinstance(item, str) for item in value):
                 yield f"{key}: must be strings"
             elif key == "means":
-                yield from (f'means: "{item}" is not one of {", ".join(MEANS)}' for item in value if item not in MEANS)
+                yield from (
+                    f'means: "{item}" is not one of {", ".join(MEANS)}'
+                    for item in value
+                    if item not in MEANS
+                )
     if not table.get("title"):
         yield "title: is missing"
     for place, row in enumerate(rows):
         yield from (f"alerts[{place}].{error}" for error in _wrong_alert(row))
     sections = _sections(body)
     yield from (f"section ## {name} is missing" for name in SECTIONS if not sections.get(name))
-    yield from (f"section ## {name} is unknown" for name in sections if name not in (*SECTIONS, DIFFERENCES))
+    yield from (
+        f"section ## {name} is unknown" for name in sections if name not in (*SECTIONS, DIFFERENCES)
+    )
 
 
 def _wrong_alert(row: Mapping[str, Any]) -> Iterator[str]:
@@ -132,7 +174,7 @@ def _wrong_alert(row: Mapping[str, Any]) -> Iterator[str]:
             yield _unknown(key, _OF_ALERT)
         elif not isinstance(value, str) or not value.strip():
             yield f"{key}: must be a string that is not empty"
-        elif key in {"for", "every"} and not _DURATION.fullmatch(value):
+        elif key in {"for", "keep_firing_for", "every"} and not _DURATION.fullmatch(value):
             yield f'{key}: "{value}" is not a duration such as "5s", "10m" or "1h"'
         elif key == "name" and not _ALERT_NAME.fullmatch(value):
             yield f'name: "{value}" is not Dshealthd and words in CamelCase'
@@ -140,14 +182,20 @@ def _wrong_alert(row: Mapping[str, Any]) -> Iterator[str]:
             yield f'severity: "{value}" is not one of {", ".join(SEVERITIES)}'
         elif key == "component" and value not in COMPONENTS:
             yield f'component: "{value}" is not one of {", ".join(COMPONENTS)}'
+        elif key == "audience" and value not in AUDIENCES:
+            yield f'audience: "{value}" is not one of {", ".join(AUDIENCES)}'
         elif key == "summary" and "{{" in value:
             yield "summary: must hold no template"
-    yield from (f"{key}: is missing" for key, needed in _OF_ALERT.items() if needed and key not in row)
+    yield from (
+        f"{key}: is missing" for key, needed in _OF_ALERT.items() if needed and key not in row
+    )
 
 
 def _unknown(key: str, known: Mapping[str, object]) -> str:
     near = difflib.get_close_matches(key, known, 1)
-    return f"{key}: unknown key; " + (f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}")
+    return f"{key}: unknown key; " + (
+        f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+    )
 
 
 def _sections(body: str) -> dict[str, str]:
@@ -155,4 +203,7 @@ def _sections(body: str) -> dict[str, str]:
     hidden = _CODE.sub(lambda block: re.sub("[^\n]", " ", block[0]), body)
     headings = list(_HEADING.finditer(hidden))
     ends = [*(heading.start() for heading in headings), len(body)][1:]
-    return {heading[1]: body[heading.end() : end].strip() for heading, end in zip(headings, ends, strict=True)}
+    return {
+        heading[1]: body[heading.end() : end].strip()
+        for heading, end in zip(headings, ends, strict=True)
+    }

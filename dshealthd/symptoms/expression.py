@@ -13,12 +13,29 @@ if TYPE_CHECKING:
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|`[^`]*`')
 _COMMENT = re.compile(r"#[^\n]*")
-_LABELS = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", re.IGNORECASE)
+_LABELS = re.compile(
+    r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", re.IGNORECASE
+)
 _SELECTOR = re.compile(r"(?<![\w:.$])([a-zA-Z_:][\w:]*)\s*(?:\{([^}]*)\})?(?!\s*\()(?![\w:])")
 _RANGE = re.compile(r"\[[^\]]*\]")
 _NAMELESS = re.compile(r"(?<![\w:])\s*\{[^}]*\}")
 _LABEL = re.compile(r"([a-zA-Z_]\w*)\s*(?:=~|!~|!=|=)")
-_WORDS = frozenset({"and", "or", "unless", "bool", "offset", "inf", "nan", "atan2", "group_left", "group_right", "start", "end"})
+_WORDS = frozenset(
+    {
+        "and",
+        "or",
+        "unless",
+        "bool",
+        "offset",
+        "inf",
+        "nan",
+        "atan2",
+        "group_left",
+        "group_right",
+        "start",
+        "end",
+    }
+)
 
 
 class Selector(NamedTuple):
@@ -29,7 +46,10 @@ class Selector(NamedTuple):
 
 
 def selectors(expression: str) -> Iterator[Selector]:
-    """Yield every selector of an expression that names its metric; one as `{__name__=~"…"}` is not found."""
+    """Yield every selector of an expression that names its metric.
+
+    One as `{__name__=~"…"}` is not found.
+    """
     bare = _LABELS.sub(" ", _COMMENT.sub("", _STRING.sub('""', expression)))
     for match in _SELECTOR.finditer(_NAMELESS.sub("", _RANGE.sub("", bare))):
         if match[1].lower() not in _WORDS:

@@ -1,7 +1,7 @@
 """The alert rules for Prometheus, made from the symptoms.
 
-`python -m dshealthd.symptoms.rules deploy/prometheus` writes `alerts.yml`, `--check` compares and fails where it differs. `--runbooks URL`
-makes links to runbooks that are kept elsewhere.
+`python -m dshealthd.symptoms.rules deploy/prometheus` writes `alerts.yml`, `--check` compares and
+fails where it differs. `--runbooks URL` makes links to runbooks that are kept elsewhere.
 """
 
 from __future__ import annotations
@@ -15,14 +15,23 @@ import yaml
 
 from dshealthd.symptoms import SUFFIX, all_symptoms
 from dshealthd.symptoms.entry import COMPONENTS, EntryError
+from dshealthd.symptoms.runbooks import anchor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dshealthd.symptoms.entry import Alert, Symptom
 
-RUNBOOKS = "https://github.com/dshealthd/dshealthd/blob/main/dshealthd/symptoms"
+RUNBOOKS = "https://github.com/dshealthd/dshealthd/blob/main/docs/runbooks"
 """Where the runbooks are read, without the slash at the end."""
+KEEP_FIRING = "2m"
+"""How long an alert goes on firing after its expression ceased to hold, unless it says otherwise.
+
+An agent that restarts exports nothing for a scrape or a few, and probes and jobs take some more to
+be known again: without this, every page of its node would resolve and come anew.
+"""
+AT_ONCE = frozenset({"none"})
+"""Severities of alerts that do not go on firing."""
 FILE = "alerts.yml"
 HEADER = """\
 # Alerts, made from dshealthd/symptoms/*.md by `./dev generate`; do not edit.
@@ -35,26 +44,38 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    return dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    )
 
 
 _Dumper.add_representer(str, _text)
 
 
 def rules(symptoms: Iterable[Symptom], runbooks: str = RUNBOOKS) -> str:
-    """Return the rule file: one group for each component and pace, in the order of COMPONENTS and of the symptoms."""
+    """Return the rule file: one group for each component and pace, in the order of COMPONENTS and
+    of the symptoms.
+    """
     groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for symptom in symptoms:
         for alert in symptom.alerts:
-            groups.setdefault((COMPONENTS.index(alert.component), alert.every), []).append(_rule(symptom, alert, runbooks))
+            groups.setdefault((COMPONENTS.index(alert.component), alert.every), []).append(
+                _rule(symptom, alert, runbooks)
+            )
     document = {"groups": list(_groups(groups))}
-    return HEADER + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True)
+    return HEADER + yaml.dump(
+        document, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True
+    )
 
 
 def _groups(groups: dict[tuple[int, str], list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
     for (component, every), found in sorted(groups.items()):
         name = f"dshealthd-{COMPONENTS[component]}"
-        yield {"name": f"{name}-{every}", "interval": every, "rules": found} if every else {"name": name, "rules": found}
+        yield (
+            {"name": f"{name}-{every}", "interval": every, "rules": found}
+            if every
+            else {"name": name, "rules": found}
+        )
 
 
 def _rule(symptom: Symptom, alert: Alert, runbooks: str) -> dict[str, Any]:
@@ -62,21 +83,37 @@ def _rule(symptom: Symptom, alert: Alert, runbooks: str) -> dict[str, Any]:
         "alert": alert.name,
         "expr": alert.expr,
         **({"for": alert.hold} if alert.hold else {}),
-        "labels": {"severity": alert.severity, "component": alert.component, "symptom": symptom.slug},
+        **({"keep_firing_for": alert.keep or KEEP_FIRING} if alert.severity not in AT_ONCE else {}),
+        "labels": {
+            "severity": alert.severity,
+            "component": alert.component,
+            "symptom": symptom.slug,
+            **({"audience": alert.audience} if alert.audience != "operator" else {}),
+        },
         "annotations": {
             "summary": alert.summary,
             "description": alert.description,
-            "runbook_url": f"{runbooks.rstrip('/')}/{symptom.slug}{SUFFIX}",
+            "runbook_url": f"{runbooks.rstrip('/')}/{symptom.slug}{SUFFIX}#{anchor(alert)}",
         },
     }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write or check the rule file in a directory; status 1 when it is out of date or a symptom is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Write or check the rule file in a directory.
+
+    Status 1 when it is out of date or a symptom is wrong.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path)
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
-    parser.add_argument("--runbooks", metavar="URL", default=RUNBOOKS, help="where runbooks are read; default %(default)s")
+    parser.add_argument(
+        "--runbooks",
+        metavar="URL",
+        default=RUNBOOKS,
+        help="where runbooks are read; default %(default)s",
+    )
     options = parser.parse_args(arguments)
     try:
         text = rules(all_symptoms().values(), options.runbooks)

@@ -1,9 +1,10 @@
-"""Heartbeats of a training: where it is, told to the agent of the node, which never waits and never fails.
+"""Heartbeats of a training: where it is, told to the agent of the node, which never waits and never
+fails.
 
     from dshealthd.training import attach
 
-    attach(engine)                              # a DeepSpeed engine
-    attach(optimizer=optimizer, model=model)    # plain torch; scaler=scaler where there is a GradScaler
+    attach(engine)                              # a DeepSpeed engine attach(optimizer=optimizer,
+    model=model)    # plain torch; scaler=scaler where there is a GradScaler
 
     with attach(optimizer=optimizer, model=model) as heartbeat:
         …
@@ -11,18 +12,22 @@
         with heartbeat.phase("evaluation"):
             …
 
-Without a change to the script: `DSHEALTHD_HEARTBEAT=1` in its environment where the distribution `dshealthd-training` is installed, or
-`python -m dshealthd.training script.py`; see `dshealthd.training.watch` for what that can see. `DSHEALTHD_HEARTBEAT=0` turns every
-heartbeat off, `DSHEALTHD_HEARTBEAT_SOCKET` says where the agent listens.
+Without a change to the script: `DSHEALTHD_HEARTBEAT=1` in its environment where the distribution
+`dshealthd-training` is installed, or `python -m dshealthd.training script.py`; see
+`dshealthd.training.watch` for what that can see. `DSHEALTHD_HEARTBEAT=0` turns every heartbeat off,
+`DSHEALTHD_HEARTBEAT_SOCKET` says where the agent listens.
 
-This package needs Python 3.9 and nothing but the standard library; torch is used where the training has imported it.
+This package needs Python 3.9 and nothing but the standard library; torch is used where the training
+has imported it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-TYPE_CHECKING = False  # typing's own costs an import in every process that starts with DSHEALTHD_HEARTBEAT
+TYPE_CHECKING = (
+    False  # typing's own costs an import in every process that starts with DSHEALTHD_HEARTBEAT
+)
 if TYPE_CHECKING:
     from dshealthd.training.heartbeat import Heartbeat
 
@@ -30,17 +35,25 @@ __all__ = ["attach"]
 
 
 def attach(
-    engine: Any = None, *, optimizer: Any = None, model: Any = None, scaler: Any = None, step: int = 0, socket: str | None = None
+    engine: Any = None,
+    *,
+    optimizer: Any = None,
+    model: Any = None,
+    scaler: Any = None,
+    step: int = 0,
+    socket: str | None = None,
 ) -> Heartbeat:
-    """Report every step of a DeepSpeed engine, or of a torch optimizer, to the agent, until the heartbeat is closed.
+    """Report every step of a DeepSpeed engine, or of a torch optimizer, to the agent, until the
+    heartbeat is closed.
 
-    `model` is the outermost module whose forward pass a step calls (the DDP or FSDP wrapper, what `torch.compile` returned): with it, the
-    stage of a step is reported, and how long input and forward pass take. `scaler` is the `torch.amp.GradScaler` that steps the
-    optimizer: with it, skipped steps and the loss scale are reported. `step` is how many steps were made before, of an optimizer (a
-    resumed training); an engine knows. `socket` is where the agent listens.
+    `model` is the outermost module whose forward pass a step calls (the DDP or FSDP wrapper, what
+    `torch.compile` returned): with it, the stage of a step is reported, and how long input and
+    forward pass take. `scaler` is the `torch.amp.GradScaler` that steps the optimizer: with it,
+    skipped steps and the loss scale are reported. `step` is how many steps were made before, of an
+    optimizer (a resumed training); an engine knows. `socket` is where the agent listens.
 
-    What cannot be attached to is said once, by `logging`, and training goes on without: nothing is raised but TypeError for a call
-    that names neither engine nor optimizer, or both.
+    What cannot be attached to is said once, by `logging`, and training goes on without: nothing is
+    raised but TypeError for a call that names neither engine nor optimizer, or both.
     """
     from dshealthd.training.heartbeat import Heartbeat
 

@@ -1,4 +1,7 @@
-"""`python -m dshealthd.training script.py …`, or `-m module …`: run a program with a heartbeat, unchanged."""
+"""`python -m dshealthd.training script.py …`, or `-m module …`.
+
+Run a program with a heartbeat, unchanged.
+"""
 
 from __future__ import annotations
 

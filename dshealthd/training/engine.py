@@ -1,7 +1,9 @@
-"""Steps of a DeepSpeed engine, which has no hook for them: its own methods are called through, on this one engine.
+"""Steps of a DeepSpeed engine, which has no hook for them.
 
-What is read of the engine are numbers that it has on the host. Written against DeepSpeed 0.19; an attribute that a release does not have
-is not reported.
+Its own methods are called through, on this one engine.
+
+What is read of the engine are numbers that it has on the host. Written against DeepSpeed 0.19; an
+attribute that a release does not have is not reported.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.training.heartbeat import Heartbeat, harmless
+from dshealthd.training.heartbeat import Heartbeat, never_raise
 from dshealthd.training.model import follow as follow_model
 
 if TYPE_CHECKING:
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def follow(heartbeat: Heartbeat, engine: Any) -> None:
-    """Report the steps of `engine`; checkpoints and evaluation (from `engine.eval()` to `engine.train()`) are marked as phases."""
+    """Report the steps of `engine`; checkpoints and evaluation (from `engine.eval()` to
+    `engine.train()`) are marked as phases.
+    """
     if not (hasattr(engine, "global_steps") and hasattr(engine, "step")):
         message = f"{type(engine).__name__} is no DeepSpeed engine"
         raise TypeError(message)
@@ -33,13 +37,20 @@ def follow(heartbeat: Heartbeat, engine: Any) -> None:
     _around(heartbeat, engine, "load_checkpoint", "checkpoint")
     _around(heartbeat, engine, "eval_batch", "evaluation")
     _before(heartbeat, engine, "eval", lambda: heartbeat.enter("evaluation"))
-    _before(heartbeat, engine, "train", lambda mode=True: heartbeat.enter("training" if mode else "evaluation"))
+    _before(
+        heartbeat,
+        engine,
+        "train",
+        lambda mode=True: heartbeat.enter("training" if mode else "evaluation"),
+    )
     heartbeat.communication = Communication()
 
 
-@harmless
+@never_raise
 def _step(heartbeat: Heartbeat, engine: Any, loss: Any) -> None:
-    """Tell what the engine knows after a call of its `step`, which is a step at the end of an accumulation only."""
+    """Tell what the engine knows after a call of its `step`, which is a step at the end of an
+    accumulation only.
+    """
     if loss is not None:
         heartbeat.loss(loss)
     if engine.global_steps == heartbeat.steps:
@@ -105,9 +116,11 @@ def _replace(heartbeat: Heartbeat, engine: Any, name: str, called: Callable[...,
 
 
 class Communication:
-    """Time in collectives by DeepSpeed's comms logger (`comms_logger.enabled` in its config), which waits for the device by itself.
+    """Time in collectives by DeepSpeed's comms logger (`comms_logger.enabled` in its config), which
+    waits for the device by itself.
 
-    Read from the logger's timers: the latency that it records of an operation (0.19) is the sum of all its calls so far.
+    Read from the logger's timers: the latency that it records of an operation (0.19) is the sum of
+    all its calls so far.
     """
 
     def __init__(self) -> None:
@@ -116,7 +129,10 @@ class Communication:
         self._seen: dict[str, int] = {}
 
     def __call__(self) -> float | None:
-        """Return the seconds so far; None where the logger is off. Events that the device has not come to yet wait for the next call."""
+        """Return the seconds so far; None where the logger is off.
+
+        Events that the device has not come to yet wait for the next call.
+        """
         comm = sys.modules.get("deepspeed.comm.comm")
         if comm is None or not comm.comms_logger.enabled:
             return None
@@ -135,7 +151,14 @@ class Communication:
 
 
 def _elapsed(event: Any) -> float | None:
-    """Return the seconds of one timing: the host's, or between two events of the device; None if the second has not come yet."""
+    """Return the seconds of one timing: the host's, or between two events of the device.
+
+    None if the second has not come yet.
+    """
     if isinstance(event, float):
         return event
-    return event.start_event.elapsed_time(event.end_event) / 1000.0 if event.end_event.query() else None
+    return (
+        event.start_event.elapsed_time(event.end_event) / 1000.0
+        if event.end_event.query()
+        else None
+    )

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from dshealthd.training.laps import Average, Laps
 from dshealthd.training.message import Memory, Message, Phase, Stage, encode
 from dshealthd.training.page import DEFAULT_PATH, Page
 from dshealthd.training.readback import Readback
+from dshealthd.training.step_timer import Average, StepTimer
 
 log = logging.getLogger("dshealthd.training")
 
@@ -24,8 +24,11 @@ SLOW_INTERVAL = 1.0
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def harmless(method: Method) -> Method:
-    """Keep what goes wrong in a heartbeat, the first argument, away from the training: it is said once, and the heartbeat ends."""
+def never_raise(method: Method) -> Method:
+    """Keep what goes wrong in a heartbeat, the first argument, away from the training.
+
+    It is said once, and the heartbeat ends.
+    """
 
     @functools.wraps(method)
     def call(heartbeat: Heartbeat, *arguments: Any, **named: Any) -> Any:
@@ -41,18 +44,24 @@ def harmless(method: Method) -> Method:
 
 
 class Heartbeat:
-    """Tells the agent of every step. A process has one; it survives fork, whose child is a sender of its own.
+    """Tells the agent of every step.
 
-    Nothing here waits for a device, the agent or a lock. What is told is of the moment of the message, but for these:
+    A process has one; it survives fork, whose child is a sender of its own.
 
-    - the stage is the host's, which launches work and is ahead of its device: a host that waits for results (`loss.item()`) after a step
+    Nothing here waits for a device, the agent or a lock. What is told is of the moment of the
+    message, but for these:
+
+    - the stage is the host's, which launches work and is ahead of its device: a host that waits for
+      results (`loss.item()`) after a step
       is in the stage of the input, whatever its device does;
     - times of input and forward pass: late by some steps on a CUDA device, as `laps.Laps` says;
     - loss and gradient norm on a CUDA device: late by a step or more, as `readback.Readback` says;
-    - memory and time of communication: up to a second old, as reading them costs tens of microseconds;
-    - the step time is the time from the end of one step to the end of the next on the host. Where a training never waits for its
-      device, steps end when their kernels are launched: single durations then vary, their mean is right, as launching is held up
-      when the device's queue is full.
+    - memory and time of communication: up to a second old, as reading them costs tens of
+      microseconds;
+    - the step time is the time from the end of one step to the end of the next on the host. Where a
+      training never waits for its
+      device, steps end when their kernels are launched: single durations then vary, their mean is
+      right, as launching is held up when the device's queue is full.
     """
 
     def __init__(self, *, step: int = 0, socket: str | None = None) -> None:
@@ -63,7 +72,7 @@ class Heartbeat:
         """Optimizer steps so far."""
         self._phase = Phase.TRAINING
         self._stage = Stage.UNKNOWN
-        self._laps = Laps()
+        self._step_timer = StepTimer()
         self._nonfinite = 0
         self._finite: bool | None = None
         self._last: float | None = None
@@ -83,96 +92,115 @@ class Heartbeat:
         self.communication: Callable[[], float | None] | None = None
         """Returns the seconds spent in collectives so far, without waiting."""
 
-    @harmless
+    @never_raise
     def follow_engine(self, engine: Any) -> None:
         """Report the steps of a DeepSpeed engine."""
         from dshealthd.training.engine import follow
 
         follow(self, engine)
 
-    @harmless
+    @never_raise
     def follow_optimizer(self, optimizer: Any, scaler: Any = None) -> None:
         """Report the steps of a torch optimizer, or those of the scaler that steps it."""
         from dshealthd.training.optimizer import follow
 
         follow(self, optimizer, scaler)
 
-    @harmless
+    @never_raise
     def follow_model(self, model: Any) -> None:
         """Report the stages of steps by the forward passes of a torch module."""
         from dshealthd.training.model import follow
 
         follow(self, model)
 
-    @harmless
+    @never_raise
     def step(self, step: int | None = None) -> None:
-        """Say that an optimizer step was made, as `attach` does by itself; `step` is its number if it is known better."""
+        """Say that an optimizer step was made, as `attach` does by itself.
+
+        `step` is its number if it is known better.
+        """
         now = time.monotonic()
         self.steps = self.steps + 1 if step is None else step
-        if self._ended is not None and self._pause_began is None:  # else it is not known how long the pause was
+        if (
+            self._ended is not None and self._pause_began is None
+        ):  # else it is not known how long the pause was
             self._last = max(now - self._ended - self._paused, 0.0)
             self._mean.add(self._last)
         self._ended, self._paused, self._pause_began = now, 0.0, None
         self._phase = Phase.TRAINING  # who makes steps trains, whatever was marked before
         if self._stage is not Stage.UNKNOWN:
             self._stage = Stage.INPUT
-            self._laps.step_ended(now)
+            self._step_timer.step_ended(now)
         self._tell(now)
 
-    @harmless
+    @never_raise
     def micro_step(self) -> None:
         """Say that a micro-step was made which is no step yet."""
         now = time.monotonic()
         if self._stage is not Stage.UNKNOWN:
             self._stage = Stage.INPUT
-            self._laps.micro_step_ended(now)
+            self._step_timer.micro_step_ended(now)
         self._tell(now)
 
-    @harmless
+    @never_raise
     def forward_began(self, model: Any, *, computes: bool) -> None:
-        """Say that a forward pass of `model` begins; and that it computes, or that `compute_began` will be called when it does."""
+        """Say that a forward pass of `model` begins.
+
+        And that it computes, or that `compute_began` will be called when it does.
+        """
         now = time.monotonic()
         if self._stage is Stage.UNKNOWN:
             parameter = next(model.parameters(), None)
-            self._laps.on("" if parameter is None else parameter.device.type, sys.modules["torch"].cuda)
+            self._step_timer.on(
+                "" if parameter is None else parameter.device.type, sys.modules["torch"].cuda
+            )
         self._stage = Stage.FORWARD
-        self._laps.input_ended(now)
+        self._step_timer.input_ended(now)
         if computes:
-            self._laps.forward_began(now)
+            self._step_timer.forward_began(now)
         self._tell(now)
 
-    @harmless
+    @never_raise
     def compute_began(self) -> None:
-        """Say that the model within a wrapper begins to compute; what that takes is the time of the forward pass."""
-        self._laps.forward_began(time.monotonic())
+        """Say that the model within a wrapper begins to compute.
 
-    @harmless
+        What that takes is the time of the forward pass.
+        """
+        self._step_timer.forward_began(time.monotonic())
+
+    @never_raise
     def compute_ended(self) -> None:
         """Say that it has computed."""
-        self._laps.forward_ended(time.monotonic())
+        self._step_timer.forward_ended(time.monotonic())
 
-    @harmless
+    @never_raise
     def forward_ended(self, *, computes: bool) -> None:
         """Say that the forward pass has ended, and with it computing, or that this was said before."""
         now = time.monotonic()
         self._stage = Stage.BACKWARD
         if computes:
-            self._laps.forward_ended(now)
+            self._step_timer.forward_ended(now)
         self._tell(now)
 
-    @harmless
+    @never_raise
     def loss(self, loss: Any) -> None:
-        """Say what the loss is: a number, or a tensor with one element; whether it is finite is reported."""
+        """Say what the loss is: a number, or a tensor with one element.
+
+        Whether it is finite is reported.
+        """
         self._loss.offer(loss, time.monotonic())
 
-    @harmless
+    @never_raise
     def gradient_norm(self, norm: Any) -> None:
         """Say what the norm of the gradients is: what `torch.nn.utils.clip_grad_norm_` returns."""
         self._norm.offer(norm, time.monotonic())
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Mark what is no training: `evaluation`, `checkpoint`, `compile` or `other`. It counts neither as a hang nor as step time."""
+        """Mark what is no training: `evaluation`, `checkpoint`, `compile` or `other`.
+
+        It counts neither as a hang nor as step time.
+        """
         before = self._phase
         self.enter(name)
         try:
@@ -180,7 +208,7 @@ class Heartbeat:
         finally:
             self.enter(before.name)
 
-    @harmless
+    @never_raise
     def enter(self, name: str) -> None:
         """Mark a phase without a with statement; the next step, or `enter("training")`, ends it."""
         phase = getattr(Phase, name.upper(), Phase.OTHER)
@@ -189,7 +217,7 @@ class Heartbeat:
         now = time.monotonic()
         if self._phase is Phase.TRAINING:
             self._pause_began = now
-            self._laps.interrupted()
+            self._step_timer.interrupted()
         elif phase is Phase.TRAINING and self._pause_began is not None:
             self._paused += now - self._pause_began
             self._pause_began = None
@@ -233,14 +261,30 @@ class Heartbeat:
                 self._communication = self.communication()
         self._norm.take()
         message = Message(
-            self.steps, now, self._phase, self._stage, self._last, self._mean.value, self._laps.input.value, self._laps.forward.value,
-            self.skipped, self._finite, self._nonfinite, self.loss_scale, self._norm.value, self._memory, self._communication,
-        )  # fmt: skip
+            self.steps,
+            now,
+            self._phase,
+            self._stage,
+            self._last,
+            self._mean.value,
+            self._step_timer.input.value,
+            self._step_timer.forward.value,
+            self.skipped,
+            self._finite,
+            self._nonfinite,
+            self.loss_scale,
+            self._norm.value,
+            self._memory,
+            self._communication,
+        )
         self._page.write(encode(message), now)
 
 
 def _memory() -> Memory | None:
-    """Return what torch's allocator knows of the current device, by its own count; None where CUDA is not in use. Initialises nothing."""
+    """Return what torch's allocator knows of the current device, by its own count.
+
+    None where CUDA is not in use. Initialises nothing.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None

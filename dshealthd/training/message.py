@@ -1,11 +1,14 @@
-"""What a training process tells the agent: one message of a fixed layout, little-endian, in a page that both map or read.
+"""What a training process tells the agent.
 
-The layout grows at its end only, and the version with it: an agent reads the fields it knows of a newer message. Everything but the
-step itself may be unknown, which a bit says, so that an unknown is never 0. What counts only grows, so that what is overwritten unread
-loses nothing.
+One message of a fixed layout, little-endian, in a page that both map or read.
 
-The page holds two messages, which are written in turn: a process that is stopped while it writes one leaves the other whole. Each has a
-checksum, by which a message that is read while it is written is told from one that is whole, on processors that reorder stores too.
+The layout grows at its end only, and the version with it: an agent reads the fields it knows of a
+newer message. Everything but the step itself may be unknown, which a bit says, so that an unknown
+is never 0. What counts only grows, so that what is overwritten unread loses nothing.
+
+The page holds two messages, which are written in turn: a process that is stopped while it writes
+one leaves the other whole. Each has a checksum, by which a message that is read while it is written
+is told from one that is whole, on processors that reorder stores too.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ VERSION = 1
 HELLO = MAGIC + bytes([VERSION])
 """What a process says as it hands over its page."""
 SLOT = 512
-"""Bytes of the longest message that any version may have, and from one message of a page to the next."""
+"""Bytes of the longest message that any version may have, and from one message of a page to the
+next.
+"""
 PAGE = 2 * SLOT
 MAX_COUNT = 1 << 53
 """What a float64 holds exactly; no training counts further."""
@@ -33,7 +38,9 @@ SIZE = _HEADER.size + _BODY.size
 
 
 class Phase(enum.IntEnum):
-    """What the process is busy with; all but training are pauses in which no step is to be expected."""
+    """What the process is busy with; all but training are pauses in which no step is to be
+    expected.
+    """
 
     TRAINING = 0
     EVALUATION = 1
@@ -67,9 +74,18 @@ class _Known(enum.IntFlag):
 
 
 # Plain numbers: the arithmetic of IntFlag would cost more than the rest of a message.
-_STEP_SECONDS, _SKIPPED, _LOSS, _LOSS_FINITE, _LOSS_SCALE, _GRADIENT_NORM, _MEMORY, _COMMUNICATION, _INPUT, _FORWARD = (
-    int(bit) for bit in _Known
-)
+(
+    _STEP_SECONDS,
+    _SKIPPED,
+    _LOSS,
+    _LOSS_FINITE,
+    _LOSS_SCALE,
+    _GRADIENT_NORM,
+    _MEMORY,
+    _COMMUNICATION,
+    _INPUT,
+    _FORWARD,
+) = (int(bit) for bit in _Known)
 
 
 class Memory(NamedTuple):
@@ -87,7 +103,10 @@ class Message(NamedTuple):
     step: int
     """Optimizer steps so far, skipped ones among them."""
     sent: float
-    """Sender's monotonic clock in seconds: when what the message tells began, its stage above all."""
+    """Sender's monotonic clock in seconds.
+
+    When what the message tells began, its stage above all.
+    """
     phase: int = Phase.TRAINING
     stage: int = Stage.UNKNOWN
     last_seconds: float | None = None
@@ -112,7 +131,23 @@ class Message(NamedTuple):
 
 def encode(message: Message) -> bytes:
     """Return a message as bytes; struct.error if a count is out of range."""
-    (step, sent, phase, stage, last, mean, inputs, forward, skipped, finite, nonfinite, scale, norm, memory, communication) = message
+    (
+        step,
+        sent,
+        phase,
+        stage,
+        last,
+        mean,
+        inputs,
+        forward,
+        skipped,
+        finite,
+        nonfinite,
+        scale,
+        norm,
+        memory,
+        communication,
+    ) = message
     known = 0
     if last is not None:
         known = _STEP_SECONDS
@@ -141,7 +176,10 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Return the message that bytes begin with; ValueError if they hold none. It is trusted as its own sender's account only."""
+    """Return the message that bytes begin with; ValueError if they hold none.
+
+    It is trusted as its own sender's account only.
+    """
     if len(data) < SIZE:
         message = f"{len(data)} bytes are no heartbeat"
         raise ValueError(message)
@@ -152,9 +190,23 @@ def decode(data: bytes) -> Message:
     if crc32(data[_HEADER.size : length]) != checksum:
         message = "the checksum is wrong"
         raise ValueError(message)
-    (phase, stage, known, step, skipped, nonfinite, sent, last, mean, inputs, forward, scale, norm, communication, *memory) = (
-        _BODY.unpack_from(data, _HEADER.size)
-    )
+    (
+        phase,
+        stage,
+        known,
+        step,
+        skipped,
+        nonfinite,
+        sent,
+        last,
+        mean,
+        inputs,
+        forward,
+        scale,
+        norm,
+        communication,
+        *memory,
+    ) = _BODY.unpack_from(data, _HEADER.size)
     if max(step, skipped, nonfinite, *memory) > MAX_COUNT:
         message = "a count is beyond 2^53"
         raise ValueError(message)

@@ -1,11 +1,12 @@
 """Forward passes of a torch module, by its own hooks: where a step is, and how long they take.
 
-Stages are those of the outermost module: of DDP that of the wrapper, whose forward pass may begin with a collective. The time of the
-forward pass is that of the module within, which computes alone. FSDP and ZeRO 3 gather parameters in the middle of it: there the time
-includes waiting for others.
+Stages are those of the outermost module: of DDP that of the wrapper, whose forward pass may begin
+with a collective. The time of the forward pass is that of the module within, which computes alone.
+FSDP and ZeRO 3 gather parameters in the middle of it: there the time includes waiting for others.
 
-Hooks of a module that is compiled as a whole are traced with it, and do nothing then: of such a module there is no stage, unless it is the
-module that `torch.compile` returned, whose hooks are run outside.
+Hooks of a module that is compiled as a whole are traced with it, and do nothing then: of such a
+module there is no stage, unless it is the module that `torch.compile` returned, whose hooks are run
+outside.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ log = logging.getLogger("dshealthd.training")
 
 
 def follow(heartbeat: Heartbeat, model: Any) -> None:
-    """Report the stages of steps by the forward passes of `model`, and how long they take; those of evaluation are left out."""
+    """Report the stages of steps by the forward passes of `model`, and how long they take.
+
+    Those of evaluation are left out.
+    """
     if not hasattr(model, "register_forward_pre_hook"):
         log.warning("no stages of steps: %s is no torch module", type(model).__name__)
         return
@@ -49,22 +53,35 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
 
     handles = [model.register_forward_pre_hook(began), model.register_forward_hook(ended)]
     if inner is not model:
-        handles += [inner.register_forward_pre_hook(computes), inner.register_forward_hook(computed)]
+        handles += [
+            inner.register_forward_pre_hook(computes),
+            inner.register_forward_hook(computed),
+        ]
     for handle in handles:
         heartbeat.on_close(handle.remove)
 
 
 def find(optimizer: Any) -> Any:
-    """Return the module that no other one holds and that has all parameters of `optimizer`; None if there is none, or more than one.
+    """Return the module that no other one holds and that has all parameters of `optimizer`.
 
-    Looks through all objects that Python knows, which takes about a tenth of a second, once. The variables of the functions that called
-    would do as well, but before Python 3.13 to look at them keeps what they hold now for as long as the function runs.
+    None if there is none, or more than one.
+
+    Looks through all objects that Python knows, which takes about a tenth of a second, once. The
+    variables of the functions that called would do as well, but before Python 3.13 to look at them
+    keeps what they hold now for as long as the function runs.
     """
     module_type = sys.modules["torch"].nn.Module
-    modules = [found for found in gc.get_objects() if issubclass(type(found), module_type)]  # not isinstance, which may run others' code
+    modules = [
+        found for found in gc.get_objects() if issubclass(type(found), module_type)
+    ]  # not isinstance, which may run others' code
     held = {id(part) for module in modules for part in vars(module).get("_modules", {}).values()}
     optimized = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    fitting = [module for module in modules if id(module) not in held and optimized <= {id(parameter) for parameter in module.parameters()}]
+    fitting = [
+        module
+        for module in modules
+        if id(module) not in held
+        and optimized <= {id(parameter) for parameter in module.parameters()}
+    ]
     return fitting[0] if len(fitting) == 1 else None
 
 
@@ -76,6 +93,8 @@ def _unwrapped(model: Any) -> Any:
 
 
 def _compiling() -> Callable[[], bool]:
-    """Return torch's function that tells whether hooks are being traced, which the compiler knows: to it they are empty."""
+    """Return torch's function that tells whether hooks are being traced, which the compiler knows:
+    to it they are empty.
+    """
     compiler = getattr(sys.modules["torch"], "compiler", None)
     return getattr(compiler, "is_compiling", None) or (lambda: False)

@@ -1,4 +1,6 @@
-"""Steps of plain torch: of one optimizer, of the gradient scaler that steps it, or of whatever optimizer a program has."""
+"""Steps of plain torch: of one optimizer, of the gradient scaler that steps it, or of whatever
+optimizer a program has.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.training.heartbeat import Heartbeat, harmless
+from dshealthd.training.heartbeat import Heartbeat, never_raise
 from dshealthd.training.model import find
 from dshealthd.training.readback import Readback
 
@@ -28,13 +30,16 @@ _FRAMES = 12
 def follow(heartbeat: Heartbeat, optimizer: Any, scaler: Any = None) -> None:
     """Report the steps of `optimizer`.
 
-    With `scaler`, a step ends with `scaler.update()`, because a step that is skipped for an overflow does not reach the optimizer. It
-    is known by the scale that falls, which is read off the device at a later step; skipped steps are late by as much.
+    With `scaler`, a step ends with `scaler.update()`, because a step that is skipped for an
+    overflow does not reach the optimizer. It is known by the scale that falls, which is read off
+    the device at a later step; skipped steps are late by as much.
     """
     while not hasattr(optimizer, "_optimizer_step_post_hooks") and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer  # one that wraps torch's: Accelerate's, say
     if scaler is None or not scaler.is_enabled():
-        handle = optimizer.register_step_post_hook(lambda _optimizer, _arguments, _named: heartbeat.step())
+        handle = optimizer.register_step_post_hook(
+            lambda _optimizer, _arguments, _named: heartbeat.step()
+        )
         heartbeat.on_close(handle.remove)
     else:
         _follow_scaler(heartbeat, scaler)
@@ -59,15 +64,20 @@ def _follow_scaler(heartbeat: Heartbeat, scaler: Any) -> None:
     heartbeat.on_close(undo)
 
 
-@harmless
+@never_raise
 def _scaled(heartbeat: Heartbeat, scale: Readback, scaler: Any) -> None:
-    """Note a step of the scaler; `get_scale()` would wait for the device, so that the tensor behind it is read."""
+    """Note a step of the scaler; `get_scale()` would wait for the device, so that the tensor behind
+    it is read.
+    """
     scale.offer(scaler._scale, time.monotonic())  # noqa: SLF001 - there is no other way to it that does not wait
     value, before = scale.take(), heartbeat.loss_scale
     if value is not None:
         if before is not None and 0.0 < value < before:
-            # Each skipped step lowers the scale by the same factor; between two readings there may have been several.
-            heartbeat.skipped = (heartbeat.skipped or 0) + round(math.log(value / before) / math.log(scaler.get_backoff_factor()))
+            # Each skipped step lowers the scale by the same factor; between two readings there may
+            # have been several.
+            heartbeat.skipped = (heartbeat.skipped or 0) + round(
+                math.log(value / before) / math.log(scaler.get_backoff_factor())
+            )
         heartbeat.loss_scale = value
     heartbeat.step()
 
@@ -75,9 +85,10 @@ def _scaled(heartbeat: Heartbeat, scale: Readback, scaler: Any) -> None:
 class AnyOptimizer:
     """Torch's hook for the steps of all optimizers, for a program that is not changed.
 
-    Reported is the optimizer that makes the first step; others (a second model's) are left out, as their steps are not the training's. The
-    steps that DeepSpeed makes of its own accord are left out as well: how many make one of the engine's depends on its settings. Steps that
-    a GradScaler skips are not seen.
+    Reported is the optimizer that makes the first step; others (a second model's) are left out, as
+    their steps are not the training's. The steps that DeepSpeed makes of its own accord are left
+    out as well: how many make one of the engine's depends on its settings. Steps that a GradScaler
+    skips are not seen.
     """
 
     def __init__(self, heartbeat: Heartbeat) -> None:
@@ -113,19 +124,22 @@ class AnyOptimizer:
                 break
             if _ENGINE in frame.f_code.co_filename:
                 self._refused = True
-                log.warning("no heartbeat: DeepSpeed steps this optimizer; call dshealthd.training.attach(engine)")
+                log.warning(
+                    "no heartbeat: DeepSpeed steps this optimizer; call "
+                    "dshealthd.training.attach(engine)"
+                )
                 return True
             frame = frame.f_back
         return False
 
 
-@harmless
+@never_raise
 def _register(heartbeat: Heartbeat, hook: AnyOptimizer) -> None:
     handle = sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(hook)
     heartbeat.on_close(handle.remove)
 
 
-@harmless
+@never_raise
 def _stepped(heartbeat: Heartbeat, hook: AnyOptimizer, optimizer: Any) -> None:
     if hook.reports(optimizer):
         heartbeat.step()

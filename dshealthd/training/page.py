@@ -1,10 +1,12 @@
-"""The way to the agent: a page of memory in which the last message always stands, and that the agent reads when it likes.
+"""The way to the agent: a page of memory in which the last message always stands, and that the
+agent reads when it likes.
 
-A message costs no system call but getpid, needs nobody to take it, and is never lost. What a process did last is known also where it does
-nothing any more, which a message that was held back could not tell.
+A message costs no system call but getpid, needs nobody to take it, and is never lost. What a
+process did last is known also where it does nothing any more, which a message that was held back
+could not tell.
 
-The page is handed to the agent once, as a descriptor over a Unix socket, by which the kernel vouches for who hands it over. Its size is
-sealed.
+The page is handed to the agent once, as a descriptor over a Unix socket, by which the kernel
+vouches for who hands it over. Its size is sealed.
 """
 
 from __future__ import annotations
@@ -22,14 +24,22 @@ RETRY = 1.0
 """Seconds from one look for the agent to the next."""
 
 _NOEXEC_SEAL = 8
-"""MFD_NOEXEC_SEAL: without it Linux 6.3 and newer complain, or refuse; older ones do not know it."""
+"""MFD_NOEXEC_SEAL: without it Linux 6.3 and newer complain, or refuse.
+
+Older ones do not know it.
+"""
 
 
 class Page:
-    """A page and a connection to the agent, made again by a child of fork, which is another process to tell of."""
+    """A page and a connection to the agent, made again by a child of fork, which is another process
+    to tell of.
+    """
 
     def __init__(self, path: str) -> None:
-        """Make nothing yet. A path on a file system that hangs would make the first message hang: `/run` is none."""
+        """Make nothing yet.
+
+        A path on a file system that hangs would make the first message hang: `/run` is none.
+        """
         self._path = path
         self._pid = 0
         self._memory: mmap.mmap | None = None
@@ -39,7 +49,10 @@ class Page:
         self._due = 0.0
 
     def write(self, data: bytes, now: float) -> None:
-        """Put a message in the page; `now` is monotonic time in seconds. OSError if there can be no page."""
+        """Put a message in the page; `now` is monotonic time in seconds.
+
+        OSError if there can be no page.
+        """
         if self._pid != os.getpid():
             self.close()
             self._make()
@@ -86,10 +99,13 @@ class Page:
             except OSError:
                 pass
             self._disconnect()
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        connection = socket.socket(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        )
         try:
             connection.connect(self._path)
-            # socket.send_fds drops its flags before Python 3.12, and a training may have SIGPIPE end it.
+            # socket.send_fds drops its flags before Python 3.12, and a training may have SIGPIPE
+            # end it.
             page = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", self._file))
             connection.sendmsg([HELLO], [page], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError:  # not there, nobody listens, or too many wait
@@ -103,5 +119,8 @@ class Page:
             connection.close()
 
     def __del__(self) -> None:
-        """Close without the warning that a forgotten socket gives: a training need not close its heartbeat."""
+        """Close without the warning that a forgotten socket gives.
+
+        A training need not close its heartbeat.
+        """
         self.close()

@@ -12,10 +12,12 @@ INTERVAL = 0.1
 class Readback:
     """The last value of a scalar that training computes.
 
-    A number, or a tensor on the CPU, is read at once. A tensor on a CUDA device does not hold its value yet, and asking for it would wait
-    until the device has done all that was launched before: it is copied to pinned memory behind that work, and read at a later step, when
-    an event says that the copy is done. So the value is late by a step or more, and by up to `INTERVAL` where steps are shorter. Tensors
-    of other devices, and while a CUDA graph is captured, are left unread.
+    A number, or a tensor on the CPU, is read at once. A tensor on a CUDA device does not hold its
+    value yet, and asking for it would wait until the device has done all that was launched before:
+    it is copied to pinned memory behind that work, and read at a later step, when an event says
+    that the copy is done. So the value is late by a step or more, and by up to `INTERVAL` where
+    steps are shorter. Tensors of other devices, and while a CUDA graph is captured, are left
+    unread.
     """
 
     def __init__(self) -> None:
@@ -29,7 +31,10 @@ class Readback:
         self._due = 0.0
 
     def offer(self, scalar: Any, now: float) -> None:
-        """Read a number or a tensor with one element, now or later; `now` is monotonic time in seconds."""
+        """Read a number or a tensor with one element, now or later.
+
+        `now` is monotonic time in seconds.
+        """
         if isinstance(scalar, (int, float)):
             self.value, self.fresh = float(scalar), True
             return

@@ -8,13 +8,18 @@ from typing import Any
 AVERAGED = 10
 """Steps over which times are averaged."""
 SPANS = 256
-"""Times of one step that are kept while they are not known; of one with more micro-steps nothing is told."""
+"""Times of one step that are kept while they are not known.
+
+Of one with more micro-steps nothing is told.
+"""
 LATE = 16
 """Steps whose times are waited for."""
 
 
 class Average:
-    """A moving average, to which the first values count alike, so that a long first one is soon forgotten."""
+    """A moving average, to which the first values count alike, so that a long first one is soon
+    forgotten.
+    """
 
     def __init__(self) -> None:
         """Know nothing yet."""
@@ -37,13 +42,14 @@ class Lap:
         self.forwards: list[tuple[Any, Any]] = []
 
 
-class Laps:
+class StepTimer:
     """Averages over the last steps.
 
-    On the CPU a mark is the host's clock. On a CUDA device the host is ahead, and would measure how long launching takes: there a mark is
-    an event in the current stream, which is asked for its time at a later step, when the device has come to it. So the time of the input
-    is that for which the device has had nothing to do, and no wait of the host for results counts as one for input. Of other devices, and
-    while a CUDA graph is captured, nothing is known.
+    On the CPU a mark is the host's clock. On a CUDA device the host is ahead, and would measure how
+    long launching takes: there a mark is an event in the current stream, which is asked for its
+    time at a later step, when the device has come to it. So the time of the input is that for which
+    the device has had nothing to do, and no wait of the host for results counts as one for input.
+    Of other devices, and while a CUDA graph is captured, nothing is known.
     """
 
     def __init__(self) -> None:
@@ -58,12 +64,19 @@ class Laps:
         self._began: Any = None
 
     def on(self, device: str, cuda: Any) -> None:
-        """Say on which type of device the model is; nothing is measured before. `cuda` is `torch.cuda`."""
+        """Say on which type of device the model is; nothing is measured before.
+
+        `cuda` is `torch.cuda`.
+        """
         self._device, self._cuda = device, cuda
 
     def input_ended(self, now: float) -> None:
         """A forward pass is about to begin."""
-        if self._ended is not None and self._lap.inputs is not None and len(self._lap.inputs) < SPANS:
+        if (
+            self._ended is not None
+            and self._lap.inputs is not None
+            and len(self._lap.inputs) < SPANS
+        ):
             self._lap.inputs.append((self._ended, self._mark(now)))
         self._ended = None
 
@@ -119,7 +132,9 @@ class Laps:
 
 def _come(spans: list[tuple[Any, Any]]) -> bool:
     """Tell whether the device has come to all marks; there is none to wait for on the CPU."""
-    return all(mark is None or isinstance(mark, float) or mark.query() for span in spans for mark in span)
+    return all(
+        mark is None or isinstance(mark, float) or mark.query() for span in spans for mark in span
+    )
 
 
 def _total(spans: list[tuple[Any, Any]]) -> float | None:

@@ -1,15 +1,21 @@
-"""The heartbeat of a program that is not changed: torch's hook for all optimizers, registered as torch is imported.
+"""The heartbeat of a program that is not changed.
+
+Torch's hook for all optimizers, registered as torch is imported.
 
 It begins in one of two ways:
 
-- `DSHEALTHD_HEARTBEAT=1` in the environment: the distribution `dshealthd-training` brings a line in a `.pth` file, by which an interpreter
-  imports this module as it starts, and only if the variable is set. Torch is not imported for it. Interpreters that read no `.pth` files
-  (`python -S`), and an installation by PYTHONPATH alone, do not see the line.
-- `python -m dshealthd.training script.py`, or `-m module`; `torchrun -m dshealthd.training script.py` starts ranks so.
+- `DSHEALTHD_HEARTBEAT=1` in the environment: the distribution `dshealthd-training` brings a line in
+  a `.pth` file, by which an interpreter
+  imports this module as it starts, and only if the variable is set. Torch is not imported for it.
+  Interpreters that read no `.pth` files (`python -S`), and an installation by PYTHONPATH alone, do
+  not see the line.
+- `python -m dshealthd.training script.py`, or `-m module`; `torchrun -m dshealthd.training
+  script.py` starts ranks so.
 
-Reported are steps, step times and memory, and the stages of steps where there is one model with the parameters of that optimizer. Loss,
-gradient norm and phases take a call in the script, DeepSpeed takes `attach(engine)`; optimizers whose `step` is compiled as a whole or
-replayed as a CUDA graph are not seen.
+Reported are steps, step times and memory, and the stages of steps where there is one model with the
+parameters of that optimizer. Loss, gradient norm and phases take a call in the script, DeepSpeed
+takes `attach(engine)`; optimizers whose `step` is compiled as a whole or replayed as a CUDA graph
+are not seen.
 """
 
 from __future__ import annotations
@@ -36,7 +42,12 @@ MODULE = "torch.optim.optimizer"
 class Watch(importlib.abc.MetaPathFinder):
     """Waits for torch's optimizers to be imported; then it goes."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:  # noqa: ARG002 - as the protocol wants
+    def find_spec(
+        self,
+        name: str,
+        path: Sequence[str] | None,  # noqa: ARG002 - as the protocol wants
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
         """Let the other finders find the module, and have its end of import noticed."""
         if name != MODULE:
             return None
@@ -48,7 +59,8 @@ class Watch(importlib.abc.MetaPathFinder):
 
         def loaded(module: ModuleType) -> None:
             execute(module)
-            # The module enters sys.modules before it is executed, which is where the hook looks for it.
+            # The module enters sys.modules before it is executed, which is where the hook looks for
+            # it.
             register()
 
         spec.loader.exec_module = loaded  # type: ignore[method-assign] # of this one loader, which is made for this module
@@ -61,7 +73,10 @@ class Watch(importlib.abc.MetaPathFinder):
 
 
 def register(**named: Any) -> Heartbeat:
-    """Report the steps of the program's optimizers from now on; torch is imported. `named` is for `Heartbeat`."""
+    """Report the steps of the program's optimizers from now on; torch is imported.
+
+    `named` is for `Heartbeat`.
+    """
     heartbeat = Heartbeat(**named)
     AnyOptimizer(heartbeat).register()
     return heartbeat

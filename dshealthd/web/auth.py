@@ -1,7 +1,7 @@
 """Basic authentication against bcrypt hashes, as the exporter-toolkit does it.
 
-A verification costs as much as the hash was made to cost, some 50 ms and more. It runs in a thread, one at a time; what it found is
-remembered, so that it is paid once a client and not once a scrape.
+A verification costs as much as the hash was made to cost, some 50 ms and more. It runs in a thread,
+one at a time; what it found is remembered, so that it is paid once a client and not once a scrape.
 """
 
 from __future__ import annotations
@@ -11,24 +11,33 @@ import base64
 import binascii
 import functools
 import hashlib
+import logging
 import re
 import secrets
 import string
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import TYPE_CHECKING
+
+from dshealthd.core import background
+from dshealthd.core.child import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+log = logging.getLogger(__name__)
+
 HASH = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
 MIN_COST, MAX_COST = 4, 16
-"""bcrypt's own least cost; above the greatest one a single login takes more than some four seconds."""
+"""bcrypt's own least cost; above the greatest one a single login takes more than some four seconds.
+"""
 MAX_PASSWORD = 72
 """bcrypt looks at so many bytes of a password."""
 REMEMBERED = 128
-"""Verifications remembered of each kind. Failures have a list of their own: a guesser does not push out those who are let in."""
+"""Verifications remembered of each kind.
+
+Failures have a list of their own: a guesser does not push out those who are let in.
+"""
 WAITING = 16
 """Verifications that may wait for their turn."""
 
@@ -52,14 +61,17 @@ class Authenticator:
         self._key = secrets.token_bytes(32)
         self._passed: OrderedDict[bytes, None] = OrderedDict()
         self._failed: OrderedDict[bytes, None] = OrderedDict()
-        self._thread: ThreadPoolExecutor | None = None
+        self._one = asyncio.Lock()  # bcrypt takes a core: one verification at a time
         self._waiting = 0
 
-    async def refusal(self, users: Mapping[str, str], authorization: str | None) -> HTTPStatus | None:
-        """Return None if an `Authorization` header has the name and password of one of `users`, a mapping of names to hashes.
+    async def refusal(
+        self, users: Mapping[str, str], authorization: str | None
+    ) -> HTTPStatus | None:
+        """Return None if an `Authorization` header has the name and password of one of `users`, a
+        mapping of names to hashes.
 
-        Otherwise it is "Unauthorized", or "Service Unavailable" when too many verifications wait already. Takes as long for a name that
-        is unknown as for a wrong password.
+        Otherwise it is "Unauthorized", or "Service Unavailable" when too many verifications wait
+        already. Takes as long for a name that is unknown as for a wrong password.
         """
         credentials = _credentials(authorization or "")
         if credentials is None:
@@ -68,7 +80,9 @@ class Authenticator:
         known = name in users
         expected = users[name] if known else _nobody(users)
         # A keyed hash instead of what it is made of: no password stays in memory.
-        entry = hashlib.blake2b(repr((name, known, expected, password)).encode(), key=self._key, digest_size=32).digest()
+        entry = hashlib.blake2b(
+            repr((name, known, expected, password)).encode(), key=self._key, digest_size=32
+        ).digest()
         if entry in self._passed:
             self._passed.move_to_end(entry)
             return None
@@ -76,7 +90,11 @@ class Authenticator:
             return HTTPStatus.UNAUTHORIZED
         if self._waiting >= WAITING:
             return HTTPStatus.SERVICE_UNAVAILABLE
-        passed = await self._verify(password, expected) and known
+        try:
+            passed = await self._verify(password, expected) and known
+        except StartError as error:
+            log.warning("%s", error)
+            return HTTPStatus.SERVICE_UNAVAILABLE
         remembered = self._passed if passed else self._failed
         remembered[entry] = None
         if len(remembered) > REMEMBERED:
@@ -84,18 +102,12 @@ class Authenticator:
         return None if passed else HTTPStatus.UNAUTHORIZED
 
     async def _verify(self, password: bytes, expected: str) -> bool:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "bcrypt")
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, _matches, password, expected)
+            async with self._one:
+                return await background.call(lambda: _matches(password, expected), "bcrypt", None)
         finally:
             self._waiting -= 1
-
-    def close(self) -> None:
-        """End the thread."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _matches(password: bytes, expected: str) -> bool:
@@ -120,11 +132,16 @@ def _credentials(authorization: str) -> tuple[str, bytes] | None:
 
 
 def _nobody(users: Mapping[str, str]) -> str:
-    """Return a hash for names that are unknown, as costly as the costliest of the known ones; no password is known to fit."""
+    """Return a hash for names that are unknown, as costly as the costliest of the known ones.
+
+    No password is known to fit.
+    """
     return _unmatched(max((hash[4:6] for hash in users.values()), default="10"))
 
 
 @functools.cache
 def _unmatched(cost: str) -> str:
     """Return a hash of random digits, of a cost in two digits."""
-    return f"$2b${cost}$" + "." * 22 + "".join(secrets.choice(string.ascii_letters) for _ in range(31))
+    return (
+        f"$2b${cost}$" + "." * 22 + "".join(secrets.choice(string.ascii_letters) for _ in range(31))
+    )

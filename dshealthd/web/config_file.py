@@ -1,12 +1,15 @@
-"""The exporter-toolkit's web config file: TLS, basic authentication and response headers, in YAML; re-read as it changes.
+"""The exporter-toolkit's web config file.
 
-Supported is what this server does exactly as the exporter-toolkit does; any other key is refused, so that nobody believes in a
-protection that is not there.
+TLS, basic authentication and response headers, in YAML; re-read as it changes.
+
+Supported is what this server does exactly as the exporter-toolkit does; any other key is refused,
+so that nobody believes in a protection that is not there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import time
@@ -15,8 +18,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.config import ConfigError
-from dshealthd.options import Errors, unknown
-from dshealthd.web import auth, tls
+from dshealthd.core import background
+from dshealthd.core.child import StartError
+from dshealthd.core.options import Errors, unknown
+from dshealthd.http import tls
+from dshealthd.web import auth
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +31,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SECTIONS = ("tls_server_config", "http_server_config", "basic_auth_users")
-UNSUPPORTED = {"rate_limit": "not supported; web.max_connections and web.max_connections_per_address bound what clients can ask for"}
+UNSUPPORTED = {
+    "rate_limit": (
+        "not supported; web.max_connections and web.max_connections_per_address bound what "
+        "clients can ask for"
+    )
+}
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "Strict-Transport-Security": (),
     "X-Content-Type-Options": ("nosniff",),
@@ -37,7 +48,12 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
 CHECK_INTERVAL = 1.0
 """Seconds for which the files count as unchanged after they were looked at."""
 CHECK_PATIENCE = 0.5
-"""Seconds that a client waits for the files to be looked at; a file system that hangs costs that once."""
+"""Seconds that a client waits for the files to be looked at.
+
+A file system that hangs costs that once.
+"""
+
+THREAD = "web config file"
 
 Signature = tuple[tuple[int, int, int] | None, ...]
 
@@ -56,7 +72,9 @@ class WebConfig:
 
 
 def load(path: Path) -> WebConfig:
-    """Return what the file says; raises ConfigError with everything that is wrong with it or with the files that it names."""
+    """Return what the file says; raises ConfigError with everything that is wrong with it or with
+    the files that it names.
+    """
     errors = Errors()
     config = read(path, errors)
     if errors:
@@ -75,7 +93,10 @@ def read(path: Path, errors: Errors) -> WebConfig:
             seen = set()
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                    errors.add(key.value, f"is given twice, the second time in line {key.start_mark.line + 1}")
+                    errors.add(
+                        key.value,
+                        f"is given twice, the second time in line {key.start_mark.line + 1}",
+                    )
                 elif isinstance(key, yaml.ScalarNode):
                     seen.add(key.value)
             return super().construct_mapping(node, deep)
@@ -137,7 +158,9 @@ def _headers(table: dict[str, Any], errors: Errors) -> dict[str, str]:
         if name not in {"http2", "headers"}:
             errors.add(f"http_server_config.{name}", unknown(str(name), ("http2", "headers")))
         elif name == "http2" and value is not False:
-            errors.add("http_server_config.http2", "not supported; leave the key out, or set it to false")
+            errors.add(
+                "http_server_config.http2", "not supported; leave the key out, or set it to false"
+            )
     given = table.get("headers")
     if given is None:
         return {}
@@ -159,7 +182,10 @@ def _headers(table: dict[str, Any], errors: Errors) -> dict[str, str]:
 
 
 def _loosened(before: WebConfig, after: WebConfig) -> list[str]:
-    """Return which protections a change takes away: it may be the first half of a file that is being written, so a restart confirms it."""
+    """Return which protections a change takes away.
+
+    It may be the first half of a file that is being written, so a restart confirms it.
+    """
     taken = []
     if before.users and not after.users:
         taken.append("basic_auth_users: taking the last user away needs a restart")
@@ -190,7 +216,10 @@ class WebConfigFile:
         """How many readings could not."""
 
     async def current(self) -> WebConfig:
-        """Return what is in force now, after looking whether a file has changed; a file system that hangs is not waited for."""
+        """Return what is in force now, after looking whether a file has changed.
+
+        A file system that hangs is not waited for.
+        """
         if self._check is None and self._monotonic() - self._checked >= CHECK_INTERVAL:
             self._check = asyncio.create_task(self._refresh(), name="web config file")
         if self._check is not None:
@@ -199,10 +228,12 @@ class WebConfigFile:
 
     async def _refresh(self) -> None:
         try:
-            if await asyncio.to_thread(_signature, self._watched) == self._signature:
+            look = functools.partial(_signature, self._watched)
+            if await background.call(look, THREAD, None) == self._signature:
                 return
             errors = Errors()
-            config, self._signature = await asyncio.to_thread(_read, self._path, errors)
+            again = functools.partial(_read, self._path, errors)
+            config, self._signature = await background.call(again, THREAD, None)
             self._watched = config.files
             for loss in _loosened(self.config, config):
                 errors.append(loss)
@@ -212,14 +243,22 @@ class WebConfigFile:
                 log.info("%s: read again", self._path)
             else:
                 self.failures += 1
-                log.error("web config file not used, the one before stays in force:\n%s", ConfigError(str(self._path), errors))
+                log.error(
+                    "web config file not used, keeping the previous one:\n%s",
+                    ConfigError(str(self._path), errors),
+                )
+        except StartError as error:  # looked at again after CHECK_INTERVAL
+            log.warning("%s; keeping the previous one", error)
         finally:
             self._checked = self._monotonic()
             self._check = None
 
 
 def _read(path: Path, errors: Errors) -> tuple[WebConfig, Signature]:
-    """Read the file, and the signature of all files concerned as it was before they were read: what is half-written is read again."""
+    """Read the file, and the signature of all files concerned as it was before they were read.
+
+    What is half-written is read again.
+    """
     files: tuple[str, ...] = (str(path),)
     while True:
         signature = _signature(files)

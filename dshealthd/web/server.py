@@ -1,4 +1,8 @@
-"""The HTTP server: `/`, `/metrics`, `/api/v1/status`, `/api/v1/targets`, `/-/healthy`, `/-/ready`."""
+"""The HTTP server.
+
+`/`, `/metrics`, `/runbooks/SLUG`, `/api/v1/status`, `/api/v1/targets`, `/-/healthy`, `/-/ready`,
+`/-/fit`.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,18 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response
 from aiohttp.web_server import Server as Connections
 
-from dshealthd.address import listen_address
-from dshealthd.collector import counter, gauge
-from dshealthd.exposition import negotiate
-from dshealthd.host import read_bytes
-from dshealthd.web import limits, status
-from dshealthd.web.connection import Connection, plain
-from dshealthd.web.limits import Gate
-from dshealthd.web.listener import Listener
+from dshealthd.core.address import listen_address
+from dshealthd.core.collector import counter, gauge
+from dshealthd.core.exposition import negotiate
+from dshealthd.core.host import read_bytes
+from dshealthd.findings.catalogue import RUNBOOKS
+from dshealthd.http import connection_limiter as limits
+from dshealthd.http.connection import Connection, plain
+from dshealthd.http.connection_limiter import ConnectionLimiter
+from dshealthd.http.listener import Listener
+from dshealthd.web import status
+from dshealthd.web.hostnames import is_misdirected, own_names
+from dshealthd.web.runbooks import runbooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,28 +43,38 @@ if TYPE_CHECKING:
     from aiohttp.streams import StreamReader
     from aiohttp.web_response import StreamResponse
 
-    from dshealthd.collector import Sample
     from dshealthd.config import Web
-    from dshealthd.snapshot import Snapshot
-    from dshealthd.telemetry import Telemetry
-    from dshealthd.web.tls import Tls
+    from dshealthd.core.collector import Sample
+    from dshealthd.core.snapshot import Snapshot
+    from dshealthd.http.tls import Tls
+    from dshealthd.nvrx.fitness import Fitness
+    from dshealthd.self_metrics import SelfMetrics
 
 REQUESTS = counter(
-    "dshealthd_web_requests_total", "Requests answered; other is every path that does not exist, or no request at all.", "path", "code"
+    "dshealthd_web_requests_total",
+    "Requests answered; other is every path that does not exist, or no request at all.",
+    "path",
+    "code",
 )
 CONFIG_OK = gauge(
     "dshealthd_web_config_last_reload_successful",
-    "1 if the last reading of web.config_file and its certificates could be used; at 0 the one before it is in force.",
+    "1 if the last reading of web.config_file and its certificates could be used; at 0 the "
+    "one before it is in force.",
 )
 CONFIG_FAILURES = counter(
-    "dshealthd_web_config_reload_failures_total", "Changes of web.config_file or its certificates that could not be used."
+    "dshealthd_web_config_reload_failures_total",
+    "Changes of web.config_file or its certificates that could not be used.",
 )
 METRICS = (*limits.METRICS, REQUESTS, CONFIG_OK, CONFIG_FAILURES)
 
+MISDIRECTED = "this node has another name; add the one in the address bar to web.hostnames"
 SHUTDOWN_TIMEOUT = 1.0
 """Seconds that answers in progress get when the server closes."""
 STATUS_KEPT = 0.5
-"""Seconds for which a status document is served again: it takes a thousand times what a scrape takes."""
+"""Seconds for which a status document is served again.
+
+It takes a thousand times what a scrape takes.
+"""
 CONTENT_SECURITY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
 CONTENT_SECURITY += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 PAGE_HEADERS = {
@@ -69,10 +87,21 @@ PAGE_HEADERS = {
     "X-Frame-Options": "deny",
 }
 PAGE = os.path.join(os.path.dirname(__file__), "page")
-CONTENT_TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+CONTENT_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+}
 HEALTHY = "/-/healthy"
+FIT = "/-/fit"
+FIT_CHARACTERS = 80
+"""Of the answer to `/-/fit`: what node-problem-detector takes of a plugin."""
 ASSETS = "/page/"
 CHALLENGE = 'Basic realm="dshealthd", charset="UTF-8"'
+
+
+class ListenError(Exception):
+    """The agent cannot listen on its address; the text says why."""
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
@@ -81,7 +110,10 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     for name in sorted(os.listdir(PAGE)):
         kind = CONTENT_TYPES.get(os.path.splitext(name)[1])
         if kind is not None:
-            files["/" if name == "page.html" else ASSETS + name] = (read_bytes(os.path.join(PAGE, name)), kind)
+            files["/" if name == "page.html" else ASSETS + name] = (
+                read_bytes(os.path.join(PAGE, name)),
+                kind,
+            )
     return files
 
 
@@ -93,15 +125,20 @@ class Server:
         options: Web,
         snapshot: Snapshot,
         own: Callable[[], Iterable[Sample]],
-        telemetry: Telemetry,
+        telemetry: SelfMetrics,
         sections: Callable[[], Mapping[str, Any]] = dict,
         targets: Callable[[int], bytes] | None = None,
+        fitness: Callable[[], Fitness] | None = None,
     ) -> None:
-        """Prepare to serve `snapshot` and the agent's `own` samples; `start` opens the socket. ConfigError for a bad web config file.
+        """Prepare to serve `snapshot` and the agent's `own` samples; `start` opens the socket.
 
-        `sections` are further parts of the status document, by name; `targets` gives, for the port that this agent is served on, what
-        Prometheus is to scrape, or LookupError.
+        ConfigError for a bad web config file.
+
+        `sections` are further parts of the status document, by name; `targets` gives, for the port
+        that this agent is served on, what Prometheus is to scrape, or LookupError; `fitness` judges
+        whether a job can be started on this node.
         """
+        self._fitness = fitness
         self._targets = targets
         self._sections = sections
         self._options = options
@@ -109,35 +146,50 @@ class Server:
         self._own = own
         self._telemetry = telemetry
         self._node = socket.gethostname()
-        self._gate = Gate(options.max_connections, options.max_connections_per_address)
+        self._names = own_names(self._node, options.hostnames)
+        self._gate = ConnectionLimiter(options.max_connections, options.max_connections_per_address)
         self._requests: Counter[tuple[str, int]] = Counter()
         self._status: tuple[float, bytes] = (-STATUS_KEPT, b"")
         self._packed = b""
         self._connections: Connections | None = None
         self._config = None
-        if options.config_file is not None:  # what this needs is not imported by an agent without it
+        if (
+            options.config_file is not None
+        ):  # what this needs is not imported by an agent without it
             from dshealthd.web.auth import Authenticator
             from dshealthd.web.config_file import WebConfigFile
 
             self._config = WebConfigFile(options.config_file)
             self._authenticator = Authenticator()
         self._page = page_files()
+        self._runbooks = runbooks()
         self._routes: dict[str, Callable[[BaseRequest], Response]] = {
             "/metrics": self._metrics,
             "/api/v1/status": self._api_status,
             "/api/v1/targets": self._api_targets,
             HEALTHY: self._healthy,
             "/-/ready": self._ready,
+            FIT: self._fit,
             **dict.fromkeys(self._page, self._page_file),
+            **dict.fromkeys(self._runbooks, self._runbook),
         }
         self._listener = Listener(
-            self._gate, self._connect, handshake_timeout=options.header_timeout, tls=None if self._config is None else self._tls
+            self._gate,
+            self._connect,
+            handshake_timeout=options.header_timeout,
+            tls=None if self._config is None else self._tls,
         )
 
     async def start(self) -> None:
-        """Open the socket; OSError when that is not possible."""
-        self._connections = Connections(self._handle, request_factory=self._request, handler_cancellation=True)
-        await self._listener.start(*listen_address(self._options.listen_address))
+        """Open the socket; ListenError when that is not possible."""
+        self._connections = Connections(
+            self._handle, request_factory=self._request, handler_cancellation=True
+        )
+        try:
+            await self._listener.start(*listen_address(self._options.listen_address))
+        except OSError as error:
+            message = f"cannot serve on {self._options.listen_address}: {error}"
+            raise ListenError(message) from error
 
     async def close(self) -> None:
         """Close the socket and the connections; answers in progress get a second."""
@@ -146,8 +198,6 @@ class Server:
             self._connections.pre_shutdown()
             await self._connections.shutdown(SHUTDOWN_TIMEOUT)
         await self._gate.emptied(SHUTDOWN_TIMEOUT)
-        if self._config is not None:
-            self._authenticator.close()
 
     def url(self, hostname: str) -> str:
         """Return the page's address as a person would type it."""
@@ -188,12 +238,25 @@ class Server:
         task: asyncio.Task[None],
     ) -> BaseRequest:
         limit = max(1, self._options.max_body_bytes)  # aiohttp takes 0 for no limit
-        return BaseRequest(message, payload, connection, writer, task, asyncio.get_running_loop(), client_max_size=limit)
+        return BaseRequest(
+            message,
+            payload,
+            connection,
+            writer,
+            task,
+            asyncio.get_running_loop(),
+            client_max_size=limit,
+        )
 
     def _answered(self, request: BaseRequest, response: StreamResponse) -> None:
-        path = request.path if request.path in self._routes and request.method != "UNKNOWN" else "other"
-        if path.startswith(ASSETS):
-            path = ASSETS
+        path = (
+            request.path
+            if request.path in self._routes and request.method != "UNKNOWN"
+            else "other"
+        )
+        for folder in (ASSETS, RUNBOOKS):
+            if path.startswith(folder):
+                path = folder
         self._requests[path, response.status] += 1
         if self._config is not None:
             for name, value in self._config.config.headers.items():
@@ -205,10 +268,27 @@ class Server:
         """Answer one request: authenticate, take the body off the line, and look the path up."""
         cast("Connection", request.protocol).begin()
         path = request.path
+        if is_misdirected(request.headers, self._names):
+            return plain(HTTPStatus.MISDIRECTED_REQUEST, MISDIRECTED)
         if self._config is not None and path != HEALTHY:
             users = (await self._config.current()).users
-            if users and (code := await self._authenticator.refusal(users, request.headers.get("Authorization"))) is not None:
-                return plain(code, **({"WWW-Authenticate": CHALLENGE} if code is HTTPStatus.UNAUTHORIZED else {"Retry-After": "1"}))
+            if (
+                users
+                and (
+                    code := await self._authenticator.refusal(
+                        users, request.headers.get("Authorization")
+                    )
+                )
+                is not None
+            ):
+                return plain(
+                    code,
+                    **(
+                        {"WWW-Authenticate": CHALLENGE}
+                        if code is HTTPStatus.UNAUTHORIZED
+                        else {"Retry-After": "1"}
+                    ),
+                )
         if request.body_exists and (refusal := await self._discard_body(request)) is not None:
             return refusal
         route = self._routes.get(path)
@@ -219,7 +299,10 @@ class Server:
         return route(request)
 
     async def _discard_body(self, request: BaseRequest) -> Response | None:
-        """Read a body, which nothing here asks for, so that the connection can go on; one that is too large or broken is refused."""
+        """Read a body, which nothing here asks for, so that the connection can go on.
+
+        One that is too large or broken is refused.
+        """
         limit = self._options.max_body_bytes
         code = None
         if (request.content_length or 0) > limit:
@@ -240,7 +323,9 @@ class Server:
 
     def _metrics(self, request: BaseRequest) -> Response:
         chosen = negotiate(request.headers.get("Accept", ""))
-        return Response(body=self._snapshot.body(chosen, self._own), headers={"Content-Type": chosen.value})
+        return Response(
+            body=self._snapshot.body(chosen, self._own), headers={"Content-Type": chosen.value}
+        )
 
     def _api_status(self, request: BaseRequest) -> Response:
         now = time.monotonic()
@@ -262,7 +347,9 @@ class Server:
             "X-Content-Type-Options": "nosniff",
             "Vary": "Accept-Encoding",
         }
-        if "gzip" in request.headers.get("Accept-Encoding", ""):  # a fifteenth, for a phone far away
+        if "gzip" in request.headers.get(
+            "Accept-Encoding", ""
+        ):  # a fifteenth, for a phone far away
             headers["Content-Encoding"] = "gzip"
             if not self._packed:
                 self._packed = gzip.compress(body, 1)
@@ -270,18 +357,29 @@ class Server:
         return Response(body=body, headers=headers)
 
     def _api_targets(self, _request: BaseRequest) -> Response:
-        """Answer Prometheus' HTTP service discovery. It keeps the targets that it had where the answer is an error."""
+        """Answer Prometheus' HTTP service discovery.
+
+        It keeps the targets that it had where the answer is an error.
+        """
         if self._targets is None:
             return plain(HTTPStatus.NOT_FOUND)
         try:
             body = self._targets(self._listener.port)
         except LookupError as error:
             return plain(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
-        return Response(body=body, headers={"Content-Type": "application/json", "Cache-Control": "no-store"})
+        return Response(
+            body=body, headers={"Content-Type": "application/json", "Cache-Control": "no-store"}
+        )
 
     def _page_file(self, request: BaseRequest) -> Response:
         body, kind = self._page[request.path]
         return Response(body=body, headers={"Content-Type": kind, **PAGE_HEADERS})
+
+    def _runbook(self, request: BaseRequest) -> Response:
+        kind = "text/plain; charset=utf-8"
+        return Response(
+            body=self._runbooks[request.path], headers={"Content-Type": kind, **PAGE_HEADERS}
+        )
 
     def _healthy(self, _request: BaseRequest) -> Response:
         return plain(HTTPStatus.OK, "healthy")
@@ -291,3 +389,20 @@ class Server:
         if pending:
             return plain(HTTPStatus.SERVICE_UNAVAILABLE, f"no result yet: {', '.join(pending)}")
         return plain(HTTPStatus.OK, "ready")
+
+    def _fit(self, _request: BaseRequest) -> Response:
+        """Answer a scheduler that asks whether to start a job here: 200 for yes alone.
+
+        503 begins with `unfit:` or `unknown:`, so that who treats them alike can tell people.
+        """
+        if self._fitness is None:
+            return plain(HTTPStatus.NOT_FOUND)
+        fitness = self._fitness()
+        if fitness.fit:
+            return plain(HTTPStatus.OK, "fit")
+        if fitness.failures:
+            first, *others = (f"{failure.check} ({failure.part})" for failure in fitness.failures)
+            text = f"unfit: {first}" + (f" and {len(others)} more" if others else "")
+        else:
+            text = f"unknown: {fitness.unknown[0]}"
+        return plain(HTTPStatus.SERVICE_UNAVAILABLE, " ".join(text.split())[:FIT_CHARACTERS])

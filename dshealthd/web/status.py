@@ -1,4 +1,6 @@
-"""The status document: everything that is known now, for the page and for people with `curl` and `jq`."""
+"""The status document: everything that is known now, for the page and for people with `curl` and
+`jq`.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,16 @@ import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import __version__, supervisor
-from dshealthd.exposition import clean, number
-from dshealthd.result import Outcome
+from dshealthd import __version__
+from dshealthd.collection import supervisor
+from dshealthd.core.exposition import clean, number
+from dshealthd.core.result import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from dshealthd.collector import Fault, Sample
-    from dshealthd.snapshot import Latest, Snapshot
+    from dshealthd.core.collector import Fault, Sample
+    from dshealthd.core.snapshot import Latest, Snapshot
 
 MAX_DETAIL = 500
 """Characters of a free text that are shown."""
@@ -31,10 +34,12 @@ def document(
     wall: float,
     sections: Mapping[str, Any] = MappingProxyType({}),
 ) -> bytes:
-    """Return the JSON of everything that is known; `sections` are parts of it that are made elsewhere.
+    """Return the JSON of everything that is known.
 
-    `own` are the agent's own samples, `started` and `wall` Unix times, `monotonic` the snapshot's clock; all in seconds. Numbers that
-    JSON does not have are strings, as Prometheus writes them.
+    `sections` are parts of it that are made elsewhere.
+
+    `own` are the agent's own samples, `started` and `wall` Unix times, `monotonic` the snapshot's
+    clock; all in seconds. Numbers that JSON does not have are strings, as Prometheus writes them.
     """
     mine = list(own)
     metrics: dict[str, dict[str, Any]] = {}
@@ -60,7 +65,10 @@ def document(
 
 
 def _collector(latest: Latest, now: float) -> dict[str, Any]:
-    """Describe one collector. A reason `expired` stands beside what the collector itself said last."""
+    """Describe one collector.
+
+    A reason `expired` stands beside what the collector itself said last.
+    """
     result = latest.result
     state, reason, detail = "ok", result.reason, result.detail
     if latest.sampled is None:
@@ -92,14 +100,21 @@ def _fault(fault: Fault) -> dict[str, str]:
 
 def _workers(own: Iterable[Sample]) -> list[dict[str, Any]]:
     """Describe the worker processes, from the supervisors' samples."""
-    names = {supervisor.UP: "up", supervisor.STARTS: "starts", supervisor.STUCK: "stuck", supervisor.QUARANTINED: "quarantined"}
+    names = {
+        supervisor.UP: "up",
+        supervisor.STARTS: "starts",
+        supervisor.STUCK: "stuck",
+        supervisor.QUARANTINED: "quarantined",
+    }
     workers: dict[str, dict[str, Any]] = {}
     for metric, labels, value in own:
         if metric in names:
             worker = workers.setdefault(labels[0], {"name": labels[0], "failures": {}})
             worker[names[metric]] = bool(value) if metric is supervisor.UP else int(value)
         elif metric is supervisor.REPLACED:
-            workers.setdefault(labels[0], {"name": labels[0], "failures": {}})["failures"][labels[1]] = int(value)
+            workers.setdefault(labels[0], {"name": labels[0], "failures": {}})["failures"][
+                labels[1]
+            ] = int(value)
     return sorted(workers.values(), key=lambda worker: str(worker["name"]))
 
 
@@ -108,7 +123,11 @@ def _group(metrics: dict[str, dict[str, Any]], samples: Iterable[Sample]) -> Non
     for metric, labels, value in samples:
         family = metrics.get(metric.name)
         if family is None:
-            family = metrics[metric.name] = {"kind": metric.kind, "help": metric.help, "samples": []}
+            family = metrics[metric.name] = {
+                "kind": metric.kind,
+                "help": metric.help,
+                "samples": [],
+            }
         family["samples"].append(
             {
                 "labels": dict(zip(metric.dimensions, map(clean, labels), strict=True)),

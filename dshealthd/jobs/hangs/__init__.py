@@ -1,1 +1,1 @@
-"""Whether a job stands still on this node, since when, and what holds it up."""
+"""Whether a job is hung on this node, since when, and the cause."""

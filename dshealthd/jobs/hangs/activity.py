@@ -1,4 +1,6 @@
-"""What a process does at the moment, from `/proc/<pid>/stat` and `schedstat`, which can be read without waiting for the process."""
+"""What a process does at the moment, from `/proc/<pid>/stat` and `schedstat`, which can be read
+without waiting for the process.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,10 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dshealthd.host import read_bytes
+from dshealthd.core.host import read_bytes
 
 if TYPE_CHECKING:
-    from dshealthd.host import Host
+    from dshealthd.core.host import Host
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -57,7 +59,10 @@ class Activity:
     exit_status: int
     """As waitpid(2) returns it; meant of one that has ended only, and 0 where one may not know."""
     queued_seconds: float | None = None
-    """Time for which its main thread was ready to run and had no CPU so far; None where the kernel does not tell."""
+    """Time for which its main thread was ready to run and had no CPU so far.
+
+    None where the kernel does not tell.
+    """
 
     @property
     def work_seconds(self) -> float:
@@ -70,20 +75,31 @@ def parse_activity(data: bytes) -> Activity:
     fields = data[data.rfind(b")") + 1 :].split()
     try:
         ticks = int(fields[11]) + int(fields[12])
-        return Activity(_STATES.get(fields[0].decode("ascii"), State.UNKNOWN), int(fields[19]), ticks / _TICKS, int(fields[49]))
+        return Activity(
+            _STATES.get(fields[0].decode("ascii"), State.UNKNOWN),
+            int(fields[19]),
+            ticks / _TICKS,
+            int(fields[49]),
+        )
     except (IndexError, ValueError) as error:
         message = f"no process status: {data[:80]!r}"
         raise ValueError(message) from error
 
 
 def parse_queued(data: bytes) -> float:
-    """Return the seconds without a CPU that `/proc/<pid>/schedstat` tells; ValueError if malformed."""
+    """Return the seconds without a CPU that `/proc/<pid>/schedstat` tells.
+
+    ValueError if malformed.
+    """
     _running, waiting, _slices = map(int, data.split())
     return waiting / 1e9
 
 
 def activity(host: Host, pid: int, start: int) -> Activity | None:
-    """Return what the process does that has this pid and start; None if it is gone. ValueError, OSError if it cannot be known."""
+    """Return what the process does that has this pid and start; None if it is gone.
+
+    ValueError, OSError if it cannot be known.
+    """
     try:
         found = parse_activity(read_bytes(host.proc(f"{pid}/stat"), 4096))
     except (FileNotFoundError, ProcessLookupError):
@@ -91,6 +107,11 @@ def activity(host: Host, pid: int, start: int) -> Activity | None:
     if found.start != start:
         return None
     try:
-        return replace(found, queued_seconds=parse_queued(read_bytes(host.proc(f"{pid}/schedstat"), 4096)))
-    except (OSError, ValueError):  # a kernel without it, or the process has just ended, which its state tells
+        return replace(
+            found, queued_seconds=parse_queued(read_bytes(host.proc(f"{pid}/schedstat"), 4096))
+        )
+    except (
+        OSError,
+        ValueError,
+    ):  # a kernel without it, or the process has just ended, which its state tells
         return found

@@ -1,8 +1,10 @@
-"""How the processes of ranks end: which was the first, and whether by an error, by a signal or of its own accord.
+"""How the processes of ranks end: which was the first, and whether by an error, by a signal or of
+its own accord.
 
-The kernel tells of the end of a process at once where one holds a descriptor of it (pidfd_open(2)), and how it ended can be read for as
-long as its parent has not asked: a launcher asks some ten times a second. So the rank that took the others with it is known, which their
-launcher ends within a fraction of a second.
+The kernel tells of the end of a process at once where one holds a descriptor of it (pidfd_open(2)),
+and how it ended can be read for as long as its parent has not asked: a launcher asks some ten times
+a second. So the rank that took the others with it is known, which their launcher ends within a
+fraction of a second.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from dshealthd.host import Host
+    from dshealthd.core.host import Host
 
-_ASKED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU})
+_ASKED = frozenset(
+    {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU}
+)
 """What schedulers, launchers and people send to end a job in order."""
 
 
-class How(enum.StrEnum):
+class ExitKind(enum.StrEnum):
     """How a process ended."""
 
     ENDED = "ended"
@@ -41,27 +45,35 @@ class How(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-def how(status: int) -> How:
+def how(status: int) -> ExitKind:
     """Return how a process ended whose status this is, as waitpid(2) has it."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if number:
-        return How.KILLED if number == signal.SIGKILL else How.TERMINATED if number in _ASKED else How.CRASHED
-    return How.FAILED if os.WEXITSTATUS(status) else How.ENDED
+        return (
+            ExitKind.KILLED
+            if number == signal.SIGKILL
+            else ExitKind.TERMINATED
+            if number in _ASKED
+            else ExitKind.CRASHED
+        )
+    return ExitKind.FAILED if os.WEXITSTATUS(status) else ExitKind.ENDED
 
 
 @dataclass(frozen=True, slots=True)
 class End:
     """The end of a process."""
 
-    how: How
+    how: ExitKind
     at: float
     """Unix time in seconds at which it was noticed."""
 
 
-class Endings:
+class ExitWatcher:
     """Waits for the ends of processes, in the agent's own loop."""
 
-    def __init__(self, host: Host, loop: asyncio.AbstractEventLoop, wall: Callable[[], float]) -> None:
+    def __init__(
+        self, host: Host, loop: asyncio.AbstractEventLoop, wall: Callable[[], float]
+    ) -> None:
         """Wait for none yet. `host` must show the pids that this process sees, too."""
         self._host = host
         self._loop = loop
@@ -71,7 +83,10 @@ class Endings:
         self._ended: dict[tuple[int, int], End] = {}
 
     def follow(self, pid: int, start: int) -> None:
-        """Wait for the end of a process, unless that is done already. Where the kernel cannot (before Linux 5.3) its end is seen later."""
+        """Wait for the end of a process, unless that is done already.
+
+        Where the kernel cannot (before Linux 5.3) its end is seen later.
+        """
         key = pid, start
         if key in self._followed or key in self._ended:
             return
@@ -102,19 +117,22 @@ class Endings:
             self._release(key)
 
     def _note(self, key: tuple[int, int]) -> None:
-        # The descriptor is readable at the end of the process, also of one that took over the pid before it was opened: then the process
-        # that was meant is gone, which is as good an answer.
+        # The descriptor is readable at the end of the process, also of one that took over the pid
+        # before it was opened: then the process that was meant is gone, which is as good an answer.
         self._release(key)
-        self._ended[key] = End(self._status(*key) or How.UNKNOWN, self._wall())
+        self._ended[key] = End(self._status(*key) or ExitKind.UNKNOWN, self._wall())
 
-    def _status(self, pid: int, start: int) -> How | None:
-        """Return how a process ended, by what is left of it; None while it runs, or cannot be looked at."""
+    def _status(self, pid: int, start: int) -> ExitKind | None:
+        """Return how a process ended, by what is left of it.
+
+        None while it runs, or cannot be looked at.
+        """
         try:
             found = activity(self._host, pid, start)
         except (OSError, ValueError):
             return None
         if found is None:
-            return How.UNKNOWN
+            return ExitKind.UNKNOWN
         return how(found.exit_status) if found.state in {State.ZOMBIE, State.GONE} else None
 
     def _release(self, key: tuple[int, int]) -> None:

@@ -1,8 +1,9 @@
-"""Whether a job stands still on this node, and which of its ranks here is at fault as far as that can be known here.
+"""Whether a job is hung on this node, and which of its ranks here is at fault as far as that
+can be known here.
 
-A job stands still on a node if each of its ranks there has been silent for longer than is usual for it. Most of them wait for another,
-which may be on another node: then nothing here is at fault, and who is can only be said where all nodes are known, by the rules for
-Prometheus.
+A job is hung on a node if each of its ranks there has been silent for longer than is usual for
+it. Most of them wait for another, which may be on another node: then nothing here is at fault, and
+who is can only be said where all nodes are known, by the rules for Prometheus.
 """
 
 from __future__ import annotations
@@ -13,19 +14,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.jobs.hangs.activity import State
-from dshealthd.jobs.hangs.ending import How
-from dshealthd.jobs.hangs.pace import UNKNOWN
+from dshealthd.jobs.hangs.exits import ExitKind
+from dshealthd.jobs.hangs.silence import UNKNOWN
 from dshealthd.training.message import Phase, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from dshealthd.collector import Context
+    from dshealthd.core.collector import Context
 
 BUSY = 0.5
-"""Share of a core's time from which a rank without a GPU computes; one that waits for others in gloo sleeps."""
+"""Share of a core's time from which a rank without a GPU computes.
+
+One that waits for others in gloo sleeps.
+"""
 PATIENCE = 5.0
-"""A rank that computes may be silent for so many times its bound: a pause that nobody has marked and that has not been seen before."""
+"""A rank that computes may be silent for so many times its bound.
+
+A pause that nobody has marked and that has not been seen before.
+"""
 
 
 class Class(enum.StrEnum):
@@ -59,7 +66,7 @@ class Culprit(enum.StrEnum):
     """It does not come back from a phase that it has marked, other than a checkpoint."""
     INPUT = "input"
     """It has not begun the step that the others are in."""
-    BEHIND = "behind"
+    LAGGING = "behind"
     AHEAD = "ahead"
     """It has left the others behind: it has skipped what they wait in."""
 
@@ -83,15 +90,17 @@ class RankState:
     """Seconds of silence that are usual for it."""
     state: State
     """What its process does."""
-    ended: How | None = None
+    ended: ExitKind | None = None
     """How its process has ended; None while it runs."""
     ended_at: float | None = None
     """Unix time in seconds at which that was noticed."""
     settled: bool = True
     """Whether it has made more than its first steps, since it was first heard."""
     cpu: float | None = None
-    """Share of a core's time that its process took, or was ready to take, since its last heartbeat; None where that tells nothing: it
-    uses a GPU, on which waiting takes time too."""
+    """Share of a core's time that its process took, or was ready to take, since its last heartbeat;
+    None where that tells nothing: it
+    uses a GPU, on which waiting takes time too.
+    """
 
     @property
     def stands_still(self) -> bool:
@@ -107,12 +116,15 @@ class RankState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
-    """A job that stands still on this node."""
+    """A job that is hung on this node."""
 
     job: str
     reason: Class
     culprits: tuple[tuple[int, Culprit], ...]
-    """Ranks of this node that the others wait for, with what is wrong with them; empty where it is not known here."""
+    """Ranks of this node that the others wait for, with what is wrong with them.
+
+    Empty where it is not known here.
+    """
     ranks: tuple[RankState, ...]
     """All its ranks of this node, those that have ended among them."""
     since: float
@@ -120,7 +132,10 @@ class Hang:
 
 
 class Hangs:
-    """The jobs that stand still on this node; one in an agent, `context.shared(Hangs)`. A hang is there once it has been seen twice."""
+    """The jobs that stand still on this node; one in an agent, `context.shared(Hangs)`.
+
+    A hang is there once it has been seen twice.
+    """
 
     def __init__(self, _context: Context) -> None:
         """Know of none."""
@@ -129,7 +144,10 @@ class Hangs:
         self._listeners: list[Callable[[Hang], object]] = []
 
     def listen(self, listener: Callable[[Hang], object]) -> None:
-        """Have `listener` be called once for each hang, as it is confirmed: in the agent's loop, where it must return at once."""
+        """Have `listener` be called once for each hang, as it is confirmed.
+
+        In the agent's loop, where it must return at once.
+        """
         self._listeners.append(listener)
 
     def update(self, current: Mapping[str, Hang]) -> None:
@@ -142,19 +160,26 @@ class Hangs:
 
 
 def judge(job: str, ranks: Sequence[RankState], now: float) -> Hang | None:
-    """Return what holds the job up, at Unix time `now`; None if it moves, or has ended here, or is about to."""
+    """Return what holds the job up, at Unix time `now`.
+
+    None if it moves, or has ended here, or is about to.
+    """
     living = [rank for rank in ranks if rank.ended is None]
     if not living or not all(rank.stands_still for rank in living):
         return None
-    done = any(rank.ended is How.ENDED for rank in ranks)
-    if done and any(rank.silence < UNKNOWN for rank in living):  # who is done leaves another to write what there is to write
+    done = any(rank.ended is ExitKind.ENDED for rank in ranks)
+    if done and any(
+        rank.silence < UNKNOWN for rank in living
+    ):  # who is done leaves another to write what there is to write
         return None
     reason, culprits = _cause(ranks, living)
     since = now - min(rank.silence for rank in living)
     return Hang(job=job, reason=reason, culprits=tuple(culprits), ranks=tuple(ranks), since=since)
 
 
-def _cause(ranks: Sequence[RankState], living: Sequence[RankState]) -> tuple[Class, list[tuple[int, Culprit]]]:
+def _cause(
+    ranks: Sequence[RankState], living: Sequence[RankState]
+) -> tuple[Class, list[tuple[int, Culprit]]]:
     process = [(rank.rank, Culprit.GONE) for rank in ranks if rank.ended is not None]
     process += [(rank.rank, Culprit.STOPPED) for rank in living if rank.stopped]
     if process:
@@ -163,7 +188,9 @@ def _cause(ranks: Sequence[RankState], living: Sequence[RankState]) -> tuple[Cla
         return Class.CHECKPOINT, [(rank, Culprit.CHECKPOINT) for rank in saving]
     if blocked := _minority(living, [rank.rank for rank in living if rank.state is State.BLOCKED]):
         return Class.INPUT, [(rank, Culprit.BLOCKED) for rank in blocked]
-    if paused := _minority(living, [rank.rank for rank in living if rank.phase is not Phase.TRAINING]):
+    if paused := _minority(
+        living, [rank.rank for rank in living if rank.phase is not Phase.TRAINING]
+    ):
         return Class.DESYNC, [(rank, Culprit.PAUSED) for rank in paused]
     return _apart(living)
 
@@ -179,7 +206,9 @@ def position(rank: RankState) -> tuple[int, int]:
 
 
 def _apart(living: Iterable[RankState]) -> tuple[Class, list[tuple[int, Culprit]]]:
-    """Compare how far the ranks are: those at fault are the fewer, and where both are as many the ones behind."""
+    """Compare how far the ranks are: those at fault are the fewer, and where both are as many the
+    ones behind.
+    """
     ranks = list(living)
     known = all(rank.stage is not Stage.UNKNOWN for rank in ranks)
     places = {rank.rank: position(rank) if known else (rank.step, 0) for rank in ranks}
@@ -194,4 +223,4 @@ def _apart(living: Iterable[RankState]) -> tuple[Class, list[tuple[int, Culprit]
         return Class.DESYNC, [(rank, Culprit.AHEAD) for rank in culprits]
     if last[1] == Stage.INPUT:
         return Class.INPUT, [(rank, Culprit.INPUT) for rank in culprits]
-    return Class.DESYNC, [(rank, Culprit.BEHIND) for rank in culprits]
+    return Class.DESYNC, [(rank, Culprit.LAGGING) for rank in culprits]

@@ -1,9 +1,11 @@
-"""How long a rank is usually silent, learnt from its own heartbeats, and from when on its silence is no longer usual.
+"""How long a rank is usually silent, learnt from its own heartbeats, and from when on its silence
+is no longer usual.
 
-Heartbeats come as steps end, so that a pause between two steps (an evaluation every hundred steps, a checkpoint, a batch that is late) is a
-silence like any other, and what is usual is the longest silence of the last hours and not the time of a step. What is marked as a phase is
-learnt apart from training. A bound is never infinite, and generous as long as little is known: before the first steps, which compile and
-warm up, and in a phase that has not been seen to end yet.
+Heartbeats come as steps end, so that a pause between two steps (an evaluation every hundred steps,
+a checkpoint, a batch that is late) is a silence like any other, and what is usual is the longest
+silence of the last hours and not the time of a step. What is marked as a phase is learnt apart from
+training. A bound is never infinite, and generous as long as little is known: before the first
+steps, which compile and warm up, and in a phase that has not been seen to end yet.
 """
 
 from __future__ import annotations
@@ -17,13 +19,21 @@ FLOOR = 30.0
 MARGIN = 2.0
 """A silence in training may be so many times as long as the longest before it."""
 LONGEST = 600.0
-"""Seconds that a silence in training counts for at most, so that one hang which ended by itself does not hide the next."""
+"""Seconds that a silence in training counts for at most, so that one hang which ended by itself
+does not hide the next.
+"""
 UNKNOWN = 1800.0
-"""Seconds that are granted where nothing is known yet: as long as gloo waits for a collective by default, three times what NCCL does."""
+"""Seconds that are granted where nothing is known yet.
+
+As long as gloo waits for a collective by default, three times what NCCL does.
+"""
 FIRST_STEPS = 10
 """Steps that are not learnt from: they compile, warm up and allocate."""
 MARKED_FLOOR, MARKED_MARGIN = 300.0, 4.0
-"""The same as FLOOR and MARGIN in a marked phase, whose length varies more: a checkpoint goes to storage that others use too."""
+"""The same as FLOOR and MARGIN in a marked phase, whose length varies more.
+
+A checkpoint goes to storage that others use too.
+"""
 WINDOW = 6 * 3600.0
 """Seconds after which a silence may be forgotten; at the latest after twice as long."""
 
@@ -50,11 +60,17 @@ class _Longest:
         return max(known, default=None)
 
 
-class Pace:
-    """What is usual for one process. Times are seconds of any clock that does not run while nobody looks."""
+class SilenceBaseline:
+    """What is usual for one process.
+
+    Times are seconds of any clock that does not run while nobody looks.
+    """
 
     def __init__(self, at: float, step: int, phase: int, floor: float = FLOOR) -> None:
-        """Begin with the first heartbeat that was heard, `at` that time; `floor` is what is usual in any training."""
+        """Begin with the first heartbeat that was heard, `at` that time.
+
+        `floor` is what is usual in any training.
+        """
         self._floor = floor
         self._first = step
         self._began = at
@@ -84,7 +100,11 @@ class Pace:
         longest = self._longest.get(self._phase)
         seconds = longest.seconds if longest is not None else None
         if self._phase != Phase.TRAINING:
-            return UNKNOWN if seconds is None else max(MARKED_FLOOR, MARKED_MARGIN * min(seconds, UNKNOWN))
+            return (
+                UNKNOWN
+                if seconds is None
+                else max(MARKED_FLOOR, MARKED_MARGIN * min(seconds, UNKNOWN))
+            )
         if not self.knows_training:
             return max(UNKNOWN, self._floor)
         if seconds is None:  # steps are too fast for each to be heard: their mean has to do

@@ -1,7 +1,9 @@
-"""Watches the ranks of this node: how long each has been silent, what its process does, and how it ended.
+"""Watches the ranks of this node: how long each has been silent, what its process does, and how it
+ended.
 
-The time of silence runs only while the watch looks, so that an agent that was stopped, or a machine that was suspended, makes nobody late;
-and it does not depend on the system's clock, which may be set.
+The time of silence runs only while the watch looks, so that an agent that was stopped, or a machine
+that was suspended, makes nobody late; and it does not depend on the system's clock, which may be
+set.
 """
 
 from __future__ import annotations
@@ -11,26 +13,30 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.jobs.hangs.activity import State, activity
-from dshealthd.jobs.hangs.ending import End
+from dshealthd.jobs.hangs.exits import End
 from dshealthd.jobs.hangs.hang import RankState
-from dshealthd.jobs.hangs.pace import FLOOR, Pace
+from dshealthd.jobs.hangs.silence import FLOOR, SilenceBaseline
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.training.message import Message, Phase, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dshealthd.host import Host
-    from dshealthd.jobs.hangs.ending import Endings
+    from dshealthd.core.host import Host
+    from dshealthd.jobs.hangs.exits import ExitWatcher
 
 GRACE = 3
-"""Looks for which a process that reports no longer is kept: its connection ends a little before it does."""
+"""Looks for which a process that reports no longer is kept.
+
+Its connection ends a little before it does.
+"""
 SELDOM = 5
 """Looks from one at the process itself to the next, while it is heard."""
 FRESH = 2.0
 """Seconds of silence below which a rank is heard."""
 KEPT = 600.0
-"""Seconds for which the end of a rank is told, unless its job goes on with another process before."""
+"""Seconds for which the end of a rank is told, unless its job goes on with another process before.
+"""
 
 Place = tuple[str, int]
 """Job and rank."""
@@ -42,9 +48,11 @@ class Watched:
 
     who: Identity
     message: Message
-    pace: Pace
+    baseline: SilenceBaseline
     cpu_before: tuple[float, float] | None = None
-    """How long it had worked, and the watch's time, when it was first looked at after it was last heard; both in seconds."""
+    """How long it had worked, and the watch's time, when it was first looked at after it was last
+    heard; both in seconds.
+    """
     cpu: float | None = None
     """Share of a core's time since that it took, or waited for."""
     state: State = State.UNKNOWN
@@ -69,12 +77,12 @@ class Watched:
             step=self.message.step,
             phase=Phase(self.message.phase),
             stage=Stage(self.message.stage),
-            silence=self.pace.silence(clock),
-            bound=self.pace.bound,
+            silence=self.baseline.silence(clock),
+            bound=self.baseline.bound,
             state=self.state,
             ended=self.end.how if self.end is not None else None,
             ended_at=self.end.at if self.end is not None else None,
-            settled=self.pace.knows_training,
+            settled=self.baseline.knows_training,
             # On a GPU who waits for the device takes a core as well, so that it tells nothing.
             cpu=self.cpu if self.message.memory is None else None,
         )
@@ -83,10 +91,16 @@ class Watched:
 class Watch:
     """All ranks of this node that report, and for a while those that did."""
 
-    def __init__(self, host: Host, endings: Endings, *, slack: float, floor: float = FLOOR) -> None:
-        """Watch none yet. `slack` is how many seconds may pass from one look to the next and still count; `floor` as for `Pace`."""
+    def __init__(
+        self, host: Host, exit_watcher: ExitWatcher, *, slack: float, floor: float = FLOOR
+    ) -> None:
+        """Watch none yet.
+
+        `slack` is how many seconds may pass from one look to the next and still count; `floor` as
+        for `SilenceBaseline`.
+        """
         self._host = host
-        self._endings = endings
+        self._exit_watcher = exit_watcher
         self._slack = slack
         self._floor = floor
         self._now: float | None = None
@@ -104,9 +118,18 @@ class Watch:
             heard = self._clock - min(max(now - message.sent, 0.0), elapsed)
             watched = self.watched.get(place)
             if watched is None or watched.who != who:
-                self._begin(place, Watched(who, message, Pace(heard, message.step, message.phase, self._floor)))
+                self._begin(
+                    place,
+                    Watched(
+                        who,
+                        message,
+                        SilenceBaseline(heard, message.step, message.phase, self._floor),
+                    ),
+                )
             elif (watched.message.sent, watched.message.step) != (message.sent, message.step):
-                watched.pace.hear(max(heard, watched.pace.heard), message.step, message.phase)
+                watched.baseline.hear(
+                    max(heard, watched.baseline.heard), message.step, message.phase
+                )
                 watched.message, watched.cpu_before, watched.cpu = message, None, None
         for place, watched in list(self.watched.items()):
             watched.unheard = 0 if place in present else watched.unheard + 1
@@ -126,7 +149,7 @@ class Watch:
             if other == place or (other[0] == job and before.end is not None):
                 self._forget(other)
         self.watched[place] = watched
-        self._endings.follow(*watched.key)
+        self._exit_watcher.follow(*watched.key)
 
     def _examine(self, place: Place, watched: Watched) -> None:
         """Look at the process itself."""
@@ -134,7 +157,7 @@ class Watch:
             if self._clock - watched.ended_at > KEPT:
                 self._forget(place)
             return
-        watched.end = self._endings.end(*watched.key)
+        watched.end = self._exit_watcher.end(*watched.key)
         if watched.end is not None:
             watched.state, watched.ended_at = State.GONE, self._clock
             return
@@ -142,7 +165,7 @@ class Watch:
             self._forget(place)
             return
         # One that was heard just now is well, and not looked at each time.
-        if self._looks % SELDOM and watched.pace.silence(self._clock) < FRESH:
+        if self._looks % SELDOM and watched.baseline.silence(self._clock) < FRESH:
             return
         try:
             found = activity(self._host, *watched.key)
@@ -154,7 +177,9 @@ class Watch:
         elif watched.cpu_before is None:
             watched.cpu_before = found.work_seconds, self._clock
         elif self._clock > watched.cpu_before[1]:
-            watched.cpu = (found.work_seconds - watched.cpu_before[0]) / (self._clock - watched.cpu_before[1])
+            watched.cpu = (found.work_seconds - watched.cpu_before[0]) / (
+                self._clock - watched.cpu_before[1]
+            )
 
     def _forget(self, place: Place) -> None:
-        self._endings.forget(*self.watched.pop(place).key)
+        self._exit_watcher.forget(*self.watched.pop(place).key)

@@ -1,22 +1,30 @@
-"""What may block on behalf of a sender, done in threads that nobody waits for and that do not delay the agent's end."""
+"""What may block on behalf of a sender: done in threads that nobody waits for."""
 
 from __future__ import annotations
 
-import threading
+import functools
+import logging
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
+
+from dshealthd.core import background
+from dshealthd.core.child import StartError
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+log = logging.getLogger(__name__)
+
 THREADS = 8
-"""Errands that are run at a time."""
+"""Errands that run at a time."""
 THREADS_PER_USER = 2
 """The same for senders of one user, who may have them all hang."""
+RETRY = 1.0
+"""Seconds until a thread that could not be started is tried again; a pids limit lasts."""
 
 
-class Errands:
+class BlockingTasks:
     """A bounded number at a time, of all users and of each; the rest wait for their turn."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -24,23 +32,33 @@ class Errands:
         self._loop = loop
         self._waiting: deque[tuple[int, Callable[[], Any], Callable[[Any], object]]] = deque()
         self._running: Counter[int] = Counter()
+        self._retry: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         """Return how many are run or wait."""
         return len(self._waiting) + self._running.total()
 
-    def run(self, user: int, errand: Callable[[], Any], answer: Callable[[Any], object] = lambda _: None) -> None:
-        """Have an errand be run some time on behalf of a user, and `answer` be called with what it returned. It must not raise."""
+    def run(
+        self, user: int, errand: Callable[[], Any], answer: Callable[[Any], object] = lambda _: None
+    ) -> None:
+        """Run an errand some time on behalf of a user, and call `answer` with what it returned.
+
+        It must not raise.
+        """
         self._waiting.append((user, errand, answer))
-        self._start()
+        if self._retry is None:
+            self._start()
 
     def close(self) -> None:
-        """Have those that wait be run one after the other, without an answer to anybody."""
+        """Have those that wait run one after the other, without an answer to anybody."""
         waiting, self._waiting = self._waiting, deque()
-        threading.Thread(target=lambda: [errand() for _, errand, _ in waiting], name="heartbeat senders", daemon=True).start()
+        if self._retry is not None:
+            self._retry.cancel()
+        _finish(self._loop, [errand for _, errand, _ in waiting])
 
     def _start(self) -> None:
         """Start what may be started: those of a user who has too many already are passed over."""
+        self._retry = None
         for _ in range(len(self._waiting)):
             if self._running.total() >= THREADS:
                 return
@@ -48,8 +66,14 @@ class Errands:
             if self._running[waiting[0]] >= THREADS_PER_USER:
                 self._waiting.append(waiting)
                 continue
+            try:
+                background.start(functools.partial(self._run, *waiting), "a heartbeat sender")
+            except StartError as error:
+                self._waiting.appendleft(waiting)
+                self._retry = self._loop.call_later(RETRY, self._start)
+                log.warning("%s", error)
+                return
             self._running[waiting[0]] += 1
-            threading.Thread(target=self._run, args=waiting, name="heartbeat sender", daemon=True).start()
 
     def _run(self, user: int, errand: Callable[[], Any], answer: Callable[[Any], object]) -> None:
         found = errand()
@@ -59,7 +83,19 @@ class Errands:
             if not self._running[user]:
                 del self._running[user]
             answer(found)
-            self._start()
+            if self._retry is None:
+                self._start()
 
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(deliver)
+
+
+def _finish(loop: asyncio.AbstractEventLoop, errands: list[Callable[[], Any]]) -> None:
+    """Run errands in one thread, as soon as one can be started."""
+    if not errands or loop.is_closed():
+        return
+    try:
+        background.start(lambda: [errand() for errand in errands], "heartbeat senders")
+    except StartError as error:
+        log.warning("%s", error)
+        loop.call_later(RETRY, _finish, loop, errands)

@@ -1,6 +1,8 @@
-"""Who sends heartbeats: the job and rank of a process, read from `/proc` and never taken from what it says.
+"""Who sends heartbeats: the job and rank of a process, read from `/proc` and never taken from what
+it says.
 
-A process's environment is read under the lock of its memory, which one that hangs in a driver may hold: this blocks.
+A process's environment is read under the lock of its memory, which one that hangs in a driver may
+hold: this blocks.
 """
 
 from __future__ import annotations
@@ -9,12 +11,13 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from dshealthd.host import read, read_bytes
+from dshealthd.core.host import read, read_bytes
 from dshealthd.jobs.environment import job, launch, parse_environ
-from dshealthd.jobs.processes import ENVIRON_LIMIT, TrainingProcess, parse_stat
+from dshealthd.jobs.ownership import parse_user
+from dshealthd.jobs.processes import ENVIRON_LIMIT, TrainingProcess, parse_stat, standing
 
 if TYPE_CHECKING:
-    from dshealthd.host import Host
+    from dshealthd.core.host import Host
 
 
 class Unidentified(enum.StrEnum):
@@ -26,8 +29,6 @@ class Unidentified(enum.StrEnum):
     """It has no launcher's variables in the environment that it was started with."""
     PERMISSION_DENIED = "permission_denied"
     """Environments of other users take CAP_SYS_PTRACE."""
-    OTHER_USER = "other_user"
-    """Its environment names a job that another user's process, which is older, belongs to."""
     GONE = "gone"
     """It has ended, and its pid may be another's."""
     UNREADABLE = "unreadable"
@@ -46,15 +47,6 @@ class Identity:
 Answer: TypeAlias = "Identity | Unidentified"
 
 
-def parse_user(status: bytes) -> int:
-    """Return the real user of `/proc/<pid>/status`; ValueError if it is not there."""
-    fields = status.partition(b"\nUid:")[2].split(None, 1)
-    if not fields:
-        message = "no user in the process status"
-        raise ValueError(message)
-    return int(fields[0])
-
-
 def identify(host: Host, pid: int, user: int) -> Answer:
     """Return who the process is, if it is one of `user`. Blocks where the process hangs."""
     place = host.proc(str(pid))
@@ -63,9 +55,10 @@ def identify(host: Host, pid: int, user: int) -> Answer:
         if parse_user(read_bytes(f"{place}/status", 8192)) != user:
             return Unidentified.GONE  # the pid is another's by now
         environment = parse_environ(read_bytes(f"{place}/environ", ENVIRON_LIMIT))
+        name = job(environment, _boot(host))
+        confirmed = standing(place, name)[1]
         if parse_stat(read_bytes(f"{place}/stat", 4096)).image != stat.image:
             return Unidentified.GONE
-        machine = _boot(host)
     except (FileNotFoundError, ProcessLookupError):
         return Unidentified.GONE
     except PermissionError:
@@ -75,20 +68,35 @@ def identify(host: Host, pid: int, user: int) -> Answer:
     place_in_job = launch(environment)
     if place_in_job is None:
         return Unidentified.NO_LAUNCHER
-    process = TrainingProcess(pid, stat.start, stat.parent, job(environment, machine), place_in_job, environment)
+    process = TrainingProcess(
+        pid,
+        stat.start,
+        stat.parent,
+        name,
+        place_in_job,
+        environment,
+        user=user,
+        confirmed=confirmed,
+    )
     return Identity(process, stat.image)
 
 
 def same(host: Host, identity: Identity) -> bool:
     """Tell whether the process is still the one that was identified. Does not block."""
     try:
-        return parse_stat(read_bytes(host.proc(f"{identity.process.pid}/stat"), 4096)).image == identity.image
+        return (
+            parse_stat(read_bytes(host.proc(f"{identity.process.pid}/stat"), 4096)).image
+            == identity.image
+        )
     except (OSError, ValueError):
         return False
 
 
 def _boot(host: Host) -> str:
-    """Return what only this machine has; empty where the kernel does not tell. `ProcessTable` names jobs by the same."""
+    """Return what only this machine has; empty where the kernel does not tell.
+
+    `ProcessTable` names jobs by the same.
+    """
     try:
         return read(host.proc("sys/kernel/random/boot_id")).strip()
     except OSError:

@@ -1,20 +1,28 @@
-"""The heartbeats' socket in the file system: made where none is, taken over from an agent that has ended, removed at the end."""
+"""The heartbeats' socket in the file system.
+
+Made where none is, taken over from an agent that has ended, removed at the end.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 
-from dshealthd.unix_socket import clear
+from dshealthd.core.unix_socket import clear
 
 BACKLOG = 128
 """Connections that wait to be taken."""
 
 
 def listen(path: str) -> socket.socket:
-    """Return a socket that listens on `path`, open to every user. OSError if it cannot be had: EADDRINUSE if another agent has it."""
+    """Return a socket that listens on `path`, open to every user.
+
+    OSError if it cannot be had: EADDRINUSE if another agent has it.
+    """
     clear(path, socket.SOCK_SEQPACKET)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    listener = socket.socket(
+        socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+    )
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         listener.bind(path)
@@ -27,7 +35,10 @@ def listen(path: str) -> socket.socket:
 
 
 def place(path: str) -> tuple[int, int] | None:
-    """Return what tells the socket at a path from another that takes its place; None if there is none."""
+    """Return what tells the socket at a path from another that takes its place.
+
+    None if there is none.
+    """
     try:
         found = os.lstat(path)
     except OSError:

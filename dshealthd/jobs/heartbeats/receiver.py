@@ -1,11 +1,14 @@
-"""Takes in the heartbeats of training processes: a socket that every user may connect to, and that none can use to harm others.
+"""Takes in the heartbeats of training processes.
 
-A sender hands over a page of memory (`dshealthd.training.page`), once. The kernel tells which process did, which must be the one that
-connected; its job and rank come from `/proc`. From then on the page is read by the clock, a few times a second, so that a training does
-nothing for being read, and no sender decides what the agent does when.
+A socket that every user may connect to, and that none can use to harm others.
 
-Nothing of a connection is received or closed in the agent's loop: another user's descriptors may be in it (`take_page`). How many
-connections and threads there are is bounded, of each user and of all.
+A sender hands over a page of memory (`dshealthd.training.page`), once. The kernel tells which
+process did, which must be the one that connected; its job and rank come from `/proc`. From then on
+the page is read by the clock, a few times a second, so that a training does nothing for being read,
+and no sender decides what the agent does when.
+
+Nothing of a connection is received or closed in the agent's loop: another user's descriptors may be
+in it (`take_page`). How many connections and threads there are is bounded, of each user and of all.
 """
 
 from __future__ import annotations
@@ -15,12 +18,14 @@ import functools
 import os
 import select
 import socket
-import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dshealthd.jobs.heartbeats.errands import Errands
+from dshealthd.jobs import ownership
+from dshealthd.jobs.heartbeats.blocking_tasks import BlockingTasks
+from dshealthd.jobs.heartbeats.closing import Closer
 from dshealthd.jobs.heartbeats.identity import Identity, Unidentified, identify, same
 from dshealthd.jobs.heartbeats.listener import listen, place
 from dshealthd.jobs.heartbeats.sender import CREDENTIALS, Rejected, Sender, take_page
@@ -28,15 +33,17 @@ from dshealthd.training.message import PAGE, newest
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from dshealthd.host import Host
+    from dshealthd.core.host import Host
     from dshealthd.jobs.heartbeats.identity import Answer
 
 MAX_SENDERS = 256
 MAX_SENDERS_PER_USER = 64
-MAX_ERRANDS = 512
-"""Connections that wait for a thread; while there are more, none is taken."""
+MAX_CLOSING = 512
+"""Descriptors that wait to be closed, as no thread starts; meanwhile no connection is taken."""
+SILENT = 10.0
+"""Seconds after which a connection that brought no page gives way; a rank hands it over at once."""
 PERIOD = 0.25
 """Seconds from one turn to the next."""
 CONNECTIONS = 32
@@ -49,7 +56,12 @@ class Receiver:
     """The socket and its senders, in the agent's own loop."""
 
     def __init__(
-        self, path: str, host: Host, *, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
+        self,
+        path: str,
+        host: Host,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """Prepare to listen on `path`; `monotonic` is the clock that senders have too."""
         self.path = path
@@ -64,9 +76,10 @@ class Receiver:
         self._poll = select.poll()
         self._users: Counter[int] = Counter()
         self._timer: asyncio.TimerHandle | None = None
-        self._errands: Errands | None = None
-        self._owners: dict[str, int] = {}
-        """The user of each job: that of its oldest process. A later one cannot make itself older."""
+        self._blocking_tasks: BlockingTasks | None = None
+        self._closer = Closer()
+        self._owners: dict[str, int | None] = {}
+        """The user of each job that senders name."""
         self.received = 0
         """Messages read so far."""
         self.rejected: Counter[Rejected] = Counter()
@@ -77,11 +90,14 @@ class Receiver:
         return self._listener is not None and self._place == place(self.path)
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Listen, and take in what comes in `loop`. OSError if the path cannot be had: EADDRINUSE if another agent listens there."""
+        """Listen, and take in what comes in `loop`.
+
+        OSError if the path cannot be had: EADDRINUSE if another agent listens there.
+        """
         self.close()
         listener = listen(self.path)
         self._listener, self._loop, self._place = listener, loop, place(self.path)
-        self._errands = Errands(loop)
+        self._blocking_tasks = BlockingTasks(loop)
         self._turn()
 
     def close(self) -> None:
@@ -89,10 +105,13 @@ class Receiver:
         senders = list(self._senders.values())
         for sender in senders:
             self._forget(sender)
-        threading.Thread(target=_disconnect, args=(senders,), name="heartbeat senders", daemon=True).start()
-        if self._errands is not None:
-            self._errands.close()
-            self._errands = None
+        if self._blocking_tasks is not None:
+            self._blocking_tasks.close()
+            self._blocking_tasks = None
+        for sender in senders:
+            self._closer.put(sender.connection.detach())
+        if self._loop is not None:
+            self._closer.finish(self._loop)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -111,10 +130,16 @@ class Receiver:
                 self._drop(sender)
 
     def senders(self) -> Iterator[tuple[Identity, Sender]]:
-        """Yield the senders whose job and rank are known, and who they are."""
+        """Yield the senders whose job and rank are known, and who they are.
+
+        One that names another user's job is of a job of its own.
+        """
         for sender in self._senders.values():
-            if isinstance(sender.who, Identity) and not self._foreign(sender):
-                yield sender.who, sender
+            if isinstance(who := sender.who, Identity):
+                job = ownership.name(who.process, self._owners)
+                if job != who.process.job:
+                    who = replace(who, process=replace(who.process, job=job))
+                yield who, sender
 
     @property
     def connections(self) -> int:
@@ -124,26 +149,29 @@ class Receiver:
     @property
     def unidentified(self) -> Mapping[Unidentified, int]:
         """How many processes send heartbeats that are not shown, by why."""
-        counts = Counter(sender.who for sender in self._senders.values() if isinstance(sender.who, Unidentified))
-        counts[Unidentified.OTHER_USER] = sum(map(self._foreign, self._senders.values()))
+        counts = Counter(
+            sender.who for sender in self._senders.values() if isinstance(sender.who, Unidentified)
+        )
         return {reason: counts[reason] for reason in Unidentified}
 
     def _turn(self) -> None:
         """See to the connections, and read the pages."""
-        if self._listener is None or self._loop is None or self._errands is None:
+        if self._listener is None or self._loop is None or self._blocking_tasks is None:
             return
         self._timer = self._loop.call_later(PERIOD, self._turn)
         for connection, events in self._poll.poll(0):
-            self._attend(self._errands, self._senders[connection], events)
-        self._accept(self._errands, self._listener)  # now that those who have gone have made room
+            self._attend(self._blocking_tasks, self._senders[connection], events)
+        self._end_silent()
+        self._accept(self._listener)  # now that those who have gone have made room
+        self._closer.turn()
         for sender in list(self._senders.values()):
-            if sender.page is not None and not self._foreign(sender):
+            if sender.page is not None:
                 self._read(sender, sender.page)
 
-    def _accept(self, errands: Errands, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         """Take new connections."""
         for _ in range(CONNECTIONS):
-            if len(errands) >= MAX_ERRANDS:
+            if len(self._closer) >= MAX_CLOSING:
                 return
             try:
                 connection, _ = listener.accept()
@@ -151,23 +179,56 @@ class Receiver:
                 return
             connection.settimeout(0.0)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            pid, user, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
-            if pid <= 0 or len(self._senders) >= MAX_SENDERS or self._users[user] >= MAX_SENDERS_PER_USER:
+            pid, user, _ = CREDENTIALS.unpack(
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+            )
+            if pid <= 0 or not self._has_place(user):
                 self.rejected[Rejected.SENDERS if pid > 0 else Rejected.FORGED] += 1
-                errands.run(user, connection.close)
+                self._closer.put(connection.detach())
                 continue
             self._users[user] += 1
-            self._senders[connection.fileno()] = Sender(connection, pid, user, self._monotonic())
+            now = self._monotonic()
+            self._senders[connection.fileno()] = Sender(connection, pid, user, now, now)
             self._poll.register(connection, select.POLLIN)
 
-    def _attend(self, errands: Errands, sender: Sender, events: int) -> None:
+    def _has_place(self, user: int) -> bool:
+        """Tell whether a user may have one more connection; make room where others have more.
+
+        When all places are taken, the user who has most gives the youngest of them, one without a
+        page first, so that no number of users with full shares shuts another one out.
+        """
+        if self._users[user] >= MAX_SENDERS_PER_USER:
+            return False
+        if len(self._senders) < MAX_SENDERS:
+            return True
+        greediest, count = self._users.most_common(1)[0]
+        if count <= self._users[user] + 1:
+            return False
+        theirs = [sender for sender in self._senders.values() if sender.user == greediest]
+        self._reject(
+            max(theirs, key=lambda sender: (sender.page is None, sender.since)), Rejected.SENDERS
+        )
+        return True
+
+    def _end_silent(self) -> None:
+        """Let go of connections that never brought a page."""
+        oldest = self._monotonic() - SILENT
+        for sender in list(self._senders.values()):
+            if sender.who is None and sender.since < oldest:
+                self._reject(sender, Rejected.SILENT)
+
+    def _attend(self, blocking_tasks: BlockingTasks, sender: Sender, events: int) -> None:
         """Do what a connection asks for: it has ended, or its page is there."""
         if events & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
             self._drop(sender)
         elif sender.who is None:
             sender.who = Unidentified.PENDING
             self._poll.unregister(sender.connection)  # until the page has been taken
-            errands.run(sender.user, functools.partial(_meet, self._host, sender), functools.partial(self._met, sender))
+            blocking_tasks.run(
+                sender.user,
+                functools.partial(_meet, self._host, sender, self._closer),
+                functools.partial(self._met, sender),
+            )
         else:
             self._reject(sender, Rejected.MALFORMED)  # there is nothing to say after the page
 
@@ -211,19 +272,13 @@ class Receiver:
             self.received += 1
         sender.torn, sender.looked = 0, now
 
-    def _foreign(self, sender: Sender) -> bool:
-        """Tell whether a sender names a job that is another user's."""
-        return isinstance(sender.who, Identity) and self._owners.get(sender.who.process.job, sender.user) != sender.user
-
     def _settle(self) -> None:
         """Decide whose each job is."""
-        oldest: dict[str, tuple[int, int, int]] = {}
-        for sender in self._senders.values():
-            if isinstance(sender.who, Identity):
-                process = sender.who.process
-                age = (process.start, process.pid, sender.user)
-                oldest[process.job] = min(oldest.get(process.job, age), age)
-        self._owners = {job: user for job, (_, _, user) in oldest.items()}
+        self._owners = ownership.owners(
+            sender.who.process
+            for sender in self._senders.values()
+            if isinstance(sender.who, Identity)
+        )
 
     def _reject(self, sender: Sender, why: Rejected) -> None:
         self.rejected[why] += 1
@@ -232,8 +287,7 @@ class Receiver:
     def _drop(self, sender: Sender) -> None:
         """Let go of a sender; one that still lives may connect again."""
         self._forget(sender)
-        if self._errands is not None:
-            self._errands.run(sender.user, sender.connection.close)
+        self._closer.put(sender.connection.detach())
 
     def _forget(self, sender: Sender) -> None:
         del self._senders[sender.connection.fileno()]
@@ -248,16 +302,12 @@ class Receiver:
         self._settle()
 
 
-def _disconnect(senders: Iterable[Sender]) -> None:
-    """Close connections. Blocks."""
-    for sender in senders:
-        sender.connection.close()
-
-
-def _meet(host: Host, sender: Sender) -> tuple[int | Rejected | None, Answer]:
+def _meet(host: Host, sender: Sender, closer: Closer) -> tuple[int | Rejected | None, Answer]:
     """Return the page of a sender, or why it has none, and who it is. Blocks."""
     try:
-        page = take_page(sender.connection, sender.pid, sender.user)
+        page = take_page(sender.connection, sender.pid, sender.user, closer.put)
     except OSError:
         return None, Unidentified.GONE
-    return page, Unidentified.GONE if isinstance(page, Rejected) else identify(host, sender.pid, sender.user)
+    return page, Unidentified.GONE if isinstance(page, Rejected) else identify(
+        host, sender.pid, sender.user
+    )

@@ -1,11 +1,13 @@
-"""Where the heartbeats of this agent come in, for what reads them beside the collector that receives them."""
+"""Where the heartbeats of this agent come in, for what reads them beside the collector that
+receives them.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dshealthd.collector import Context
+    from dshealthd.core.collector import Context
     from dshealthd.jobs.heartbeats.receiver import Receiver
 
 

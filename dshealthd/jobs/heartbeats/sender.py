@@ -10,14 +10,21 @@ import os
 import socket
 import struct
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dshealthd.jobs.heartbeats.identity import Identity, Unidentified
 from dshealthd.training.message import HELLO, PAGE, Message
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 CREDENTIALS = struct.Struct("=iII")
 """struct ucred: pid, user, group."""
 _ANCILLARY = socket.CMSG_SPACE(CREDENTIALS.size) + socket.CMSG_SPACE(array.array("i").itemsize)
-"""Room for the credentials and one descriptor, or two where the padding has room; the kernel closes what comes beyond."""
+"""Room for the credentials and one descriptor, or two where the padding has room.
+
+The kernel closes what comes beyond.
+"""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -27,9 +34,13 @@ class Rejected(enum.StrEnum):
     MALFORMED = "malformed"
     """It brought no page, a page that cannot be read or holds no heartbeat, or more than a page."""
     FORGED = "forged"
-    """The page was handed over by another process than the one that connected, or by one that this agent's pids do not name."""
+    """The page was handed over by another process than the one that connected, or by one that this
+    agent's pids do not name.
+    """
     SENDERS = "senders"
-    """A connection more than are kept, or than one user may have."""
+    """A connection more than are kept, or than one user may have, or one that gave way."""
+    SILENT = "silent"
+    """It brought no page in time."""
 
 
 @dataclass(eq=False, slots=True)
@@ -40,7 +51,12 @@ class Sender:
     pid: int
     user: int
     looked: float
-    """Monotonic time at which its page was last read; before that, at which its connection was taken."""
+    """Monotonic time at which its page was last read.
+
+    Before that, at which its connection was taken.
+    """
+    since: float
+    """Monotonic time at which its connection was taken."""
     who: Identity | Unidentified | None = None
     """None before it has handed over a page."""
     page: int | None = None
@@ -54,12 +70,17 @@ class Sender:
     """Unix time at which the last message was written, in seconds."""
 
 
-def take_page(connection: socket.socket, pid: int, user: int) -> int | Rejected:
-    """Return the descriptor of the page that a process hands over, or why there is none. OSError if the connection has gone.
+def take_page(
+    connection: socket.socket, pid: int, user: int, close: Callable[[int], object] = os.close
+) -> int | Rejected:
+    """Return the descriptor of the page that a process hands over, or why there is none.
 
-    To be called in a thread: a descriptor that is received and not kept is closed here, and closing another's file may block, a TCP socket
-    that lingers for as long as its owner wishes. The page that is returned is memory of the size of a page, and stays so: to read or close
-    it does not block, and does not fail for what another process does with it.
+    OSError if the connection has gone.
+
+    A descriptor that is received and not kept is given to `close`, as closing another's file may
+    block, a TCP socket that lingers for as long as its owner wishes. The page
+    that is returned is memory of the size of a page, and stays so: to read or close it does not
+    block, and does not fail for what another process does with it.
     """
     data, ancillary, _, _ = connection.recvmsg(len(HELLO) + 1, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
     if not (data or ancillary):
@@ -79,13 +100,14 @@ def take_page(connection: socket.socket, pid: int, user: int) -> int | Rejected:
     if rejected is None:
         return files[0]
     for file in files:
-        os.close(file)
+        close(file)
     return rejected
 
 
 def _is_page(file: int) -> bool:
     try:
-        # First of all, as only memory has seals: another file's system might not answer the calls after it.
+        # First of all, as only memory has seals: another file's system might not answer the calls
+        # after it.
         sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS == _SEALS
         return sealed and os.fstat(file).st_size == PAGE and len(os.pread(file, PAGE, 0)) == PAGE
     except OSError:

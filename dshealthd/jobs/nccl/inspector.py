@@ -1,8 +1,10 @@
-"""What NCCL's Inspector plugin writes for Prometheus: bandwidth and time of operations by GPU, brought down to few series.
+"""What NCCL's Inspector plugin writes for Prometheus.
 
-The format is that of `inspector_prom.cc` in NCCL 2.30.3 to 2.30.7, and of its forerunner in 2.29.3 to 2.29.7, which writes the last
-operation of each communicator. Both write label values as they are, without escapes: a line with a quote in a communicator's name cannot
-be read.
+Bandwidth and time of operations by GPU, brought down to few series.
+
+The format is that of `inspector_prom.cc` in NCCL 2.30.3 to 2.30.7, and of its forerunner in 2.29.3
+to 2.29.7, which writes the last operation of each communicator. Both write label values as they
+are, without escapes: a line with a quote in a communicator's name cannot be read.
 """
 
 from __future__ import annotations
@@ -18,13 +20,31 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 OPERATIONS = frozenset(
-    ("AllGather", "AllGatherV", "AllReduce", "All2All", "Broadcast", "Recv", "Reduce", "ReduceScatter", "Send", "SendRecv")
+    (
+        "AllGather",
+        "AllGatherV",
+        "AllReduce",
+        "All2All",
+        "Broadcast",
+        "Recv",
+        "Reduce",
+        "ReduceScatter",
+        "Send",
+        "SendRecv",
+    )
 )
 """The values of the labels `collective` and `p2p_operation`; ncclFuncToString in `inspector.cc`."""
 MAX_LINE = 2048
-"""Characters. The plugin's own buffer holds two lines in as many; what is longer is not its, and would cost the parser time."""
+"""Characters.
+
+The plugin's own buffer holds two lines in as many; what is longer is not its, and would cost the
+parser time.
+"""
 MAX_MALFORMED = 100
-"""Lines after which the rest of a file is not looked at: garbage costs the parser as much as numbers do."""
+"""Lines after which the rest of a file is not looked at.
+
+Garbage costs the parser as much as numbers do.
+"""
 _BANDWIDTHS = frozenset(("nccl_bus_bandwidth_gbs", "nccl_p2p_bus_bandwidth_gbs"))
 _TIMES = frozenset(("nccl_collective_exec_time_microseconds", "nccl_p2p_exec_time_microseconds"))
 _UNUSED = frozenset(("nccl_algorithm_bandwidth_gbs",))  # of 2.29; follows from the bus bandwidth
@@ -32,14 +52,25 @@ _GIGABYTE = 1e9  # trafficSize / 1.0E9 / timeInSec, inspectorComputeOpBw
 _MICROSECONDS = 1e6
 _SIZE = re.compile(r"(\d{1,7}(?:\.\d{1,2})?)(?:-\d{1,7})?(B|KB|MB|GB|TB)")
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
-_CLASSES = ((1 << 28, "256MiB-"), (1 << 24, "16MiB-256MiB"), (1 << 20, "1MiB-16MiB"), (1 << 16, "64KiB-1MiB"), (0, "0-64KiB"))
-"""Messages by size: those below a MiB tell latency, those of 16 MiB and more the bandwidth of links."""
+_CLASSES = (
+    (1 << 28, "256MiB-"),
+    (1 << 24, "16MiB-256MiB"),
+    (1 << 20, "1MiB-16MiB"),
+    (1 << 16, "64KiB-1MiB"),
+    (0, "0-64KiB"),
+)
+"""Messages by size: those below a MiB tell latency, those of 16 MiB and more the bandwidth of
+links.
+"""
 _LARGEST = 1 << 20
 """Ranks or nodes of a communicator beyond which a number is none."""
 
 
 class Operation(NamedTuple):
-    """Which operations a number is about: the labels that are kept, each from a bounded set or a natural number."""
+    """Which operations a number is about.
+
+    The labels that are kept, each from a bounded set or a natural number.
+    """
 
     job: str | None
     """The number of the Slurm job, if it says so."""
@@ -67,12 +98,21 @@ class Content:
 
     operations: dict[Operation, Figures]
     malformed: int = 0
-    """Lines that are not the plugin's, or hold no number, up to MAX_MALFORMED; the last one is not among them where it has no end yet."""
+    """Lines that are not the plugin's, or hold no number, up to MAX_MALFORMED.
+
+    The last one is not among them where it has no end yet.
+    """
 
 
 def parse(text: str) -> Content:
-    """Return what a file holds. A line that is still being written is left for the next time; whatever else a file may hold is counted."""
-    from prometheus_client.parser import text_string_to_metric_families  # 13 MiB, which only a node with such files pays
+    """Return what a file holds.
+
+    A line that is still being written is left for the next time; whatever else a file may hold is
+    counted.
+    """
+    from prometheus_client.parser import (
+        text_string_to_metric_families,
+    )  # 13 MiB, which only a node with such files pays
 
     values: dict[Operation, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     malformed = 0
@@ -84,7 +124,11 @@ def parse(text: str) -> Content:
                 malformed += 1
                 continue
             # Line by line, as the first one that is no sample ends the parser.
-            ((name, labels, value),) = (sample[:3] for family in text_string_to_metric_families(line + "\n") for sample in family.samples)
+            ((name, labels, value),) = (
+                sample[:3]
+                for family in text_string_to_metric_families(line + "\n")
+                for sample in family.samples
+            )
             if name in _UNUSED:
                 continue
             operation = _operation(labels)
@@ -94,7 +138,9 @@ def parse(text: str) -> Content:
             continue
         if number > 0:  # 0 is what the plugin writes where it has measured nothing
             values[operation][name in _TIMES].append(number)
-    return Content({operation: _figures(*numbers) for operation, numbers in values.items()}, malformed)
+    return Content(
+        {operation: _figures(*numbers) for operation, numbers in values.items()}, malformed
+    )
 
 
 def _number(name: str, value: float) -> float:
@@ -123,7 +169,10 @@ def _operation(labels: Mapping[str, str]) -> Operation:
 
 
 def message_class(text: str) -> str:
-    """Return the class of a message's size, written as `4-5GB` or `4.00GB` with units of 1024; ValueError otherwise."""
+    """Return the class of a message's size, written as `4-5GB` or `4.00GB` with units of 1024.
+
+    ValueError otherwise.
+    """
     match = _SIZE.fullmatch(text)
     if match is None:
         message = f"{text!r} is no size of a message"
@@ -144,7 +193,10 @@ def _is_natural(text: str, largest: int) -> bool:
 
 
 def _figures(bandwidths: list[float], times: list[float]) -> Figures:
-    """Return the means over communicators, algorithms and sizes of one class; the plugin's own are of the same kinds."""
+    """Return the means over communicators, algorithms and sizes of one class.
+
+    The plugin's own are of the same kinds.
+    """
     return Figures(
         _six_digits(statistics.geometric_mean(bandwidths)) if bandwidths else None,
         _six_digits(statistics.fmean(times)) if times else None,

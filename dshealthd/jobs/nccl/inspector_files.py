@@ -1,12 +1,12 @@
-"""The files of NCCL's Inspector, opened as what they are: files of other users, in directories that these can write to.
+"""The files of NCCL's Inspector, opened as what they are.
 
-No symbolic link is followed, and nothing opened but a regular file of the user whose training writes it.
+Files of other users, in directories that these can write to: nothing is opened but a regular file
+of the user whose training writes it, with that user's rights.
 """
 
 from __future__ import annotations
 
 import enum
-import errno
 import itertools
 import os
 import re
@@ -14,13 +14,16 @@ import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dshealthd.linux.credentials import assumed
+from dshealthd.linux.process_files import Irregular, open_entry, rights_of
+from dshealthd.linux.process_files import read as read_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
 MAX_ENTRIES = 20_000
 """Entries of a directory that are looked at."""
 _NAME = re.compile(r"nccl_inspector_metrics_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.prom")
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class State(enum.StrEnum):
@@ -66,7 +69,10 @@ class Directories(dict[tuple[int, int], Directory]):
     """Directories by device and inode: each once, whatever its paths are."""
 
     def add(self, descriptor: int, part: str) -> Directory:
-        """Return the entry of an open directory. One that is known under another path stays as it is, and this descriptor is closed."""
+        """Return the entry of an open directory.
+
+        One that is known under another path stays as it is, and this descriptor is closed.
+        """
         status = os.fstat(descriptor)
         known = self.get((status.st_dev, status.st_ino))
         if known is not None:
@@ -88,46 +94,21 @@ class File:
     text: str
 
 
-def enter(base: str, path: str) -> int:
-    """Open the directory that a process means by `path`, where `base` is its `/proc/<pid>`; the caller closes the descriptor.
-
-    A relative path counts from where the process is now, as the plugin's does from where it was. OSError if it cannot be opened; ELOOP
-    names a symbolic link in it, ENOTDIR a `..`, neither of which is followed: both may lead out of a container.
-    """
-    descriptor = os.open(f"{base}/root" if path.startswith("/") else f"{base}/cwd", _DIRECTORY)
-    for name in path.split("/"):
-        if name in {"", "."}:
-            continue
-        try:
-            if name == "..":
-                raise NotADirectoryError(errno.ENOTDIR, "a path with .. is not followed", path)
-            inner = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
-        except OSError as error:
-            if stat.S_ISLNK(_mode(name, descriptor)):
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path) from error
-            raise
-        finally:
-            os.close(descriptor)
-        descriptor = inner
-    return descriptor
-
-
-def _mode(name: str, directory: int) -> int:
-    """Return the mode of what a directory holds; 0 if it is not there."""
-    try:
-        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
-    except OSError:
-        return 0
-
-
 def names(directory: int) -> list[str]:
     """Return the names of the Inspector's files in an open directory, in order."""
     with os.scandir(directory) as entries:
-        return sorted(entry.name for entry in itertools.islice(entries, MAX_ENTRIES) if _NAME.fullmatch(entry.name))
+        return sorted(
+            entry.name
+            for entry in itertools.islice(entries, MAX_ENTRIES)
+            if _NAME.fullmatch(entry.name)
+        )
 
 
 def uuid(name: str) -> str:
-    """Return the UUID of the GPU that a file is about, as NVML writes it; ValueError if the name is not the Inspector's."""
+    """Return the UUID of the GPU that a file is about, as NVML writes it.
+
+    ValueError if the name is not the Inspector's.
+    """
     match = _NAME.fullmatch(name)
     if match is None:
         message = f"{name} is no file of the Inspector"
@@ -135,24 +116,25 @@ def uuid(name: str) -> str:
     return f"GPU-{match[1]}"
 
 
-def read(directory: int, name: str, owners: Collection[int], oldest: float, newest: float, limit: int) -> File:
-    """Read one of these files, if it belongs to one of `owners` and was written between `oldest` and `newest`, in Unix time.
+def read(
+    directory: int, name: str, owners: Collection[int], oldest: float, newest: float, limit: int
+) -> File:
+    """Read one of these files, if it belongs to one of `owners` and was written between `oldest`
+    and `newest`, in Unix time.
 
     Raises Refused, and OSError if it cannot be read. `limit` is in bytes.
     """
-    _admit(os.stat(name, dir_fd=directory, follow_symlinks=False), owners, oldest, newest, limit)  # opening a FIFO would wake its writer
+    found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    _admit(found, owners, oldest, newest, limit)
     try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=directory)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise Refused(State.IRREGULAR) from error
-        raise
+        with assumed(rights_of(found)):
+            descriptor = open_entry(directory, name)
+    except Irregular as error:
+        raise Refused(State.IRREGULAR) from error
     try:
         status = os.fstat(descriptor)
         _admit(status, owners, oldest, newest, limit)
-        data = b""
-        while chunk := os.read(descriptor, limit + 1 - len(data)):
-            data += chunk
+        data = read_bytes(descriptor, limit + 1)
     finally:
         os.close(descriptor)
     if len(data) > limit:
@@ -160,7 +142,9 @@ def read(directory: int, name: str, owners: Collection[int], oldest: float, newe
     return File(uuid(name), status.st_uid, status.st_mtime, data.decode(errors="replace"))
 
 
-def _admit(status: os.stat_result, owners: Collection[int], oldest: float, newest: float, limit: int) -> None:
+def _admit(
+    status: os.stat_result, owners: Collection[int], oldest: float, newest: float, limit: int
+) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise Refused(State.IRREGULAR)
     if status.st_uid not in owners:

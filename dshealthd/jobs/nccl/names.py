@@ -1,19 +1,28 @@
-"""Which environment variables NCCL and torch read, and what is wrong with the name of one that they do not."""
+"""Which environment variables NCCL and torch read, and what is wrong with the name of one that they
+do not.
+"""
 
 from __future__ import annotations
 
 import difflib
 import enum
 import functools
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 
 OLDEST = (2, 18)
-"""Names that only releases before this one read are told as retired: torch has come with it or a later one since 2.1."""
+"""Names that only releases before this one read are told as retired.
+
+Torch has come with it or a later one since 2.1.
+"""
 LIKENESS = 0.9
-"""Share of the letters that an unknown name has in common with a known one that it is taken for: one or two letters differ."""
+"""Share of the letters that an unknown name has in common with a known one that it is taken for.
+
+One or two letters differ.
+"""
 
 
 class Misnomer(enum.StrEnum):
@@ -35,6 +44,8 @@ class Misnomer(enum.StrEnum):
 class Names:
     """The data file."""
 
+    release: tuple[int, ...]
+    """The release of NCCL whose names these are: of a later one we do not know all."""
     known: frozenset[str]
     retired: Mapping[str, str]
     """The last release that reads it."""
@@ -47,9 +58,17 @@ class Names:
 @functools.cache
 def names() -> Names:
     """Return what is known of names, from `names.toml`."""
-    data = tomllib.loads(resources.files(__package__).joinpath("names.toml").read_text(encoding="utf-8"))
+    data = tomllib.loads(
+        resources.files(__package__).joinpath("names.toml").read_text(encoding="utf-8")
+    )
     return Names(
-        known=frozenset({*(f"NCCL_{name}" for name in data["nccl"]["names"].split()), *data["torch"]["names"].split()}),
+        release=_numbers(data["nccl"]["release"]),
+        known=frozenset(
+            {
+                *(f"NCCL_{name}" for name in data["nccl"]["names"].split()),
+                *data["torch"]["names"].split(),
+            }
+        ),
         retired=data["retired"],
         renamed=data["renamed"],
         unread=frozenset(data["unread"]["names"].split()),
@@ -58,11 +77,24 @@ def names() -> Names:
     )
 
 
+def _numbers(release: str) -> tuple[int, ...]:
+    """Return the three numbers that a release begins with; what vendors add is left out."""
+    return tuple(int(number) for number in re.findall(r"\d+", release)[:3])
+
+
+def newer(releases: Iterable[str]) -> bool:
+    """Tell whether one of these releases of NCCL came after the one whose names are known."""
+    return any(_numbers(release) > names().release for release in releases)
+
+
 @functools.lru_cache(maxsize=1024)
 def misnomer(name: str) -> tuple[str, Misnomer] | None:
-    """Return what is wrong with a name, and a name of ours that stands for it: itself, the one that is meant, or `other`.
+    """Return what is wrong with a name, and a name of ours that stands for it.
 
-    None if it is read, or is none of NCCL's. What is returned comes from the data file alone, whatever names processes make up.
+    Itself, the one that is meant, or `other`.
+
+    None if it is read, or is none of NCCL's. What is returned comes from the data file alone,
+    whatever names processes make up.
     """
     have = names()
     if name in have.renamed:
@@ -72,6 +104,6 @@ def misnomer(name: str) -> tuple[str, Misnomer] | None:
     if name in have.known or name in have.foreign or name.startswith(have.prefixes):
         return None
     if name in have.retired:
-        return (name, Misnomer.RETIRED) if tuple(map(int, have.retired[name].split("."))) < OLDEST else None
+        return (name, Misnomer.RETIRED) if _numbers(have.retired[name]) < OLDEST else None
     near = difflib.get_close_matches(name, have.known, n=1, cutoff=LIKENESS)
     return (near[0], Misnomer.MISSPELT) if near else ("other", Misnomer.UNKNOWN)

@@ -1,6 +1,7 @@
 """How NCCL chooses network interfaces by `NCCL_SOCKET_IFNAME`, and adapters by `NCCL_IB_HCA`.
 
-NCCL 2.30.7: `parseStringList` and `matchIfList` in src/misc/utils.cc, used in src/os/linux.cc and src/transport/net_ib/init.cc.
+NCCL 2.30.7: `parseStringList` and `matchIfList` in src/misc/utils.cc, used in src/os/linux.cc and
+src/transport/net_ib/init.cc.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Selection:
 
 
 def parse_selection(text: str) -> Selection:
-    """Return what a value means: `^` in front excludes, `=` after it makes names exact, and `:` leads to a port."""
+    """Return what a value means: `^` in front excludes, `=` after it makes names exact, and `:`
+    leads to a port.
+    """
     exclude = text.startswith("^")
     text = text.removeprefix("^")
     exact = text.startswith("=")

@@ -1,7 +1,10 @@
-"""What NCCL makes of its settings: where they come from, what it reads in a number, and which values it does not take.
+"""What NCCL makes of its settings.
 
-NCCL 2.30.7: src/misc/param.cc, `ncclGetLevel` in src/graph/paths.cc, `parseList` in src/graph/tuning.cc; ranges as its documentation
-(docs/userguide/source/env.rst) and the InfiniBand specification have them.
+Where they come from, what it reads in a number, and which values it does not take.
+
+NCCL 2.30.7: src/misc/param.cc, `ncclGetLevel` in src/graph/paths.cc, `parseList` in
+src/graph/tuning.cc; ranges as its documentation (docs/userguide/source/env.rst) and the InfiniBand
+specification have them.
 """
 
 from __future__ import annotations
@@ -31,8 +34,14 @@ _RANGES = {
     "NCCL_MIN_CTAS": (1, 64),
     "NCCL_MAX_CTAS": (1, 64),
     **dict.fromkeys(("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"), (0, 1)),
-    **dict.fromkeys(("NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE", "NCCL_P2P_NET_CHUNKSIZE"), (1, _LARGEST)),
-    **dict.fromkeys(("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_COLLNET_ENABLE", "NCCL_NVLS_ENABLE"), _ANY_NUMBER),
+    **dict.fromkeys(
+        ("NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE", "NCCL_P2P_NET_CHUNKSIZE"),
+        (1, _LARGEST),
+    ),
+    **dict.fromkeys(
+        ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_COLLNET_ENABLE", "NCCL_NVLS_ENABLE"),
+        _ANY_NUMBER,
+    ),
 }
 """Numbers, with the least and the greatest."""
 _LEVELS = frozenset({"LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS"})
@@ -40,7 +49,9 @@ _WORDS: Mapping[str, frozenset[str]] = {
     "NCCL_NTHREADS": frozenset({"64", "128", "256", "512"}),
     "NCCL_SOCKET_FAMILY": frozenset({"AF_INET", "AF_INET6"}),
 }
-_ALGORITHMS = frozenset({"tree", "ring", "collnet", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"})
+_ALGORITHMS = frozenset(
+    {"tree", "ring", "collnet", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"}
+)
 _PROTOCOLS = frozenset({"ll", "ll128", "simple"})
 _FUNCTIONS = frozenset({"broadcast", "reduce", "allgather", "reducescatter", "allreduce"})
 
@@ -55,7 +66,10 @@ class Misfit(enum.StrEnum):
 
 
 def number(text: str) -> int | None:
-    """Return the number that NCCL reads in a value; None where it takes its default: the value is empty, or longer than 64 bits."""
+    """Return the number that NCCL reads in a value.
+
+    None where it takes its default: the value is empty, or longer than 64 bits.
+    """
     if not text:
         return None
     match = _NUMBER.match(text)
@@ -68,7 +82,10 @@ def number(text: str) -> int | None:
 
 
 def misfit(name: str, value: str) -> Misfit | None:
-    """Return what is wrong with the value of a setting; None if nothing is, or nothing is known of it."""
+    """Return what is wrong with the value of a setting.
+
+    None if nothing is, or nothing is known of it.
+    """
     if not value:
         return None
     if name in {"NCCL_NET_GDR_LEVEL", "NCCL_P2P_LEVEL"}:
@@ -76,7 +93,11 @@ def misfit(name: str, value: str) -> Misfit | None:
     if name in _WORDS:
         return None if value in _WORDS[name] else Misfit.OUT_OF_RANGE
     if name in {"NCCL_ALGO", "NCCL_PROTO"}:
-        return None if _is_list(value.lower(), _ALGORITHMS if name == "NCCL_ALGO" else _PROTOCOLS) else Misfit.OUT_OF_RANGE
+        return (
+            None
+            if _is_list(value.lower(), _ALGORITHMS if name == "NCCL_ALGO" else _PROTOCOLS)
+            else Misfit.OUT_OF_RANGE
+        )
     if name in _RANGES:
         least, most = _RANGES[name]
         match = _NUMBER.match(value)
@@ -95,13 +116,16 @@ def _is_list(text: str, elements: frozenset[str]) -> bool:
             return False
         if not colon and index:
             return False
-        if not elements.issuperset(filter(None, (listed if colon else part).removeprefix("^").split(","))):
+        if not elements.issuperset(
+            filter(None, (listed if colon else part).removeprefix("^").split(","))
+        ):
             return False
     return True
 
 
 def parse_configuration(data: bytes) -> tuple[dict[str, str], bytes]:
-    """Return the allowed variables that an `nccl.conf` sets, and all of its lines as an environment, for their names.
+    """Return the allowed variables that an `nccl.conf` sets, and all of its lines as an
+    environment, for their names.
 
     The first of two lines counts, as a variable that is set already stays.
     """

@@ -1,7 +1,9 @@
-"""Where the RAS of a job listens, by the environment of its processes, and whether that is this node.
+"""Where the RAS of a job listens, by the environment of its processes, and whether that is this
+node.
 
-NCCL binds what `NCCL_RAS_ADDR` says, `localhost:28028` by default. Names are not looked up: a name server that hangs would stop the
-queries of all jobs. What is neither loopback nor an address of this node is never connected to, whatever a job writes there.
+NCCL binds what `NCCL_RAS_ADDR` says, `localhost:28028` by default. Names are not looked up: a name
+server that hangs would stop the queries of all jobs. What is neither loopback nor an address of
+this node is never connected to, whatever a job writes there.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ class Endpoint(NamedTuple):
 
 
 def enabled(environment: Mapping[str, str]) -> bool:
-    """Tell whether NCCL starts RAS: 1, the default, is what it compares with, and what it cannot read counts as the default."""
+    """Tell whether NCCL starts RAS: 1, the default, is what it compares with, and what it cannot
+    read counts as the default.
+    """
     text = environment.get("NCCL_RAS_ENABLE", "").strip()
     try:
         return not text or int(text, 0) == 1
@@ -37,7 +41,8 @@ def enabled(environment: Mapping[str, str]) -> bool:
 
 
 def parse_address(text: str) -> tuple[tuple[str, ...], int]:
-    """Return the addresses that `NCCL_RAS_ADDR` may mean, in the order in which to try them, and the port.
+    """Return the addresses that `NCCL_RAS_ADDR` may mean, in the order in which to try them, and
+    the port.
 
     ValueError if it is none that can be connected to: a name other than localhost, or no port.
     """
@@ -64,7 +69,9 @@ def parse_address(text: str) -> tuple[tuple[str, ...], int]:
 
 
 def own(host: str) -> bool:
-    """Tell whether an address is this network namespace's, by the kernel's own routing: it sends from there what is for there.
+    """Tell whether an address is this network namespace's, by the kernel's own routing.
+
+    It sends from there what is for there.
 
     Secondary addresses of an interface may be missed. Nothing is sent.
     """
@@ -81,7 +88,10 @@ def own(host: str) -> bool:
 
 
 def endpoints(environment: Mapping[str, str]) -> tuple[Endpoint, ...]:
-    """Return where to ask for a process's RAS, in order; ValueError if that is nowhere on this node."""
+    """Return where to ask for a process's RAS, in order.
+
+    ValueError if that is nowhere on this node.
+    """
     text = environment.get("NCCL_RAS_ADDR")
     hosts, port = (_LOOPBACK, PORT) if text is None else parse_address(text)
     if not all(own(host) for host in hosts):

@@ -1,7 +1,9 @@
-"""The client of NCCL's RAS: one question to each of several jobs at once, bounded in time and bytes whatever the other end does.
+"""The client of NCCL's RAS: one question to each of several jobs at once, bounded in time and bytes
+whatever the other end does.
 
-A process that is stopped accepts connections through its kernel and says nothing. NCCL's processes share the port, and the kernel picks
-one for each connection, so that a greeting that is not answered is tried again on a new one, as NCCL's own client does.
+A process that is stopped accepts connections through its kernel and says nothing. NCCL's processes
+share the port, and the kernel picks one for each connection, so that a greeting that is not
+answered is tried again on a new one, as NCCL's own client does.
 """
 
 from __future__ import annotations
@@ -13,22 +15,36 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Reason
+from dshealthd.core.collector import Reason
+from dshealthd.core.result import os_reason
 from dshealthd.jobs.ras.address import Endpoint
-from dshealthd.jobs.ras.protocol import OPENING, Answer, Conversation, NoListener, Stranger, Unanswered
-from dshealthd.result import os_reason
+from dshealthd.jobs.ras.protocol import (
+    MAY_BE_SENT,
+    OPENING,
+    Answer,
+    Conversation,
+    NoListener,
+    Stranger,
+    Unanswered,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from dshealthd.jobs.ras.policy import Form
 
 ATTEMPTS = 6
 """Connections that are made, at most, until one greets."""
 GREETING = 1.0
 """Seconds within which a process that is well greets."""
-_NOBODY = frozenset({errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.EAFNOSUPPORT})
+_NOBODY = frozenset(
+    {errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.EAFNOSUPPORT}
+)
 _CHUNK = 1 << 18
 _LOW_WATER = 1 << 16
-"""Bytes for which the kernel waits before it wakes the reader of an answer, so that one that trickles costs nothing."""
+"""Bytes for which the kernel waits before it wakes the reader of an answer, so that one that
+trickles costs nothing.
+"""
 
 
 @dataclass(slots=True)
@@ -46,13 +62,26 @@ class _Connection:
 class Query:
     """One question, over as many connections as it takes; `outcome` is set at the end."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], vouch: Callable[[socket.socket], bool], limit: int) -> None:
-        """Prepare. `vouch` tells whether the other end of a connection may answer, or raises OSError; `limit` is in bytes."""
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        verify_peer: Callable[[socket.socket], bool],
+        limit: int,
+        form: Form,
+    ) -> None:
+        """Prepare to ask in one form.
+
+        `verify_peer` tells whether the other end of a connection may answer, or raises OSError;
+        `limit` is in bytes.
+        """
         self.outcome: Answer | Unanswered | NoListener | Stranger | None = None
         self.connections = 0
+        self.responder: int | None = None
+        """Pid of the process that answers, where `verify_peer` sets it."""
         self._endpoints = list(endpoints)
-        self._vouch = vouch
+        self._vouch = verify_peer
         self._limit = limit
+        self._form = form
         self._end = 0.0
         self._connection: _Connection | None = None
 
@@ -60,7 +89,11 @@ class Query:
     def due(self) -> float:
         """When to look at this query even if nothing happens, by the monotonic clock."""
         connection = self._connection
-        return self._end if connection is None or connection.conversation.greeted else min(self._end, connection.patience)
+        return (
+            self._end
+            if connection is None or connection.conversation.greeted
+            else min(self._end, connection.patience)
+        )
 
     def start(self, selector: selectors.BaseSelector, now: float, end: float) -> None:
         """Make the first connection; the answer must be whole at `end`."""
@@ -72,7 +105,12 @@ class Query:
         if now >= self._end:
             self._finish(Unanswered(Reason.TIMEOUT, "no whole answer in time"))
         elif now >= self.due:
-            self._again(now, Unanswered(Reason.TIMEOUT, f"no greeting within {GREETING:g} s: the process may be stopped"))
+            self._again(
+                now,
+                Unanswered(
+                    Reason.TIMEOUT, f"no greeting within {GREETING:g} s: the process may be stopped"
+                ),
+            )
 
     def ready(self, now: float) -> None:
         """Go on, now that the connection is made or something has arrived."""
@@ -85,7 +123,9 @@ class Query:
         except ConnectionRefusedError:
             self._nobody(connection.endpoint, now)
         except (OSError, Unanswered) as error:
-            failure = error if isinstance(error, Unanswered) else Unanswered(os_reason(error), str(error))
+            failure = (
+                error if isinstance(error, Unanswered) else Unanswered(os_reason(error), str(error))
+            )
             if connection.conversation.greeted:
                 self._finish(failure)
             else:
@@ -105,12 +145,19 @@ class Query:
         fresh = not connection.conversation.greeted
         reply = connection.conversation.receive(data, self._end - now)
         if fresh and connection.conversation.greeted and not self._vouch(connection.socket):
-            self._again(now, Stranger("another process than one of the job's listens at its address"))
+            self._again(
+                now, Stranger("another process than one of the job's listens at its address")
+            )
         elif reply:
             self._say(connection, reply)
 
     def _say(self, connection: _Connection, line: bytes) -> None:
-        """Say a line. It is always taken whole, as it is the first thing in an empty buffer."""
+        """Say a line of the closed list.
+
+        It is always taken whole, as it is the first thing in an empty buffer.
+        """
+        if line not in MAY_BE_SENT:
+            raise Unanswered(Reason.INTERNAL, f"{line!r} is not among what may be sent")
         connection.socket.send(line)
         if connection.conversation.answering:
             connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _LOW_WATER)
@@ -121,8 +168,12 @@ class Query:
         self.connections += 1
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
         try:
-            made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-            self._connection = _Connection(made, endpoint, Conversation(self._limit), now + GREETING)
+            made = socket.socket(
+                family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+            )
+            self._connection = _Connection(
+                made, endpoint, Conversation(self._limit, self._form), now + GREETING
+            )
             self._selector.register(made, selectors.EVENT_WRITE, self)
             made.connect((endpoint.host, endpoint.port))
         except BlockingIOError:
@@ -140,7 +191,7 @@ class Query:
         if self._endpoints:
             self._connect(now)
         else:
-            self._finish(NoListener("nobody listens at the address of RAS"))
+            self._finish(NoListener("NCCL RAS is not reachable"))
 
     def _again(self, now: float, failure: Unanswered | Stranger) -> None:
         self._close()

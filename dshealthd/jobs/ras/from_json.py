@@ -1,4 +1,7 @@
-"""The JSON form of a RAS answer (NCCL 2.28.7 and later), taken without trust: what is not as NCCL writes it is a `MalformedAnswer`."""
+"""The JSON form of a RAS answer (NCCL 2.28.7 and later), taken without trust.
+
+What is not as NCCL writes it is a `MalformedAnswer`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ _HASH = re.compile(r"0x([0-9a-f]{1,16})")
 def repair(data: bytes) -> bytes:
     """Put in the comma that NCCL 2.28.7 and 2.28.9 leave out after `nvml_dev` in `missing_ranks`.
 
-    Valid JSON comes back as it was: between a number and a string it always has a comma, and a string of it contains no line break.
+    Valid JSON comes back as it was: between a number and a string it always has a comma, and a
+    string of it contains no line break.
     """
     return _LOST_COMMA.sub(rb"\1,\n\2", data)
 
@@ -90,7 +94,11 @@ def _communicator(entry: dict[str, Any], at: str) -> Communicator:
     for index, item in enumerate(_list(entry, "ranks", at)):
         where = f"{at}.ranks[{index}]"
         rank = _table(item, where)
-        number, place, status = _integer(rank, "rank", where), _place(rank, where), _table(rank.get("status"), f"{where}.status")
+        number, place, status = (
+            _integer(rank, "rank", where),
+            _place(rank, where),
+            _table(rank.get("status"), f"{where}.status"),
+        )
         states[_state(status, where)] += 1
         counts[number] = _counts(rank, where), place
         for kind, key in (("init", "init_state"), ("async", "async_error")):
@@ -140,11 +148,17 @@ def _spreads(counts: dict[int, tuple[dict[str, int], Place]]) -> dict[str, Sprea
     for operations, _ in counts.values():
         for name, count in operations.items():
             spread = spreads.get(name)
-            spreads[name] = Spread(count, count) if spread is None else Spread(min(spread.least, count), max(spread.most, count))
+            spreads[name] = (
+                Spread(count, count)
+                if spread is None
+                else Spread(min(spread.least, count), max(spread.most, count))
+            )
     return spreads
 
 
-def _behind(counts: dict[int, tuple[dict[str, int], Place]], spreads: dict[str, Spread]) -> tuple[Lag, ...]:
+def _behind(
+    counts: dict[int, tuple[dict[str, int], Place]], spreads: dict[str, Spread]
+) -> tuple[Lag, ...]:
     wide = {name: spread.most for name, spread in spreads.items() if spread.width}
     lags = (
         Lag(rank, name, most - operations[name], place)
@@ -162,7 +176,11 @@ def _absence(rank: dict[str, Any], at: str) -> State:
 
 
 def _place(rank: dict[str, Any], at: str) -> Place:
-    return Place(address(_text(rank, "host", at)), _integer(rank, "pid", at, -1), _integer(rank, "nvml_dev", at, -1))
+    return Place(
+        address(_text(rank, "host", at)),
+        _integer(rank, "pid", at, -1),
+        _integer(rank, "nvml_dev", at, -1),
+    )
 
 
 def _processes(document: dict[str, Any]) -> dict[State, int]:
@@ -175,10 +193,15 @@ def _processes(document: dict[str, Any]) -> dict[State, int]:
 
 
 def _numbers(document: dict[str, Any]) -> dict[Place, int]:
-    """Return which number the ranks of the largest communicator have, by place; the document has been checked."""
+    """Return which number the ranks of the largest communicator have, by place.
+
+    The document has been checked.
+    """
     nothing: dict[str, Any] = {"ranks": [], "missing_ranks": []}
     largest = max(document["communicators"], key=lambda entry: int(entry["size"]), default=nothing)
-    return {_place(rank, ""): rank["rank"] for rank in (*largest["ranks"], *largest["missing_ranks"])}
+    return {
+        _place(rank, ""): rank["rank"] for rank in (*largest["ranks"], *largest["missing_ranks"])
+    }
 
 
 def _table(value: object, at: str) -> dict[str, Any]:

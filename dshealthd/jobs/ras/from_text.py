@@ -1,16 +1,18 @@
 """The text form of a RAS answer (NCCL 2.24 and later), in the verbose variety.
 
-Written for people: a table of groups of communicators that are alike, then one section for each that is not in order. What is not in a
-section is as the table says, so that the states of all ranks are known, and the counts of those communicators alone whose ranks differ.
+Written for people: a table of groups of communicators that are alike, then one section for each
+that is not in order. What is not in a section is as the table says, so that the states of all ranks
+are known, and the counts of those communicators alone whose ranks differ.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.jobs.ras.status import (
     ANY,
@@ -18,6 +20,7 @@ from dshealthd.jobs.ras.status import (
     OPERATIONS,
     OTHER,
     Communicator,
+    ImpossibleAnswer,
     Lag,
     MalformedAnswer,
     Place,
@@ -60,14 +63,26 @@ _RANK = re.compile(rf"  Rank {_N}{_PLACE}")
 _RANKS = re.compile(r"  The (?:missing|unknown) ranks?: ([0-9,]+)")
 _SILENT = re.compile(rf"  Missing communicator data from {_N} ranks?")
 _OPERATION = re.compile(r"  Communicator ranks have different ([A-Za-z]+) operation counts")
-_GROUP = re.compile(rf"  {_N} ranks (?:have (?:status ([A-Z]+)|launched up to operation {_N}|not launched any operations)|reported (.+))")
+_GROUP = re.compile(
+    rf"  {_N} ranks (?:have (?:status ([A-Z]+)|launched up to operation {_N}|not launched any operations)|reported (.+))"
+)
 _SINGLE = re.compile(
     rf"  Rank {_N} (?:has (?:status ([A-Z]+)|launched up to operation {_N}|not launched any operations)|reported (.+?)){_PLACE}?"
 )
 _FAILED = re.compile(rf"  (Initialization|Asynchronous) errors? on {_N} ranks?")
-_PROCESS = re.compile(r"  Process ([0-9]{1,18}) on node (\S+) managing GPUs? .*")
-_PROCESSES = re.compile(rf"  (?:Missing communicator data from {_N}|{_N}) job process(?:es)?(?: (?:is|are) considered dead .*)?")
-_TIMEOUTS = re.compile(rf"  Encountered {_N} communication timeouts? while gathering communicator data")
+_PROCESS = re.compile(
+    r"  Process ([0-9]{1,18}) on node (\S+) managing GPUs? ([0-9,]+)(?: \(NVML ([0-9,]+)\))?"
+)
+_JOB = re.compile(rf" *{_N}(?: +[0-9]+(?:-[0-9]+)?){{2}} +{_N} +{_N}")
+"""The row of the job summary: nodes, per node and process, and processes and GPUs in all."""
+_PROCESSES = re.compile(
+    rf"  (?:Missing communicator data from {_N}|{_N}) job process(?:es)?(?: (?:is|are) considered dead .*)?"
+)
+_IMPOSSIBLE = re.compile(r"  (?:Rank |.*\b(?:rank|process|GPU) )-[0-9]")
+"""A negative number of a rank, process or GPU, which an overrun inside NCCL writes."""
+_TIMEOUTS = re.compile(
+    rf"  Encountered {_N} communication timeouts? while gathering communicator data"
+)
 
 
 @dataclass(slots=True)
@@ -80,6 +95,15 @@ class _Group:
     named: int = 0
 
 
+class _Launched(NamedTuple):
+    """Ranks that have launched as much."""
+
+    operations: int
+    ranks: int
+    named: list[tuple[int, Place | None]]
+    """All of them, or none: NCCL names a small minority only."""
+
+
 @dataclass(slots=True)
 class _Section:
     """What is said of one communicator, in one or more sections."""
@@ -88,8 +112,8 @@ class _Section:
     group: _Group
     silent: int = 0
     states: Counter[State] = field(default_factory=Counter)
-    counts: dict[str, list[tuple[int, list[tuple[int, Place | None]]]]] = field(default_factory=dict)
-    """By operation: each count that some ranks have, and those of them that are named."""
+    counts: dict[str, list[_Launched]] = field(default_factory=dict)
+    """By operation: each count that some ranks have."""
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     quiet: list[tuple[int, Place | None]] = field(default_factory=list)
     failed: list[Trouble] = field(default_factory=list)
@@ -98,8 +122,15 @@ class _Section:
 def parse_text(data: bytes) -> Status:
     """Return what an answer in text says. Raises MalformedAnswer."""
     lines = data.decode(errors="replace").split("\n")
-    heads = [(line, underline) for line, underline in itertools.pairwise(lines) if underline and not underline.strip("=")]
-    if not any(line.startswith("Communicators...") for line, _ in heads) or ("Warnings", "========") not in heads:
+    heads = [
+        (line, underline)
+        for line, underline in itertools.pairwise(lines)
+        if underline and not underline.strip("=")
+    ]
+    if (
+        not any(line.startswith("Communicators...") for line, _ in heads)
+        or ("Warnings", "========") not in heads
+    ):
         message = "no answer of RAS in text, or not a whole one: the heads Communicators and Warnings are missing"
         raise MalformedAnswer(message)
     return _Reader(lines).status()
@@ -113,7 +144,10 @@ class _Reader:
         self.groups: dict[int, _Group] = {}
         self.sections: dict[tuple[int, int], _Section] = {}
         self.processes = {State.UNRESPONSIVE: 0, State.DEAD: 0}
-        self.dead: set[tuple[str, int]] = set()
+        self.gone: list[tuple[State, Place]] = []
+        """The GPUs of processes that are unresponsive or dead, with the process's state."""
+        self.gpus: int | None = None
+        """Of the whole job."""
         self.timeouts = 0
         self._section: _Section | None = None
         self._named: list[tuple[int, Place | None]] = []
@@ -130,12 +164,23 @@ class _Reader:
         for group in self.groups.values():
             if group.count > group.named:
                 states = {group.state: group.size}
-                communicators.append(Communicator(name="", size=group.size, states=states, alike=group.count - group.named))
+                communicators.append(
+                    Communicator(
+                        name="", size=group.size, states=states, alike=group.count - group.named
+                    )
+                )
         return Status(
-            version=self.version, communicators=tuple(communicators), timeouts=self.timeouts, processes=dict(self.processes), ranks={}
+            version=self.version,
+            communicators=tuple(communicators),
+            timeouts=self.timeouts,
+            processes=dict(self.processes),
+            ranks={},
         )
 
     def _read(self, line: str) -> None:
+        if _IMPOSSIBLE.match(line):
+            message = f"a number that cannot be: {line[:80]}"
+            raise ImpossibleAnswer(message)
         if match := _VERSION.fullmatch(line):
             self.version = version(match[1])
         elif match := _ROW.fullmatch(line):
@@ -169,19 +214,35 @@ class _Reader:
             self.processes[self._state] = int(match[1] or match[2])
         elif match := _TIMEOUTS.fullmatch(line):
             self.timeouts = int(match[1])
-        elif (match := _PROCESS.fullmatch(line)) and self._state is State.DEAD:
-            self.dead.add((address(match[2]), int(match[1])))
+        elif match := _JOB.fullmatch(line):
+            self.gpus = int(match[3])
+        elif match := _PROCESS.fullmatch(line):
+            host, pid = address(match[2]), int(match[1])
+            self.gone += [
+                (self._state, Place(host, pid, int(gpu)))
+                for gpu in (match[4] or match[3]).split(",")
+                if gpu and len(gpu) < 19  # noqa: PLR2004 - 64 bits
+            ]
 
     def _read_section(self, section: _Section, line: str) -> None:
-        """Read a line of what concerns a communicator; one that is not known says nothing that is needed."""
+        """Read a line of what concerns a communicator.
+
+        One that is not known says nothing that is needed.
+        """
         if match := _SILENT.fullmatch(line):
             section.silent, self._named = int(match[1]), section.quiet
         elif match := _RANKS.fullmatch(line):
-            self._named.extend((int(rank), None) for rank in match[1].split(",", 1024)[:1024] if rank and len(rank) < 19)  # noqa: PLR2004 - 64 bits
+            self._named.extend(
+                (int(rank), None)
+                for rank in match[1].split(",", 1024)[:1024]
+                if rank and len(rank) < 19  # noqa: PLR2004 - 64 bits
+            )
         elif match := _FAILED.fullmatch(line):
             self._kind, self._operation = "init" if match[1] == "Initialization" else "async", ""
         elif match := _OPERATION.fullmatch(line):
-            self._operation = ANY if match[1] == "collective" else match[1] if match[1] in OPERATIONS else OTHER
+            self._operation = (
+                ANY if match[1] == "collective" else match[1] if match[1] in OPERATIONS else OTHER
+            )
         elif match := _GROUP.fullmatch(line):
             self._read_ranks(section, int(match[1]), match.groups()[1:4])
         elif match := _SINGLE.fullmatch(line):
@@ -191,7 +252,10 @@ class _Reader:
             self._name(section, int(match[1]), _place(*match.groups()[1:5]))
 
     def _read_ranks(self, section: _Section, number: int, facts: tuple[str | None, ...]) -> None:
-        """Take what is said of so many ranks: their status, how many operations they launched (none, if nothing is said), or an error."""
+        """Take what is said of so many ranks.
+
+        Their status, how many operations they launched (none, if nothing is said), or an error.
+        """
         status, launched, error = facts
         self._named, self._error = [], ""
         if status is not None:
@@ -200,7 +264,9 @@ class _Reader:
             self._error = _ERRORS.get(error, OTHER)
             section.errors[self._kind or "async", self._error] += number
         else:
-            section.counts.setdefault(self._operation or ANY, []).append((int(launched or 0), self._named))
+            section.counts.setdefault(self._operation or ANY, []).append(
+                _Launched(int(launched or 0), number, self._named)
+            )
 
     def _name(self, section: _Section, rank: int, place: Place | None) -> None:
         if self._error:
@@ -209,11 +275,16 @@ class _Reader:
             self._named.append((rank, place))
 
     def _communicator(self, section: _Section) -> Communicator:
-        states = section.states or Counter({section.group.state: max(0, section.group.size - section.silent)})
-        troubles = [Trouble(rank, self._absence(place), place) for rank, place in section.quiet]
+        states = section.states or Counter(
+            {section.group.state: max(0, section.group.size - section.silent)}
+        )
+        troubles = self._silent(section)
         dead = sum(trouble.what == State.DEAD for trouble in troubles)
         states += Counter({State.DEAD: dead, State.UNRESPONSIVE: section.silent - dead})
-        spreads = {name: _spread(value for value, _ in values) for name, values in section.counts.items()}
+        spreads = {
+            name: _spread(group.operations for group in groups)
+            for name, groups in section.counts.items()
+        }
         return Communicator(
             name=section.name,
             size=section.group.size,
@@ -226,17 +297,50 @@ class _Reader:
             },
             errors=dict(section.errors),
             behind=first_lags(
-                Lag(rank, name, spreads[name].most - value, place)
-                for name, values in section.counts.items()
-                for value, ranks in values
-                for rank, place in ranks
-                if value < spreads[name].most
+                Lag(rank, name, spreads[name].most - group.operations, place)
+                for name, groups in section.counts.items()
+                for group in groups
+                for rank, place in group.named
+                if group.operations < min(spreads[name].most, _least_unnamed(groups))
+            ),
+            unclear=frozenset(
+                name
+                for name, groups in section.counts.items()
+                if _least_unnamed(groups) < spreads[name].most
             ),
             troubles=first_troubles([*troubles, *section.failed]),
         )
 
-    def _absence(self, place: Place | None) -> State:
-        return State.DEAD if place is not None and (place.host, place.pid) in self.dead else State.UNRESPONSIVE
+    def _silent(self, section: _Section) -> list[Trouble]:
+        """Return the ranks that did not answer for a communicator, as far as NCCL numbers them.
+
+        2.24 says neither where they run nor whether they are dead. Where one GPU's process is gone
+        and a communicator of all GPUs lacks one rank, that rank runs there. In a smaller one, whose
+        member may have destroyed it and answer, the place stays unknown.
+        """
+        states = {state for state, _ in self.gone}
+        listed = len(self.gone) == sum(self.processes.values())
+        alike = states.pop() if listed and len(states) == 1 else State.UNRESPONSIVE
+        only = (
+            self.gone[0][1]
+            if listed and len(self.gone) == section.silent == 1 and section.group.size == self.gpus
+            else None
+        )
+        by_place = {(place.host, place.pid): state for state, place in self.gone}
+        troubles = []
+        for rank, told in section.quiet:
+            place = told or only
+            known = by_place.get((place.host, place.pid)) if place is not None else alike
+            troubles.append(Trouble(rank, known or State.UNRESPONSIVE, place))
+        return troubles
+
+
+def _least_unnamed(groups: list[_Launched]) -> float:
+    """Return the least count of ranks that are not named; infinite if all are.
+
+    Who has launched more than these is not the one that is furthest behind.
+    """
+    return min((group.operations for group in groups if not group.named), default=math.inf)
 
 
 def _spread(values: Iterator[int]) -> Spread:
@@ -246,4 +350,8 @@ def _spread(values: Iterator[int]) -> Spread:
 
 def _place(cuda: str | None, nvml: str | None, pid: str | None, host: str | None) -> Place | None:
     """Return where a rank runs; None if NCCL did not find it."""
-    return None if cuda is None or pid is None or host is None else Place(address(host), int(pid), int(nvml or cuda))
+    return (
+        None
+        if cuda is None or pid is None or host is None
+        else Place(address(host), int(pid), int(nvml or cuda))
+    )

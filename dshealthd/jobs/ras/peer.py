@@ -1,7 +1,8 @@
 """Who is at the other end of a connection within this node.
 
-All processes of a user can share the port of RAS (SO_REUSEPORT), so that two jobs with the default address answer for each other, and
-whoever binds it first can answer for a job that is not his. The kernel tells which socket is at the other end, and `/proc` whose it is.
+All processes of a user can share the port of RAS (SO_REUSEPORT), so that two jobs with the default
+address answer for each other, and whoever binds it first can answer for a job that is not his. The
+kernel tells which socket is at the other end, and `/proc` whose it is.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import itertools
 import os
 from typing import TYPE_CHECKING
 
-from dshealthd.kernel.netlink import State, dump
-from dshealthd.kernel.owners import parse_inode
+from dshealthd.linux.netlink import State, dump
+from dshealthd.linux.socket_owners import parse_inode
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable
 
-    from dshealthd.host import Host
+    from dshealthd.core.host import Host
 
 DEADLINE = 0.5
 """Seconds that the kernel may take to list the sockets of one port."""
@@ -26,14 +27,21 @@ MAX_DESCRIPTORS = 65536
 """Descriptors of one process that are looked at."""
 
 
-def holder(connection: socket.socket, pids: Iterable[int], host: Host, monotonic: Callable[[], float]) -> int | None:
+def holder(
+    connection: socket.socket, pids: Iterable[int], host: Host, monotonic: Callable[[], float]
+) -> int | None:
     """Return which of these processes has accepted a connection; None if none of them has.
 
-    Raises OSError where the kernel does not tell, as it may where netlink is refused or the process is another user's.
+    Raises OSError where the kernel does not tell, as it may where netlink is refused or the process
+    is another user's.
     """
     port, own_port = connection.getpeername()[1], connection.getsockname()[1]
     sockets = dump(State.ESTABLISHED.mask, (port, port), monotonic() + DEADLINE, monotonic)
-    inodes = {inode for inode, other in zip(sockets.inodes, sockets.destination_ports, strict=True) if other == own_port and inode}
+    inodes = {
+        inode
+        for inode, other in zip(sockets.inodes, sockets.destination_ports, strict=True)
+        if other == own_port and inode
+    }
     return next((pid for pid in pids if inodes and _has(host.proc(f"{pid}/fd"), inodes)), None)
 
 

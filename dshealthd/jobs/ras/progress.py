@@ -14,24 +14,37 @@ if TYPE_CHECKING:
 class Progress:
     """What is remembered of a job.
 
-    Only ranks of communicators that are in both answers are compared: one that appears or falls silent is no progress. A count that is
-    lower than before is another communicator's of the same name, and is a change as good as any.
+    Only ranks of communicators that are in both answers are compared: one that appears or falls
+    silent is no progress. A count that is lower than before is another communicator's of the same
+    name, and is a change as good as any.
     """
 
     answered: float | None = None
     """Unix time of the last answer."""
     last: float | None = None
-    """Unix time of the last answer in which a count had changed; None as long as none has been seen to."""
+    """Unix time of the last answer in which a count had changed.
+
+    None as long as none has been seen to.
+    """
     idle: int | None = None
     """Answers in a row without such a change; None where no two answers could be compared."""
     moving: Mapping[str, bool] = field(default_factory=dict)
-    """By communicator, whether it has changed since the answer before; those alone that are in both."""
+    """By communicator, whether it has changed since the answer before.
+
+    Those alone that are in both.
+    """
     _marks: Mapping[str, Mapping[object, int]] = field(default_factory=dict)
 
     def update(self, status: Status, now: float) -> None:
         """Take an answer that was given at `now`, in Unix time."""
-        marks = {communicator.name: communicator.marks for communicator in status.communicators if communicator.name}
-        changes = {name: _changed(self._marks.get(name, {}), after) for name, after in marks.items()}
+        marks = {
+            communicator.name: communicator.marks
+            for communicator in status.communicators
+            if communicator.name
+        }
+        changes = {
+            name: _changed(self._marks.get(name, {}), after) for name, after in marks.items()
+        }
         self.moving = {name: changed for name, changed in changes.items() if changed is not None}
         self._marks, self.answered = marks, now
         if not self.moving:

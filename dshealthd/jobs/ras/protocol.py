@@ -1,15 +1,29 @@
-"""The protocol of NCCL's RAS, without I/O: lines of text, one reply to each, and then the answer up to the end of the connection."""
+"""The protocol of NCCL's RAS, without I/O.
+
+Lines of text, one reply to each, and then the answer up to the end of the connection.
+"""
 
 from __future__ import annotations
 
 import enum
 from typing import NamedTuple
 
-from dshealthd.collector import Reason
+from dshealthd.core.collector import Reason
+from dshealthd.jobs.ras.policy import Form
 
 OPENING = b"CLIENT PROTOCOL 2\n"
+JSON = b"SET FORMAT json\n"
+STATUS = b"VERBOSE STATUS\n"
 COLLECTION = 5
 """Seconds that RAS waits for its own peers before it answers without them; NCCL's default."""
+MAY_BE_SENT = frozenset(
+    (OPENING, JSON, STATUS, *(b"TIMEOUT %d\n" % seconds for seconds in range(1, COLLECTION + 1)))
+)
+"""All that is ever sent to a training: questions about its status.
+
+The port knows no authentication, and newer releases take commands there that change the job
+(`CONTROL` of 2.31).
+"""
 GRACE = 6
 """Seconds that RAS may take beyond that: it gives the whole collection up after 5 more."""
 _LINE = 1024
@@ -24,7 +38,10 @@ class Unanswered(Exception):
 
 
 class NoListener(Exception):
-    """Nothing listens where RAS would: there is no NCCL in the job, not yet, or one older than 2.24."""
+    """Nothing listens where RAS would.
+
+    There is no NCCL in the job, not yet, or one older than 2.24.
+    """
 
 
 class Stranger(Exception):
@@ -48,11 +65,11 @@ class _Step(enum.Enum):
 class Conversation:
     """What is said on one connection: bytes in, bytes out, without I/O."""
 
-    def __init__(self, limit: int) -> None:
-        """Take at most `limit` bytes of answer."""
+    def __init__(self, limit: int, form: Form) -> None:
+        """Ask in one form alone, and take at most `limit` bytes of answer."""
         self._limit = limit
+        self._form = form
         self._step = _Step.GREETING
-        self._json = False
         self._received = bytearray()
 
     @property
@@ -66,7 +83,10 @@ class Conversation:
         return self._step is _Step.STATUS
 
     def receive(self, data: bytes, seconds: float) -> bytes:
-        """Take what has arrived, and return what to say next, with `seconds` left for the answer. Raises Unanswered."""
+        """Take what has arrived, and return what to say next, with `seconds` left for the answer.
+
+        Raises Unanswered.
+        """
         self._received += data
         if self.answering:
             if len(self._received) > self._limit:
@@ -77,24 +97,39 @@ class Conversation:
             return b""
         line = bytes(self._received[: min(end, _LINE) if end >= 0 else _LINE])
         if end != len(self._received) - 1 or end > _LINE:
-            raise Unanswered(Reason.MALFORMED, f"more than the line that was asked for: {line[:80]!r}")
+            raise Unanswered(
+                Reason.MALFORMED, f"more than the line that was asked for: {line[:80]!r}"
+            )
         self._received.clear()
         return self._reply(line.strip().upper(), seconds)
 
     def end(self) -> Answer:
         """Return the answer, now that the other end has closed. Raises Unanswered."""
         if not self.answering or not self._received:
-            raise Unanswered(Reason.MALFORMED, f"the connection was closed at {self._step.name.lower()}, without an answer")
-        return Answer(self._json, bytes(self._received))
+            raise Unanswered(
+                Reason.MALFORMED,
+                f"the connection was closed at {self._step.name.lower()}, without an answer",
+            )
+        return Answer(self._form is Form.JSON, bytes(self._received))
 
     def _reply(self, line: bytes, seconds: float) -> bytes:
-        if self._step is _Step.GREETING and line.startswith(b"SERVER PROTOCOL "):  # whichever version: what it does not know it says
+        if self._step is _Step.GREETING and line.startswith(
+            b"SERVER PROTOCOL "
+        ):  # whichever version: what it does not know it says
             self._step = _Step.TIMEOUT
             return b"TIMEOUT %d\n" % max(1, min(COLLECTION, int(seconds) - GRACE))
         if self._step is _Step.TIMEOUT and line == b"OK":
-            self._step = _Step.FORMAT
-            return b"SET FORMAT json\n"
-        if self._step is _Step.FORMAT and (line == b"OK" or line.startswith(b"ERROR")):  # an error: older than 2.28.7
-            self._step, self._json = _Step.STATUS, line == b"OK"
-            return b"VERBOSE STATUS\n"
-        raise Unanswered(Reason.MALFORMED, f"not a reply to {self._step.name.lower()}: {line[:80]!r}")
+            if self._form is Form.JSON:
+                self._step = _Step.FORMAT
+                return JSON
+            self._step = _Step.STATUS
+            return STATUS
+        if self._step is _Step.FORMAT and line == b"OK":
+            self._step = _Step.STATUS
+            return STATUS
+        if self._step is _Step.FORMAT and line.startswith(b"ERROR"):
+            # A release whose text may be deadly: nothing more is said.
+            raise Unanswered(Reason.MALFORMED, "JSON was refused, and text is not asked for")
+        raise Unanswered(
+            Reason.MALFORMED, f"not a reply to {self._step.name.lower()}: {line[:80]!r}"
+        )

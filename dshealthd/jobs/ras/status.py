@@ -1,10 +1,12 @@
-"""What NCCL's RAS tells of a job: its communicators, the ranks that are missing from them, and how many operations each has launched.
+"""What NCCL's RAS tells of a job: its communicators, the ranks that are missing from them, and how
+many operations each has launched.
 
-RAS is a thread in every process of an NCCL job (2.24 and later). Asked over TCP, it collects from all processes of the job and answers in
-JSON (`ras_json`, from 2.28.7) or in text (`ras_text`). The text form leaves out what is in order: counts that agree are not in it.
+RAS is a thread in every process of an NCCL job (2.24 and later). Asked over TCP, it collects from
+all processes of the job and answers in JSON (`ras_json`, from 2.28.7) or in text (`ras_text`). The
+text form leaves out what is in order: counts that agree are not in it.
 
-Counts are of operations *launched*: a job whose GPUs hang in an operation that all ranks have launched reads as if nothing were wrong.
-Source: `src/ras/client_support.cc` of NCCL 2.24 to 2.30. Nothing here has been run against a real NCCL yet.
+Counts are of operations *launched*: a job whose GPUs hang in an operation that all ranks have
+launched reads as if nothing were wrong. Source: `src/ras/client_support.cc` of NCCL 2.24 to 2.30.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ MAX_NAMED = 8
 """Ranks of one communicator that are named one by one: of those behind, and of those in trouble."""
 OPERATIONS = frozenset({"Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce"})
 OTHER = "other"
-"""Stands for operations and errors that this version does not know, so that labels stay bounded whatever answers."""
+"""Stands for operations and errors that this version does not know, so that labels stay bounded
+whatever answers.
+"""
 ANY = "any"
 """Stands for all operations together: NCCL 2.24 and 2.25 do not tell them apart."""
 ERRORS = {
@@ -45,6 +49,10 @@ _VERSION = re.compile(r"[0-9]+\.[0-9]+[0-9A-Za-z.+-]{0,32}")
 
 class MalformedAnswer(ValueError):
     """RAS answered with something that is not understood; the message says what, and where."""
+
+
+class ImpossibleAnswer(MalformedAnswer):
+    """An answer that is well-formed and cannot be true; the message says why."""
 
 
 class State(enum.StrEnum):
@@ -110,7 +118,10 @@ class Communicator:
     """One communicator, or several that are alike in all that is told of them."""
 
     name: str
-    """Its hash, in hexadecimal digits, and in JSON the second one that makes it unique; empty where the text form does not name it."""
+    """Its hash, in hexadecimal digits, and in JSON the second one that makes it unique.
+
+    Empty where the text form does not name it.
+    """
     size: int
     """Ranks that it is made of, whether they answer or not."""
     states: Mapping[State, int]
@@ -118,11 +129,19 @@ class Communicator:
     operations: Mapping[str, Spread] = field(default_factory=dict)
     """Counts by operation; empty where they are not told."""
     marks: Mapping[object, int] = field(default_factory=dict)
-    """Counts to compare with those of the next answer: by rank in JSON, of what is listed in text."""
+    """Counts to compare with those of the next answer.
+
+    By rank in JSON, of what is listed in text.
+    """
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """How many ranks have an error, by kind (init, async) and error."""
     behind: tuple[Lag, ...] = ()
     """The furthest behind first, at most `MAX_NAMED`."""
+    unclear: frozenset[str] = frozenset()
+    """Operations in which ranks are behind that text does not name.
+
+    `behind` has none ahead of them.
+    """
     troubles: tuple[Trouble, ...] = ()
     """The dead first, then those with errors, then the unresponsive; at most `MAX_NAMED`."""
     alike: int = 1
@@ -146,7 +165,10 @@ class Status:
 
 @functools.lru_cache(maxsize=4096)
 def address(text: str) -> str:
-    """Return an IP address as it is usually written; nothing for what is none, so that it is safe as a label."""
+    """Return an IP address as it is usually written.
+
+    Nothing for what is none, so that it is safe as a label.
+    """
     try:
         return str(ipaddress.ip_address(text))
     except ValueError:
@@ -164,15 +186,25 @@ def error_name(code: int) -> str | None:
 
 
 def severity(what: str) -> int:
-    """Return an order of troubles: a dead process is more certain than an error, and an error more than silence."""
+    """Return an order of troubles: a dead process is more certain than an error, and an error more
+    than silence.
+    """
     return {State.DEAD.value: 0, State.UNRESPONSIVE.value: 2}.get(what, 1)
 
 
 def first_troubles(troubles: Iterable[Trouble]) -> tuple[Trouble, ...]:
     """Return the worst."""
-    return tuple(heapq.nsmallest(MAX_NAMED, troubles, key=lambda trouble: (severity(trouble.what), trouble.rank, trouble.what)))
+    return tuple(
+        heapq.nsmallest(
+            MAX_NAMED,
+            troubles,
+            key=lambda trouble: (severity(trouble.what), trouble.rank, trouble.what),
+        )
+    )
 
 
 def first_lags(lags: Iterable[Lag]) -> tuple[Lag, ...]:
     """Return the furthest behind."""
-    return tuple(heapq.nsmallest(MAX_NAMED, lags, key=lambda lag: (-lag.behind, lag.rank, lag.operation)))
+    return tuple(
+        heapq.nsmallest(MAX_NAMED, lags, key=lambda lag: (-lag.behind, lag.rank, lag.operation))
+    )

@@ -1,7 +1,9 @@
-"""What is shown of an answer of RAS: numbers by size of communicator, and the few ranks that are behind or in trouble.
+"""What is shown of an answer of RAS.
 
-A large job has thousands of communicators, and their names change with each restart; their sizes (all ranks, those of a pipeline stage,
-those of a tensor-parallel group) are few and stay.
+Numbers by size of communicator, and the few ranks that are behind or in trouble.
+
+A large job has thousands of communicators, and their names change with each restart; their sizes
+(all ranks, those of a pipeline stage, those of a tensor-parallel group) are few and stay.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 MAX_SIZES = 8
 """Sizes that are told apart, the largest first; smaller ones are shown together."""
 OTHER_SIZES = "other"
+UNCLEAR = "unclear"
+"""Stands for the number of a rank that is behind and that NCCL does not name."""
 
 
 @dataclass(slots=True)
@@ -55,7 +59,9 @@ class Class:
 
 
 class Rank(NamedTuple):
-    """A rank as people know it: its number among all ranks of the job where that is known, and where it runs."""
+    """A rank as people know it: its number among all ranks of the job where that is known, and
+    where it runs.
+    """
 
     number: str
     host: str
@@ -65,7 +71,9 @@ class Rank(NamedTuple):
 def classes(status: Status, moving: Mapping[str, bool]) -> dict[str, Class]:
     """Return the communicators by size."""
     sizes = sorted({communicator.size for communicator in status.communicators}, reverse=True)
-    names = {size: str(size) for size in (sizes if len(sizes) <= MAX_SIZES else sizes[: MAX_SIZES - 1])}
+    names = {
+        size: str(size) for size in (sizes if len(sizes) <= MAX_SIZES else sizes[: MAX_SIZES - 1])
+    }
     found: dict[str, Class] = {}
     for communicator in status.communicators:
         name = names.get(communicator.size, OTHER_SIZES)
@@ -74,34 +82,60 @@ def classes(status: Status, moving: Mapping[str, bool]) -> dict[str, Class]:
 
 
 def lags(status: Status, progress: Progress, world_size: int | None) -> dict[tuple[Rank, str], int]:
-    """Return by how many operations ranks are behind, with the operation; the furthest first, at most `MAX_NAMED`.
+    """Return by how many operations ranks are behind, with the operation.
 
-    Those of communicators that stand still: in one that gets on, some ranks are ahead at any moment, and it means nothing.
+    The furthest first, at most `MAX_NAMED`.
+
+    Where NCCL does not name who is, the rank is `UNCLEAR`, once for each operation.
+
+    Those of communicators that stand still: in one that gets on, some ranks are ahead at any
+    moment, and it means nothing.
     """
     found: dict[tuple[Rank, str], int] = {}
     for communicator in filter(progress.stands_still, status.communicators):
         for lag in communicator.behind:
             key = _rank(status, communicator, lag.rank, lag.place, world_size), lag.operation
             found[key] = max(lag.behind, found.get(key, 0))
+        for operation in communicator.unclear:
+            key = Rank(UNCLEAR, "", ""), operation
+            width = communicator.operations[operation].width
+            found[key] = max(width, found.get(key, 0))
     return dict(heapq.nsmallest(MAX_NAMED, found.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
 def troubles(status: Status, world_size: int | None) -> list[tuple[Rank, str]]:
-    """Return the ranks that are dead, have an error or are unresponsive, in this order, with what it is; at most `MAX_NAMED`."""
+    """Return the ranks that are dead, have an error or are unresponsive, in this order, with what
+    it is; at most `MAX_NAMED`.
+    """
     found = {
         (_rank(status, communicator, trouble.rank, trouble.place, world_size), trouble.what)
         for communicator in status.communicators
         for trouble in communicator.troubles
     }
+    # 2.24 does not say who is missing from a smaller communicator; as a rule it is who is named.
+    named = {what for rank, what in found if any(rank)}
+    found = {(rank, what) for rank, what in found if any(rank) or what not in named}
     return heapq.nsmallest(MAX_NAMED, found, key=lambda entry: (severity(entry[1]), entry))
 
 
-def _rank(status: Status, communicator: Communicator, rank: int, place: Place | None, world_size: int | None) -> Rank:
-    """Return a rank with the number that it has in the communicator of all ranks, if there is one and it is of this size."""
+def _rank(
+    status: Status,
+    communicator: Communicator,
+    rank: int,
+    place: Place | None,
+    world_size: int | None,
+) -> Rank:
+    """Return a rank with the number that it has in the communicator of all ranks, if there is one
+    and it is of this size.
+    """
     number = ""
-    if world_size is not None and world_size == max(communicator.size for communicator in status.communicators):
+    if world_size is not None and world_size == max(
+        communicator.size for communicator in status.communicators
+    ):
         if place is not None and place in status.ranks:
             number = str(status.ranks[place])
         elif communicator.size == world_size:
             number = str(rank)
-    return Rank(number, place.host if place else "", str(place.gpu) if place and place.gpu >= 0 else "")
+    return Rank(
+        number, place.host if place else "", str(place.gpu) if place and place.gpu >= 0 else ""
+    )

@@ -1,4 +1,5 @@
-"""Slurm's node list expressions, such as `gpu[001-128,130],login1` or `rack[1-4]node[01-18]`, and the names that they stand for.
+"""Slurm's node list expressions, such as `gpu[001-128,130],login1` or `rack[1-4]node[01-18]`, and
+the names that they stand for.
 
 Source: hostlist.c of Slurm; `scontrol show hostnames` expands the same.
 """
@@ -25,22 +26,29 @@ _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
 
 class HostlistError(ValueError):
-    """An expression that stands for no list of nodes; the message says why, and quotes at most 60 characters of it."""
+    """An expression that stands for no list of nodes.
+
+    The message says why, and quotes at most 60 characters of it.
+    """
 
 
 def is_name(text: str) -> bool:
     """Whether a node can have this name: a host name or an address of at most 253 ASCII characters.
 
-    Names become labels, parts of `NODE/gpu3` and arguments of a resolver, so what no host can be called is refused here once.
+    Names become labels, parts of `NODE/gpu3` and arguments of a resolver, so what no host can be
+    called is refused here once.
     """
     return len(text) <= MAX_NAME and _NAME.fullmatch(text) is not None
 
 
 def expand(expression: str, limit: int = MAX_NAMES) -> tuple[str, ...]:
-    """Return the names of an expression, in its order. Raises HostlistError, also when a name is given twice or none is.
+    """Return the names of an expression, in its order.
 
-    Commas and white space separate items; an item may have several brackets, which multiply, the last one running fastest.
-    A range keeps the width of its first number: `[08-10]` is 08, 09, 10. Nothing is expanded before its size is known.
+    Raises HostlistError, also when a name is given twice or none is.
+
+    Commas and white space separate items; an item may have several brackets, which multiply, the
+    last one running fastest. A range keeps the width of its first number: `[08-10]` is 08, 09, 10.
+    Nothing is expanded before its size is known.
     """
     names: dict[str, None] = {}
     total = 0
@@ -53,7 +61,7 @@ def expand(expression: str, limit: int = MAX_NAMES) -> tuple[str, ...]:
         for parts in itertools.product(*axes):
             name = "".join(parts)
             if not is_name(name):
-                message = f"{quote(name)} is no name of a node"
+                message = f"{quote(name)} is not a valid node name"
                 raise HostlistError(message)
             if name in names:
                 message = f"{quote(name)} is named twice"
@@ -91,7 +99,10 @@ def _items(expression: str) -> list[str]:
 
 
 def _axes(item: str) -> list[_Numbers | tuple[str]]:
-    """Return, for each stretch of an item, the texts that may stand there; literal text is one choice."""
+    """Return, for each stretch of an item, the texts that may stand there.
+
+    Literal text is one choice.
+    """
     parts = _BRACKETS.split(item)
     if len(parts) // 2 > _MAX_BRACKETS:
         message = f"{quote(item)} has more than {_MAX_BRACKETS} brackets"
@@ -107,8 +118,13 @@ class _Numbers:
         for part in text.split(","):
             low, dash, high = part.partition("-")
             last = high if dash else low
-            if not all(number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS for number in (low, last)):
-                message = f"{quote(part)} in {quote(item)} is neither a number nor a range of numbers"
+            if not all(
+                number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS
+                for number in (low, last)
+            ):
+                message = (
+                    f"{quote(part)} in {quote(item)} is neither a number nor a range of numbers"
+                )
                 raise HostlistError(message)
             if int(last) < int(low):
                 message = f"{quote(part)} in {quote(item)} runs backwards"
@@ -119,4 +135,8 @@ class _Numbers:
         return sum(high - low + 1 for low, high, _ in self._ranges)
 
     def __iter__(self) -> Iterator[str]:
-        return (f"{number:0{width}}" for low, high, width in self._ranges for number in range(low, high + 1))
+        return (
+            f"{number:0{width}}"
+            for low, high, width in self._ranges
+            for number in range(low, high + 1)
+        )

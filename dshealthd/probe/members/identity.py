@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
-from dshealthd.host import Host, read
+from dshealthd.core.host import Host, read
 from dshealthd.probe.members.hostlist import quote
 from dshealthd.probe.members.membership import MembershipError
 
@@ -15,12 +15,17 @@ if TYPE_CHECKING:
 _IF_INET6_FIELDS = 6
 
 
-def own_name(names: Collection[str], hostname: str, addresses: Iterable[str], name: str = "") -> str:
-    """Return the member that this machine is. Raises MembershipError where it is none, or more than one.
+def own_name(
+    names: Collection[str], hostname: str, addresses: Iterable[str], name: str = ""
+) -> str:
+    """Return the member that this machine is.
 
-    In this order, the first that tells: `name`, when it is set; a member called as the host; one that is the host's first label or
-    whose first label the host's name is, in either case of letters; a member that is one of `addresses`, those of the machine's interfaces.
-    No name is looked up: that may take seconds, and the answer may be another network's.
+    Raises MembershipError where it is none, or more than one.
+
+    In this order, the first that tells: `name`, when it is set; a member called as the host; one
+    that is the host's first label or whose first label the host's name is, in either case of
+    letters; a member that is one of `addresses`, those of the machine's interfaces. No name is
+    looked up: that may take seconds, and the answer may be another network's.
     """
     if name:
         if name in names:
@@ -35,17 +40,29 @@ def own_name(names: Collection[str], hostname: str, addresses: Iterable[str], na
         return found[0]
     if found:
         several = ", ".join(map(quote, sorted(found)[:3]))
-        raise MembershipError([f"name: this node is more than one of the members ({several}); set name to the one that it is"])
+        raise MembershipError(
+            [
+                (
+                    f"name: this node is more than one of the members ({several}); set name to "
+                    "the one that it is"
+                )
+            ]
+        )
     message = f"name: host {quote(hostname)} is none of the {len(names)} members, by name or by address; set name to the one that it is"
     raise MembershipError([message])
 
 
 def _same_host(member: str, hostname: str) -> bool:
-    """Whether two names are one host's: equal, or one the first label of the other. Two long names that differ are two hosts."""
+    """Whether two names are one host's: equal, or one the first label of the other.
+
+    Two long names that differ are two hosts.
+    """
     if _address(member) is not None:
         return False
     one, other = member.lower().rstrip("."), hostname.lower().rstrip(".")
-    return bool(one) and (one == other or (one == other.split(".")[0]) or (other == one.split(".")[0]))
+    return bool(one) and (
+        one == other or (one == other.split(".")[0]) or (other == one.split(".")[0])
+    )
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -56,7 +73,9 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def local_addresses(host: Host) -> tuple[str, ...]:
-    """Return the addresses of this machine's interfaces, without the loopback's; empty where the kernel does not tell.
+    """Return the addresses of this machine's interfaces, without the loopback's.
+
+    Empty where the kernel does not tell.
 
     Source: `/proc/net/fib_trie` and `/proc/net/if_inet6` of this network namespace.
     """
@@ -66,11 +85,16 @@ def local_addresses(host: Host) -> tuple[str, ...]:
             found += parse(read(host.proc(file), 1 << 24))
         except OSError:  # no IPv6, or a kernel without it: then there is no address of that kind
             continue
-    return tuple(address for address in dict.fromkeys(found) if not ipaddress.ip_address(address).is_loopback)
+    return tuple(
+        address for address in dict.fromkeys(found) if not ipaddress.ip_address(address).is_loopback
+    )
 
 
 def parse_fib_trie(text: str) -> list[str]:
-    """Return the IPv4 addresses that a routing trie has as the machine's own: leaves with a `/32 host LOCAL` line."""
+    """Return the IPv4 addresses that a routing trie has as the machine's own.
+
+    Leaves with a `/32 host LOCAL` line.
+    """
     found, leaf = [], ""
     for line in text.splitlines():
         words = line.split()
@@ -82,7 +106,10 @@ def parse_fib_trie(text: str) -> list[str]:
 
 
 def parse_if_inet6(text: str) -> list[str]:
-    """Return the IPv6 addresses of the interfaces; a link-local one is left out, as it means nothing without its interface."""
+    """Return the IPv6 addresses of the interfaces.
+
+    A link-local one is left out, as it means nothing without its interface.
+    """
     found = []
     for line in text.splitlines():
         words = line.split()

@@ -1,4 +1,7 @@
-"""The members as this agent believes them to be, and which of them it is: read again as the files change, or when told to."""
+"""The members as this agent believes them to be, and which of them it is.
+
+Read again as the files change, or when told to.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import logging
 import socket
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import gauge
-from dshealthd.probe import background
+from dshealthd.core import background
+from dshealthd.core.collector import gauge
 from dshealthd.probe.members.identity import local_addresses, own_name
 from dshealthd.probe.members.membership import Membership, MembershipError, Watcher, load
 from dshealthd.probe.members.schedule import Timetable
@@ -15,15 +18,17 @@ from dshealthd.probe.members.schedule import Timetable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dshealthd.collector import Sample
-    from dshealthd.host import Host
+    from dshealthd.core.collector import Sample
+    from dshealthd.core.host import Host
     from dshealthd.probe.members.membership import MembershipOptions
 
 log = logging.getLogger(__name__)
 
 MEMBERS = gauge("dshealthd_members", "Nodes that take part in probes, as this agent believes.")
 HASH = gauge(
-    "dshealthd_members_hash", "Hash, below 2^48, of the list of nodes with their slots and leaves; agents that differ in it have no rounds."
+    "dshealthd_members_hash",
+    "Hash, below 2^48, of the list of nodes with their slots and leaves; agents that differ "
+    "in it have no rounds.",
 )
 OK = gauge(
     "dshealthd_members_last_reload_successful",
@@ -35,11 +40,16 @@ DEADLINE = 10.0
 """Seconds for reading the files or for DNS."""
 
 
-class Roll:
+class LocalMembership:
     """Loads the members and tells when they change."""
 
     def __init__(
-        self, options: MembershipOptions, host: Host, group_size: int, hostname: Callable[[], str], monotonic: Callable[[], float]
+        self,
+        options: MembershipOptions,
+        host: Host,
+        group_size: int,
+        hostname: Callable[[], str],
+        monotonic: Callable[[], float],
     ) -> None:
         self._options = options
         self._host = host
@@ -70,7 +80,9 @@ class Roll:
     async def look(self, *, again: bool = False) -> bool:
         """Read the list if it has changed, or `again`; tell whether another one is in force now."""
         try:
-            found = await background.call(lambda: self._load(again=again), DEADLINE, MembershipError, OSError)
+            found = await background.call(
+                lambda: self._load(again=again), "members", DEADLINE, MembershipError, OSError
+            )
         except TimeoutError:
             self._wrong((f"the members could not be read within {DEADLINE:g} s",))
             return False
@@ -84,11 +96,21 @@ class Roll:
             return False
         membership, me = found
         self.errors = ()
-        if self._membership is not None and membership.digest == self._membership.digest and me == self.me:
+        if (
+            self._membership is not None
+            and membership.digest == self._membership.digest
+            and me == self.me
+        ):
             return False
         self._membership, self.me = membership, me
         self.timetable = Timetable(membership.names, membership.leaves, self._group_size)
-        log.info("probe: %d members from %s, hash %s; this node is %s", len(membership.names), membership.source, membership.digest, me)
+        log.info(
+            "probe: %d members from %s, hash %s; this node is %s",
+            len(membership.names),
+            membership.source,
+            membership.digest,
+            me,
+        )
         return True
 
     def samples(self) -> Iterator[Sample]:
@@ -99,17 +121,26 @@ class Roll:
         yield OK(float(not self.errors))
 
     def _load(self, *, again: bool) -> tuple[Membership, str] | None:
-        """Return the members and which one this node is, or None where nothing has changed; in a thread."""
+        """Return the members and which one this node is, or None where nothing has changed.
+
+        In a thread.
+        """
         if self._watcher is None:
             self._watcher = Watcher(self._options, self._monotonic)
         elif not self._watcher.changed() and not again and not self.errors:
             return None
         membership = load(self._options)
-        return membership, own_name(membership.names, self._hostname(), local_addresses(self._host), self._options.name)
+        return membership, own_name(
+            membership.names, self._hostname(), local_addresses(self._host), self._options.name
+        )
 
     def _wrong(self, errors: tuple[str, ...]) -> None:
         if errors != self.errors:
-            log.error("probe: members not usable%s:\n%s", ", those before stay in force" if self.known else "", "\n".join(errors))
+            log.error(
+                "probe: members not usable%s:\n%s",
+                ", those before stay in force" if self.known else "",
+                "\n".join(errors),
+            )
         self.errors = errors
 
 

@@ -1,4 +1,6 @@
-"""Who takes part in probes: a DeepSpeed hostfile, a list, a DNS name or a Slurm node list expression, and where each node is attached."""
+"""Who takes part in probes: a DeepSpeed hostfile, a list, a DNS name or a Slurm node list
+expression, and where each node is attached.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.host import read_bytes
-from dshealthd.options import Duration, option
+from dshealthd.core.host import read_bytes
+from dshealthd.core.options import Duration, option
 from dshealthd.probe.members import topology
 from dshealthd.probe.members.hostlist import MAX_NAMES, HostlistError, expand, is_name, quote
 
@@ -26,12 +28,15 @@ if TYPE_CHECKING:
 _MAX_BYTES = 1 << 23
 _MAX_SLOTS_DIGITS = 6
 
-# DeepSpeed's own pattern (launcher/runner.py, _parse_hostfile): what follows the digits is not looked at, and neither is it here.
+# DeepSpeed's own pattern (launcher/runner.py, _parse_hostfile): what follows the digits is not
+# looked at, and neither is it here.
 _HOSTFILE_LINE = re.compile(r"(\S+)\s+slots=(\d+)")
 
 
 class MembershipError(Exception):
-    """Members that cannot be told; `errors` has one line for each thing that is wrong, `FILE:LINE: reason` where it is in a file."""
+    """Members that cannot be told; `errors` has one line for each thing that is wrong, `FILE:LINE:
+    reason` where it is in a file.
+    """
 
     def __init__(self, errors: Iterable[str]) -> None:
         self.errors = tuple(errors)
@@ -40,21 +45,35 @@ class MembershipError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipOptions:
-    """Where the list of nodes comes from: one source, or none, which leaves probes between nodes off."""
+    """Where the list of nodes comes from.
 
-    hostfile: Path | None = option(None, "DeepSpeed hostfile, the one that training is started with; re-read as it changes.")
+    One source, or none, which leaves probes between nodes off.
+    """
+
+    hostfile: Path | None = option(
+        None, "DeepSpeed hostfile, the one that training is started with; re-read as it changes."
+    )
     nodes: tuple[str, ...] = option([], "The nodes themselves, as their agents are reached.")
     dns: str = option(
         "",
-        "DNS name, such as a headless service: each of its addresses is a node, and the addresses are the names. "
+        "DNS name, such as a headless service: each of its addresses is a node, and the "
+        "addresses are the names. "
         "IPv6 ones count only where there is no IPv4 one.",
     )
-    dns_interval: Duration = option("1m", "How often the DNS name is looked up again.", minimum="1s")
+    dns_interval: Duration = option(
+        "1m", "How often the DNS name is looked up again.", minimum="1s"
+    )
     slurm: str = option("", 'Slurm node list expression, such as "gpu[001-128,130],login1".')
     topology: Path | None = option(
-        None, "File in the form of Slurm's topology.conf that says which nodes share a leaf switch; re-read as it changes."
+        None,
+        "File in the form of Slurm's topology.conf that says which nodes share a leaf "
+        "switch; re-read as it changes.",
     )
-    name: str = option("", "Which of the nodes this one is, where neither its host name nor an address of its interfaces tells.")
+    name: str = option(
+        "",
+        "Which of the nodes this one is, where neither its host name nor an address of its "
+        "interfaces tells.",
+    )
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -64,10 +83,13 @@ class MembershipOptions:
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield what is wrong although its type is right."""
         if len(self.sources) > 1:
-            yield self.sources[1], f"only one of {', '.join(self.sources)} can say who the members are"
+            yield (
+                self.sources[1],
+                f"only one of {', '.join(self.sources)} can say who the members are",
+            )
         for key in ("dns", "name"):
             if getattr(self, key) and not is_name(getattr(self, key)):
-                yield key, f"{quote(getattr(self, key))} is no name of a node"
+                yield key, f"{quote(getattr(self, key))} is not a valid node name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +119,12 @@ class Membership:
 
     @functools.cached_property
     def digest(self) -> str:
-        """12 hexadecimal digits that differ where two agents differ in a name, its slots or its leaf. The source does not count."""
-        rows = [[member.name, member.slots, self.leaves.get(member.name, "")] for member in self.members]
+        """12 hexadecimal digits that differ where two agents differ in a name, its slots or its
+        leaf. The source does not count.
+        """
+        rows = [
+            [member.name, member.slots, self.leaves.get(member.name, "")] for member in self.members
+        ]
         return hashlib.blake2b(json.dumps(rows).encode(), digest_size=6).hexdigest()
 
     @property
@@ -107,13 +133,26 @@ class Membership:
         return int(self.digest, 16)
 
 
-def load(options: MembershipOptions, resolve: Callable[..., Iterable[tuple[Any, ...]]] = socket.getaddrinfo) -> Membership:
-    """Return the members that the configured source names, and their leaves. Raises MembershipError with all that is wrong.
+def load(
+    options: MembershipOptions,
+    resolve: Callable[..., Iterable[tuple[Any, ...]]] = socket.getaddrinfo,
+) -> Membership:
+    """Return the members that the configured source names, and their leaves.
 
-    `resolve` is called as `socket.getaddrinfo`, for a DNS name only. Reads files and may wait for DNS: not for an event loop.
+    Raises MembershipError with all that is wrong.
+
+    `resolve` is called as `socket.getaddrinfo`, for a DNS name only. Reads files and may wait for
+    DNS: not for an event loop.
     """
     if len(options.sources) != 1:
-        raise MembershipError([f"members: {'only one' if options.sources else 'one'} of hostfile, nodes, dns, slurm says who they are"])
+        raise MembershipError(
+            [
+                (
+                    f"members: {'only one' if options.sources else 'one'} of hostfile, nodes, "
+                    "dns, slurm says who they are"
+                )
+            ]
+        )
     errors: list[str] = []
     members: tuple[Member, ...] = ()
     switches: tuple[topology.Switch, ...] = ()
@@ -129,13 +168,19 @@ def load(options: MembershipOptions, resolve: Callable[..., Iterable[tuple[Any, 
     if errors:
         raise MembershipError(errors)
     members = tuple(sorted(members, key=lambda member: member.name))
-    return Membership(members, topology.leaves(switches, (member.name for member in members)), source)
+    return Membership(
+        members, topology.leaves(switches, (member.name for member in members)), source
+    )
 
 
-def _members(options: MembershipOptions, resolve: Callable[..., Iterable[tuple[Any, ...]]]) -> tuple[tuple[Member, ...], str]:
+def _members(
+    options: MembershipOptions, resolve: Callable[..., Iterable[tuple[Any, ...]]]
+) -> tuple[tuple[Member, ...], str]:
     """Return the members in their source's order, and the source in words."""
     if options.hostfile is not None:
-        return parse_hostfile(_text(options.hostfile), str(options.hostfile)), f"hostfile {options.hostfile}"
+        return parse_hostfile(
+            _text(options.hostfile), str(options.hostfile)
+        ), f"hostfile {options.hostfile}"
     if options.nodes:
         return parse_nodes(options.nodes), "list"
     if options.slurm:
@@ -147,10 +192,13 @@ def _members(options: MembershipOptions, resolve: Callable[..., Iterable[tuple[A
 
 
 def parse_hostfile(text: str, place: str) -> tuple[Member, ...]:
-    """Return the members of a DeepSpeed hostfile, in its order. Raises MembershipError; `place` is the file's name in its lines.
+    """Return the members of a DeepSpeed hostfile, in its order.
 
-    Read as DeepSpeed's runner reads it: `NAME slots=COUNT`, whatever follows; blank lines and lines that begin with `#` are skipped; a
-    host given twice is an error, and so is a file without any. Beyond that a name has to be one that a host can have.
+    Raises MembershipError; `place` is the file's name in its lines.
+
+    Read as DeepSpeed's runner reads it: `NAME slots=COUNT`, whatever follows; blank lines and lines
+    that begin with `#` are skipped; a host given twice is an error, and so is a file without any.
+    Beyond that a name has to be one that a host can have.
     """
     errors: list[str] = []
     lines: dict[str, int] = {}
@@ -163,9 +211,11 @@ def parse_hostfile(text: str, place: str) -> tuple[Member, ...]:
         if match is None or len(match[2]) > _MAX_SLOTS_DIGITS:
             errors.append(f'{place}:{number}: {quote(line)} is not "NAME slots=COUNT"')
         elif not is_name(match[1]):
-            errors.append(f"{place}:{number}: {quote(match[1])} is no name of a node")
+            errors.append(f"{place}:{number}: {quote(match[1])} is not a valid node name")
         elif match[1] in lines:
-            errors.append(f"{place}:{number}: {quote(match[1])} stands in line {lines[match[1]]} already")
+            errors.append(
+                f"{place}:{number}: {quote(match[1])} is a duplicate of line {lines[match[1]]}"
+            )
         else:
             lines[match[1]] = number
             members.append(Member(match[1], int(match[2])))
@@ -179,12 +229,15 @@ def parse_hostfile(text: str, place: str) -> tuple[Member, ...]:
 
 
 def parse_nodes(names: Iterable[str]) -> tuple[Member, ...]:
-    """Return the members of an explicit list, in its order. Raises MembershipError for a name that is none or is there twice."""
+    """Return the members of an explicit list, in its order.
+
+    Raises MembershipError for a name that is none or is there twice.
+    """
     errors: list[str] = []
     seen: dict[str, None] = {}
     for position, name in enumerate(names, 1):
         if not is_name(name):
-            errors.append(f"nodes: entry {position}, {quote(name)}, is no name of a node")
+            errors.append(f"nodes: entry {position}, {quote(name)}, is not a valid node name")
         elif name in seen:
             errors.append(f"nodes: entry {position}, {quote(name)}, is there twice")
         seen[name] = None
@@ -196,18 +249,32 @@ def parse_nodes(names: Iterable[str]) -> tuple[Member, ...]:
 
 
 def _addresses(name: str, resolve: Callable[..., Iterable[tuple[Any, ...]]]) -> tuple[str, ...]:
-    """Return the addresses of a DNS name: those of one family, so that a node with both is one member.
+    """Return the addresses of a DNS name.
 
-    No address is turned back into a name: a resolver without the reverse zone takes seconds for each, and what it says need not
-    be what the node calls itself.
+    Those of one family, so that a node with both is one member.
+
+    No address is turned back into a name: a resolver without the reverse zone takes seconds for
+    each, and what it says need not be what the node calls itself.
     """
     try:
         answers = list(resolve(name, None, type=socket.SOCK_STREAM))
-    except (OSError, UnicodeError) as error:  # UnicodeError: an empty or too long label, from the IDNA codec
+    except (
+        OSError,
+        UnicodeError,
+    ) as error:  # UnicodeError: an empty or too long label, from the IDNA codec
         raise MembershipError([f"dns: {quote(name)} cannot be resolved: {error}"]) from error
-    found = [ipaddress.ip_address(answer[4][0]) for answer in answers if answer[0] in (socket.AF_INET, socket.AF_INET6)]
-    # A link-local address means nothing without the name of an interface, which differs between nodes.
-    usable = [address for address in found if not (isinstance(address, ipaddress.IPv6Address) and address.is_link_local)]
+    found = [
+        ipaddress.ip_address(answer[4][0])
+        for answer in answers
+        if answer[0] in (socket.AF_INET, socket.AF_INET6)
+    ]
+    # A link-local address means nothing without the name of an interface, which differs between
+    # nodes.
+    usable = [
+        address
+        for address in found
+        if not (isinstance(address, ipaddress.IPv6Address) and address.is_link_local)
+    ]
     chosen = [address for address in usable if isinstance(address, ipaddress.IPv4Address)] or usable
     if not chosen:
         raise MembershipError([f"dns: {quote(name)} has no address"])
@@ -232,10 +299,15 @@ def _text(file: Path) -> str:
 
 
 class Watcher:
-    """Says when a source should be loaded again: a file has changed, or a DNS name is due. Costs one stat(2) for each file."""
+    """Says when a source should be loaded again: a file has changed, or a DNS name is due.
+
+    Costs one stat(2) for each file.
+    """
 
     def __init__(self, options: MembershipOptions, monotonic: Callable[[], float]) -> None:
-        self._files = tuple(file for file in (options.hostfile, options.topology) if file is not None)
+        self._files = tuple(
+            file for file in (options.hostfile, options.topology) if file is not None
+        )
         self._interval = float(options.dns_interval) if options.dns else None
         self._monotonic = monotonic
         self._looked = monotonic()
@@ -244,7 +316,8 @@ class Watcher:
     def changed(self) -> bool:
         """Whether anything changed since the last call that said so, or since the beginning.
 
-        Call it before `load`, never after: a change in between is then seen the next time instead of being lost.
+        Call it before `load`, never after: a change in between is then seen the next time instead
+        of being lost.
         """
         now, signatures = self._monotonic(), self._signatures()
         due = self._interval is not None and now - self._looked >= self._interval

@@ -1,19 +1,25 @@
-"""Who meets whom in which epoch: a pure function of the members, their leaves and the epoch's number. No leader, no state.
+"""Who meets whom in which epoch: a pure function of the members, their leaves and the epoch's
+number. No leader, no state.
 
-Even epochs group members of one leaf, odd epochs members of different leaves. With a single leaf, or without a topology, every epoch is
-of the first kind; with one member in each leaf every epoch is of the second.
+Even epochs group members of one leaf, odd epochs members of different leaves. With a single leaf,
+or without a topology, every epoch is of the first kind; with one member in each leaf every epoch is
+of the second.
 
-Promise, extra pairs aside, for as long as the members stay the same: two members of one leaf meet at least once in any
-`Timetable.inside` epochs of the first kind, and none of a leaf meet again before all of it have met; two members of different leaves
-meet exactly once in any `Timetable.across` epochs of the second kind. So any two meet within `Timetable.cycle` epochs. For pairs and l
-leaves of at most m members `inside` is m - 1 and `across` (l - 1)·m, or m and l·m where m or l is odd. Where leaves are so unequal that
-l·m is more than twice the number n of members, `across` is n - 1 (n where odd) instead, and then counts pairs inside a leaf too.
+Promise, extra pairs aside, for as long as the members stay the same: two members of one leaf meet
+at least once in any `Timetable.inside` epochs of the first kind, and none of a leaf meet again
+before all of it have met; two members of different leaves meet exactly once in any
+`Timetable.across` epochs of the second kind. So any two meet within `Timetable.cycle` epochs. For
+pairs and l leaves of at most m members `inside` is m - 1 and `across` (l - 1)·m, or m and l·m where
+m or l is odd. Where leaves are so unequal that l·m is more than twice the number n of members,
+`across` is n - 1 (n where odd) instead, and then counts pairs inside a leaf too.
 
-Extra pairs carry no promise: who has no partner in an epoch (odd numbers, unequal leaves) is paired with somebody else who has none, of
-the same leaf first. For pairs, at most one member of all rests in an epoch, and only where their number is odd.
+Extra pairs carry no promise: who has no partner in an epoch (odd numbers, unequal leaves) is paired
+with somebody else who has none, of the same leaf first. For pairs, at most one member of all rests
+in an epoch, and only where their number is odd.
 
-Groups of more than two have at most the size asked for. No pair may repeat, and with fewer than size² members full groups would have to
-repeat one in the second round already, so there the groups are smaller: four of sixteen at a time, never eight of sixteen.
+Groups of more than two have at most the size asked for. No pair may repeat, and with fewer than
+size² members full groups would have to repeat one in the second round already, so there the groups
+are smaller: four of sixteen at a time, never eight of sixteen.
 """
 
 from __future__ import annotations
@@ -36,8 +42,9 @@ Seat = tuple[int, int]
 class Timetable:
     """The groups of every epoch for one list of members.
 
-    Making it sorts the members; after that the group of one member costs O(size), for one without a partner O(members of its leaf), and
-    for the one in each leaf that finds none there either O(members). Not changed once made.
+    Making it sorts the members; after that the group of one member costs O(size), for one without a
+    partner O(members of its leaf), and for the one in each leaf that finds none there either
+    O(members). Not changed once made.
     """
 
     def __init__(self, names: Iterable[str], leaves: Mapping[str, str], size: int = PAIR) -> None:
@@ -53,19 +60,33 @@ class Timetable:
         self._within = _Blocks(blocks, size, across=False)
         self._between = _Blocks(blocks, size, across=True)
         if len(blocks) * largest > 2 * count:
-            # Leaves so unequal that most would wait for the largest: that everybody meets everybody takes less time, at the price of
-            # pairs inside a leaf in these epochs too.
-            self._between = _Blocks([[name] for block in blocks for name in block], size, across=True)
-        self._kinds = (self._within,) if len(blocks) < PAIR else (self._between,) if largest < PAIR else (self._within, self._between)
+            # Leaves so unequal that most would wait for the largest: that everybody meets everybody
+            # takes less time, at the price of pairs inside a leaf in these epochs too.
+            self._between = _Blocks(
+                [[name] for block in blocks for name in block], size, across=True
+            )
+        self._kinds = (
+            (self._within,)
+            if len(blocks) < PAIR
+            else (self._between,)
+            if largest < PAIR
+            else (self._within, self._between)
+        )
 
     @property
     def inside(self) -> int:
-        """Epochs of the first kind until all members of each leaf have met; 0 if there are none of it."""
+        """Epochs of the first kind until all members of each leaf have met.
+
+        0 if there are none of it.
+        """
         return self._within.cycle if self._within in self._kinds else 0
 
     @property
     def across(self) -> int:
-        """Epochs of the second kind until all members of different leaves have met; 0 if there are none of it."""
+        """Epochs of the second kind until all members of different leaves have met.
+
+        0 if there are none of it.
+        """
         return self._between.cycle if self._between in self._kinds else 0
 
     @property
@@ -74,12 +95,18 @@ class Timetable:
         return len(self._kinds) * max(self.inside, self.across)
 
     def groups(self, epoch: int) -> tuple[tuple[str, ...], ...]:
-        """Return all groups of an epoch, each sorted. Who is in none rests. Costs O(members · size)."""
+        """Return all groups of an epoch, each sorted.
+
+        Who is in none rests. Costs O(members · size).
+        """
         blocks, turn = self._turn(epoch)
         return tuple(sorted(blocks.groups(turn)))
 
     def group_of(self, me: str, epoch: int) -> tuple[str, ...]:
-        """Return the group of one member, sorted and with itself; empty when it rests. Raises ValueError for who is no member."""
+        """Return the group of one member, sorted and with itself; empty when it rests.
+
+        Raises ValueError for who is no member.
+        """
         blocks, turn = self._turn(epoch)
         return blocks.group_of(me, turn)
 
@@ -88,26 +115,48 @@ class Timetable:
         return self._kinds[epoch % len(self._kinds)], epoch // len(self._kinds)
 
 
-def groups(names: Iterable[str], leaves: Mapping[str, str], epoch: int, size: int = PAIR) -> tuple[tuple[str, ...], ...]:
+def groups(
+    names: Iterable[str], leaves: Mapping[str, str], epoch: int, size: int = PAIR
+) -> tuple[tuple[str, ...], ...]:
     """Return all groups of an epoch; see Timetable. The order of `names` does not matter."""
     return Timetable(names, leaves, size).groups(epoch)
 
 
-def group_of(me: str, names: Iterable[str], leaves: Mapping[str, str], epoch: int, size: int = PAIR) -> tuple[str, ...]:
-    """Return the group of one member in an epoch, () when it rests; see Timetable, which to keep is cheaper than this."""
+def group_of(
+    me: str, names: Iterable[str], leaves: Mapping[str, str], epoch: int, size: int = PAIR
+) -> tuple[str, ...]:
+    """Return the group of one member in an epoch, () when it rests.
+
+    See Timetable, which to keep is cheaper than this.
+    """
     return Timetable(names, leaves, size).group_of(me, epoch)
 
 
 def root_order(group: Iterable[str], epoch: int) -> tuple[str, ...]:
-    """Return the members in the order in which they are root of this epoch: the next takes over where one is silent.
+    """Return the members in the order in which they are root of this epoch.
 
-    Highest random weight over (epoch, name): even over members and epochs, and who is missing changes nothing for the others.
+    The next takes over where one is silent.
+
+    Highest random weight over (epoch, name): even over members and epochs, and who is missing
+    changes nothing for the others.
     """
-    return tuple(sorted(group, key=lambda name: (hashlib.blake2b(f"{epoch}/{name}".encode(), digest_size=8).digest(), name), reverse=True))
+    return tuple(
+        sorted(
+            group,
+            key=lambda name: (
+                hashlib.blake2b(f"{epoch}/{name}".encode(), digest_size=8).digest(),
+                name,
+            ),
+            reverse=True,
+        )
+    )
 
 
 def epoch_at(unix_seconds: float, period: float) -> int:
-    """Return the number of the epoch of a moment; epochs are `period` seconds long and are counted from 1970. ValueError if not above 0."""
+    """Return the number of the epoch of a moment.
+
+    Epochs are `period` seconds long and are counted from 1970. ValueError if not above 0.
+    """
     if not period > 0:
         message = f"an epoch lasts longer than 0 s, not {period}"
         raise ValueError(message)
@@ -120,14 +169,22 @@ class _Blocks:
     def __init__(self, blocks: Sequence[Sequence[str]], size: int, *, across: bool) -> None:
         largest = max(map(len, blocks), default=0)
         if across and largest > 1:
-            size = max(PAIR, min(size, largest))  # more leaves at once than members in each make no more full groups
+            size = max(
+                PAIR, min(size, largest)
+            )  # more leaves at once than members in each make no more full groups
         self._blocks = blocks
         self._size = size
         self._across = across
-        self._seats: dict[str, Seat] = {name: (b, i) for b, block in enumerate(blocks) for i, name in enumerate(block)}
+        self._seats: dict[str, Seat] = {
+            name: (b, i) for b, block in enumerate(blocks) for i, name in enumerate(block)
+        }
         self._block_rounds = rounds(len(blocks), size) if across else 1
         self._shifts = coprime_modulus(largest, widest(len(blocks), size)) if across else 1
-        self.cycle = self._block_rounds * self._shifts if across else max((rounds(len(block), size) for block in blocks), default=1)
+        self.cycle = (
+            self._block_rounds * self._shifts
+            if across
+            else max((rounds(len(block), size) for block in blocks), default=1)
+        )
 
     def group_of(self, me: str, turn: int) -> tuple[str, ...]:
         """Return the group of one member, () when it rests."""
@@ -157,11 +214,15 @@ class _Blocks:
         block, position = seat
         if not self._across:
             count = len(self._blocks[block])
-            return [(block, other) for other in design(position, count, self._size, turn % rounds(count, self._size))]
+            return [
+                (block, other)
+                for other in design(position, count, self._size, turn % rounds(count, self._size))
+            ]
         facing = design(block, len(self._blocks), self._size, turn % self._block_rounds)
         shift = turn // self._block_rounds % self._shifts
-        # Member c + t·shift of the t-th block: two blocks of a group meet in every combination once while the shift runs through
-        # its values, as the difference of their t has an inverse in this modulus.
+        # Member c + t·shift of the t-th block: two blocks of a group meet in every combination once
+        # while the shift runs through its values, as the difference of their t has an inverse in
+        # this modulus.
         start = position - facing.index(block) * shift
         met = [(other, (start + t * shift) % self._shifts) for t, other in enumerate(facing)]
         return [(other, place) for other, place in met if place < len(self._blocks[other])]
@@ -172,7 +233,9 @@ class _Blocks:
         return [seat for seat in seats if len(self._met(seat, turn)) < PAIR]
 
     def _remainder(self, turn: int) -> list[Seat]:
-        """Return the members, at most one in a block, that find no partner in their own block either."""
+        """Return the members, at most one in a block, that find no partner in their own block
+        either.
+        """
         blocks = (self._alone(block, turn) for block in range(len(self._blocks)))
         return [group[0] for alone in blocks for group in _extras(alone, turn) if len(group) < PAIR]
 
@@ -187,7 +250,8 @@ class _Blocks:
 def _extras(alone: Sequence[Seat], turn: int) -> Iterator[list[Seat]]:
     """Yield the pairs of those left over, and the one that is left of an odd number."""
     count = len(alone)
-    # Half a cycle ahead, so that a leaf that is left over as a whole does not repeat the pairs that it has just made.
+    # Half a cycle ahead, so that a leaf that is left over as a whole does not repeat the pairs that
+    # it has just made.
     turn = (turn + count // 2) % rounds(count, PAIR)
     for position in range(count):
         pair = design(position, count, PAIR, turn)
@@ -196,7 +260,9 @@ def _extras(alone: Sequence[Seat], turn: int) -> Iterator[list[Seat]]:
 
 
 def rounds(count: int, size: int) -> int:
-    """Return in how many rounds of groups of at most `size` every two of `count` have met, by `design`; 1 where one group holds all."""
+    """Return in how many rounds of groups of at most `size` every two of `count` have met, by
+    `design`; 1 where one group holds all.
+    """
     if count <= size:
         return 1
     width = _width(count, size)
@@ -207,11 +273,14 @@ def rounds(count: int, size: int) -> int:
 
 
 def design(position: int, count: int, size: int, turn: int) -> list[int]:
-    """Return the group, sorted, of one of `count` positions in a turn of 0 … `rounds` - 1; no two meet twice in these.
+    """Return the group, sorted, of one of `count` positions in a turn of 0 … `rounds` - 1.
 
-    Pairs by the circle method. Larger groups as lines through a grid of `width` rows and n columns, one slope in each turn, as in an
-    affine plane: two lines of different slope share one point at most if n has no factor below the number of rows. After all n slopes
-    only the members of each row have not met; the rows go through the same again.
+    No two meet twice in these.
+
+    Pairs by the circle method. Larger groups as lines through a grid of `width` rows and n columns,
+    one slope in each turn, as in an affine plane: two lines of different slope share one point at
+    most if n has no factor below the number of rows. After all n slopes only the members of each
+    row have not met; the rows go through the same again.
     """
     if count <= size:
         return list(range(count))
@@ -223,18 +292,30 @@ def design(position: int, count: int, size: int, turn: int) -> list[int]:
     column, row = divmod(position, width)
     if turn < modulus:
         start = column - row * turn
-        return sorted(place for t in range(width) if (place := (start + t * turn) % modulus * width + t) < count)
-    return [place for other in design(column, columns, size, turn - modulus) if (place := other * width + row) < count]
+        return sorted(
+            place
+            for t in range(width)
+            if (place := (start + t * turn) % modulus * width + t) < count
+        )
+    return [
+        place
+        for other in design(column, columns, size, turn - modulus)
+        if (place := other * width + row) < count
+    ]
 
 
 def _circle(position: int, count: int, turn: int) -> list[int]:
     """Return the pair of a position in a turn, one position alone where the count is odd.
 
-    Positions whose sum is the turn, modulo an odd number, meet; the one that would meet itself meets the last one, or rests.
+    Positions whose sum is the turn, modulo an odd number, meet; the one that would meet itself
+    meets the last one, or rests.
     """
     modulus = count - 1 if count % 2 == 0 else count
     if position == modulus:
-        return [turn * (modulus + 1) // 2 % modulus, position]  # (modulus + 1) / 2 is the inverse of 2
+        return [
+            turn * (modulus + 1) // 2 % modulus,
+            position,
+        ]  # (modulus + 1) / 2 is the inverse of 2
     partner = (turn - position) % modulus
     if partner != position:
         return sorted((position, partner))
@@ -242,7 +323,9 @@ def _circle(position: int, count: int, turn: int) -> list[int]:
 
 
 def _width(count: int, size: int) -> int:
-    """Return the largest group, up to `size`, that can be made of so many without repeating a pair at once."""
+    """Return the largest group, up to `size`, that can be made of so many without repeating a pair
+    at once.
+    """
     return size if count >= size * size else max(PAIR, math.isqrt(count))
 
 
@@ -258,4 +341,6 @@ def widest(count: int, size: int) -> int:
 def coprime_modulus(least: int, width: int) -> int:
     """Return the smallest number from `least` on without a common factor with 2 … `width` - 1."""
     factors = math.lcm(*range(1, width))
-    return next(number for number in itertools.count(max(least, 1)) if math.gcd(number, factors) == 1)
+    return next(
+        number for number in itertools.count(max(least, 1)) if math.gcd(number, factors) == 1
+    )

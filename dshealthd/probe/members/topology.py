@@ -4,7 +4,8 @@
     SwitchName=leaf2 Nodes=gpu[033-064]
     SwitchName=spine Switches=leaf[1-2]
 
-Source: topology.conf(5). Of the tree only its leaves are used; what is above them is checked and otherwise left alone.
+Source: topology.conf(5). Of the tree only its leaves are used; what is above them is checked and
+otherwise left alone.
 """
 
 from __future__ import annotations
@@ -21,14 +22,21 @@ if TYPE_CHECKING:
 
 _MAX_LINKS = 8 * MAX_NAMES  # what a file may write out in all: a node for each of eight rails
 
-_KEYS = {"switchname": ("nodes", "switches", "linkspeed"), "blockname": ("nodes",), "blocksizes": ()}
+_KEYS = {
+    "switchname": ("nodes", "switches", "linkspeed"),
+    "blockname": ("nodes",),
+    "blocksizes": (),
+}
 _SWITCH = re.compile(r"[!-~]{1,64}")
 _NAMED = re.compile(r"(?:switch|block)name=([^\s,]+)", re.IGNORECASE)
 _FIELD = re.compile(r'([A-Za-z]+)=(?:"([^"]*)"|([^\s"]*))(?=\s|$)\s*')
 
 
 class TopologyError(Exception):
-    """A topology file that cannot be used; `errors` has one `FILE:LINE: reason` for each thing that is wrong."""
+    """A topology file that cannot be used.
+
+    `errors` has one `FILE:LINE: reason` for each thing that is wrong.
+    """
 
     def __init__(self, errors: Iterable[str]) -> None:
         self.errors = tuple(errors)
@@ -48,7 +56,10 @@ class Switch:
 
 
 def parse(text: str, place: str) -> tuple[Switch, ...]:
-    """Return the switches and blocks that a file lists. Raises TopologyError; `place` is the file's name in its lines."""
+    """Return the switches and blocks that a file lists.
+
+    Raises TopologyError; `place` is the file's name in its lines.
+    """
     errors: list[tuple[int, str]] = []
     found: dict[str, Switch] = {}
     spoilt: set[str] = set()
@@ -64,13 +75,25 @@ def parse(text: str, place: str) -> tuple[Switch, ...]:
             continue
         left -= len(switch.nodes) + len(switch.switches)
         if switch.name in found:
-            errors.append((number, f"{quote(switch.name)} is defined in line {found[switch.name].line} already"))
+            errors.append(
+                (
+                    number,
+                    f"{quote(switch.name)} is defined in line {found[switch.name].line} already",
+                )
+            )
             continue
         found[switch.name] = switch
     for switch in found.values():
         for child in switch.switches:
-            if child not in found and child not in spoilt:  # a name on a bad line is one fault, not two
-                errors.append((switch.line, f"{quote(switch.name)} has the switch {quote(child)}, which is not defined"))
+            if (
+                child not in found and child not in spoilt
+            ):  # a name on a bad line is one fault, not two
+                errors.append(
+                    (
+                        switch.line,
+                        f"{quote(switch.name)} has the switch {quote(child)}, which is not defined",
+                    )
+                )
             elif child == switch.name:
                 errors.append((switch.line, f"{quote(child)} is a switch of its own"))
     if errors:
@@ -83,8 +106,9 @@ def parse(text: str, place: str) -> tuple[Switch, ...]:
 def leaves(switches: Iterable[Switch], names: Iterable[str]) -> dict[str, str]:
     """Return the leaf of each name, "" where the topology does not know it.
 
-    A node on several leaf switches, as with one rail for each adapter, has the leaf `a+b`: nodes on the same ones share it.
-    Where a list writes `gpu1.example.org` and the topology `gpu1`, or the reverse, the first label decides if it is the only such one.
+    A node on several leaf switches, as with one rail for each adapter, has the leaf `a+b`: nodes on
+    the same ones share it. Where a list writes `gpu1.example.org` and the topology `gpu1`, or the
+    reverse, the first label decides if it is the only such one.
     """
     homes: dict[str, list[str]] = {}
     for switch in switches:
@@ -92,12 +116,17 @@ def leaves(switches: Iterable[Switch], names: Iterable[str]) -> dict[str, str]:
             homes.setdefault(node, []).append(switch.name)
     joined = {node: "+".join(sorted(switch)) for node, switch in homes.items()}
     firsts = Counter(node.split(".")[0] for node in joined)
-    short = {node.split(".")[0]: leaf for node, leaf in joined.items() if firsts[node.split(".")[0]] == 1}
+    short = {
+        node.split(".")[0]: leaf for node, leaf in joined.items() if firsts[node.split(".")[0]] == 1
+    }
     return {name: joined.get(name) or _by_label(name, joined, short) for name in names}
 
 
 def _by_label(name: str, joined: Mapping[str, str], short: Mapping[str, str]) -> str:
-    """Return the leaf by the first label: of a long name in a file of short ones, or of a short name in a file of long ones."""
+    """Return the leaf by the first label.
+
+    Of a long name in a file of short ones, or of a short name in a file of long ones.
+    """
     first, dot, _ = name.partition(".")
     if dot:  # an address has no label, and two long names that differ are two nodes
         return joined.get(first, "") if not first.isdecimal() else ""
@@ -105,7 +134,10 @@ def _by_label(name: str, joined: Mapping[str, str], short: Mapping[str, str]) ->
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the number of its first line and the text of each logical line: no comment, a backslash at the end goes on."""
+    """Yield the number of its first line and the text of each logical line.
+
+    No comment, a backslash at the end goes on.
+    """
     pending, start = "", 0
     for number, raw in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
         line = raw.split("#", 1)[0].rstrip()
@@ -120,7 +152,10 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _switch(line: str, number: int, limit: int) -> Switch | None:
-    """Return the switch of a line, None for a line without one; HostlistError says what is wrong."""
+    """Return the switch of a line, None for a line without one.
+
+    HostlistError says what is wrong.
+    """
     fields = _fields(line)
     if not fields:
         return None
@@ -141,12 +176,17 @@ def _switch(line: str, number: int, limit: int) -> Switch | None:
     if "nodes" in fields and "switches" in fields:
         message = f"{quote(name)} has both nodes and switches"
         raise HostlistError(message)
-    nodes, switches = (expand(fields[key], limit) if fields.get(key) else () for key in ("nodes", "switches"))
+    nodes, switches = (
+        expand(fields[key], limit) if fields.get(key) else () for key in ("nodes", "switches")
+    )
     return Switch(name, nodes, switches, number)
 
 
 def _fields(line: str) -> dict[str, str]:
-    """Return the fields of a line by their keys in lower case; HostlistError where it is no list of KEY=VALUE."""
+    """Return the fields of a line by their keys in lower case.
+
+    HostlistError where it is no list of KEY=VALUE.
+    """
     fields: dict[str, str] = {}
     position = 0
     while position < len(line):

@@ -1,1 +1,3 @@
-"""Calls between agents: who may call, what a message may hold, and what it means when there is no answer."""
+"""Calls between agents: who may call, what a message may hold, and what it means when there is no
+answer.
+"""

@@ -1,7 +1,8 @@
 """Calls to other nodes' agents; what goes wrong is told apart.
 
-A connection of asyncio's own and not aiohttp's client: what ended it is known exactly, nothing is redirected, proxied or unpacked, and it
-costs some 0.6 of the CPU. What a call costs with all that is checked: `bench/bench_peer.py`.
+A connection of asyncio's own and not aiohttp's client: what ended it is known exactly, nothing is
+redirected, proxied or unpacked, and it costs some 0.6 of the CPU. What a call costs with all that
+is checked: `bench/bench_peer.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.collector import counter, gauge
+from dshealthd.core.collector import counter, gauge
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers import schema
 from dshealthd.probe.peers.contract import (
@@ -43,19 +44,30 @@ from dshealthd.probe.peers.schema import SchemaError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from dshealthd.collector import Sample
+    from dshealthd.core.collector import Sample
     from dshealthd.probe.peers.contract import PeerOptions
 
-CALLS = counter("dshealthd_probe_peer_calls_total", "Calls made to other nodes' agents.", "method", "outcome")
-OPEN = gauge("dshealthd_probe_peer_client_connections", "Connections to other nodes' agents that are in use or kept.")
-OPENED = counter("dshealthd_probe_peer_client_connections_opened_total", "Connections made to other nodes' agents.")
+CALLS = counter(
+    "dshealthd_probe_peer_calls_total", "Calls made to other nodes' agents.", "method", "outcome"
+)
+OPEN = gauge(
+    "dshealthd_probe_peer_client_connections",
+    "Connections to other nodes' agents that are in use or kept.",
+)
+OPENED = counter(
+    "dshealthd_probe_peer_client_connections_opened_total",
+    "Connections made to other nodes' agents.",
+)
 METRICS = (CALLS, OPEN, OPENED)
 
 MAX_PER_PEER = 4
-"""Calls to one peer at a time; one connection each. Further ones wait for their turn, within their deadline."""
+"""Calls to one peer at a time; one connection each.
+
+Further ones wait for their turn, within their deadline.
+"""
 NONCE_MARGIN = 2.0
 """Seconds before its end from which a nonce is not used any more: it has to travel."""
-REFUSAL = schema.Record({"refusal": schema.Slug()})
+REFUSAL = schema.Record({"refusal": schema.Reason()})
 _OUTCOMES: Mapping[str, Outcome] = {
     Rejection.RECEIVER: Outcome.UNAUTHORIZED,
     Rejection.SELF: Outcome.UNAUTHORIZED,
@@ -82,7 +94,10 @@ class PeerClient:
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare to call as the node `me`; CredentialError. `addresses` gives host (name or address) and port of a member."""
+        """Prepare to call as the node `me`; CredentialError.
+
+        `addresses` gives host (name or address) and port of a member.
+        """
         self._options = options
         self._me = me
         self._credentials = credentials or Credentials(options)
@@ -94,8 +109,11 @@ class PeerClient:
         self._callers: Counter[str] = Counter()
         self._calls: Counter[tuple[str, Outcome]] = Counter()
 
-    async def call(self, peer: str, method: str, body: Mapping[str, Any], deadline: float) -> dict[str, Any]:
-        """Return a peer's answer within `deadline` seconds, in Python values as `messages` declares them. Raises PeerError.
+    async def call(
+        self, peer: str, method: str, body: Mapping[str, Any], deadline: float
+    ) -> dict[str, Any]:
+        """Return a peer's answer within `deadline` seconds, in Python values as `messages` declares
+        them. Raises PeerError.
 
         SchemaError, before anything is sent, for a message that is not what its method takes.
         """
@@ -155,18 +173,33 @@ class PeerClient:
             if self._options.key_file is None:
                 answer = await _send(link, path, body, Claim(self._me, peer), progress)
             else:
-                answer = await self._ask_signed(link, path, body, Claim(self._me, peer), current.keys[0], progress)
-            keep = answer.status in {HTTPStatus.OK, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS}
+                answer = await self._ask_signed(
+                    link, path, body, Claim(self._me, peer), current.keys[0], progress
+                )
+            keep = answer.status in {
+                HTTPStatus.OK,
+                HTTPStatus.CONFLICT,
+                HTTPStatus.TOO_MANY_REQUESTS,
+            }
         except PeerError as error:
-            if error.outcome is Outcome.UNAUTHORIZED and current.own is not None and (problem := current.own.problem(self._wall())):
+            if (
+                error.outcome is Outcome.UNAUTHORIZED
+                and current.own is not None
+                and (problem := current.own.problem(self._wall()))
+            ):
                 raise PeerError(error.outcome, problem) from error
             raise
         finally:
             self._pool.give_back(link, peer, keep=keep)
         return answer
 
-    async def _ask_signed(self, link: Link, path: str, body: bytes, claim: Claim, key: bytes, progress: Progress) -> Answer:
-        """Return the answer to a signed request, verified; with another nonce if the first one was too old for the peer."""
+    async def _ask_signed(
+        self, link: Link, path: str, body: bytes, claim: Claim, key: bytes, progress: Progress
+    ) -> Answer:
+        """Return the answer to a signed request, verified.
+
+        With another nonce if the first one was too old for the peer.
+        """
         if self._monotonic() >= link.nonce_until:
             await self._ask_nonce(link, claim, progress)
         for last in (False, True):
@@ -175,7 +208,9 @@ class PeerClient:
             link.nonce_until = 0.0
             answer = await _send(link, path, body, signed, progress)
             nonce, mac = parse_answer(answer.headers.get(ANSWER.lower(), "")) or (ABSENT, ABSENT)
-            if hmac.compare_digest(mac, answer_mac(key, signed.mac, answer.status, answer.body, nonce)):
+            if hmac.compare_digest(
+                mac, answer_mac(key, signed.mac, answer.status, answer.body, nonce)
+            ):
                 self._keep_nonce(link, nonce)
                 return answer
             if answer.status != HTTPStatus.UNAUTHORIZED or nonce == ABSENT or last:
@@ -209,7 +244,9 @@ async def _send(link: Link, path: str, body: bytes, claim: Claim, progress: Prog
     except BadAnswer as error:
         raise PeerError(Outcome.FAILED, "bad_answer") from error
     except OSError as error:  # what ssl raises is one too
-        if link.secured and not link.answered:  # asyncio's TLS sends no alert: it closes when it does not like the certificate
+        if (
+            link.secured and not link.answered
+        ):  # asyncio's TLS sends no alert: it closes when it does not like the certificate
             raise PeerError(Outcome.UNAUTHORIZED, "closed_after_handshake") from error
         raise PeerError(*meaning(error)) from error
 
@@ -221,14 +258,20 @@ def _read(answer: Answer, method: Method) -> dict[str, Any]:
             return schema.loads(answer.body, method.answer)
         reason: str = schema.loads(answer.body, REFUSAL)["refusal"]
     except SchemaError as error:
-        raise PeerError(Outcome.FAILED, "bad_answer" if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR else "peer_error") from error
+        raise PeerError(
+            Outcome.FAILED,
+            "bad_answer" if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR else "peer_error",
+        ) from error
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         raise PeerError(Outcome.UNAUTHORIZED, "rejected")
     raise PeerError(_OUTCOMES.get(reason, Outcome.DECLINED), reason or "bad_answer")
 
 
 def _unverified(answer: Answer) -> PeerError:
-    """Return what an answer means that nobody has signed: whatever it says, it is not the peer that says so."""
+    """Return what an answer means that nobody has signed.
+
+    Whatever it says, it is not the peer that says so.
+    """
     if answer.status == HTTPStatus.OK:
         return PeerError(Outcome.UNAUTHORIZED, "answer_not_signed")
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:

@@ -1,4 +1,7 @@
-"""Connections of the peer listener: those of strangers make room, those of nodes that have proved who they are stay."""
+"""Connections of the peer listener.
+
+Those of strangers make room, those of nodes that have proved who they are stay.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.web.connection import Connection
-from dshealthd.web.limits import Gate, Refusal, reset_on_close
+from dshealthd.http.connection import Connection
+from dshealthd.http.connection_limiter import ConnectionLimiter, Refusal, reset_on_close
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,16 +19,21 @@ if TYPE_CHECKING:
     from aiohttp.web_response import StreamResponse
     from aiohttp.web_server import Server
 
-    from dshealthd.web.tls import Tls
+    from dshealthd.http.tls import Tls
 
 MAX_UNPROVED = 3
-"""Requests in a row without proof of who sends them; the connection ends with them. A nonce is asked for in one."""
+"""Requests in a row without proof of who sends them; the connection ends with them.
+
+A nonce is asked for in one.
+"""
 MAX_KNOWN = 4096
 """Addresses remembered from which a node has proved who it is."""
 MAX_CLOSING = 16
 """Evicted connections that may still have their descriptors."""
 MAX_AGE = 900.0
-"""Seconds after which a connection ends with its next answer, so that its certificate is shown again."""
+"""Seconds after which a connection ends with its next answer, so that its certificate is shown
+again.
+"""
 
 
 class PeerConnection(Connection):
@@ -43,8 +51,13 @@ class PeerConnection(Connection):
         tls: Tls | None,
         answered: Callable[[BaseRequest, StreamResponse], None],
     ) -> None:
-        """Take the place of `client` in the gate. Made in the task that goes on with the TLS handshake, where there is one."""
-        super().__init__(manager, gate, client, header_timeout=header_timeout, tls=tls, answered=answered)
+        """Take the place of `client` in the gate.
+
+        Made in the task that goes on with the TLS handshake, where there is one.
+        """
+        super().__init__(
+            manager, gate, client, header_timeout=header_timeout, tls=tls, answered=answered
+        )
         self.proved = False
         """Whether a request on this connection has proved who sent it."""
         self._unproved = 0
@@ -53,6 +66,12 @@ class PeerConnection(Connection):
         self._opened = self._loop.time()
         self._opening = asyncio.current_task()
         gate.strangers[self] = client
+
+    @property
+    def address(self) -> str:
+        """The address that the connection comes from."""
+        peer = None if self.transport is None else self.transport.get_extra_info("peername")
+        return str(peer[0]) if peer else ""
 
     @property
     def certificate(self) -> dict[str, Any]:
@@ -83,7 +102,9 @@ class PeerConnection(Connection):
         """Whether the connection has been open for so long that it is to be made anew."""
         return self._loop.time() - self._opened > MAX_AGE
 
-    async def finish_response(self, request: BaseRequest, resp: StreamResponse, start_time: float | None) -> tuple[StreamResponse, bool]:
+    async def finish_response(
+        self, request: BaseRequest, resp: StreamResponse, start_time: float | None
+    ) -> tuple[StreamResponse, bool]:
         """Send an answer; a stranger's next request has to come soon."""
         done = await super().finish_response(request, resp, start_time)
         if not self.proved:
@@ -117,11 +138,13 @@ class PeerConnection(Connection):
         super().release()
 
 
-class PeerGate(Gate):
-    """A gate where a newcomer takes the place of the stranger that has been there longest, instead of being turned away.
+class PeerGate(ConnectionLimiter):
+    """A gate where a newcomer takes the place of the stranger that has been there longest, instead
+    of being turned away.
 
-    So whoever fills the listener with connections does not keep the nodes out: theirs need a few milliseconds until they are proved. And
-    strangers at addresses from which nobody has proved anything yet go first.
+    So whoever fills the listener with connections does not keep the nodes out: theirs need a few
+    milliseconds until they are proved. And strangers at addresses from which nobody has proved
+    anything yet go first.
     """
 
     def __init__(self, limit: int, limit_per_address: int) -> None:
@@ -134,16 +157,29 @@ class PeerGate(Gate):
         """Evicted connections that may not have ended yet."""
         self._known: OrderedDict[str, None] = OrderedDict()
 
-    def admit(self, client: str) -> bool:
-        """Count a connection of `client`, or its refusal."""
+    def _make_room(self, client: str) -> None:
+        """Evict a stranger for a connection of `client`, if there is no place for it.
+
+        Never a node that has proved who it is, however long it is idle: the newcomer has not.
+        """
         if self.closing >= MAX_CLOSING and client not in self._known:
-            pass  # it is refused, if there is no place: what was evicted still has its descriptor for a moment
+            # it is refused, if there is no place: what was evicted still has its descriptor for a
+            # moment
+            pass
         elif self._open[client] >= self._limit_per_address:
-            self._evict(next((connection for connection, whose in self.strangers.items() if whose == client), None))
+            self._evict(
+                next(
+                    (connection for connection, whose in self.strangers.items() if whose == client),
+                    None,
+                )
+            )
         elif self.total >= self.limit:
-            strangers = (connection for connection, whose in self.strangers.items() if whose not in self._known)
+            strangers = (
+                connection
+                for connection, whose in self.strangers.items()
+                if whose not in self._known
+            )
             self._evict(next(strangers, None) or next(iter(self.strangers), None))
-        return super().admit(client)
 
     def know(self, client: str) -> None:
         """Note that somebody at this address proved who it is."""

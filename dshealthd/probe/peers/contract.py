@@ -1,12 +1,14 @@
 """What both sides of the peer API agree on: options, names of refusals, and what is signed.
 
-A call is `POST /peer/v1/METHOD` with a JSON body. Who calls whom stands in one header, and with a shared key that header is the proof too:
+A call is `POST /peer/v1/METHOD` with a JSON body. Who calls whom stands in one header, and with a
+shared key that header is the proof too:
 
     Authorization: dshealthd1 SENDER RECEIVER NONCE CHALLENGE MAC
     Dshealthd-Answer: NEXT_NONCE MAC
 
-NONCE was issued by the receiver and is used once; CHALLENGE is the sender's own and makes the answer fresh for it; the MAC of an answer
-covers the MAC of its request, and so all that stands there. With TLS alone the last three are "-".
+NONCE was issued by the receiver and is used once; CHALLENGE is the sender's own and makes the
+answer fresh for it; the MAC of an answer covers the MAC of its request, and so all that stands
+there. With TLS alone the last three are "-".
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.address import listen_address
-from dshealthd.options import Duration, option
+from dshealthd.core.address import listen_address
+from dshealthd.core.options import Duration, option
 from dshealthd.probe.members.hostlist import is_name
 
 if TYPE_CHECKING:
@@ -41,7 +43,10 @@ _FIELDS = 6
 
 
 class Rejection(enum.StrEnum):
-    """Why a request was refused: the values of the label `reason`. What is marked so is told to nobody: the answer says "unauthorized"."""
+    """Why a request was refused: the values of the label `reason`.
+
+    What is marked so is told to nobody: the answer says "unauthorized".
+    """
 
     NO_CREDENTIALS = "no_credentials"  # not told
     CERTIFICATE = "certificate"  # not told: the certificate is not that of the sender
@@ -52,6 +57,8 @@ class Rejection(enum.StrEnum):
     RECEIVER = "wrong_receiver"
     SENDER = "not_a_member"
     SELF = "own_name"
+    ADDRESS = "wrong_address"
+    """It comes from an address that its sender's name does not have."""
     RATE = "rate_limited"
     OFF = "switched_off"
     METHOD = "unknown_method"
@@ -77,7 +84,9 @@ class Refusal(Exception):
 
 
 class PeerError(Exception):
-    """A call that brought no answer; `outcome` says of what kind it is, `reason` is a bounded slug (a peer's own, where it declined)."""
+    """A call that brought no answer; `outcome` says of what kind it is, `reason` is a bounded slug
+    (a peer's own, where it declined).
+    """
 
     def __init__(self, outcome: Outcome, reason: str) -> None:
         super().__init__(f"{outcome}: {reason}")
@@ -91,22 +100,54 @@ class PeerOptions:
 
     listen_address: str = option(
         "",
-        'Address for the other nodes\' agents, "HOST:PORT"; the host is the address they know this node by. Empty: no probes across nodes.',
+        'Address for the other nodes\' agents, "HOST:PORT"; the host is the address they '
+        "know this node by. Empty: no probes across nodes.",
     )
     key_file: Path | None = option(
         None,
-        "File with the key that all nodes share, of mode 0600: one key a line, at least 32 characters (openssl rand -hex 32). The first "
-        "signs, a second one is accepted too, for rotation; re-read as it changes. A name without a slash is one of systemd's credentials.",
+        "File with the key that all nodes share, of mode 0600: one key a line, at least 32 "
+        "characters (openssl rand -hex 32). The first "
+        "signs, a second one is accepted too, for rotation; re-read as it changes. A name "
+        "without a slash is one of systemd's credentials.",
     )
-    tls_cert_file: Path | None = option(None, "Certificate of this node, for TLS 1.3 in both directions; re-read as it changes.")
-    tls_key_file: Path | None = option(None, "Its private key, of mode 0600, or the name of one of systemd's credentials.")
-    tls_ca_file: Path | None = option(None, "Certificates of the authorities that sign the nodes' certificates.")
-    tls_name: str = option("{node}", "Subject alternative name (DNS or URI) of a node's certificate; {node} is its name among the members.")
-    off_file: Path | None = option(Path("/run/dshealthd/probe.off"), "While this file exists, calls of other nodes are declined.")
-    max_connections: int = option(48, "Connections served at a time; further ones replace those that have not authenticated.", minimum=2)
+    tls_cert_file: Path | None = option(
+        None, "Certificate of this node, for TLS 1.3 in both directions; re-read as it changes."
+    )
+    tls_key_file: Path | None = option(
+        None, "Its private key, of mode 0600, or the name of one of systemd's credentials."
+    )
+    tls_ca_file: Path | None = option(
+        None, "Certificates of the authorities that sign the nodes' certificates."
+    )
+    tls_name: str = option(
+        "{node}",
+        "Subject alternative name (DNS or URI) of a node's certificate; {node} is its name "
+        "among the members.",
+    )
+    check_addresses: bool = option(
+        True,
+        "Whether a call must come from an address of the node that makes it. Without "
+        "certificates nothing else tells the nodes apart, "
+        "as all have the same key; off only where addresses are translated between nodes.",
+    )
+    off_file: Path | None = option(
+        Path("/run/dshealthd/probe.off"),
+        "While this file exists, calls of other nodes are declined.",
+    )
+    max_connections: int = option(
+        48,
+        "Connections served at a time; further ones replace those that have not authenticated.",
+        minimum=2,
+    )
     max_connections_per_address: int = option(8, "The same for one client address.", minimum=1)
-    header_timeout: Duration = option("5s", "How long a caller may take for a TLS handshake, for headers and for a body.", minimum="100ms")
-    calls_per_second: float = option(200.0, "Calls that one node may make, in the long run.", minimum=1.0)
+    header_timeout: Duration = option(
+        "5s",
+        "How long a caller may take for a TLS handshake, for headers and for a body.",
+        minimum="100ms",
+    )
+    calls_per_second: float = option(
+        200.0, "Calls that one node may make, in the long run.", minimum=1.0
+    )
     burst: int = option(1000, "Calls that one node may make at once, after a pause.", minimum=1)
 
     def check(self) -> Iterator[tuple[str, str]]:
@@ -118,10 +159,23 @@ class PeerOptions:
                 yield "listen_address", str(error)
             else:
                 if host is None:
-                    yield "listen_address", f'"{self.listen_address}" names no host; the listener never takes all addresses by default'
+                    yield (
+                        "listen_address",
+                        (
+                            f'"{self.listen_address}" names no host; the listener never takes '
+                            "all addresses by default"
+                        ),
+                    )
             if self.key_file is None and not self.tls:
-                yield "listen_address", "needs key_file, or tls_cert_file, tls_key_file and tls_ca_file"
-        given = [name for name in ("tls_cert_file", "tls_key_file", "tls_ca_file") if getattr(self, name) is not None]
+                yield (
+                    "listen_address",
+                    "needs key_file, or tls_cert_file, tls_key_file and tls_ca_file",
+                )
+        given = [
+            name
+            for name in ("tls_cert_file", "tls_key_file", "tls_ca_file")
+            if getattr(self, name) is not None
+        ]
         if len(given) in {1, 2}:
             yield given[0], "needs all of tls_cert_file, tls_key_file and tls_ca_file"
         if self.tls_name.count("{node}") != 1:
@@ -163,7 +217,10 @@ class Claim:
 
 
 def certificate_names(certificate: Mapping[str, Any]) -> set[str]:
-    """Return the names (DNS and URI) of a certificate, as `getpeercert()` gives it. They are compared as they are: no wildcards."""
+    """Return the names (DNS and URI) of a certificate, as `getpeercert()` gives it.
+
+    They are compared as they are: no wildcards.
+    """
     return {name for kind, name in certificate.get("subjectAltName", ()) if kind in {"DNS", "URI"}}
 
 
@@ -178,7 +235,17 @@ def parse_answer(header: str) -> tuple[str, str] | None:
 def request_mac(key: bytes, path: str, body: bytes, claim: Claim) -> str:
     """Return the MAC of a request; `claim.mac` takes no part."""
     digest = hashlib.sha256(body).hexdigest()
-    return _mac(key, "request", "POST", path, digest, claim.sender, claim.receiver, claim.nonce, claim.challenge)
+    return _mac(
+        key,
+        "request",
+        "POST",
+        path,
+        digest,
+        claim.sender,
+        claim.receiver,
+        claim.nonce,
+        claim.challenge,
+    )
 
 
 def answer_mac(key: bytes, request: str, status: int, body: bytes, next_nonce: str) -> str:
@@ -190,5 +257,8 @@ def _mac(key: bytes, *fields: str) -> str:
     parts = [SCHEME.encode()]
     for field in fields:
         encoded = field.encode()
-        parts += (len(encoded).to_bytes(4, "big"), encoded)  # so that no two lists of fields are the same message
+        parts += (
+            len(encoded).to_bytes(4, "big"),
+            encoded,
+        )  # so that no two lists of fields are the same message
     return hmac.digest(key, b"".join(parts), "sha256").hex()

@@ -8,24 +8,27 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import counter, gauge
-from dshealthd.probe import background
+from dshealthd.core import background
+from dshealthd.core.child import StartError
+from dshealthd.core.collector import counter, gauge
 from dshealthd.probe.peers.secret_files import CredentialError, Secrets, place, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dshealthd.collector import Sample
+    from dshealthd.core.collector import Sample
     from dshealthd.probe.peers.contract import PeerOptions
 
 log = logging.getLogger(__name__)
 
 RELOAD_OK = gauge(
     "dshealthd_probe_peer_credentials_last_reload_successful",
-    "1 if the last reading of the key and certificate files could be used; at 0 what was read before is in force.",
+    "1 if the last reading of the key and certificate files could be used; at 0 what was "
+    "read before is in force.",
 )
 RELOAD_FAILURES = counter(
-    "dshealthd_probe_peer_credentials_reload_failures_total", "Changes of the key or certificate files that could not be used."
+    "dshealthd_probe_peer_credentials_reload_failures_total",
+    "Changes of the key or certificate files that could not be used.",
 )
 EXPIRY = gauge(
     "dshealthd_probe_peer_certificate_expiry_timestamp_seconds",
@@ -33,12 +36,19 @@ EXPIRY = gauge(
 )
 METRICS = (RELOAD_OK, RELOAD_FAILURES, EXPIRY)
 
+THREAD = "peer credentials"
 CHECK_INTERVAL = 1.0
 """Seconds for which the files count as unchanged after they were looked at."""
 CHECK_PATIENCE = 0.5
-"""Seconds that a call waits for the files to be looked at; a file system that hangs costs that once."""
+"""Seconds that a call waits for the files to be looked at.
+
+A file system that hangs costs that once.
+"""
 SETTLE = 0.2
-"""Seconds for which a changed file must stay as it is before it is read: half a key may be a key."""
+"""Seconds for which a changed file must stay as it is before it is read.
+
+Half a key may be a key.
+"""
 
 __all__ = ["METRICS", "CredentialError", "Credentials", "Secrets"]
 
@@ -46,14 +56,26 @@ Mark = tuple[int, int, int, int] | None
 
 
 class Credentials:
-    """The secrets in force, and the switch that turns calls off. Where a change cannot be used, what was read before stays in force."""
+    """The secrets in force, and the switch that turns calls off.
 
-    def __init__(self, options: PeerOptions, monotonic: Callable[[], float] = time.monotonic) -> None:
+    Where a change cannot be used, what was read before stays in force.
+    """
+
+    def __init__(
+        self, options: PeerOptions, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         """Read the files; CredentialError. Blocks, once."""
         self._options = options
         self._monotonic = monotonic
         self._files = tuple(
-            place(path) for path in (options.key_file, options.tls_cert_file, options.tls_key_file, options.tls_ca_file) if path is not None
+            place(path)
+            for path in (
+                options.key_file,
+                options.tls_cert_file,
+                options.tls_key_file,
+                options.tls_ca_file,
+            )
+            if path is not None
         )
         self._marks = _marks(self._files)
         self.secrets = read(options)
@@ -65,7 +87,10 @@ class Credentials:
         self._failures = 0
 
     async def current(self) -> Secrets:
-        """Return what is in force now, after looking whether a file has changed; a file system that hangs is not waited for."""
+        """Return what is in force now, after looking whether a file has changed.
+
+        A file system that hangs is not waited for.
+        """
         if self._check is None and self._monotonic() - self._checked >= CHECK_INTERVAL:
             self._check = asyncio.create_task(self._refresh(), name="peer credentials")
         if self._check is not None:
@@ -87,22 +112,28 @@ class Credentials:
 
     async def _refresh(self) -> None:
         try:
-            marks, self.off = await background.call(self._look, None)
+            marks, self.off = await background.call(self._look, THREAD, None)
             if marks == self._marks:
                 return
             await asyncio.sleep(SETTLE)
-            if await background.call(lambda: _marks(self._files), None) != marks:
+            if await background.call(lambda: _marks(self._files), THREAD, None) != marks:
                 return  # still being written
             try:
-                self.secrets = await background.call(lambda: read(self._options), None, CredentialError)
+                self.secrets = await background.call(
+                    lambda: read(self._options), THREAD, None, CredentialError
+                )
             except CredentialError as error:
                 self._ok = False
                 self._failures += 1
-                log.error("credentials of the peer API not used, those before stay in force:\n%s", error)
+                log.error(
+                    "credentials of the peer API not used, those before stay in force:\n%s", error
+                )
             else:
                 self._ok = True
                 log.info("credentials of the peer API: read again")
             self._marks = marks
+        except StartError as error:  # looked at again after CHECK_INTERVAL
+            log.warning("%s; those before stay in force", error)
         finally:
             self._checked = self._monotonic()
             self._check = None

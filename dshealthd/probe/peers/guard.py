@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,8 +15,19 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
 from aiohttp.web_protocol import RequestPayloadError
 
-from dshealthd.probe.peers.contract import ABSENT, MAX_BODY, NONCE, PREFIX, Claim, Rejection, answer_mac, certificate_names, request_mac
+from dshealthd.probe.peers.contract import (
+    ABSENT,
+    MAX_BODY,
+    NONCE,
+    PREFIX,
+    Claim,
+    Rejection,
+    answer_mac,
+    certificate_names,
+    request_mac,
+)
 from dshealthd.probe.peers.nonces import Nonces
+from dshealthd.probe.peers.resolver import UnknownName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -25,6 +37,7 @@ if TYPE_CHECKING:
     from dshealthd.probe.peers.connection import PeerConnection
     from dshealthd.probe.peers.contract import PeerOptions
     from dshealthd.probe.peers.credentials import Credentials
+    from dshealthd.probe.peers.resolver import Resolver
 
 
 class Members(Protocol):
@@ -67,17 +80,25 @@ class Guard:
         members: Callable[[], Members],
         credentials: Credentials,
         monotonic: Callable[[], float],
+        resolver: Resolver | None = None,
     ) -> None:
-        """Let the `members` call the node `me`."""
+        """Let the `members` call the node `me`; `resolver` knows their addresses, if they count."""
         self._options = options
         self._me = me
         self._members = members
         self._credentials = credentials
+        # A certificate names its node; whoever has the shared key could sign as any.
+        self._resolver = resolver if options.check_addresses and not options.tls else None
         self._nonces = Nonces(options.calls_per_second, options.burst, monotonic)
         self.refused: Counter[Rejection] = Counter(dict.fromkeys(Rejection, 0))
 
-    async def body(self, request: BaseRequest, connection: PeerConnection, call: Call) -> bytes | None:
-        """Return the body of a request that may be handled; None where only a nonce is asked for; raises Rejected."""
+    async def body(
+        self, request: BaseRequest, connection: PeerConnection, call: Call
+    ) -> bytes | None:
+        """Return the body of a request that may be handled; None where only a nonce is asked for.
+
+        Raises Rejected.
+        """
         length = _content_length(request)
         authorization = request.headers.getall("Authorization", ())
         claim = Claim.parse(authorization[0]) if len(authorization) == 1 else None
@@ -91,7 +112,9 @@ class Guard:
             if self._options.key_file is None or body or not connection.doubt():
                 raise Rejected(Rejection.MALFORMED)
             return None
-        if self._options.tls and self._options.certificate_name(claim.sender) not in certificate_names(connection.certificate):
+        if self._options.tls and self._options.certificate_name(
+            claim.sender
+        ) not in certificate_names(connection.certificate):
             raise Rejected(Rejection.CERTIFICATE)
         secrets = await self._credentials.current()
         if self._options.key_file is not None:
@@ -99,10 +122,17 @@ class Guard:
         call.proved = True
         connection.prove()
         self._admit(claim)
+        if self._resolver is not None and not await self._is_at(
+            self._resolver, claim.sender, connection.address
+        ):
+            raise Rejected(Rejection.ADDRESS)
         return body
 
     def signature(self, call: Call, code: int, body: bytes) -> str | None:
-        """Return what proves an answer to its caller, with the next nonce; None where there is no key, or no caller."""
+        """Return what proves an answer to its caller, with the next nonce.
+
+        None where there is no key, or no caller.
+        """
         if not call.claim.sender or self._options.key_file is None:
             return None
         nonce = self._nonces.issue(call.claim.sender)
@@ -110,7 +140,11 @@ class Guard:
 
     def _key(self, path: str, body: bytes, claim: Claim, keys: tuple[bytes, ...]) -> bytes:
         """Return the key that a request is signed with."""
-        fitting = [key for key in keys if hmac.compare_digest(request_mac(key, path, body, claim), claim.mac)]
+        fitting = [
+            key
+            for key in keys
+            if hmac.compare_digest(request_mac(key, path, body, claim), claim.mac)
+        ]
         if not fitting or claim.challenge == ABSENT:
             raise Rejected(Rejection.KEY)
         if not self._nonces.fresh(claim.nonce, claim.sender):
@@ -132,6 +166,18 @@ class Guard:
         if self._credentials.off:
             raise Rejected(Rejection.OFF)
 
+    async def _is_at(self, resolver: Resolver, sender: str, address: str) -> bool:
+        """Tell whether a member's name has the address that a call of it comes from.
+
+        One whose name cannot be looked up is nowhere: it could not be called either.
+        """
+        try:
+            async with asyncio.timeout(self._options.header_timeout):
+                known = await resolver.addresses(sender)
+        except (UnknownName, TimeoutError):
+            return False
+        return bool(address) and _plain(address) in {_plain(other) for _, other in known}
+
     async def _read(self, request: BaseRequest) -> bytes:
         try:
             async with asyncio.timeout(self._options.header_timeout):
@@ -144,10 +190,23 @@ class Guard:
             raise Rejected(Rejection.MALFORMED) from error
 
 
+def _plain(address: str) -> str:
+    """Return an address in one spelling: without a zone, and IPv4 as such."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return str(mapped or parsed)
+
+
 def _content_length(request: BaseRequest) -> int:
-    """Return the length of a request's body; what could be read in two ways, or has to be unpacked, is refused."""
+    """Return the length of a request's body.
+
+    What could be read in two ways, or has to be unpacked, is refused.
+    """
     lengths = request.headers.getall("Content-Length", ())
-    if any(name in request.headers for name in ("Transfer-Encoding", "Content-Encoding", "Upgrade", "Expect")):
+    if any(
+        name in request.headers
+        for name in ("Transfer-Encoding", "Content-Encoding", "Upgrade", "Expect")
+    ):
         raise Rejected(Rejection.MALFORMED)
     if len(lengths) != 1 or not (lengths[0].isascii() and lengths[0].isdigit()):
         raise Rejected(Rejection.MALFORMED)

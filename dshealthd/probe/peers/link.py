@@ -1,6 +1,7 @@
 """One connection to another node's peer listener: sends a request, reads its answer.
 
-The server may be anybody until its answer is verified: it is read by a parser that takes the one form of answer that a peer sends.
+The server may be anybody until its answer is verified: it is read by a parser that takes the one
+form of answer that a peer sends.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ class Answer:
 
 
 def parse_head(head: bytes) -> Head:
-    """Return what an answer's head, without the empty line, says; BadAnswer for anything that could be read in two ways."""
+    """Return what an answer's head, without the empty line, says.
+
+    BadAnswer for anything that could be read in two ways.
+    """
     try:
         status, *lines = head.decode("ascii").split("\r\n")
     except UnicodeDecodeError as error:
@@ -60,15 +64,27 @@ def parse_head(head: bytes) -> Head:
     for line in lines:
         name, colon, value = line.partition(":")
         name = name.lower()
-        if not colon or _NAME.fullmatch(name) is None or name in headers or not value.strip(" ").isprintable():
+        if (
+            not colon
+            or _NAME.fullmatch(name) is None
+            or name in headers
+            or not value.strip(" ").isprintable()
+        ):
             raise BadAnswer
         headers[name] = value.strip(" ")
     length = _LENGTH.fullmatch(headers.get("content-length", ""))
-    if match is None or length is None or "transfer-encoding" in headers or "content-encoding" in headers:
+    if (
+        match is None
+        or length is None
+        or "transfer-encoding" in headers
+        or "content-encoding" in headers
+    ):
         raise BadAnswer
     if int(length[0]) > MAX_BODY:
         raise BadAnswer
-    return Head(int(match[1]), headers, int(length[0]), headers.get("connection", "").lower() == "close")
+    return Head(
+        int(match[1]), headers, int(length[0]), headers.get("connection", "").lower() == "close"
+    )
 
 
 class Link(asyncio.Protocol):
@@ -97,14 +113,19 @@ class Link(asyncio.Protocol):
     @property
     def secured(self) -> bool:
         """Whether the connection is protected with TLS."""
-        return self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
+        return (
+            self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
+        )
 
     def peer_certificate(self) -> Mapping[str, object]:
         """Return the server's certificate as `getpeercert()` gives it; empty without TLS."""
         return {} if self._transport is None else self._transport.get_extra_info("peercert") or {}
 
     def send(self, request: bytes) -> asyncio.Future[Answer]:
-        """Send a request and return its answer to come: OSError (what ssl raises is one) when the connection ends, BadAnswer."""
+        """Send a request and return its answer to come.
+
+        OSError (what ssl raises is one) when the connection ends, BadAnswer.
+        """
         assert self._waiter is None  # noqa: S101 - one request at a time
         assert self._transport is not None  # noqa: S101 - it is connected
         waiter = self._waiter = asyncio.get_running_loop().create_future()
@@ -151,7 +172,10 @@ class Link(asyncio.Protocol):
             await self._lost
 
     def usable(self) -> bool:
-        """Tell whether an idle connection can be used again: the kernel may know of its end before the loop has turned to it."""
+        """Tell whether an idle connection can be used again.
+
+        The kernel may know of its end before the loop has turned to it.
+        """
         if self.broken or self._transport is None:
             return False
         poll = select.poll()
@@ -159,7 +183,10 @@ class Link(asyncio.Protocol):
         return not poll.poll(0)
 
     def unacknowledged(self) -> bool:
-        """Tell whether the other machine's kernel has not acknowledged what was sent: it is not there, or packets are lost."""
+        """Tell whether the other machine's kernel has not acknowledged what was sent.
+
+        It is not there, or packets are lost.
+        """
         connection = None if self._transport is None else self._transport.get_extra_info("socket")
         if connection is None:
             return True

@@ -6,8 +6,19 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.probe.observation import Kind, Outcome, Part, Stage
-from dshealthd.probe.peers.schema import Array, Choice, Data, Flag, Integer, Node, Number, Record, Slug, Text
+from dshealthd.probe.observation import Kind, Op, Outcome, Part, Stage
+from dshealthd.probe.peers.schema import (
+    Array,
+    Choice,
+    Data,
+    Flag,
+    Integer,
+    Node,
+    Number,
+    Reason,
+    Record,
+    Text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,21 +66,21 @@ MAX_SCORES = 512
 SCORES = Array(Record({"component": Text(520), "score": Number(0, 1e6)}), MAX_SCORES)
 """What a node says of itself and of those it met; see `evidence.tell`."""
 VERSION = Text(64)
-SUSPECT = Record({"part": Choice(Part), "component": Text(520), "reason": Slug()})
+SUSPECT = Record({"part": Choice(Part), "component": Text(520), "reason": Reason()})
 STEP = Record({"size": Integer(1, MAX_SIZE), "repetitions": Integer(1, 1000)})
 RANK = Record(
     {
         "rank": Integer(0, MAX_RANKS),
         "outcome": Choice(Outcome),
         "stage": Choice(Stage),
-        "reason": Slug(),
+        "reason": Reason(),
         "entered": Integer(),
         "left": Integer(),
     }
 )
 TIMING = Record(
     {
-        "op": Slug(),
+        "op": Choice(Op),
         "size": Integer(0, MAX_SIZE),
         "seconds": SECONDS,
         "bus_bandwidth": Number(0, 1e15),
@@ -106,25 +117,38 @@ METHODS: Mapping[str, Method] = {
     ),
     "store": Method(
         Record(
-            {"round": ROUND, "op": Choice(StoreOp), "key": Text(MAX_KEY), "timeout": Number(0, MAX_WAIT)},
+            {
+                "round": ROUND,
+                "op": Choice(StoreOp),
+                "key": Text(MAX_KEY),
+                "timeout": Number(0, MAX_WAIT),
+            },
             {"value": Data(MAX_VALUE), "amount": Integer(-(2**53))},
         ),
         Record({}, {"value": Data(MAX_VALUE), "number": Integer(-(2**53)), "flag": Flag()}),
     ),
-    "result": Method(  # of a member's workers, to the root
-        Record({"round": ROUND, "ranks": Array(RANK, MAX_RANKS_OF_NODE), "timings": Array(TIMING, 128)}, {"scores": SCORES}),
+    "result": Method(  # of a member's workers, from itself to every other member
+        Record(
+            {
+                "round": ROUND,
+                "ranks": Array(RANK, MAX_RANKS_OF_NODE),
+                "timings": Array(TIMING, 128),
+            },
+            {"scores": SCORES},
+        ),
         Record({}),
     ),
-    "conclusion": Method(  # of the round, from the root
+    "conclusion": Method(  # of the round, from the root: that it is over, and its own result
         Record(
             {
                 "round": ROUND,
                 "kind": Choice(Kind),
                 "outcome": Choice(Outcome),
                 "stage": Choice(Stage),
-                "timings": Array(TIMING, 128),
                 "late": Array(Node(), MAX_MEMBERS),
-                "reason": Slug(),
+                "reason": Reason(),
+                "ranks": Array(RANK, MAX_RANKS_OF_NODE),
+                "timings": Array(TIMING, 128),
                 "scores": SCORES,
             },
             {"offset": Number(-1e11, 1e11)},
@@ -132,7 +156,13 @@ METHODS: Mapping[str, Method] = {
         Record({}),
     ),
     "lead": Method(  # on demand: the receiver is the first of the members
-        Record({"members": Array(Node(), MAX_MEMBERS, 2), "kind": Choice(Kind), "steps": Array(STEP, 32)}),
+        Record(
+            {
+                "members": Array(Node(), MAX_MEMBERS, 2),
+                "kind": Choice(Kind),
+                "steps": Array(STEP, 32),
+            }
+        ),
         Record(
             {
                 "kind": Choice(Kind),
@@ -141,16 +171,29 @@ METHODS: Mapping[str, Method] = {
                 "stage": Choice(Stage),
                 "timings": Array(TIMING, 128),
                 "late": Array(Node(), MAX_MEMBERS),
-                "reason": Slug(),
+                "reason": Reason(),
             }
         ),
     ),
     "echo": Method(
-        Record({"clock": CLOCK, "payload": Data(MAX_PAYLOAD)}, {"digest": Text(12), "scores": SCORES}),
-        Record({"clock": CLOCK, "payload": Data(MAX_PAYLOAD)}, {"digest": Text(12), "scores": SCORES}),
+        Record(
+            {"clock": CLOCK, "payload": Data(MAX_PAYLOAD)}, {"digest": Text(12), "scores": SCORES}
+        ),
+        Record(
+            {"clock": CLOCK, "payload": Data(MAX_PAYLOAD)}, {"digest": Text(12), "scores": SCORES}
+        ),
     ),
     "status": Method(
         Record({}),
-        Record({}, {"version": VERSION, "epoch": EPOCH, "digest": Text(12), "scores": SCORES, "suspects": Array(SUSPECT, 64)}),
+        Record(
+            {},
+            {
+                "version": VERSION,
+                "epoch": EPOCH,
+                "digest": Text(12),
+                "scores": SCORES,
+                "suspects": Array(SUSPECT, 64),
+            },
+        ),
     ),
 }

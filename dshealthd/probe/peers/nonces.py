@@ -1,7 +1,10 @@
-"""What the receiver of calls remembers of each sender: which nonces are spent, and how many calls it may make now.
+"""What the receiver of calls remembers of each sender.
 
-A nonce proves its own origin, so that handing them out costs no memory; only those that came back with a good MAC are remembered, until
-they would be too old anyway. Ages are by the monotonic clock of the one machine that issued them: clocks that differ do not matter.
+Which nonces are spent, and how many calls it may make now.
+
+A nonce proves its own origin, so that handing them out costs no memory; only those that came back
+with a good MAC are remembered, until they would be too old anyway. Ages are by the monotonic clock
+of the one machine that issued them: clocks that differ do not matter.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ class Nonces:
 
     def issue(self, sender: str) -> str:
         """Return a new nonce for a sender: hexadecimal digits."""
-        stamp = round((self._monotonic() - self._started) * 1e6).to_bytes(_STAMP, "big") + secrets.token_bytes(_SALT)
+        stamp = round((self._monotonic() - self._started) * 1e6).to_bytes(
+            _STAMP, "big"
+        ) + secrets.token_bytes(_SALT)
         return (stamp + self._tag(stamp, sender)).hex()
 
     def fresh(self, nonce: str, sender: str) -> bool:
@@ -65,7 +70,8 @@ class Nonces:
     def spend(self, nonce: str, sender: str) -> bool:
         """Note that a fresh nonce came with a good MAC; False if it has done so before.
 
-        What is remembered is bounded by `admit`: beyond what a sender may spend in 10 s its nonces count as spent.
+        What is remembered is bounded by `admit`: beyond what a sender may spend in 10 s its nonces
+        count as spent.
         """
         known = self._sender(sender)
         key, now = bytes.fromhex(nonce), self._monotonic()
@@ -94,11 +100,19 @@ class Nonces:
         known = self._senders.get(name)
         if known is None:
             if len(self._senders) >= MAX_SENDERS:
-                silent = max(LIFETIME, self._burst / self._rate)  # by then its nonces are too old and its allowance is whole
-                self._senders = {other: state for other, state in self._senders.items() if now - state.seen <= silent}
+                silent = max(
+                    LIFETIME, self._burst / self._rate
+                )  # by then its nonces are too old and its allowance is whole
+                self._senders = {
+                    other: state
+                    for other, state in self._senders.items()
+                    if now - state.seen <= silent
+                }
             known = self._senders[name] = _Sender(self._burst, now)
         known.seen = now
         return known
 
     def _tag(self, stamp: bytes, sender: str) -> bytes:
-        return hmac.digest(self._secret, stamp + hashlib.sha256(sender.encode()).digest(), "sha256")[:_TAG]
+        return hmac.digest(
+            self._secret, stamp + hashlib.sha256(sender.encode()).digest(), "sha256"
+        )[:_TAG]

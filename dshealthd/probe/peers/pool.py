@@ -1,4 +1,7 @@
-"""Connections to other nodes' agents: made when they are needed, kept while they are used, and what it means when they cannot be made."""
+"""Connections to other nodes' agents.
+
+Made when they are needed, kept while they are used, and what it means when they cannot be made.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import ssl
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from dshealthd.address import listen_address
+from dshealthd.core.address import listen_address
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.contract import PeerError, certificate_names
 from dshealthd.probe.peers.link import Link
@@ -28,7 +31,13 @@ IDLE_TIMEOUT = 60.0
 FIRST_PATIENCE = 1.0
 """Seconds for each address of a name but the last."""
 SHUTDOWN_TIMEOUT = 1.0
-_NO_ROUTE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.EADDRNOTAVAIL}
+_NO_ROUTE = {
+    errno.ENETUNREACH,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.EHOSTDOWN,
+    errno.EADDRNOTAVAIL,
+}
 _CERTIFICATE_PROBLEMS = {9: "certificate_not_yet_valid", 10: "certificate_expired"}
 """By OpenSSL's verification code (X509_V_ERR_…)."""
 
@@ -50,7 +59,11 @@ class Pool:
     """The connections of one client."""
 
     def __init__(
-        self, options: PeerOptions, addresses: Callable[[str], tuple[str, int]], resolver: Resolver, monotonic: Callable[[], float]
+        self,
+        options: PeerOptions,
+        addresses: Callable[[str], tuple[str, int]],
+        resolver: Resolver,
+        monotonic: Callable[[], float],
     ) -> None:
         """`addresses` gives host (name or address) and port of a peer."""
         self._options = options
@@ -107,7 +120,9 @@ class Pool:
     def _prune(self) -> None:
         """Close what has been idle for long, and the longest unused of too many."""
         now = self._monotonic()
-        for link in [link for link in self._idle if link.broken or now - link.idle_since > IDLE_TIMEOUT]:
+        for link in [
+            link for link in self._idle if link.broken or now - link.idle_since > IDLE_TIMEOUT
+        ]:
             del self._idle[link]
             link.abort()
         while len(self._idle) > MAX_IDLE:
@@ -152,33 +167,47 @@ class Pool:
             raise
         return connection
 
-    async def _greet(self, connection: socket.socket, peer: str, tls: ssl.SSLContext | None) -> Link:
-        """Return the link on a connection, after the TLS handshake where there is one; PeerError if it is not the peer's."""
+    async def _greet(
+        self, connection: socket.socket, peer: str, tls: ssl.SSLContext | None
+    ) -> Link:
+        """Return the link on a connection, after the TLS handshake where there is one.
+
+        PeerError if it is not the peer's.
+        """
         loop = asyncio.get_running_loop()
         try:
             if tls is None:
                 _, link = await loop.create_connection(Link, sock=connection)
             else:
                 _, link = await loop.create_connection(
-                    Link, sock=connection, ssl=tls, server_hostname="", ssl_shutdown_timeout=SHUTDOWN_TIMEOUT
+                    Link,
+                    sock=connection,
+                    ssl=tls,
+                    server_hostname="",
+                    ssl_shutdown_timeout=SHUTDOWN_TIMEOUT,
                 )
         except BaseException:
             connection.close()
             raise
-        if tls is not None and self._options.certificate_name(peer) not in certificate_names(link.peer_certificate()):
+        if tls is not None and self._options.certificate_name(peer) not in certificate_names(
+            link.peer_certificate()
+        ):
             link.abort()
             raise PeerError(Outcome.UNAUTHORIZED, "wrong_certificate")
         return link
 
 
 _IP_BIND_ADDRESS_NO_PORT = 24
-"""Linux: the port is chosen at connect(2), so that it need not be free towards every other address."""
+"""Linux: the port is chosen at connect(2), so that it need not be free towards every other address.
+"""
 
 
 def meaning(error: OSError) -> tuple[Outcome, str]:
     """Return what an error of a connection says about the peer."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return Outcome.UNAUTHORIZED, _CERTIFICATE_PROBLEMS.get(error.verify_code, "certificate_untrusted")
+        return Outcome.UNAUTHORIZED, _CERTIFICATE_PROBLEMS.get(
+            error.verify_code, "certificate_untrusted"
+        )
     if isinstance(error, ssl.SSLError):
         return Outcome.UNAUTHORIZED, "tls"
     if isinstance(error, ConnectionRefusedError):
@@ -197,7 +226,10 @@ def meaning(error: OSError) -> tuple[Outcome, str]:
 
 
 def _local_host(text: str) -> tuple[socket.AddressFamily, str] | None:
-    """Return the address that connections are made from: the one that is listened on, where that is one address."""
+    """Return the address that connections are made from.
+
+    The one that is listened on, where that is one address.
+    """
     host = listen_address(text)[0] if text else None
     if host is None:
         return None

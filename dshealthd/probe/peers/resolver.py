@@ -1,7 +1,9 @@
-"""Names of nodes to addresses, without ever waiting for a name server longer than the caller wants to.
+"""Names of nodes to addresses, without ever waiting for a name server longer than the caller wants
+to.
 
-`getaddrinfo` blocks, for as long as a silent name server lets it, and cannot be stopped. It runs in a few daemon threads, of which a
-process that ends does not wait; an address that was once known is used again while no newer one can be had.
+`getaddrinfo` blocks, for as long as a silent name server lets it, and cannot be stopped. It runs in
+a few daemon threads, of which a process that ends does not wait; an address that was once known is
+used again while no newer one can be had.
 """
 
 from __future__ import annotations
@@ -9,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-import threading
 import time
 from typing import TYPE_CHECKING, Any
+
+from dshealthd.core import background
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +41,11 @@ class UnknownName(Exception):
 class Resolver:
     """Looks names up and remembers what it found."""
 
-    def __init__(self, look_up: Callable[..., list[Any]] = socket.getaddrinfo, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        look_up: Callable[..., list[Any]] = socket.getaddrinfo,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`look_up` is called as `socket.getaddrinfo`, in a thread."""
         self._look_up = look_up
         self._monotonic = monotonic
@@ -50,7 +57,10 @@ class Resolver:
         self._free = asyncio.Semaphore(MAX_LOOKUPS)
 
     async def addresses(self, host: str) -> tuple[Address, ...]:
-        """Return the addresses of a host, at least one. UnknownName; waits for the name servers, so it needs a deadline."""
+        """Return the addresses of a host, at least one.
+
+        UnknownName; waits for the name servers, so it needs a deadline.
+        """
         try:
             return (_literal(host),)
         except ValueError:
@@ -60,7 +70,9 @@ class Resolver:
         if age >= (FAILURE_KEPT if host in self._failed else KEPT):
             task = self._pending.get(host)
             if task is None:
-                task = self._pending[host] = asyncio.create_task(self._refresh(host), name=f"looking up {host}")
+                task = self._pending[host] = asyncio.create_task(
+                    self._refresh(host), name=f"looking up {host}"
+                )
             await asyncio.wait({task}, timeout=None if known is None else PATIENCE)
             known = self._known.get(host)
         if known is None:
@@ -75,45 +87,30 @@ class Resolver:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _refresh(self, host: str) -> None:
-        loop = asyncio.get_running_loop()
         try:
             async with self._free:
-                found: asyncio.Future[tuple[Address, ...]] = loop.create_future()
-                threading.Thread(target=self._run, args=(host, loop, found), name="name look-up", daemon=True).start()
-                addresses = await found
+                addresses = await background.call(
+                    lambda: self._ask(host), "name look-up", None, OSError
+                )
+
             self._failed.discard(host)
             if len(self._known) >= MAX_NAMES:
                 self._known.clear()
             self._known[host] = addresses
-        except OSError:  # the old address, if there is one, stays
+        except OSError:  # StartError is one; the old address, if there is one, stays
             self._failed.add(host)
         finally:
             self._asked[host] = self._monotonic()
             del self._pending[host]
 
-    def _run(self, host: str, loop: asyncio.AbstractEventLoop, found: asyncio.Future[tuple[Address, ...]]) -> None:
-        """Look a name up; in a thread of its own."""
-        result: tuple[Address, ...] | OSError
+    def _ask(self, host: str) -> tuple[Address, ...]:
+        """Look a name up; blocks. OSError, of which gaierror is one."""
         try:
             entries = self._look_up(host, None, type=socket.SOCK_STREAM)
-            result = tuple(dict.fromkeys((entry[0], str(entry[4][0])) for entry in entries))[:MAX_ADDRESSES]
-        except OSError as error:  # gaierror is one
-            result = error
         except UnicodeError as error:  # an internationalised name that is none
-            result = OSError(str(error))
-
-        def deliver() -> None:
-            if found.done():
-                return
-            if isinstance(result, OSError):
-                found.set_exception(result)
-            else:
-                found.set_result(result)
-
-        try:
-            loop.call_soon_threadsafe(deliver)
-        except RuntimeError:  # the loop has ended meanwhile
-            return
+            raise OSError(str(error)) from error
+        found = dict.fromkeys((entry[0], str(entry[4][0])) for entry in entries)
+        return tuple(found)[:MAX_ADDRESSES]
 
 
 def _literal(host: str) -> Address:

@@ -1,6 +1,9 @@
-"""What may stand in a message of the peer API: types with bounds, checked before a handler sees anything of it.
+"""What may stand in a message of the peer API.
 
-Each type reads a JSON value (`SchemaError` if it is anything else) and writes one. What is not declared is refused.
+Types with bounds, checked before a handler sees anything of it.
+
+Each type reads a JSON value (`SchemaError` if it is anything else) and writes one. What is not
+declared is refused.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any, NoReturn, Protocol
 
 from dshealthd.probe.members.hostlist import is_name
 from dshealthd.probe.peers.contract import SLUG
+from dshealthd.probe.reasons import known
 
 MAX_EXACT = 2**53
 """Integers up to this are the same in every JSON implementation."""
@@ -109,7 +113,7 @@ class Node(_Plain):
     def read(self, value: object, place: str) -> str:
         """Return the name."""
         if not isinstance(value, str) or not is_name(value):
-            _bad(place, "is no name of a node")
+            _bad(place, "is not a valid node name")
         return value
 
 
@@ -125,6 +129,15 @@ class Slug(_Plain):
 
 
 @dataclass(frozen=True, slots=True)
+class Reason(Slug):
+    """A reason of those that this release knows, or nothing; `other` for any other slug."""
+
+    def read(self, value: object, place: str) -> str:
+        """Return the reason."""
+        return known(Slug.read(self, value, place))
+
+
+@dataclass(frozen=True, slots=True)
 class Text(_Plain):
     """Printable ASCII of a bounded length."""
 
@@ -132,7 +145,12 @@ class Text(_Plain):
 
     def read(self, value: object, place: str) -> str:
         """Return the text."""
-        if not isinstance(value, str) or len(value) > self.maximum or not value.isascii() or not (value.isprintable()):
+        if (
+            not isinstance(value, str)
+            or len(value) > self.maximum
+            or not value.isascii()
+            or not (value.isprintable())
+        ):
             _bad(place, f"is no printable ASCII text of at most {self.maximum} characters")
         return value
 
@@ -170,11 +188,17 @@ class Array:
 
     def read(self, value: object, place: str) -> tuple[Any, ...]:
         """Return the items."""
-        return tuple(self.item.read(entry, f"{place}[{index}]") for index, entry in enumerate(self._entries(value, place)))
+        return tuple(
+            self.item.read(entry, f"{place}[{index}]")
+            for index, entry in enumerate(self._entries(value, place))
+        )
 
     def write(self, value: Any, place: str) -> list[object]:
         """Return the JSON values of the items."""
-        return [self.item.write(entry, f"{place}[{index}]") for index, entry in enumerate(self._entries(value, place))]
+        return [
+            self.item.write(entry, f"{place}[{index}]")
+            for index, entry in enumerate(self._entries(value, place))
+        ]
 
     def _entries(self, value: object, place: str) -> list[Any] | tuple[Any, ...]:
         if not isinstance(value, list | tuple) or not self.minimum <= len(value) <= self.maximum:
@@ -184,18 +208,27 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An object with these fields and no others; those of `optional` may be missing, and are missing in Python then too."""
+    """An object with these fields and no others.
+
+    Those of `optional` may be missing, and are missing in Python then too.
+    """
 
     fields: Mapping[str, Type]
     optional: Mapping[str, Type] = field(default_factory=dict)
 
     def read(self, value: object, place: str = "body") -> dict[str, Any]:
         """Return the values by field."""
-        return {name: kind.read(entry, f"{place}.{name}") for name, kind, entry in self._entries(value, place)}
+        return {
+            name: kind.read(entry, f"{place}.{name}")
+            for name, kind, entry in self._entries(value, place)
+        }
 
     def write(self, value: Any, place: str = "body") -> dict[str, object]:
         """Return the JSON values by field."""
-        return {name: kind.write(entry, f"{place}.{name}") for name, kind, entry in self._entries(value, place)}
+        return {
+            name: kind.write(entry, f"{place}.{name}")
+            for name, kind, entry in self._entries(value, place)
+        }
 
     def _entries(self, value: object, place: str) -> list[tuple[str, Type, Any]]:
         if not isinstance(value, dict):
@@ -204,13 +237,22 @@ class Record:
             _bad(place, f"lacks {min(missing)}")
         if value.keys() - self.fields.keys() - self.optional.keys():
             _bad(place, "has a field that is not known")
-        return [(name, self.fields.get(name) or self.optional[name], entry) for name, entry in value.items()]
+        return [
+            (name, self.fields.get(name) or self.optional[name], entry)
+            for name, entry in value.items()
+        ]
 
 
 def loads(body: bytes, schema: Record) -> dict[str, Any]:
     """Return a message; SchemaError for what is no JSON, ambiguous JSON, or not what `schema` says."""
     try:
-        value = json.loads(body.decode(), object_pairs_hook=_unique, parse_constant=_constant, parse_int=_integer, parse_float=_finite)
+        value = json.loads(
+            body.decode(),
+            object_pairs_hook=_unique,
+            parse_constant=_constant,
+            parse_int=_integer,
+            parse_float=_finite,
+        )
     except SchemaError:
         raise
     except (ValueError, RecursionError) as error:

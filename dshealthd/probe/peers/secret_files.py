@@ -1,6 +1,7 @@
 """The files with the secrets of the peer API: which can be trusted, and what they hold.
 
-They are files that only their owner can read, or among systemd's credentials; never an environment, an argument or the log.
+They are files that only their owner can read, or among systemd's credentials; never an environment,
+an argument or the log.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ NO_CHECK_TIME = 0x200000
 
 
 class CredentialError(Exception):
-    """Secrets that cannot be used; `errors` has one `key: reason` for each thing that is wrong, and nothing of what the files hold."""
+    """Secrets that cannot be used; `errors` has one `key.
+
+    Reason` for each thing that is wrong, and nothing of what the files hold.
+    """
 
     def __init__(self, errors: list[str]) -> None:
         super().__init__("\n".join(errors))
@@ -42,7 +46,9 @@ class OwnCertificate:
     trusted: bool = True
 
     def problem(self, now: float) -> str:
-        """Return a slug for what is wrong with the certificate, or "" if its owner sees nothing wrong with it."""
+        """Return a slug for what is wrong with the certificate, or "" if its owner sees nothing
+        wrong with it.
+        """
         if not self.trusted:
             return "own_certificate_untrusted"
         if now > self.ends:
@@ -65,15 +71,24 @@ class Secrets:
 
 
 def place(path: Path) -> str:
-    """Return where a secret is: a name without a slash is one of systemd's credentials, where there are any."""
+    """Return where a secret is: a name without a slash is one of systemd's credentials, where there
+    are any.
+    """
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
-    return os.path.join(directory, path) if directory and os.path.basename(path) == str(path) else str(path)
+    return (
+        os.path.join(directory, path)
+        if directory and os.path.basename(path) == str(path)
+        else str(path)
+    )
 
 
 def open_secret(path: Path) -> int:
-    """Return a descriptor of a file with a secret. OSError; PermissionError where others than its owner can read or replace it.
+    """Return a descriptor of a file with a secret.
 
-    In systemd's directory of credentials it is the directory that keeps others out, and modes are systemd's own.
+    OSError; PermissionError where others than its owner can read or replace it.
+
+    In systemd's directory of credentials it is the directory that keeps others out, and modes are
+    systemd's own.
     """
     where = place(path)
     descriptor = os.open(where, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -85,7 +100,10 @@ def open_secret(path: Path) -> int:
 
 
 def _exposed(status: os.stat_result, *, ours: bool) -> str | None:
-    """Say why a file cannot be trusted with a secret, or None; only for `ours` is it for modes and owners to tell."""
+    """Say why a file cannot be trusted with a secret, or None.
+
+    Only for `ours` is it for modes and owners to tell.
+    """
     if not stat.S_ISREG(status.st_mode):
         return "is no file"
     if ours and status.st_mode & 0o077:
@@ -96,7 +114,10 @@ def _exposed(status: os.stat_result, *, ours: bool) -> str | None:
 
 
 def parse_keys(data: bytes) -> tuple[bytes, ...]:
-    """Return the keys of a key file; ValueError says what is wrong without telling any of it. Empty lines and `#` lines are left out."""
+    """Return the keys of a key file; ValueError says what is wrong without telling any of it.
+
+    Empty lines and `#` lines are left out.
+    """
     keys = [line.strip() for line in data.splitlines()]
     keys = [key for key in keys if key and not key.startswith(b"#")]
     if not 1 <= len(keys) <= MAX_KEYS:
@@ -154,7 +175,9 @@ def _context(options: PeerOptions, protocol: ssl._SSLMethod) -> ssl.SSLContext:
     assert options.tls_ca_file is not None  # noqa: S101 - options.tls
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # the peer's exact name is compared by who knows which node it must be
+    context.check_hostname = (
+        False  # the peer's exact name is compared by who knows which node it must be
+    )
     context.verify_mode = ssl.CERT_REQUIRED
     if protocol is ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # every connection shows its certificate anew
@@ -169,7 +192,9 @@ def _context(options: PeerOptions, protocol: ssl._SSLMethod) -> ssl.SSLContext:
         message = f"tls_key_file: {options.tls_key_file} {_reason(error)}"
         raise _TlsFileError(message) from error
     try:  # by its descriptor, so that it is the file that was looked at
-        context.load_cert_chain(place(options.tls_cert_file), f"/proc/self/fd/{descriptor}", password=lambda: "")
+        context.load_cert_chain(
+            place(options.tls_cert_file), f"/proc/self/fd/{descriptor}", password=lambda: ""
+        )
     except OSError as error:
         message = f"tls_cert_file: {options.tls_cert_file} and tls_key_file are no certificate and its key: {_reason(error)}"
         raise _TlsFileError(message) from error
@@ -179,7 +204,10 @@ def _context(options: PeerOptions, protocol: ssl._SSLMethod) -> ssl.SSLContext:
 
 
 def own_certificate(server: ssl.SSLContext, client: ssl.SSLContext) -> OwnCertificate:
-    """Return what a node sees of its own certificate when it calls itself, in memory. `client` is used for this alone."""
+    """Return what a node sees of its own certificate when it calls itself, in memory.
+
+    `client` is used for this alone.
+    """
     client.verify_flags |= NO_CHECK_TIME
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     caller, called = client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
@@ -191,7 +219,9 @@ def own_certificate(server: ssl.SSLContext, client: ssl.SSLContext) -> OwnCertif
         except ssl.SSLError:
             return OwnCertificate(0.0, 0.0, trusted=False)
     shown = caller.getpeercert() or {}
-    begins, ends = (float(ssl.cert_time_to_seconds(str(shown[name]))) for name in ("notBefore", "notAfter"))
+    begins, ends = (
+        float(ssl.cert_time_to_seconds(str(shown[name]))) for name in ("notBefore", "notAfter")
+    )
     return OwnCertificate(begins, ends)
 
 

@@ -1,4 +1,6 @@
-"""The peer listener: authenticates calls of other nodes, checks them against their schema, and hands them to handlers."""
+"""The peer listener: authenticates calls of other nodes, checks them against their schema, and
+hands them to handlers.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,27 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response
 from aiohttp.web_server import Server as Connections
 
-from dshealthd.address import listen_address
-from dshealthd.collector import counter, gauge
+from dshealthd.core.address import listen_address
+from dshealthd.core.collector import counter, gauge
+from dshealthd.http.listener import Listener
+from dshealthd.http.tls import Tls
 from dshealthd.probe.peers import schema
 from dshealthd.probe.peers.connection import PeerConnection, PeerGate
-from dshealthd.probe.peers.contract import ANSWER, MAX_BODY, NONCE, PREFIX, TIMED_OUT, UNAUTHORIZED, UNTOLD, Refusal, Rejection
+from dshealthd.probe.peers.contract import (
+    ANSWER,
+    MAX_BODY,
+    NONCE,
+    PREFIX,
+    TIMED_OUT,
+    UNAUTHORIZED,
+    UNTOLD,
+    Refusal,
+    Rejection,
+)
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.peers.guard import Call, Guard, Members, Rejected
 from dshealthd.probe.peers.messages import METHODS, Method
 from dshealthd.probe.peers.schema import SchemaError
-from dshealthd.web.listener import Listener
-from dshealthd.web.tls import Tls
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -35,26 +47,37 @@ if TYPE_CHECKING:
     from aiohttp.web_protocol import RequestHandler
     from aiohttp.web_response import StreamResponse
 
-    from dshealthd.collector import Sample
+    from dshealthd.core.collector import Sample
     from dshealthd.probe.peers.contract import PeerOptions
+    from dshealthd.probe.peers.resolver import Resolver
 
     Handler = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 log = logging.getLogger(__name__)
 
-OPEN = gauge("dshealthd_probe_peer_connections", "Open connections that other nodes, or strangers, made to the peer listener.")
-LIMIT = gauge("dshealthd_probe_peer_connections_limit", "Connections that the peer listener serves at a time.")
+OPEN = gauge(
+    "dshealthd_probe_peer_connections",
+    "Open connections that other nodes, or strangers, made to the peer listener.",
+)
+LIMIT = gauge(
+    "dshealthd_probe_peer_connections_limit", "Connections that the peer listener serves at a time."
+)
 CLOSED = counter(
     "dshealthd_probe_peer_connections_refused_total",
-    "Connections that the peer listener closed because of a limit; replaced: it had proved nothing, and a newer one took its place.",
+    "Connections that the peer listener closed because of a limit; replaced: it had proved "
+    "nothing, and a newer one took its place.",
     "reason",
 )
 REQUESTS = counter(
-    "dshealthd_probe_peer_requests_total", "Authenticated calls of other nodes, by how they were answered.", "method", "result"
+    "dshealthd_probe_peer_requests_total",
+    "Authenticated calls of other nodes, by how they were answered.",
+    "method",
+    "result",
 )
 REFUSED = counter(
     "dshealthd_probe_peer_requests_refused_total",
-    "Requests to the peer listener refused before any handler: unauthenticated, malformed or beyond a limit.",
+    "Requests to the peer listener refused before any handler: unauthenticated, malformed or "
+    "beyond a limit.",
     "reason",
 )
 METRICS = (OPEN, LIMIT, CLOSED, REQUESTS, REFUSED)
@@ -88,20 +111,31 @@ class PeerServer:
         credentials: Credentials | None = None,
         methods: Mapping[str, Method] = METHODS,
         monotonic: Callable[[], float] = time.monotonic,
+        resolver: Resolver | None = None,
     ) -> None:
-        """Prepare to serve `handlers` as the node `me`; CredentialError. A handler gets the sender's name and its message as Python values.
+        """Prepare to serve `handlers` as the node `me`; CredentialError.
 
-        `credentials` are shared with the client, where there is one; else they are read here. A handler may raise `Refusal`.
+        `resolver`, where it is given, says from which addresses each member may call.
+
+        A handler gets the sender's name and its message as Python values.
+
+        `credentials` are shared with the client, where there is one; else they are read here. A
+        handler may raise `Refusal`.
         """
         self._options = options
-        self._handlers = {PREFIX + name: (name, handler, methods[name]) for name, handler in handlers.items()}
+        self._handlers = {
+            PREFIX + name: (name, handler, methods[name]) for name, handler in handlers.items()
+        }
         self._credentials = credentials or Credentials(options)
-        self._guard = Guard(options, me, members, self._credentials, monotonic)
+        self._guard = Guard(options, me, members, self._credentials, monotonic, resolver)
         self._gate = PeerGate(options.max_connections, options.max_connections_per_address)
         self._requests: Counter[tuple[str, str]] = Counter()
         self._connections: Connections | None = None
         self._listener = Listener(
-            self._gate, self._connect, handshake_timeout=options.header_timeout, tls=self._tls if options.tls else None
+            self._gate,
+            self._connect,
+            handshake_timeout=options.header_timeout,
+            tls=self._tls if options.tls else None,
         )
 
     @property
@@ -116,7 +150,9 @@ class PeerServer:
         if not self._options.tls and self._options.key_file is None:
             message = "the peer listener needs a key or certificates"
             raise ValueError(message)
-        self._connections = Connections(self._handle, request_factory=self._request, handler_cancellation=True)
+        self._connections = Connections(
+            self._handle, request_factory=self._request, handler_cancellation=True
+        )
         await self._listener.start(*listen_address(self._options.listen_address))
 
     async def close(self) -> None:
@@ -162,7 +198,15 @@ class PeerServer:
         writer: AbstractStreamWriter,
         task: asyncio.Task[None],
     ) -> BaseRequest:
-        return BaseRequest(message, payload, connection, writer, task, asyncio.get_running_loop(), client_max_size=MAX_BODY)
+        return BaseRequest(
+            message,
+            payload,
+            connection,
+            writer,
+            task,
+            asyncio.get_running_loop(),
+            client_max_size=MAX_BODY,
+        )
 
     def _answered(self, request: BaseRequest, _response: StreamResponse) -> None:
         if request.method == "UNKNOWN":  # what aiohttp calls what is no request
@@ -205,7 +249,9 @@ class PeerServer:
             response.force_close()
         return response
 
-    def _answer(self, call: Call, connection: PeerConnection, code: HTTPStatus, body: bytes) -> Response:
+    def _answer(
+        self, call: Call, connection: PeerConnection, code: HTTPStatus, body: bytes
+    ) -> Response:
         """Return an answer, signed where its request was, with the next nonce for its sender."""
         headers = {"Content-Type": "application/json"}
         signature = self._guard.signature(call, code, body)

@@ -1,4 +1,6 @@
-"""One agent's part in a round: what it knows of it while it lasts, what it needs of its node, and what it reports."""
+"""One agent's part in a round: what it knows of it while it lasts, what it needs of its node, and
+what it reports.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dshealthd.probe.observation import Observation, Stage
-from dshealthd.probe.peers.contract import PeerError
-from dshealthd.probe.rounds.conclusion import Scores, Share
+from dshealthd.probe.peers.contract import PeerError, Rejection
+from dshealthd.probe.rounds.conclusion import MemberResult, Scores
 from dshealthd.probe.rounds.plan import Plan, job
 from dshealthd.probe.rounds.remote_store import Peers
 from dshealthd.probe.workers.store import LocalStore
@@ -34,16 +36,29 @@ class Decline:
     MALFORMED = "malformed"
 
 
-DISAGREEMENTS = frozenset({Decline.CLOCK, Decline.MEMBERS, Decline.VERSION, "not_a_member"})
+DISAGREEMENTS = frozenset(
+    {Decline.CLOCK, Decline.MEMBERS, Decline.VERSION, Rejection.SENDER, Rejection.ADDRESS}
+)
 """Reasons that say that two nodes are set up differently."""
-WHOLE = frozenset({*DISAGREEMENTS, Decline.TESTING, Decline.ROUND, Decline.MALFORMED, "rate_limited", "switched_off"})
+WHOLE = frozenset(
+    {
+        *DISAGREEMENTS,
+        Decline.TESTING,
+        Decline.ROUND,
+        Decline.MALFORMED,
+        "rate_limited",
+        "switched_off",
+    }
+)
 """Declined as a whole: what is declined for another reason may still be a light round."""
 
 
 class Workers(Protocol):
     """The processes of this node that run collectives."""
 
-    async def run(self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]) -> list[RankResult]:
+    async def run(
+        self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
+    ) -> list[RankResult]:
         """Run this node's ranks and return their results; when cancelled, end them."""
 
 
@@ -85,11 +100,12 @@ class Report:
     seconds: float
     led: bool
     offsets: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by which the clocks of others are ahead of this node's, as far as a light round told."""
+    """Seconds by which the clocks of others are ahead of this node's, as far as a light round told.
+    """
 
 
 @dataclass(eq=False)
-class Part:
+class ActiveRound:
     """A round in progress."""
 
     plan: Plan
@@ -98,15 +114,19 @@ class Part:
     reason: str = ""
     """Why it is a light one."""
     store: LocalStore = field(default_factory=LocalStore)
-    shares: dict[str, Share] = field(default_factory=dict)
+    shares: dict[str, MemberResult] = field(default_factory=dict)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    told: asyncio.Future[dict[str, Any]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """What the root says that the round comes to."""
-    ended: asyncio.Future[Report] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    told: asyncio.Future[dict[str, Any]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    """That the root says the round is over, and how it sees it."""
+    ended: asyncio.Future[Report] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
     scores: dict[str, Scores] = field(default_factory=dict)
     stage: Stage = Stage.INVITE
     inviting: asyncio.Task[dict[str, dict[str, Any] | PeerError]] | None = None
-    successor: Part | None = None
+    successor: ActiveRound | None = None
     """The same group's round under another root, which came first in its order."""
 
     @property
@@ -116,14 +136,16 @@ class Part:
 
     @property
     def offsets(self) -> Mapping[str, float]:
-        """Seconds by which the clock of the root is ahead of this member's, where the root has told."""
+        """Seconds by which the clock of the root is ahead of this member's, where the root has
+        told.
+        """
         if not self.told.done() or "offset" not in self.told.result():
             return {}
         return {self.plan.root: -self.told.result()["offset"]}
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class RoundContext:
     """What a node has for its part in rounds."""
 
     node: Node
@@ -133,21 +155,29 @@ class Means:
     wall: Callable[[], float]
     progress: Callable[[int, Stage], None]
 
-    async def ask(self, name: str, method: str, body: Mapping[str, Any], deadline: float) -> dict[str, Any] | PeerError:
+    async def ask(
+        self, name: str, method: str, body: Mapping[str, Any], deadline: float
+    ) -> dict[str, Any] | PeerError:
         """Return a peer's answer, or why there is none."""
         try:
             return await self.peers.call(name, method, body, deadline)
         except PeerError as error:
             return error
 
-    async def work(self, part: Part, store: StoreHandler) -> tuple[RankResult, ...]:
+    async def work(self, active: ActiveRound, store: StoreHandler) -> tuple[RankResult, ...]:
         """Run this node's workers, which meet in `store`."""
         node = self.node
         assert self.workers is not None  # noqa: S101 - who has none is not ready
 
         def progress(rank: int, stage: Stage) -> None:
-            part.stage = stage
+            active.stage = stage
             self.progress(rank, stage)
 
-        work = job(part.plan, node.name, address=node.address, interface=node.interface, adapters=node.adapters)
+        work = job(
+            active.plan,
+            node.name,
+            address=node.address,
+            interface=node.interface,
+            adapters=node.adapters,
+        )
         return tuple(await self.workers.run(work, store, progress))

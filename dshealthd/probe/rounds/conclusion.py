@@ -1,11 +1,16 @@
-"""What a round comes to: the results of all its workers, put together into one observation that all members share."""
+"""What a round comes to: the results of all its workers, put together into one observation.
+
+Every member does so itself, from what each other member has told it directly: nobody is believed
+about anybody else. Where all tell the truth, all come to the same.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.probe.observation import Observation, Outcome, Stage, Timing
+from dshealthd.probe.observation import FLOOR, Observation, Outcome, Stage, Timing
+from dshealthd.probe.rounds.plan import PAIR
 from dshealthd.probe.workers.job import STAGES, RankResult, late
 
 if TYPE_CHECKING:
@@ -16,13 +21,16 @@ if TYPE_CHECKING:
 SILENT = "silent"
 """The reason of a round in which a member's agent said nothing more."""
 
-_TOLD = ("rank", "outcome", "stage", "reason", "entered", "left")
+IMPLAUSIBLE = "implausible"
+"""The reason of a round in which a member told times that cannot be."""
+FASTEST = 1e13
+"""Bytes in a second that no collective comes to: five times NVLink's bandwidth of a B200."""
 
 Scores = tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class MemberResult:
     """What one member's workers gave."""
 
     ranks: tuple[RankResult, ...]
@@ -38,19 +46,35 @@ class Share:
         """Whether one of them says what is wrong with itself."""
         return any(rank.own_finding for rank in self.ranks)
 
+    @property
+    def plausible(self) -> bool:
+        """Whether its times are such as a transport can have."""
+        return all(
+            timing.seconds >= max(FLOOR, timing.size / FASTEST)
+            for rank in self.ranks
+            for timing in rank.timings
+        )
+
     def message(self) -> dict[str, Any]:
         """Return the fields of the message that tells the root."""
         return {
             "ranks": [
-                {name: getattr(rank, name) for name in ("rank", "outcome", "stage", "reason", "entered", "left")} for rank in self.ranks
+                {
+                    name: getattr(rank, name)
+                    for name in ("rank", "outcome", "stage", "reason", "entered", "left")
+                }
+                for rank in self.ranks
             ],
             "timings": timing_fields(merge(self.ranks)),
             "scores": score_fields(self.scores),
         }
 
     @classmethod
-    def told(cls, body: Mapping[str, Any], sender: str) -> Share:
-        """Return a member's share from its message; a node's timings are all on its first rank then."""
+    def told(cls, body: Mapping[str, Any], sender: str) -> MemberResult:
+        """Return a member's share from its message.
+
+        A node's timings are all on its first rank then.
+        """
         ranks = [RankResult(**fields) for fields in body["ranks"]]
         if ranks:
             ranks[0] = replace(ranks[0], timings=timings_of(body["timings"]))
@@ -70,12 +94,33 @@ class Findings:
     def observation(self, plan: Plan, scores: Scores, at: float) -> Observation:
         """Return the record."""
         return Observation(
-            plan.epoch, plan.kind, plan.backend, plan.members, self.outcome, self.stage, self.timings, self.late, self.reason, scores, at
+            plan.epoch,
+            plan.kind,
+            plan.backend,
+            plan.members,
+            self.outcome,
+            self.stage,
+            self.timings,
+            self.late,
+            self.reason,
+            scores,
+            at,
         )
 
 
-def combine(plan: Plan, shares: Mapping[str, Share], silent: Mapping[str, tuple[Outcome, str]]) -> Findings:
-    """Return the findings of a round from what its members gave; `silent` has, for those that gave nothing, what a call to them said."""
+def combine(
+    plan: Plan,
+    me: str,
+    shares: Mapping[str, MemberResult],
+    silent: Mapping[str, tuple[Outcome, str]],
+) -> Findings:
+    """Return what a round comes to for the node `me`, from what its members gave.
+
+    `silent` has, for those that gave nothing, what a call to them said.
+    """
+    absurd = sorted(name for name, share in shares.items() if name != me and not share.plausible)
+    if absurd:
+        return Findings(Outcome.FAILED, Stage.SIZES, (), tuple(absurd), IMPLAUSIBLE)
     ranks = [rank for share in shares.values() for rank in share.ranks]
     stage = min((rank.stage for rank in ranks), key=STAGES.index, default=Stage.INVITE)
     if silent:
@@ -83,21 +128,58 @@ def combine(plan: Plan, shares: Mapping[str, Share], silent: Mapping[str, tuple[
         return Findings(outcome, stage, (), tuple(sorted(silent)), reason)
     bad = [rank for rank in ranks if rank.outcome is not Outcome.OK]
     if not bad:
-        return Findings(Outcome.OK, Stage.DONE, merge(ranks))
+        return Findings(Outcome.OK, Stage.DONE, _measured(me, shares))
     owners = {rank.rank: member for member, share in shares.items() for rank in share.ranks}
-    guilty = {owners[rank] for rank in late(ranks)}
+    guilty = {owners[rank] for rank in late(ranks, _furthest(shares))}
     # Where all are late nobody is: a wrong sum is everybody's wrong sum.
     names = tuple(sorted(guilty)) if len(guilty) < len(plan.members) else ()
-    for outcome in (Outcome.CORRUPTED, Outcome.FAILED, Outcome.REFUSED, Outcome.UNREACHABLE, Outcome.HUNG):
+    for outcome in (
+        Outcome.CORRUPTED,
+        Outcome.FAILED,
+        Outcome.REFUSED,
+        Outcome.UNREACHABLE,
+        Outcome.HUNG,
+    ):
         of_kind = [rank for rank in bad if rank.outcome is outcome]
-        # A rank that is stopped hangs the others, which fail or hang in their turn: the late one says what it is.
+        # A rank that is stopped hangs the others, which fail or hang in their turn: the late one
+        # says what it is.
         own = [rank for rank in bad if owners[rank.rank] in names]
-        if outcome is not Outcome.CORRUPTED and own and all(rank.outcome is not outcome for rank in own):
+        if (
+            outcome is not Outcome.CORRUPTED
+            and own
+            and all(rank.outcome is not outcome for rank in own)
+        ):
             continue
         if of_kind:
-            first = min([rank for rank in of_kind if owners[rank.rank] in names] or of_kind, key=lambda rank: rank.progress)
+            first = min(
+                [rank for rank in of_kind if owners[rank.rank] in names] or of_kind,
+                key=lambda rank: rank.progress,
+            )
             return Findings(outcome, first.stage, (), names, first.reason)
     return Findings(Outcome.INCONCLUSIVE, stage, (), (), bad[0].reason)
+
+
+def _furthest(shares: Mapping[str, MemberResult]) -> tuple[int, int, int] | None:
+    """Return how far members came at least two of which say so, where there are more than two.
+
+    One that says it came further than all others would make all of them late.
+    """
+    progress = sorted(
+        (max(rank.progress for rank in share.ranks) for share in shares.values() if share.ranks),
+        reverse=True,
+    )
+    return progress[1] if len(progress) > PAIR else None
+
+
+def _measured(me: str, shares: Mapping[str, MemberResult]) -> tuple[Timing, ...]:
+    """Return what this node has timed, or a member that says it took longer.
+
+    What this node has not timed itself is nothing to it: another's parts have other names.
+    """
+    mine = shares[me].ranks if me in shares else ()
+    own = {(t.op, t.size, t.part) for rank in mine for t in rank.timings}
+    slowest = merge(rank for share in shares.values() for rank in share.ranks)
+    return tuple(t for t in slowest if (t.op, t.size, t.part) in own)
 
 
 def merge(ranks: Iterable[RankResult]) -> tuple[Timing, ...]:
@@ -113,7 +195,16 @@ def merge(ranks: Iterable[RankResult]) -> tuple[Timing, ...]:
 
 def timing_fields(timings: Iterable[Timing]) -> list[dict[str, Any]]:
     """Return timings as the peer API has them."""
-    return [{"op": t.op, "size": t.size, "seconds": t.seconds, "bus_bandwidth": t.bus_bandwidth, "part": t.part} for t in timings]
+    return [
+        {
+            "op": t.op,
+            "size": t.size,
+            "seconds": t.seconds,
+            "bus_bandwidth": t.bus_bandwidth,
+            "part": t.part,
+        }
+        for t in timings
+    ]
 
 
 def timings_of(fields: Iterable[Mapping[str, Any]]) -> tuple[Timing, ...]:
@@ -133,4 +224,7 @@ def scores_of(body: Mapping[str, Any], *names: str) -> Scores:
 
 
 def _speaker(component: str, names: Sequence[str]) -> bool:
-    return any(component == name or component.startswith((f"{name}/", f"{name}--", f"{name}->")) for name in names)
+    return any(
+        component == name or component.startswith((f"{name}/", f"{name}--", f"{name}->"))
+        for name in names
+    )

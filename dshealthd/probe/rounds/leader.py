@@ -1,4 +1,7 @@
-"""The root of a round: invites all members, runs it, puts together what it comes to, and tells them."""
+"""The root of a round: invites all members, runs it, and tells them that it is over.
+
+What it comes to each member finds out itself.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,21 @@ from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.rounds import light
-from dshealthd.probe.rounds.conclusion import SILENT, Findings, Share, combine, score_fields, scores_of, timing_fields
-from dshealthd.probe.rounds.part import WHOLE, Decline
+from dshealthd.probe.rounds.active_round import WHOLE, Decline
+from dshealthd.probe.rounds.conclusion import (
+    SILENT,
+    Findings,
+    MemberResult,
+    combine,
+    score_fields,
+    scores_of,
+)
 from dshealthd.probe.rounds.plan import ON_DEMAND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dshealthd.probe.rounds.part import Means, Part
+    from dshealthd.probe.rounds.active_round import ActiveRound, RoundContext
     from dshealthd.probe.rounds.plan import Plan
 
 log = logging.getLogger(__name__)
@@ -27,9 +37,13 @@ INVITATION = 2.0
 SHARE = 4.0
 """Seconds after its own workers have ended that the root waits for what the others' gave."""
 CROSSING = 0.2
-"""Seconds for the invitation of a member that begins the same group's round at this moment, and has refused this node's."""
+"""Seconds for the invitation of a member that begins the same group's round at this moment, and has
+refused this node's.
+"""
 FIRST = 1.0
-"""Seconds after which it asks those that have sent nothing whether they are there, and again after each further one."""
+"""Seconds after which it asks those that have sent nothing whether they are there, and again after
+each further one.
+"""
 PRESENCE = 1.0
 """Seconds for a member that is silent to answer an echo."""
 CONCLUSION = 2.0
@@ -39,7 +53,7 @@ CONCLUSION = 2.0
 class Superseded(Exception):
     """Another member leads the same group's round."""
 
-    def __init__(self, successor: Part) -> None:
+    def __init__(self, successor: ActiveRound) -> None:
         super().__init__()
         self.successor = successor
 
@@ -47,114 +61,158 @@ class Superseded(Exception):
 class Leader:
     """Leads rounds."""
 
-    def __init__(self, means: Means) -> None:
+    def __init__(self, context: RoundContext) -> None:
         """Lead with what this node has."""
-        self._means = means
+        self._context = context
 
-    async def lead(self, part: Part) -> tuple[Findings, Mapping[str, float]]:
-        """Return what the round comes to, and by how many seconds the clocks of others are ahead. Raises Superseded."""
-        plan = part.plan
-        others = plan.others(self._means.node.name)
-        invitation = {**plan.invitation(), "scores": score_fields(part.scores[self._means.node.name])}
+    async def lead(self, active: ActiveRound) -> tuple[Findings, Mapping[str, float]]:
+        """Return what the round comes to, and by how many seconds the clocks of others are ahead.
+
+        Raises Superseded.
+        """
+        plan = active.plan
+        others = plan.others(self._context.node.name)
+        invitation = {
+            **plan.invitation(),
+            "scores": score_fields(active.scores[self._context.node.name]),
+        }
         offsets: dict[str, float] = {}
-        part.inviting = asyncio.create_task(self._invite_all(plan, invitation, offsets))
+        active.inviting = asyncio.create_task(self._invite_all(plan, invitation, offsets))
         try:
-            answers = await part.inviting
+            answers = await active.inviting
         except asyncio.CancelledError:
-            if part.successor is not None:
-                raise Superseded(part.successor) from None
-            part.inviting.cancel()
+            if active.successor is not None:
+                raise Superseded(active.successor) from None
+            active.inviting.cancel()
             raise
-        part.inviting = None
+        active.inviting = None
         errors = {name: answer for name, answer in answers.items() if isinstance(answer, PeerError)}
         for name, answer in answers.items():
             if not isinstance(answer, PeerError):
-                part.scores[name] = scores_of(answer, name)
-        gone = {name: error for name, error in errors.items() if error.outcome is not Outcome.DECLINED}
+                active.scores[name] = scores_of(answer, name)
+        gone = {
+            name: error for name, error in errors.items() if error.outcome is not Outcome.DECLINED
+        }
         if gone:
             first = next(iter(gone.values()))
             findings = Findings(first.outcome, Stage.INVITE, (), tuple(sorted(gone)), first.reason)
         elif plan.kind is Kind.LIGHT or errors:
-            findings, measured = await self._light(part, errors)
+            findings, measured = await self._light(active, errors)
             offsets.update(measured)
         else:
-            findings = await self._full(part)
-        await self._tell(part, findings, offsets, [name for name in others if name not in gone])
+            findings = await self._full(active)
+        await self._tell(active, findings, offsets, [name for name in others if name not in gone])
         return findings, offsets
 
-    async def _light(self, part: Part, errors: Mapping[str, PeerError]) -> tuple[Findings, Mapping[str, float]]:
+    async def _light(
+        self, active: ActiveRound, errors: Mapping[str, PeerError]
+    ) -> tuple[Findings, Mapping[str, float]]:
         """Measure every member that is there by echoes."""
         declined = [error.reason for error in errors.values()]
         whole = next((reason for reason in declined if reason in WHOLE), "")
-        if part.plan.kind is not Kind.LIGHT:
-            part.plan = part.plan.light()
-            part.reason = whole or declined[0]
+        if active.plan.kind is not Kind.LIGHT:
+            active.plan = active.plan.light()
+            active.reason = whole or declined[0]
         if whole == Decline.TESTING:
             return Findings(Outcome.DECLINED, Stage.INVITE, (), tuple(sorted(errors)), whole), {}
-        part.stage = Stage.SIZES
-        others = part.plan.others(self._means.node.name)
+        active.stage = Stage.SIZES
+        others = active.plan.others(self._context.node.name)
         found = await asyncio.gather(*(self._measure(name) for name in others))
-        bad = {name: answer for name, answer in zip(others, found, strict=True) if isinstance(answer, PeerError)}
-        echoes = {name: answer for name, answer in zip(others, found, strict=True) if isinstance(answer, light.Echoes)}
+        bad = {
+            name: answer
+            for name, answer in zip(others, found, strict=True)
+            if isinstance(answer, PeerError)
+        }
+        echoes = {
+            name: answer
+            for name, answer in zip(others, found, strict=True)
+            if isinstance(answer, light.Echoes)
+        }
         offsets = {name: echo.offset for name, echo in echoes.items()}
         worst = max(echoes.values(), key=lambda echo: echo.round_trip, default=None)
         timings = () if worst is None else worst.timings
         if bad:
             first = next(iter(bad.values()))
-            return Findings(first.outcome, Stage.SIZES, (), tuple(sorted(bad)), first.reason), offsets
+            return Findings(
+                first.outcome, Stage.SIZES, (), tuple(sorted(bad)), first.reason
+            ), offsets
         if whole:
-            return Findings(Outcome.DECLINED, Stage.INVITE, timings, tuple(sorted(errors)), whole), offsets
-        return Findings(Outcome.OK, Stage.DONE, timings, (), part.reason), offsets
+            return Findings(
+                Outcome.DECLINED, Stage.INVITE, timings, tuple(sorted(errors)), whole
+            ), offsets
+        return Findings(Outcome.OK, Stage.DONE, timings, (), active.reason), offsets
 
     async def _measure(self, name: str) -> light.Echoes | PeerError:
         try:
-            return await light.measure(self._means.peers, name, self._means.monotonic, self._means.wall)
+            return await light.measure(
+                self._context.peers, name, self._context.monotonic, self._context.wall
+            )
         except PeerError as error:
             return error
 
-    async def _full(self, part: Part) -> Findings:
+    async def _full(self, active: ActiveRound) -> Findings:
         """Run this node's workers and take the others' shares."""
-        me = self._means.node.name
-        others = part.plan.others(me)
-        gone = await self._work_until_decided(part, others)
+        me = self._context.node.name
+        others = active.plan.others(me)
+        gone = await self._work_until_decided(active, others)
         if gone:
             first = next(iter(gone.values()))
-            return Findings(first.outcome, part.stage, (), tuple(sorted(gone)), first.reason)
-        missing = await self._wait_for_shares(part, others, FIRST)
+            return Findings(first.outcome, active.stage, (), tuple(sorted(gone)), first.reason)
+        missing = await self._wait_for_shares(active, others, FIRST)
         silent: dict[str, tuple[Outcome, str]] = {}
         if missing:
             # Whose agent does not answer any more is not waited for.
-            silent = {name: (error.outcome, error.reason) for name, error in (await self._absent(missing)).items()}
+            silent = {
+                name: (error.outcome, error.reason)
+                for name, error in (await self._absent(missing)).items()
+            }
             waited = [name for name in missing if name not in silent]
-            # Where one has found itself at fault, who says nothing yet is waiting for that one, and learns it from the conclusion.
-            for name in [] if part.decided else await self._wait_for_shares(part, waited, SHARE):
+            # Where one has found itself at fault, who says nothing yet is waiting for that one, and
+            # learns it from the conclusion.
+            for name in (
+                [] if active.decided else await self._wait_for_shares(active, waited, SHARE)
+            ):
                 silent[name] = Outcome.HUNG, SILENT
-        for name, share in part.shares.items():
-            part.scores[name] = share.scores or part.scores.get(name, ())
-        part.scores[me] = self._means.node.scores()
-        return combine(part.plan, part.shares, silent)
+        for name, share in active.shares.items():
+            active.scores[name] = share.scores or active.scores.get(name, ())
+        active.scores[me] = self._context.node.scores()
+        return combine(active.plan, me, active.shares, silent)
 
-    async def _work_until_decided(self, part: Part, others: Sequence[str]) -> Mapping[str, PeerError]:
-        """Run this node's workers, but not on and on for a member that has found itself at fault, or is gone, and will not come.
+    async def _work_until_decided(
+        self, active: ActiveRound, others: Sequence[str]
+    ) -> Mapping[str, PeerError]:
+        """Run this node's workers, but not on and on for a member that has found itself at fault,
+        or is gone, and will not come.
 
-        Return whose agent is gone: by then nobody's workers will meet, and who waits for them can have another round.
+        Return whose agent is gone: by then nobody's workers will meet, and who waits for them can
+        have another round.
         """
-        working = asyncio.create_task(self._means.work(part, part.store), name=f"workers of round {part.plan.round}")
+        working = asyncio.create_task(
+            self._context.work(active, active.store), name=f"workers of round {active.plan.round}"
+        )
         gone: Mapping[str, PeerError] = {}
         try:
-            while not working.done() and not part.decided and not gone:
-                part.arrived.clear()
-                arrival = asyncio.create_task(part.arrived.wait())
-                ended, _ = await asyncio.wait({working, arrival}, timeout=FIRST, return_when=asyncio.FIRST_COMPLETED)
+            while not working.done() and not active.decided and not gone:
+                active.arrived.clear()
+                arrival = asyncio.create_task(active.arrived.wait())
+                ended, _ = await asyncio.wait(
+                    {working, arrival}, timeout=FIRST, return_when=asyncio.FIRST_COMPLETED
+                )
                 arrival.cancel()
                 if not ended:
-                    absent = await self._absent([name for name in others if name not in part.shares])
+                    absent = await self._absent(
+                        [name for name in others if name not in active.shares]
+                    )
                     # Silence may be a packet that was lost; who refuses has no agent.
-                    gone = {name: error for name, error in absent.items() if error.outcome is Outcome.REFUSED}
+                    gone = {
+                        name: error
+                        for name, error in absent.items()
+                        if error.outcome is Outcome.REFUSED
+                    }
             if not gone:
                 await asyncio.wait({working}, timeout=FIRST)
             if working.done():
-                part.shares[self._means.node.name] = Share(working.result())
+                active.shares[self._context.node.name] = MemberResult(working.result())
         finally:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
@@ -167,66 +225,93 @@ class Leader:
 
     async def _present(self, name: str) -> PeerError | None:
         try:
-            await self._means.peers.call(name, "echo", {"clock": self._means.wall(), "payload": b""}, PRESENCE)
+            await self._context.peers.call(
+                name, "echo", {"clock": self._context.wall(), "payload": b""}, PRESENCE
+            )
         except PeerError as error:
             return error
         return None
 
     @staticmethod
-    async def _wait_for_shares(part: Part, names: Sequence[str], seconds: float) -> list[str]:
+    async def _wait_for_shares(
+        active: ActiveRound, names: Sequence[str], seconds: float
+    ) -> list[str]:
         """Return whose share has not come."""
-        missing = [name for name in names if name not in part.shares]
+        missing = [name for name in names if name not in active.shares]
         if missing:
             try:
                 async with asyncio.timeout(seconds):
                     while missing:
-                        part.arrived.clear()
-                        await part.arrived.wait()
-                        missing = [name for name in names if name not in part.shares]
+                        active.arrived.clear()
+                        await active.arrived.wait()
+                        missing = [name for name in names if name not in active.shares]
             except TimeoutError:
                 pass
         return missing
 
-    async def _tell(self, part: Part, findings: Findings, offsets: Mapping[str, float], names: Sequence[str]) -> None:
-        """Send the conclusion to the members that are there."""
+    async def _tell(
+        self,
+        active: ActiveRound,
+        findings: Findings,
+        offsets: Mapping[str, float],
+        names: Sequence[str],
+    ) -> None:
+        """Tell the members that are there that the round is over, and what this node's workers
+        gave.
+        """
+        me = self._context.node.name
+        own = MemberResult(
+            active.shares[me].ranks if me in active.shares else (), active.scores.get(me, ())
+        )
         body = {
-            "round": part.plan.round,
-            "kind": part.plan.kind,
+            "round": active.plan.round,
+            "kind": active.plan.kind,
             "outcome": findings.outcome,
             "stage": findings.stage,
-            "timings": timing_fields(findings.timings),
             "late": findings.late,
             "reason": findings.reason,
-            "scores": score_fields(score for scores in part.scores.values() for score in scores),
+            **own.message(),
         }
         calls = [
-            self._means.ask(name, "conclusion", {**body, "offset": offsets[name]} if name in offsets else body, CONCLUSION)
+            self._context.ask(
+                name,
+                "conclusion",
+                {**body, "offset": offsets[name]} if name in offsets else body,
+                CONCLUSION,
+            )
             for name in names
         ]
         for name, answer in zip(names, await asyncio.gather(*calls), strict=True):
             if isinstance(answer, PeerError) and answer.reason != Decline.ROUND:
-                log.debug("round %s: %s did not take its conclusion: %s", part.plan.round, name, answer)
+                log.debug(
+                    "round %s: %s did not take its conclusion: %s", active.plan.round, name, answer
+                )
 
     async def _invite_all(
         self, plan: Plan, invitation: Mapping[str, Any], offsets: dict[str, float]
     ) -> dict[str, dict[str, Any] | PeerError]:
-        """Return the answers to an invitation; `offsets` takes how far the clocks of those that are ready are ahead.
+        """Return the answers to an invitation.
 
-        Who comes first in the order of an epoch and is in another round may have begun this one, and its invitation be on its way.
+        `offsets` takes how far the clocks of those that are ready are ahead.
+
+        Who comes first in the order of an epoch and is in another round may have begun this one,
+        and its invitation be on its way.
         """
-        me = self._means.node.name
+        me = self._context.node.name
 
         async def invite(name: str) -> dict[str, Any] | PeerError:
-            sent_at, sent = self._means.wall(), self._means.monotonic()
-            answer = await self._means.ask(name, "invite", invitation, INVITATION)
+            sent_at, sent = self._context.wall(), self._context.monotonic()
+            answer = await self._context.ask(name, "invite", invitation, INVITATION)
             if not isinstance(answer, PeerError) and "clock" in answer:
-                offsets[name] = answer["clock"] - (sent_at + (self._means.monotonic() - sent) / 2)
+                offsets[name] = answer["clock"] - (sent_at + (self._context.monotonic() - sent) / 2)
             return answer
 
         others = plan.others(me)
         answers = dict(zip(others, await asyncio.gather(*map(invite, others)), strict=True))
         order = root_order(plan.members, plan.epoch)
-        if plan.epoch != ON_DEMAND and any(_is_testing(answers[name]) for name in order[: order.index(me)]):
+        if plan.epoch != ON_DEMAND and any(
+            _is_testing(answers[name]) for name in order[: order.index(me)]
+        ):
             await asyncio.sleep(CROSSING)
         return answers
 

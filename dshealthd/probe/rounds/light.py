@@ -1,4 +1,6 @@
-"""A light round with one peer: echoes between the agents, which tell whether it is there, how far away, and what its clock says."""
+"""A light round with one peer: echoes between the agents, which tell whether it is there, how far
+away, and what its clock says.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ class Echoes:
     transfer: float
     """Seconds of one with a payload."""
     offset: float
-    """Seconds by which the peer's clock is ahead of this node's, from the fastest echo; known to half of that echo's time."""
+    """Seconds by which the peer's clock is ahead of this node's, from the fastest echo.
+
+    Known to half of that echo's time.
+    """
 
     @property
     def timings(self) -> tuple[Timing, ...]:
@@ -43,7 +48,9 @@ class Echoes:
         )
 
 
-async def measure(peers: Peers, peer: str, monotonic: Callable[[], float], wall: Callable[[], float]) -> Echoes:
+async def measure(
+    peers: Peers, peer: str, monotonic: Callable[[], float], wall: Callable[[], float]
+) -> Echoes:
     """Exchange echoes with a peer. Raises PeerError, also where the payload comes back changed."""
     times: list[float] = []
     best, offset, transfer = float("inf"), 0.0, 0.0

@@ -1,4 +1,7 @@
-"""A member of a round that another node leads: runs its workers, hands in what they gave, and waits for the conclusion."""
+"""A member of a round that another node leads.
+
+Runs its workers, gives all others what they gave, and puts together what the round comes to.
+"""
 
 from __future__ import annotations
 
@@ -7,79 +10,216 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.contract import PeerError
-from dshealthd.probe.rounds.conclusion import SILENT, Findings, Share, combine, scores_of, timings_of
+from dshealthd.probe.rounds.active_round import Decline
+from dshealthd.probe.rounds.conclusion import SILENT, Findings, MemberResult, combine
+from dshealthd.probe.rounds.plan import PAIR
 from dshealthd.probe.rounds.remote_store import RemoteStore
 
 if TYPE_CHECKING:
-    from dshealthd.probe.rounds.part import Means, Part
+    from collections.abc import Iterable, Mapping
+
+    from dshealthd.probe.rounds.active_round import ActiveRound, RoundContext
 
 HANDING_IN = 2.0
-"""Seconds for the root to take a share."""
+"""Seconds for a member to take a share."""
 ROUND = 60.0
-"""Seconds after which a member takes the root for silent; each of its stages has a shorter deadline."""
+"""Seconds after which a member takes the root for silent.
+
+Each of its stages has a shorter deadline.
+"""
 LIGHT_ROUND = 20.0
 """The same in a light round."""
 REPEAT = 3.0
 """Seconds after which a member that waits for the conclusion sends its share again."""
+STRAGGLERS = 1.0
+"""Seconds after the conclusion that the other members' shares are waited for.
+
+All send them when their workers have ended, which the root has waited for already.
+"""
+PRESENCE = 1.0
+"""Seconds for a member that has given nothing to answer whether it is in the round."""
+DISPUTED = "disputed"
+"""The reason of a round of which the root says what the others do not bear out."""
+_GONE = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED})
 
 
 class Member:
     """Takes part in rounds."""
 
-    def __init__(self, means: Means) -> None:
+    def __init__(self, context: RoundContext) -> None:
         """Take part with what this node has."""
-        self._means = means
+        self._context = context
 
-    async def take_part(self, part: Part) -> Findings:
-        """Run this node's workers for another's round, tell it what they gave, and return what it comes to."""
-        me, plan = self._means.node.name, part.plan
-        store = RemoteStore(self._means.peers, plan.root, plan.round, self._means.monotonic)
-        working = asyncio.create_task(self._means.work(part, store), name=f"workers of round {plan.round}")
+    async def take_part(self, active: ActiveRound) -> Findings:
+        """Run this node's workers for another's round, tell the others what they gave, and return
+        what it comes to.
+        """
+        me, plan = self._context.node.name, active.plan
+        store = RemoteStore(self._context.peers, plan.root, plan.round, self._context.monotonic)
+        working = asyncio.create_task(
+            self._context.work(active, store), name=f"workers of round {plan.round}"
+        )
+        giving: asyncio.Task[None] | None = None
         try:
-            both: set[asyncio.Future[Any]] = {working, part.told}
+            both: set[asyncio.Future[Any]] = {working, active.told}
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if part.told.done():  # it is over before it has begun: another member declined
-                return self._told(part)
-            part.shares[me] = Share(working.result(), self._means.node.scores())
-            return await self._hand_in(part)
+            if working.done():
+                active.shares[me] = MemberResult(working.result(), self._context.node.scores())
+                giving = asyncio.create_task(
+                    self._give(active), name=f"results of round {plan.round}"
+                )
+                error = await self._hand_in(active)
+                if error is not None:
+                    outcome = Outcome.HUNG if error.outcome is Outcome.DECLINED else error.outcome
+                    return combine(plan, me, active.shares, {plan.root: (outcome, error.reason)})
+            return await self._conclude(active)
         finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
+            for task in (working, giving):
+                if task is not None:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
 
-    async def _hand_in(self, part: Part) -> Findings:
-        """Send this node's share and wait for the conclusion."""
-        me, root = self._means.node.name, part.plan.root
-        share = {"round": part.plan.round, **part.shares[me].message()}
-        answer: dict[str, Any] | PeerError = {}
-        end = self._means.monotonic() + ROUND
-        while not part.told.done() and not isinstance(answer, PeerError):
-            # Again and again, as the root may be gone by now, or may have been started anew.
-            answer = await self._means.ask(root, "result", share, HANDING_IN)
-            if not isinstance(answer, PeerError):
-                await asyncio.wait({part.told}, timeout=REPEAT)
-                if self._means.monotonic() > end:
-                    answer = PeerError(Outcome.HUNG, SILENT)
-        if part.told.done():
-            return self._told(part)
-        assert isinstance(answer, PeerError)  # noqa: S101 - else it was told
-        outcome = Outcome.HUNG if answer.outcome is Outcome.DECLINED else answer.outcome
-        return combine(part.plan, part.shares, {root: (outcome, answer.reason)})
-
-    async def await_light(self, part: Part) -> Findings:
-        """Wait for the conclusion of a light round, whose echoes are answered as all echoes are, and return it."""
-        part.plan = part.plan.light()
+    async def await_light(self, active: ActiveRound) -> Findings:
+        """Wait for the end of a light round, whose echoes are answered as all echoes are."""
+        active.plan = active.plan.light()
         try:
             async with asyncio.timeout(LIGHT_ROUND):
-                await asyncio.shield(part.told)
+                await asyncio.shield(active.told)
         except TimeoutError:
-            return Findings(Outcome.HUNG, Stage.SIZES, (), (part.plan.root,), SILENT)
-        return self._told(part)
+            return Findings(Outcome.HUNG, Stage.SIZES, (), (active.plan.root,), SILENT)
+        return await self._conclude(active)
 
-    def _told(self, part: Part) -> Findings:
-        """Return what the root says that the round comes to."""
-        body = part.told.result()
-        if body["kind"] is Kind.LIGHT:
-            part.plan = part.plan.light()
-        part.scores = {"": scores_of(body, *part.plan.members)}
-        late = tuple(name for name in body["late"] if name in part.plan.members)
-        return Findings(body["outcome"], body["stage"], timings_of(body["timings"]), late, body["reason"])
+    # Giving
+
+    async def _give(self, active: ActiveRound) -> None:
+        """Send this node's share to the members but the root."""
+        others = [name for name in self._others(active) if name != active.plan.root]
+        share = self._share(active)
+        await asyncio.gather(
+            *(self._context.ask(name, "result", share, HANDING_IN) for name in others)
+        )
+
+    async def _hand_in(self, active: ActiveRound) -> PeerError | None:
+        """Send this node's share to the root until it says that the round is over.
+
+        Again and again, as the root may be gone by now, or may have been started anew. Return why
+        it says nothing.
+        """
+        end = self._context.monotonic() + ROUND
+        while not active.told.done():
+            answer = await self._context.ask(
+                active.plan.root, "result", self._share(active), HANDING_IN
+            )
+            if active.told.done():
+                break
+            if isinstance(answer, PeerError):
+                return answer
+            await asyncio.wait({active.told}, timeout=REPEAT)
+            if self._context.monotonic() > end:
+                return PeerError(Outcome.HUNG, SILENT)
+        return None
+
+    def _share(self, active: ActiveRound) -> dict[str, Any]:
+        share = active.shares[self._context.node.name]
+        return {"round": active.plan.round, **share.message()}
+
+    def _others(self, active: ActiveRound) -> tuple[str, ...]:
+        return active.plan.others(self._context.node.name)
+
+    # What it comes to
+
+    async def _conclude(self, active: ActiveRound) -> Findings:
+        """Return what the round comes to, now that the root says that it is over."""
+        told = active.told.result()
+        outcome, stage, reason = told["outcome"], told["stage"], told["reason"]
+        if told["kind"] is Kind.LIGHT:
+            active.plan = active.plan.light()
+        if outcome is Outcome.DECLINED:
+            # Who declined it is between that member and the root.
+            return Findings(outcome, stage, (), (), reason)
+        if active.decided:
+            return self._combined(active, {})
+        named = [name for name in told["late"] if name in self._others(active)]
+        if outcome in _GONE or (told["kind"] is Kind.LIGHT and outcome is not Outcome.OK):
+            return await self._check_gone(active, told, named)
+        if told["kind"] is Kind.LIGHT:
+            return Findings(outcome, stage, (), (), reason)
+        return await self._from_shares(active)
+
+    async def _check_gone(
+        self, active: ActiveRound, told: Mapping[str, Any], named: Iterable[str]
+    ) -> Findings:
+        """Call whom the root could not reach: who is absent is absent for others too."""
+        outcome, stage, reason = told["outcome"], told["stage"], told["reason"]
+        me, root = self._context.node.name, active.plan.root
+        if me in told["late"] or root in named:
+            # Between the root and this node: the root has said so of nobody else.
+            return Findings(outcome, stage, (), (me,), reason)
+        errors = await self._ask_all(named, "echo", {"clock": self._context.wall(), "payload": b""})
+        gone = {name: error for name, error in errors.items() if error.outcome in _GONE}
+        if not gone:
+            return Findings(Outcome.INCONCLUSIVE, stage, (), (), DISPUTED)
+        first = next(iter(gone.values()))
+        return Findings(first.outcome, stage, (), tuple(sorted(gone)), first.reason)
+
+    async def _from_shares(self, active: ActiveRound) -> Findings:
+        """Put together what the members gave, once those that have given nothing were asked."""
+        me, root = self._context.node.name, active.plan.root
+        missing = await self._wait_for_shares(active)
+        if active.decided or (not missing and me in active.shares):
+            return self._combined(active, {})
+        if me not in active.shares:
+            # Its own workers are still at it. Unless others have ended before, only the root says
+            # that the round is over.
+            alone = len(active.plan.members) > PAIR and not active.shares.keys() - {root}
+            return (
+                Findings(Outcome.INCONCLUSIVE, active.stage, (), (), DISPUTED)
+                if alone
+                else Findings(Outcome.HUNG, active.stage, (), (me,), SILENT)
+            )
+        asked = {"round": active.plan.round, "ranks": (), "timings": ()}
+        errors = await self._ask_all([name for name in missing if name != root], "result", asked)
+        if any(error.reason == Decline.ROUND for error in errors.values()):
+            # A member that was never invited, or has left: the root alone knows why.
+            return Findings(Outcome.INCONCLUSIVE, active.stage, (), (), DISPUTED)
+        silent = {
+            name: (error.outcome, error.reason)
+            if error.outcome in _GONE
+            else (Outcome.HUNG, SILENT)
+            for name, error in errors.items()
+        }
+        if root in missing:
+            silent[root] = Outcome.HUNG, SILENT
+        return self._combined(active, silent)
+
+    async def _wait_for_shares(self, active: ActiveRound) -> list[str]:
+        """Return whose share has not come, or not before one says that it is at fault."""
+
+        def missing() -> list[str]:
+            return [name for name in self._others(active) if name not in active.shares]
+
+        try:
+            async with asyncio.timeout(STRAGGLERS):
+                while missing() and not active.decided:
+                    active.arrived.clear()
+                    await active.arrived.wait()
+        except TimeoutError:
+            pass
+        return missing()
+
+    async def _ask_all(
+        self, names: Iterable[str], method: str, body: Mapping[str, Any]
+    ) -> dict[str, PeerError]:
+        """Return why members gave no answer; those that did are left out."""
+        names = list(names)
+        answers = await asyncio.gather(
+            *(self._context.ask(name, method, body, PRESENCE) for name in names)
+        )
+        return {
+            name: answer
+            for name, answer in zip(names, answers, strict=True)
+            if isinstance(answer, PeerError)
+        }
+
+    def _combined(self, active: ActiveRound, silent: Mapping[str, tuple[Outcome, str]]) -> Findings:
+        return combine(active.plan, self._context.node.name, active.shares, silent)

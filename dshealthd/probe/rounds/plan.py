@@ -1,4 +1,6 @@
-"""What one round is to do: agreed on by its invitation, and turned into the workers' job on each node."""
+"""What one round is to do: agreed on by its invitation, and turned into the workers' job on each
+node.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,22 @@ from typing import TYPE_CHECKING, Any
 from dshealthd import __version__
 from dshealthd.probe.observation import Kind, Stage
 from dshealthd.probe.peers.messages import Backend
-from dshealthd.probe.workers.job import BANDWIDTH, LATENCY, DeviceSteps, Seat, WorkerJob
+from dshealthd.probe.workers.job import BANDWIDTH, LATENCY, DeviceSteps, RankSpec, WorkerJob
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from dshealthd.probe.observation import Timing
 
 ON_DEMAND = -1
 """The epoch of a round that no schedule asked for: a confirmation, or a person's."""
 PAIR = 2
+PROTOCOL = 2
+"""What the messages of a round mean; 2: each member gives its result to all others itself.
+
+Members with another number decline each other's rounds as of another version.
+"""
+SPEAKS = f"{__version__}/{PROTOCOL}"
 WARM_UP = 2
 DEADLINES: Mapping[Stage, float] = {
     Stage.IMPORT: 10.0,  # torch was imported before the invitation was answered
@@ -48,7 +56,7 @@ class Plan:
     """All-reduces: bytes and repetitions."""
     ranks: int = 1
     """Of each node; with NCCL the GPUs from the first on."""
-    version: str = __version__
+    version: str = SPEAKS
 
     @property
     def root(self) -> str:
@@ -58,6 +66,11 @@ class Plan:
     def others(self, me: str) -> tuple[str, ...]:
         """Return the members but one."""
         return tuple(name for name in self.members if name != me)
+
+    def has_ranks(self, member: str, ranks: Iterable[int]) -> bool:
+        """Tell whether these are all the ranks of a member."""
+        first = self.members.index(member) * self.ranks
+        return sorted(ranks) == list(range(first, first + self.ranks))
 
     def light(self) -> Plan:
         """Return the round that this one becomes where GPUs may not be used."""
@@ -72,7 +85,9 @@ class Plan:
             "backend": self.backend,
             "members": self.members,
             "digest": self.digest,
-            "steps": [{"size": size, "repetitions": repetitions} for size, repetitions in self.steps],
+            "steps": [
+                {"size": size, "repetitions": repetitions} for size, repetitions in self.steps
+            ],
             "ranks": self.ranks,
             "version": self.version,
         }
@@ -80,13 +95,31 @@ class Plan:
     @classmethod
     def invited(cls, body: Mapping[str, Any]) -> Plan:
         """Return the round of an invitation."""
-        fields = {name: body[name] for name in ("round", "epoch", "kind", "backend", "members", "digest", "ranks", "version")}
-        return cls(steps=tuple((step["size"], step["repetitions"]) for step in body["steps"]), **fields)
+        fields = {
+            name: body[name]
+            for name in (
+                "round",
+                "epoch",
+                "kind",
+                "backend",
+                "members",
+                "digest",
+                "ranks",
+                "version",
+            )
+        }
+        return cls(
+            steps=tuple((step["size"], step["repetitions"]) for step in body["steps"]), **fields
+        )
 
     def gpu_seconds(self, timings: Sequence[Timing]) -> float:
-        """Return how long these timings' operations, with those before and after that were not timed, kept each GPU."""
+        """Return how long these timings' operations, with those before and after that were not
+        timed, kept each GPU.
+        """
         repetitions = dict(self.steps)
-        return sum(timing.seconds * (repetitions.get(timing.size, 1) + WARM_UP + 1) for timing in timings)
+        return sum(
+            timing.seconds * (repetitions.get(timing.size, 1) + WARM_UP + 1) for timing in timings
+        )
 
 
 def new_round() -> str:
@@ -102,22 +135,36 @@ def steps_at(epoch: int, large_every: int) -> tuple[tuple[int, int], ...]:
     return LATENCY + BANDWIDTH if large_every and epoch % (2 * large_every) < PAIR else LATENCY
 
 
-def job(plan: Plan, me: str, *, address: str, interface: str, adapters: Sequence[str] = ()) -> WorkerJob:
+def job(
+    plan: Plan, me: str, *, address: str, interface: str, adapters: Sequence[str] = ()
+) -> WorkerJob:
     """Return one member's share of a round between nodes."""
     place = plan.members.index(me)
     rails = plan.kind is Kind.RAIL
-    seats = []
+    rank_specs = []
     for gpu in range(plan.ranks):
         device = f"cuda:{gpu}" if plan.backend is Backend.NCCL else "cpu"
         adapter = adapters[gpu] if gpu < len(adapters) else ""
-        rail = {"group": f"rail{gpu}", "group_rank": place, "group_size": len(plan.members)} if rails else {}
+        rail = (
+            {"group": f"rail{gpu}", "group_rank": place, "group_size": len(plan.members)}
+            if rails
+            else {}
+        )
         part = (adapter or str(gpu)) if rails else ""
-        seats.append(Seat(rank=place * plan.ranks + gpu, device=device, part=part, adapter=adapter if rails else "", **rail))  # type: ignore[arg-type] # each of its own type
+        rank_specs.append(
+            RankSpec(
+                rank=place * plan.ranks + gpu,
+                device=device,
+                part=part,
+                adapter=adapter if rails else "",
+                **rail,  # type: ignore[arg-type] # each of its own type
+            )
+        )
     return WorkerJob(
         kind=plan.kind,
         backend=plan.backend,
         world_size=plan.ranks * len(plan.members),
-        seats=tuple(seats),
+        rank_specs=tuple(rank_specs),
         address=address,
         interface=interface,
         steps=plan.steps,
@@ -127,15 +174,27 @@ def job(plan: Plan, me: str, *, address: str, interface: str, adapters: Sequence
 
 
 def local_job(
-    gpus: int, steps: tuple[tuple[int, int], ...], *, device_steps: DeviceSteps | None, deadlines: Mapping[Stage, float]
+    gpus: int,
+    steps: tuple[tuple[int, int], ...],
+    *,
+    device_steps: DeviceSteps | None,
+    deadlines: Mapping[Stage, float],
 ) -> WorkerJob:
-    """Return a round among the GPUs of this node alone; between two processes where there is no GPU."""
-    seats = tuple(Seat(rank=rank, device=f"cuda:{rank}" if gpus else "cpu", part=str(rank) if gpus else "") for rank in range(gpus or PAIR))
+    """Return a round among the GPUs of this node alone.
+
+    Between two processes where there is no GPU.
+    """
+    rank_specs = tuple(
+        RankSpec(
+            rank=rank, device=f"cuda:{rank}" if gpus else "cpu", part=str(rank) if gpus else ""
+        )
+        for rank in range(gpus or PAIR)
+    )
     return WorkerJob(
         kind=Kind.LOCAL,
         backend=Backend.NCCL if gpus else Backend.GLOO,
-        world_size=len(seats),
-        seats=seats,
+        world_size=len(rank_specs),
+        rank_specs=rank_specs,
         address="127.0.0.1",
         steps=steps,
         warm_up=WARM_UP,

@@ -1,4 +1,7 @@
-"""The rendezvous store of a round that another node leads: every operation is a call to that node's agent."""
+"""The rendezvous store of a round that another node leads.
+
+Every operation is a call to that node's agent.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ NOT_DONE = "store"
 class Peers(Protocol):
     """The other agents."""
 
-    async def call(self, peer: str, method: str, body: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+    async def call(
+        self, peer: str, method: str, body: Mapping[str, Any], deadline: float
+    ) -> dict[str, Any]:
         """Return a peer's answer within `deadline` seconds. Raises PeerError."""
 
 
@@ -36,7 +41,13 @@ class RemoteStore:
         self._round = round
         self._monotonic = monotonic
 
-    async def __call__(self, op: str, key: str, value: bytes | int | None, timeout: float) -> bytes | int | bool:  # noqa: ASYNC109 - the store's own
+    async def __call__(
+        self,
+        op: str,
+        key: str,
+        value: bytes | int | None,
+        timeout: float,  # noqa: ASYNC109 - the store's own
+    ) -> bytes | int | bool:
         """Carry out one operation; raises TimeoutError or StoreError."""
         body: dict[str, Any] = {"round": self._round, "op": op, "key": key}
         if isinstance(value, bytes):
@@ -47,7 +58,9 @@ class RemoteStore:
         while True:
             turn = max(0.0, min(TURN, end - self._monotonic()))
             try:
-                answer = await self._peers.call(self._root, "store", {**body, "timeout": turn}, turn + MARGIN)
+                answer = await self._peers.call(
+                    self._root, "store", {**body, "timeout": turn}, turn + MARGIN
+                )
             except PeerError as error:
                 if error.outcome is not Outcome.DECLINED or error.reason != TIMED_OUT:
                     message = f"the agent of {self._root}: {error}"
@@ -55,7 +68,9 @@ class RemoteStore:
                 if self._monotonic() >= end:
                     raise TimeoutError from error
                 continue
-            found: bytes | int | bool = next((answer[name] for name in ("value", "number", "flag") if name in answer), True)
+            found: bytes | int | bool = next(
+                (answer[name] for name in ("value", "number", "flag") if name in answer), True
+            )
             return found
 
 
@@ -68,4 +83,10 @@ async def serve(store: LocalStore, body: Mapping[str, Any]) -> dict[str, Any]:
         raise Refusal(TIMED_OUT) from error
     except StoreError as error:
         raise Refusal(NOT_DONE) from error
-    return {"flag" if isinstance(found, bool) else "number" if isinstance(found, int) else "value": found}
+    return {
+        "flag"
+        if isinstance(found, bool)
+        else "number"
+        if isinstance(found, int)
+        else "value": found
+    }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import Part, Suspect
-from dshealthd.probe.verdicts.evidence import Evidence, Track
 from dshealthd.probe.verdicts.explanation import Cause
+from dshealthd.probe.verdicts.signals import Signal, SignalHistory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -16,24 +16,42 @@ FABRIC = "fabric"
 """The component of an accusation that fits every leaf."""
 LOCAL = "local"
 _WAIT = 60.0
-"""Seconds in which a local round should have come."""
+"""Seconds in which a local round should have come: it is asked for in each slot of 10 s."""
 _OWN = {Cause.SELF, Cause.UNCLEAR}
 
-Verdicts = dict[Track, tuple[Cause, str]]
+Verdicts = dict[Signal, tuple[Cause, str]]
 """Cause and reason of the cases that are decided."""
 
 
-def accusations(me: str, leaf: str, evidence: Mapping[Track, Evidence], verdicts: Verdicts, now: float) -> Iterator[Suspect]:
-    """Yield what this node says of itself and of its leaf: the larger part where it explains the smaller ones."""
-    wide = {track: verdict for track, verdict in verdicts.items() if verdict[0] in {Cause.LEAF, Cause.FABRIC}}
+def accusations(
+    me: str, leaf: str, history: Mapping[Signal, SignalHistory], verdicts: Verdicts, now: float
+) -> Iterator[Suspect]:
+    """Yield what this node says of itself and of its leaf.
+
+    The larger part where it explains the smaller ones.
+    """
+    wide = {
+        track: verdict
+        for track, verdict in verdicts.items()
+        if verdict[0] in {Cause.LEAF, Cause.FABRIC}
+    }
     own = {track: verdict for track, verdict in verdicts.items() if verdict[0] in _OWN}
     for cause, reason in dict.fromkeys(wide.values()):
-        yield Suspect(Part.LEAF, leaf, reason) if cause is Cause.LEAF else Suspect(Part.LEAF, FABRIC, AMBIGUOUS)
+        yield (
+            Suspect(Part.LEAF, leaf, reason)
+            if cause is Cause.LEAF
+            else Suspect(Part.LEAF, FABRIC, AMBIGUOUS)
+        )
     if len(own) <= len(wide):
         return
-    whole = {reason for track, (cause, reason) in own.items() if not track.part and cause is Cause.SELF}
+    whole = {
+        reason for track, (cause, reason) in own.items() if not track.part and cause is Cause.SELF
+    }
     doubtful = any(not track.part and cause is Cause.UNCLEAR for track, (cause, _) in own.items())
-    fabric, local = _parts(own, evidence, LOCAL, same=False), _parts(own, evidence, LOCAL, same=True)
+    fabric, local = (
+        _parts(own, history, LOCAL, same=False),
+        _parts(own, history, LOCAL, same=True),
+    )
     if fabric is None or local is None:
         whole |= {reason for track, (_, reason) in own.items() if track.part}
     for reason in sorted(whole):
@@ -47,9 +65,11 @@ def accusations(me: str, leaf: str, evidence: Mapping[Track, Evidence], verdicts
         yield Suspect(Part.GPU, f"{me}/gpu{part}", reason)
     for part, (cause, reason) in fabric.items():
         if part not in local:
-            well = _gpu_is_well(part, evidence, now)
+            well = _gpu_is_well(part, history, now)
             if well is not None:
-                yield Suspect(Part.NIC, nic(me, part), reason if well and cause is Cause.SELF else AMBIGUOUS)
+                yield Suspect(
+                    Part.NIC, nic(me, part), reason if well and cause is Cause.SELF else AMBIGUOUS
+                )
 
 
 def nic(node: str, part: str) -> str:
@@ -57,37 +77,75 @@ def nic(node: str, part: str) -> str:
     return f"{node}/nic{part}" if part.isdecimal() else f"{node}/{part}"
 
 
-def waits_for_home(evidence: Mapping[Track, Evidence], verdicts: Verdicts, now: float) -> bool:
+def waits_for_home(history: Mapping[Signal, SignalHistory], verdicts: Verdicts, now: float) -> bool:
     """Tell whether a local round is needed to tell an adapter from its GPU."""
     return any(
-        cause is Cause.SELF and track.part and track.family != LOCAL and _gpu_is_well(track.part, evidence, now) is None
+        cause is Cause.SELF
+        and track.part
+        and track.family != LOCAL
+        and _gpu_is_well(track.part, history, now) is None
         for track, (cause, _) in verdicts.items()
     )
 
 
-def _parts(own: Verdicts, evidence: Mapping[Track, Evidence], family: str, *, same: bool) -> dict[str, tuple[Cause, str]] | None:
-    """Return the accused parts of the local rounds (`same`) or of the others; None if they are so many that it is the node."""
-    known = {track.part for track in evidence if track.part and (track.family == family) is same}
-    accused = {track.part: verdict for track, verdict in own.items() if track.part and (track.family == family) is same}
+def _parts(
+    own: Verdicts, history: Mapping[Signal, SignalHistory], family: str, *, same: bool
+) -> dict[str, tuple[Cause, str]] | None:
+    """Return the accused parts of the local rounds (`same`) or of the others.
+
+    None if they are so many that it is the node.
+    """
+    known = {track.part for track in history if track.part and (track.family == family) is same}
+    accused = {
+        track.part: verdict
+        for track, verdict in own.items()
+        if track.part and (track.family == family) is same
+    }
     if not accused:
         return accused
-    uneasy = {track.part for track, entry in evidence.items() if track.part and (track.family == family) is same and entry.uneasy()}
-    return None if len(known) > 1 and 2 * len(accused.keys() | uneasy) >= max(len(known), 4) else accused
+    uneasy = {
+        track.part
+        for track, entry in history.items()
+        if track.part and (track.family == family) is same and entry.uneasy()
+    }
+    return (
+        None
+        if len(known) > 1 and 2 * len(accused.keys() | uneasy) >= max(len(known), 4)
+        else accused
+    )
 
 
-def _gpu_is_well(part: str, evidence: Mapping[Track, Evidence], now: float) -> bool | None:
-    """Tell whether local rounds since the case was opened found the GPU behind an adapter as usual; None while that is not known.
+def _gpu_is_well(part: str, history: Mapping[Signal, SignalHistory], now: float) -> bool | None:
+    """Tell whether local rounds since the case was opened found the GPU behind an adapter as usual;
+    None while that is not known.
 
-    False when it cannot be known: the local round was refused, or the GPU has not been timed often enough to know its usual.
+    False when it cannot be known: the local round was refused, or the GPU has not been timed often
+    enough to know its usual.
     """
-    cases = [entry.case for track, entry in evidence.items() if track.part == part and track.family != LOCAL and entry.case]
-    if not cases:
+    investigations = [
+        entry.investigation
+        for track, entry in history.items()
+        if track.part == part and track.family != LOCAL and entry.investigation
+    ]
+    if not investigations:
         return False
-    opened = min(case.opened for case in cases)
-    rows = [entry for track, entry in evidence.items() if track.family == LOCAL and (track.part == part or not part.isdecimal())]
+    opened = min(investigation.opened for investigation in investigations)
+    rows = [
+        entry
+        for track, entry in history.items()
+        if track.family == LOCAL and (track.part == part or not part.isdecimal())
+    ]
     since = [entry for entry in rows if entry.window and entry.window[-1].round.at > opened]
-    if any(entry.window[-1].bad or entry.case for entry in since):
+    if any(entry.window[-1].bad or entry.investigation for entry in since):
         return None
     if since:
         return True
-    return False if any(case.home_refused or (case.decided and now - case.decided > _WAIT) for case in cases) else None
+    return (
+        False
+        if any(
+            investigation.home_refused
+            or (investigation.decided and now - investigation.decided > _WAIT)
+            for investigation in investigations
+        )
+        else None
+    )

@@ -1,8 +1,10 @@
-"""What is usual for this node: rolling median and deviation of every class of timing, kept over restarts.
+"""What is usual for this node: rolling median and deviation of every class of timing, kept over
+restarts.
 
-A class is learnt over days, not from the round at hand: a slow leaf slows all of a round. What was flagged is not learnt, and the median
-that values are compared with may creep up by a few per cent only, so that a part which grows slower by a little each day is not accepted.
-It comes down at once where the part has become faster, as no fault makes it so.
+A class is learnt over days, not from the round at hand: a slow leaf slows all of a round. What was
+flagged is not learnt, and the median that values are compared with may creep up by a few per cent
+only, so that a part which grows slower by a little each day is not accepted. It comes down at once
+where the part has become faster, as no fault makes it so.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ import binascii
 import hashlib
 import json
 import math
-import os
 from array import array
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dshealthd.host import read
-from dshealthd.options import option
+from dshealthd.core import state_file
+from dshealthd.core.options import option
+from dshealthd.probe.observation import FLOOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,33 +33,77 @@ SPACING = 900.0
 """Seconds between two values that are kept, once there are FILL."""
 FILL = 64
 ENOUGH = 16
-"""Values from which on a class is judged by its own."""
+"""Values from which on a class is judged by its own.
+
+Its median is then known to a third of sigma.
+"""
 RECENT = 8
+"""Values in a row that tell that a part has become faster.
+
+A minute and a half at a period of 10 s.
+"""
 MAX_CLASSES = 2048
+"""Classes of one node. 8 rails, 4 sizes, on one leaf and across, are 64; others add a few dozen."""
 _TO_SIGMA = 1.4826
 """Standard deviations in a median absolute deviation of the normal distribution."""
 _LEAST_SIBLINGS = 3
+"""Other parts of the node whose median says what is usual for one: of two, one may be slow."""
 _SMALL = 6.0
-"""A deviation from n values is taken (1 + 6/n) times: it and the median are themselves uncertain."""
+"""A deviation from n values is taken (1 + 6/n) times.
+
+It and the median are themselves uncertain.
+"""
 _FASTER = 0.03
-_FORMAT = 1
+"""Share by which recent values must lie below the median to take its place."""
+_IMPLAUSIBLE = 4.0
+"""A value so many times below the median is not learnt: no repair makes a class so much faster.
+
+Where it is true, several peers see it, and `_Class` starts afresh with them.
+"""
+ANCHOR_KEPT = 15 * 86400.0
+"""Seconds after which the lowest median is looked for anew.
+
+What it was before counts as long again.
+
+So what was wrong once does not count for good, and a part may creep by `creep_ratio` in a month.
+"""
+_FORMAT = 2
+_OUTDATED = frozenset({1})
+"""Files with times that peers had told, which are not believed."""
 _MOST_BYTES = 1 << 24
-_FIELDS = 10
+_FIELDS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineOptions:
     """When a timing is out of the usual."""
 
-    slow_ratio: float = option(0.07, "How much longer than usual, as a ratio, a timing takes at least to be flagged.", minimum=0.01)
-    light_ratio: float = option(2.0, "The same for echoes between agents, whose times depend on the load of both hosts.", minimum=0.01)
-    deviations: float = option(
-        3.5, "How many standard deviations of its class above the usual a timing is at least to be flagged.", minimum=2
+    slow_ratio: float = option(
+        0.07,
+        "How much longer than usual, as a ratio, a timing takes at least to be flagged.",
+        minimum=0.01,
     )
-    creep_ratio: float = option(0.05, "How far the usual may rise above the lowest usual of this software.", minimum=0, maximum=1)
+    light_ratio: float = option(
+        2.0,
+        "The same for echoes between agents, whose times depend on the load of both hosts.",
+        minimum=0.01,
+    )
+    deviations: float = option(
+        3.5,
+        "How many standard deviations of its class above the usual a timing is at least to "
+        "be flagged.",
+        minimum=2,
+    )
+    creep_ratio: float = option(
+        0.05,
+        "How far the usual may rise above the lowest usual of this software.",
+        minimum=0,
+        maximum=1,
+    )
     sibling_ratio: float = option(
         0.15,
-        "How far the usual of one GPU or rail may lie above the median of the others of its node; a part that was slow from the beginning"
+        "How far the usual of one GPU or rail may lie above the median of the others of its "
+        "node; a part that was slow from the beginning"
         " is flagged by this.",
         minimum=0.02,
     )
@@ -89,17 +135,42 @@ class BaselineError(Exception):
     """A file that cannot be used; it has been moved to `*.bad`."""
 
 
+class _OutdatedError(Exception):
+    """A file of an earlier format, whose values are not to be used."""
+
+
 class _Class:
     """The values of one class."""
 
-    __slots__ = ("anchor", "kept_at", "limit", "median", "recent", "reference", "sigma", "values")
+    __slots__ = (
+        "anchor",
+        "anchored",
+        "earlier",
+        "kept_at",
+        "limit",
+        "median",
+        "recent",
+        "reference",
+        "sigma",
+        "values",
+    )
 
-    def __init__(self, values: Iterable[float] = (), kept_at: float = -math.inf, anchor: float = math.inf) -> None:
+    def __init__(
+        self,
+        values: Iterable[float] = (),
+        kept_at: float = -math.inf,
+        anchor: float = math.inf,
+        earlier: float = math.inf,
+        anchored: float = -math.inf,
+    ) -> None:
         self.values: deque[float] = deque(values, KEPT)
-        self.recent: deque[float] = deque(maxlen=RECENT)
+        self.recent: deque[tuple[float, frozenset[str]]] = deque(maxlen=RECENT)
         self.kept_at = kept_at
         self.anchor = anchor
-        """The lowest median of many values so far."""
+        """The lowest median of many values since `anchored`."""
+        self.earlier = earlier
+        """The lowest in the time before that."""
+        self.anchored = anchored
         self.median = self.sigma = 0.0
         self.reference = self.limit = 0.0
         if self.values:
@@ -109,12 +180,14 @@ class _Class:
     def known(self) -> bool:
         return len(self.values) >= ENOUGH
 
-    def learn(self, value: float, at: float) -> bool:
+    def learn(self, value: float, at: float, peers: Iterable[str]) -> bool:
         """Take a value over if it is time to; tell whether anything has changed."""
-        self.recent.append(value)
+        self.recent.append((value, frozenset(peers)))
         if self.known and len(self.recent) == RECENT and self._faster():
-            self.values = deque(self.recent, KEPT)
-            self.anchor = math.inf
+            self.values = deque((seconds for seconds, _ in self.recent), KEPT)
+            self.anchor = self.earlier = math.inf
+        elif self.known and value * _IMPLAUSIBLE < self.median:
+            return False
         elif len(self.values) < FILL or at - self.kept_at >= SPACING or at < self.kept_at:
             self.values.append(value)
         else:
@@ -124,22 +197,37 @@ class _Class:
         return True
 
     def _faster(self) -> bool:
-        """Tell whether nearly all recent values are below what could be chance."""
-        return sorted(self.recent)[RECENT - 2] < self.median * (1 - max(_FASTER, 2 * self.sigma))
+        """Tell whether nearly all recent values are below what could be chance.
+
+        And no single peer has a share in all of them, unless all concern this node alone.
+        """
+        limit = self.median * (1 - max(_FASTER, 2 * self.sigma))
+        fast = [peers for value, peers in self.recent if value < limit]
+        return len(fast) >= RECENT - 1 and not frozenset.intersection(*fast)
 
     def _measure(self) -> None:
         self.median = _median(self.values)
         spread = _median([abs(value - self.median) for value in self.values])
         self.sigma = _TO_SIGMA * spread / self.median * (1 + _SMALL / len(self.values))
         if len(self.values) >= FILL:
+            if not 0 <= self.kept_at - self.anchored < ANCHOR_KEPT:
+                self.earlier, self.anchor, self.anchored = self.anchor, math.inf, self.kept_at
             self.anchor = min(self.anchor, self.median)
+
+    @property
+    def lowest(self) -> float:
+        """The lowest median of the last ANCHOR_KEPT to twice that."""
+        return min(self.anchor, self.earlier)
 
 
 class Baselines:
     """The usual of every class that this node has timed."""
 
     def __init__(self, options: BaselineOptions, stamp: str = "") -> None:
-        """`stamp` names the software that was timed (torch, NCCL, driver): what another software needed is not compared with."""
+        """`stamp` names the software that was timed (torch, NCCL, driver).
+
+        What another software needed is not compared with.
+        """
         self._options = options
         self._stamp = stamp
         self._classes: dict[Series, _Class] = {}
@@ -157,16 +245,19 @@ class Baselines:
             return self._prior(series, seconds)
         return Reading(seconds / known.reference, known.limit)
 
-    def update(self, series: Series, seconds: float, at: float) -> None:
-        """Learn a timing of a round in which nothing was wrong; `at` is Unix time."""
-        if not 0 < seconds < math.inf:
+    def update(self, series: Series, seconds: float, at: float, peers: Iterable[str] = ()) -> None:
+        """Learn a timing of a round in which nothing was wrong; `at` is Unix time.
+
+        `peers` took part in it. What no transport can do is not learnt.
+        """
+        if not FLOOR <= seconds < math.inf:
             return
         known = self._classes.get(series)
         if known is None:
             if len(self._classes) >= MAX_CLASSES:
                 return
             known = self._put(series, _Class())
-        if known.learn(seconds, at):
+        if known.learn(seconds, at, peers):
             self.changed = True
             self._refer(series, known)
 
@@ -178,14 +269,19 @@ class Baselines:
     def _siblings(self, series: Series) -> list[_Class]:
         """Return the same class of the node's other parts, where enough of them are known."""
         family = self._families.get(series._replace(part=""), {})
-        siblings = [other for part, other in family.items() if part != series.part and part and other.known]
+        siblings = [
+            other for part, other in family.items() if part != series.part and part and other.known
+        ]
         return siblings if series.part and len(siblings) >= _LEAST_SIBLINGS else []
 
     def _refer(self, series: Series, known: _Class) -> None:
         """Work out what values of a class are compared with."""
-        known.reference = min(known.median, known.anchor * (1 + self._options.creep_ratio))
+        known.reference = min(known.median, known.lowest * (1 + self._options.creep_ratio))
         if siblings := self._siblings(series):
-            known.reference = min(known.reference, _median([other.median for other in siblings]) * (1 + self._options.sibling_ratio))
+            known.reference = min(
+                known.reference,
+                _median([other.median for other in siblings]) * (1 + self._options.sibling_ratio),
+            )
         known.limit = self._limit(series, known.sigma)
 
     def _limit(self, series: Series, sigma: float) -> float:
@@ -193,7 +289,9 @@ class Baselines:
         return 1 + max(floor, self._options.deviations * sigma)
 
     def _prior(self, series: Series, seconds: float) -> Reading | None:
-        """Judge a part that is new by the other parts of its node, with the tolerance that their differences ask for."""
+        """Judge a part that is new by the other parts of its node, with the tolerance that their
+        differences ask for.
+        """
         if not (siblings := self._siblings(series)):
             return None
         sigma = 1.5 * max(other.sigma for other in siblings)
@@ -203,26 +301,41 @@ class Baselines:
     def document(self) -> bytes:
         """Return what `load` reads: a line with a checksum, and a line with the classes."""
         rows = [
-            [*series, known.kept_at, known.anchor if known.anchor < math.inf else None, _pack(known.values)]
+            [
+                *series,
+                *(
+                    value if math.isfinite(value) else None
+                    for value in (known.kept_at, known.anchor, known.earlier, known.anchored)
+                ),
+                _pack(known.values),
+            ]
             for series, known in self._classes.items()
             if known.values
         ]
-        body = json.dumps({"stamp": self._stamp, "classes": rows}, separators=(",", ":"), allow_nan=False).encode()
+        body = json.dumps(
+            {"stamp": self._stamp, "classes": rows}, separators=(",", ":"), allow_nan=False
+        ).encode()
         self.changed = False
-        return json.dumps({"format": _FORMAT, "blake2b": _checksum(body)}).encode() + b"\n" + body + b"\n"
+        return (
+            json.dumps({"format": _FORMAT, "blake2b": _checksum(body)}).encode()
+            + b"\n"
+            + body
+            + b"\n"
+        )
 
     def load(self, path: Path) -> bool:
         """Take over what an earlier agent kept; False if there is none, or it is of other software.
 
-        Raises BaselineError, with the file moved to `*.bad`, if it makes no sense, and OSError if it cannot be read.
+        Raises BaselineError, with the file moved to `*.bad`, if it makes no sense, and OSError if
+        it cannot be read. Call it in a thread.
         """
         try:
-            stamp, classes = _parse(read(str(path), _MOST_BYTES))
-        except FileNotFoundError:
+            stamp, classes = _parse(state_file.read_in_child(str(path), _MOST_BYTES).decode())
+        except (FileNotFoundError, _OutdatedError):
             return False
         except (ValueError, RecursionError) as error:
             bad = f"{path}.bad"
-            os.replace(path, bad)
+            state_file.set_aside_in_child(str(path))
             message = f"{path}: {error}; moved to {bad}, and what is usual is learnt anew"
             raise BaselineError(message) from error
         if stamp != self._stamp:
@@ -253,6 +366,8 @@ def _parse(content: str) -> tuple[str, dict[Series, _Class]]:
     head, _, body = content.partition("\n")
     body = body.removesuffix("\n")
     header = json.loads(head)
+    if isinstance(header, dict) and header.get("format") in _OUTDATED:
+        raise _OutdatedError
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         message = f"not a file of baselines of format {_FORMAT}"
         raise ValueError(message)
@@ -272,9 +387,19 @@ def _row(row: list[Any]) -> tuple[Series, _Class]:
     if len(row) != _FIELDS:
         message = f"a class has {_FIELDS} fields, not {len(row)}"
         raise ValueError(message)
-    *key, kept_at, anchor, packed = row
+    *key, kept_at, anchor, earlier, anchored, packed = row
     values = array("f", base64.b64decode(packed, validate=True))
     if not values or not all(0 < value < math.inf for value in values):
         message = f"{key} has values that are no times"
         raise ValueError(message)
-    return Series(*key), _Class(values, float(kept_at), math.inf if anchor is None else float(anchor))
+    return Series(*key), _Class(
+        values,
+        _number(kept_at, -math.inf),
+        _number(anchor, math.inf),
+        _number(earlier, math.inf),
+        _number(anchored, -math.inf),
+    )
+
+
+def _number(value: float | None, missing: float) -> float:
+    return missing if value is None else float(value)

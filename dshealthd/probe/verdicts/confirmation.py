@@ -1,4 +1,7 @@
-"""Extra rounds that a judge asks for: run one after the other, at once, and never more than so many in a minute."""
+"""Extra rounds that a judge asks for.
+
+Run one after the other, at once, and never more than so many in a minute.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ import asyncio
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import counter
+from dshealthd.core.collector import counter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
     from typing import Any
 
-    from dshealthd.collector import Sample
-    from dshealthd.probe.verdicts.verdict import Confirmation
+    from dshealthd.core.collector import Sample
+    from dshealthd.probe.verdicts.detector import Confirmation
 
 CONFIRMATIONS = counter(
     "dshealthd_probe_confirmations_total",
@@ -23,13 +26,20 @@ CONFIRMATIONS = counter(
 METRICS = (CONFIRMATIONS,)
 
 MAX_PENDING = 8
+"""Rounds that wait; each takes some 1.5 s, so what comes later would be of the next slot."""
 MINUTE = 60.0
+"""Seconds in which `per_minute` rounds may begin."""
 
 
 class Confirmations:
     """A queue of extra rounds, each member list at most once in it."""
 
-    def __init__(self, per_minute: int, run: Callable[[Confirmation], Coroutine[Any, Any, bool]], monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        per_minute: int,
+        run: Callable[[Confirmation], Coroutine[Any, Any, bool]],
+        monotonic: Callable[[], float],
+    ) -> None:
         """`run` runs one and says whether it could."""
         self._per_minute = per_minute
         self._run = run
@@ -60,7 +70,9 @@ class Confirmations:
             await self._added.wait()
             self._added.clear()
             while self._pending:
-                confirmation = self._pending.popleft()  # it may be asked for again by what it comes to
+                confirmation = (
+                    self._pending.popleft()
+                )  # it may be asked for again by what it comes to
                 self._results["run" if await self._run(confirmation) else "not_possible"] += 1
 
     def samples(self) -> Iterator[Sample]:

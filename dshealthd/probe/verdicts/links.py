@@ -1,4 +1,7 @@
-"""Peers with which rounds go badly: the way to them, or they themselves where they cannot say so."""
+"""Peers with which rounds go badly.
+
+The way to them, or they themselves where they cannot say so.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,37 @@ from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import Part, Suspect
 from dshealthd.probe.verdicts.accusation import AMBIGUOUS
-from dshealthd.probe.verdicts.evidence import HARD, REACH
-from dshealthd.probe.verdicts.references import unanswered
+from dshealthd.probe.verdicts.peer_history import unanswered
+from dshealthd.probe.verdicts.signals import HARD, REACH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from dshealthd.probe.verdicts.evidence import Evidence, Pair
-    from dshealthd.probe.verdicts.references import References
+    from dshealthd.probe.verdicts.peer_history import PeerHistory
+    from dshealthd.probe.verdicts.signals import PeerSuspicion, SignalHistory
 
 SLOW = "slow"
 HARD_BADS = 2
 """The first round that gave no time and one that was asked; then others are heard."""
 SLOW_MORE = 2
-"""A link needs so many flagged rounds more than confirmations: each single flagged round opens a case on one."""
+"""A link needs so many flagged rounds more than confirmations.
+
+Each single flagged round opens a case on one.
+"""
 _MOST = 12
 """Flagged rounds of a pair after which it is called ambiguous, if the ends do not agree."""
 _EPOCHS = 2
-"""Epochs that are waited for that: extra rounds follow each other at once, and it takes other epochs to hear others."""
+"""Epochs that are waited for that.
+
+Extra rounds follow each other at once, and it takes other epochs to hear others.
+"""
 _UNHEARD = 4
-"""The same where nobody has told anything of the peer: where packets are lost it takes longer until somebody does."""
+"""The same where nobody has told anything of the peer.
+
+Where packets are lost it takes longer until somebody does.
+"""
 _HEARINGS = 4
+"""Witnesses that are asked; who is in reach of none of so many is ambiguous, not dead."""
 _STALE = 6
 """Epochs after which a suspicion of a peer that was not followed up is dropped."""
 _LEAF_GONE = 3
@@ -36,9 +49,14 @@ _LEAF_GONE = 3
 class Links:
     """What this node says of others: its links, and nodes that cannot speak for themselves."""
 
-    def __init__(self, references: References, *, high: float, confirmations: int, hold: int) -> None:
-        """`high` is the ratio from which on a round counts as slow; `hold` the epochs for which a node stays accused."""
-        self._references = references
+    def __init__(
+        self, peer_history: PeerHistory, *, high: float, confirmations: int, hold: int
+    ) -> None:
+        """`high` is the ratio from which on a round counts as slow.
+
+        `hold` the epochs for which a node stays accused.
+        """
+        self._peer_history = peer_history
         self._high = high
         self._enough = confirmations + SLOW_MORE
         self._hold = hold
@@ -53,7 +71,10 @@ class Links:
 
     @property
     def back(self) -> frozenset[str]:
-        """Those of them that have called this node since it last failed to call them: they may be well again."""
+        """Those of them that have called this node since it last failed to call them.
+
+        They may be well again.
+        """
         return frozenset(self._back)
 
     def suspects(self) -> list[Suspect]:
@@ -66,7 +87,10 @@ class Links:
         self._back &= self._gone.keys()
 
     def met(self, name: str, epoch: int, *, well: bool, led: bool) -> None:
-        """Take back an accusation, if the node has answered a call; where it has called itself, that is still to be seen."""
+        """Take back an accusation, if the node has answered a call.
+
+        Where it has called itself, that is still to be seen.
+        """
         if name not in self._gone:
             return
         if well and not led:
@@ -80,71 +104,92 @@ class Links:
 
     def expire(self, epoch: int) -> None:
         """Let go what is old: who meets the node now says what it is like."""
-        self._gone = {name: (suspect, since) for name, (suspect, since) in self._gone.items() if 0 <= epoch - since <= self._hold}
+        self._gone = {
+            name: (suspect, since)
+            for name, (suspect, since) in self._gone.items()
+            if 0 <= epoch - since <= self._hold
+        }
         self._back &= self._gone.keys()
 
-    def review(self, evidence: Evidence, epoch: int) -> None:
+    def review(self, history: SignalHistory, epoch: int) -> None:
         """Decide on the pairs of a track, and drop what was not followed up."""
-        for peer, pair in list(evidence.pairs.items()):
+        for peer, pair in list(history.pairs.items()):
             if pair.accused:
                 continue
             if not 0 <= epoch - pair.touched <= _STALE:
-                del evidence.pairs[peer]
-            elif evidence.track.timed:
+                del history.pairs[peer]
+            elif history.track.timed:
                 self._weigh(pair, epoch)
             elif pair.bads >= HARD_BADS and epoch != pair.first.round.epoch:
                 # In the epoch of the first round, what others have met may be older than the fault.
-                self._hear(evidence, pair, epoch)
+                self._hear(history, pair, epoch)
 
-    def _weigh(self, pair: Pair, epoch: int) -> None:
-        """Accuse the link of a slow pair, if both ends are well with others and both find the pair slow."""
+    def _weigh(self, pair: PeerSuspicion, epoch: int) -> None:
+        """Accuse the link of a slow pair, if both ends are well with others and both find the pair
+        slow.
+        """
         if pair.bads < self._enough or not mostly_well(pair):
             return
-        opinion = self._references.opinion(pair.peer)
-        if opinion is not None and opinion >= self._high and self._references.vouched(pair.peer, self._high):
+        opinion = self._peer_history.opinion(pair.peer)
+        if (
+            opinion is not None
+            and opinion >= self._high
+            and self._peer_history.verified_by_peers(pair.peer, self._high)
+        ):
             pair.accuse(SLOW)
         elif pair.bads >= _MOST and epoch > pair.first.round.epoch + _EPOCHS:
             pair.accuse(AMBIGUOUS)
 
-    def _hear(self, evidence: Evidence, pair: Pair, epoch: int) -> None:
-        """Tell a peer that is gone from a way that is gone, by what it says itself, or what others know of it."""
+    def _hear(self, history: SignalHistory, pair: PeerSuspicion, epoch: int) -> None:
+        """Tell a peer that is gone from a way that is gone, by what it says itself, or what others
+        know of it.
+        """
         if pair.since is None:
             return
         since, began, reason = pair.since.round.at, pair.since.round.epoch, pair.since.reason
-        speaks = self._references.spoke(pair.peer, since)
-        if speaks and not (evidence.track == REACH and pair.first.round.led):
-            if mostly_well(pair) and self._references.vouched(pair.peer, HARD):
+        speaks = self._peer_history.spoke(pair.peer, since)
+        if speaks and not (history.track == REACH and pair.first.round.led):
+            if mostly_well(pair) and self._peer_history.verified_by_peers(pair.peer, HARD):
                 pair.accuse(reason)
             elif pair.bads >= _MOST and epoch > pair.first.round.epoch + _EPOCHS:
                 pair.accuse(AMBIGUOUS)
             return
-        # Who calls others may still be one that nobody can call. Who has been silent for long is no such one: whoever meets it will do.
-        known = self._references.opinions(pair.peer, since, began, calls=True)
-        if not known and not speaks and (evidence.track != REACH or epoch > began + _EPOCHS):
-            known = self._references.opinions(pair.peer, since, began)
+        # Who calls others may still be one that nobody can call. Who has been silent for long is no
+        # such one: whoever meets it will do.
+        known = self._peer_history.opinions(pair.peer, since, began, calls=True)
+        if not known and not speaks and (history.track != REACH or epoch > began + _EPOCHS):
+            known = self._peer_history.opinions(pair.peer, since, began)
         if known and not unanswered(known):
             pair.accuse(reason)
         elif known:
-            del evidence.pairs[pair.peer]
+            del history.pairs[pair.peer]
             self._accuse(pair.peer, reason, since, epoch)
         elif pair.hearings >= _HEARINGS and epoch > began + _UNHEARD:
             pair.accuse(AMBIGUOUS)
 
     def _accuse(self, name: str, reason: str, since: float, epoch: int) -> None:
-        """Accuse a node that others do not reach either; or its leaf, where several are gone and none is well."""
+        """Accuse a node that others do not reach either.
+
+        Or its leaf, where several are gone and none is well.
+        """
         self._gone[name] = Suspect(Part.NODE, name, reason), epoch
         self._back.discard(name)
-        leaf = self._references.leaves.get(name, "")
-        gone = [other for other in self._gone if self._references.leaves.get(other) == leaf]
-        if leaf and leaf != self._references.leaf and len(gone) >= _LEAF_GONE and not self._references.well(leaf, since):
+        leaf = self._peer_history.leaves.get(name, "")
+        gone = [other for other in self._gone if self._peer_history.leaves.get(other) == leaf]
+        if (
+            leaf
+            and leaf != self._peer_history.leaf
+            and len(gone) >= _LEAF_GONE
+            and not self._peer_history.well(leaf, since)
+        ):
             for other in gone:
                 self._gone[other] = Suspect(Part.LEAF, leaf, reason), self._gone[other][1]
 
 
-def accused_links(me: str, every: Iterable[Evidence]) -> Iterator[Suspect]:
+def accused_links(me: str, every: Iterable[SignalHistory]) -> Iterator[Suspect]:
     """Yield the links that are accused, named the same from both ends."""
-    for evidence in every:
-        for pair in evidence.pairs.values():
+    for history in every:
+        for pair in history.pairs.values():
             if pair.accused:
                 yield link(me, pair.peer, pair.reason)
 
@@ -154,6 +199,6 @@ def link(one: str, other: str, reason: str) -> Suspect:
     return Suspect(Part.LINK, "--".join(sorted((one, other))), reason)
 
 
-def mostly_well(pair: Pair) -> bool:
+def mostly_well(pair: PeerSuspicion) -> bool:
     """Tell whether this node has been well with others since the pair was bad first."""
     return pair.well > max(1, 2 * pair.ill)

@@ -1,4 +1,6 @@
-"""Short outages: peers that gave no answer and soon after answered again, as where packets are lost."""
+"""Short outages: peers that gave no answer and soon after answered again, as where packets are
+lost.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _SHORT = 3
 _MEMORY = 16
 """Epochs for which a short outage counts."""
 _ENOUGH = 3
-"""Of them with two peers or more, which therefore are not to blame."""
+"""Outages that make it this node; with more peers than may lie, so that they are not to blame."""
 
 
 class Outages:
@@ -40,7 +42,8 @@ class Outages:
         """Note who took part in a round."""
         for peer in peers:
             began, count = self._silent.pop(peer, (-_MEMORY, 0))
-            # One that began before another one had ended is the same: this node was cut off for a while.
+            # One that began before another one had ended is the same: this node was cut off for a
+            # while.
             if 0 <= epoch - began <= _SHORT and count == self._count:
                 self._ended.append((epoch, peer))
                 self._count += 1
@@ -52,11 +55,17 @@ class Outages:
             self._silent.pop(peer, None)
         self._ended = deque((entry for entry in self._ended if entry[1] not in out), maxlen=_MEMORY)
 
-    def many(self, epoch: int) -> bool:
-        """Tell whether there were so many of late, and with so many peers, that it is this node."""
+    def many(self, epoch: int, liars: int) -> bool:
+        """Tell whether there were so many of late that it is this node.
+
+        They must have come with more peers than the `liars` that may fall silent by intent, and
+        with two at least.
+        """
         while self._ended and not 0 <= epoch - self._ended[0][0] <= _MEMORY:
             self._ended.popleft()
-        return len(self._ended) >= _ENOUGH and len({peer for _, peer in self._ended}) > 1
+        return len(self._ended) >= _ENOUGH and len({peer for _, peer in self._ended}) > max(
+            1, liars
+        )
 
     def forget(self) -> None:
         """Start afresh."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.probe.members.schedule import Timetable
-from dshealthd.probe.verdicts.evidence import HARD
+from dshealthd.probe.members.schedule import PAIR, Timetable
+from dshealthd.probe.verdicts.signals import HARD
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from dshealthd.probe.verdicts.evidence import Told
+    from dshealthd.probe.verdicts.signals import PeerReport
 
 _SHUNNED = 20.0
 """Seconds in which a member that declined is not asked again."""
@@ -26,15 +26,16 @@ class _Word(NamedTuple):
 
     at: float
     epoch: int
-    told: Told
+    told: PeerReport
 
 
-class References:
+class PeerHistory:
     """What is known of the other members."""
 
-    def __init__(self, me: str, leaves: Mapping[str, str]) -> None:
+    def __init__(self, me: str, leaves: Mapping[str, str], group_size: int = PAIR) -> None:
         """`leaves` names every member, with "" where its leaf is not known."""
         self.me = me
+        self._group_size = group_size
         self._declined: dict[str, float] = {}
         self._met: dict[str, tuple[float, bool]] = {}
         self._said: dict[str, _Word] = {}
@@ -44,9 +45,11 @@ class References:
         """Take over a new list of members."""
         self.leaves = dict(leaves)
         self.leaf = self.leaves.get(self.me, "")
-        self._timetable = Timetable(self.leaves, self.leaves)
-        self.neighbours = sum(leaf == self.leaf for leaf in self.leaves.values()) - 1 if self.leaf else 0
-        self.strangers = max(0, len(self.leaves) - 1 - self.neighbours)
+        self._timetable = Timetable(self.leaves, self.leaves, self._group_size)
+        self.intra_leaf = (
+            sum(leaf == self.leaf for leaf in self.leaves.values()) - 1 if self.leaf else 0
+        )
+        self.inter_leaf = max(0, len(self.leaves) - 1 - self.intra_leaf)
         stores: tuple[dict[str, object], ...] = (self._declined, self._met, self._said)  # type: ignore[assignment] # only keys go
         for store in stores:
             for name in store.keys() - self.leaves.keys():
@@ -55,6 +58,10 @@ class References:
     def near(self, names: Iterable[str]) -> bool:
         """Tell whether all of them are known to be on this node's leaf."""
         return bool(self.leaf) and all(self.leaves.get(name) == self.leaf for name in names)
+
+    def scheduled(self, members: Iterable[str], epoch: int) -> bool:
+        """Tell whether the schedule has a round of just these members in an epoch."""
+        return set(self._timetable.group_of(self.me, epoch)) == set(members)
 
     def declined(self, names: Iterable[str], at: float, *, busy: bool = False) -> None:
         """Note that members cannot take part now; `busy`: as they are in another round."""
@@ -68,7 +75,7 @@ class References:
         """Note how a round with a member went."""
         self._met[name] = at, well
 
-    def heard(self, name: str, at: float, epoch: int, told: Told) -> None:
+    def heard(self, name: str, at: float, epoch: int, told: PeerReport) -> None:
         """Note what a member says of others."""
         self._said[name] = _Word(at, epoch, told)
 
@@ -77,23 +84,32 @@ class References:
         return name in self._said and self._said[name].at > since
 
     def opinions(self, name: str, since: float, epoch: int, *, calls: bool = False) -> list[float]:
-        """Return the ratios that others have told since of their rounds with a member, with which something is wrong since that epoch.
+        """Return the ratios that others have told since of their rounds with a member, with which
+        something is wrong since that epoch.
 
-        With `calls` only of those that they led. They tell of the epoch before as well: in the first one after it, that they were well
-        with it may be older than what is wrong.
+        With `calls` only of those that they led. They tell of the epoch before as well: in the
+        first one after it, that they were well with it may be older than what is wrong.
         """
-        words = [(word.told.calls if calls else word.told.pairs, word.epoch) for word in self._said.values() if word.at > since]
+        words = [
+            (word.told.calls if calls else word.told.pairs, word.epoch)
+            for word in self._said.values()
+            if word.at > since
+        ]
         said = [(pairs[name], heard) for pairs, heard in words if name in pairs]
         return [ratio for ratio, heard in said if heard > epoch + 1 or unanswered([ratio])]
 
-    def vouched(self, name: str, high: float) -> bool:
+    def verified_by_peers(self, name: str, high: float) -> bool:
         """Tell whether a member's last rounds with others were good, by what it told last.
 
         For a member on another leaf, only those rounds count that left its leaf too.
         """
         pairs: Mapping[str, float] = self._said[name].told.pairs if name in self._said else {}
         leaf = "" if self.near([name]) else self.leaves.get(name, "")
-        others = [value < high for peer, value in pairs.items() if peer != self.me and not (leaf and self.leaves.get(peer) == leaf)]
+        others = [
+            value < high
+            for peer, value in pairs.items()
+            if peer != self.me and not (leaf and self.leaves.get(peer) == leaf)
+        ]
         return sum(others) > max(1, len(others) - sum(others))
 
     def opinion(self, name: str) -> float | None:
@@ -102,26 +118,47 @@ class References:
 
     def well(self, leaf: str, since: float) -> bool:
         """Tell whether a round with a member of that leaf went well since."""
-        return any(good and at >= since and self.leaves.get(name) == leaf for name, (at, good) in self._met.items())
+        return any(
+            good and at >= since and self.leaves.get(name) == leaf
+            for name, (at, good) in self._met.items()
+        )
 
     def witness(self, name: str, epoch: int, now: float) -> str | None:
-        """Return who was to meet a member in that epoch, and so knows about it; None if nobody can be asked."""
+        """Return who was to meet a member in that epoch, and so knows about it.
+
+        None if nobody can be asked.
+        """
         for partner in self._timetable.group_of(name, epoch):
             if partner not in {name, self.me} and not self.shuns(partner, now):
                 return partner
         return None
 
-    def choose(self, *, near: bool, asked: Mapping[str, int], ill: Collection[str], now: float) -> str | None:
-        """Return a member for an extra round: one met lately and found well first, in an order of this node's own; None if there is none.
+    def choose(
+        self, *, near: bool, asked: Mapping[str, int], ill: Collection[str], now: float
+    ) -> str | None:
+        """Return a member for an extra round.
 
-        `asked` has how often each was asked: those that were least come first. Nobody of `ill` is taken.
+        One met lately and found well first, in an order of this node's own; None if there is none.
+
+        `asked` has how often each was asked: those that were least come first. Nobody of `ill` is
+        taken.
         """
         best: tuple[int, bool, int, str] | None = None
         for name, leaf in self.leaves.items():
             at, well = self._met.get(name, (0.0, False))
-            if name == self.me or (bool(self.leaf) and leaf == self.leaf) is not near or name in ill or self.shuns(name, now):
+            if (
+                name == self.me
+                or (bool(self.leaf) and leaf == self.leaf) is not near
+                or name in ill
+                or self.shuns(name, now)
+            ):
                 continue
-            rank = (asked.get(name, 0), not (well and 0 <= now - at < _RECENT), zlib.crc32(f"{self.me}/{name}".encode()), name)
+            rank = (
+                asked.get(name, 0),
+                not (well and 0 <= now - at < _RECENT),
+                zlib.crc32(f"{self.me}/{name}".encode()),
+                name,
+            )
             if best is None or rank < best:
                 best = rank
         return best[-1] if best else None

@@ -1,4 +1,7 @@
-"""What a judge knows of one thing that rounds measure: the last rounds, and the cases that are open on them."""
+"""What a judge knows of one thing that rounds measure.
+
+The last rounds, and the cases that are open on them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ KEPT = 16
 _LEAF = "leaf"
 
 
-class Track(NamedTuple):
+class Signal(NamedTuple):
     """One thing that rounds measure: a timing of one part, or whether rounds end well at all."""
 
     family: str
@@ -40,70 +43,80 @@ class Track(NamedTuple):
     @property
     def timed(self) -> bool:
         """Whether it is a timing, which can be out of the usual by chance."""
-        return self.family not in {REACH.family, RUN.family, HOME.family}
+        return self.family not in {REACH.family, RUN.family, OWN_NODE.family}
 
 
-REACH = Track("reach", "", "", 0, "")
+REACH = Signal("reach", "", "", 0, "")
 """Whether agents reach each other and accept each other."""
-RUN = Track("run", "", "", 0, "")
+RUN = Signal("run", "", "", 0, "")
 """Whether collectives between nodes complete, with the right sum."""
-HOME = Track("home", "", "", 0, "")
+OWN_NODE = Signal("home", "", "", 0, "")
 """The same on the GPUs of one node."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PeerReport:
     """What one peer said in a round about itself and about the peers that it has just met."""
 
     node: float | None = None
     """Its own score."""
     parts: frozenset[str] = frozenset()
     """Parts of its own that it finds slow."""
-    way_out: bool = False
+    uplink: bool = False
     """Whether what leaves its leaf is slow for it, and what stays inside is not."""
     pairs: Mapping[str, float] = field(default_factory=dict)
     """The ratios of its last rounds, by peer."""
     calls: Mapping[str, float] = field(default_factory=dict)
-    """The same of those that it led: a member that calls others may still be one that nobody can call."""
+    """The same of those that it led: a member that calls others may still be one that nobody can
+    call.
+    """
 
-    def accuses_itself(self, track: Track, high: float) -> bool:
+    def accuses_itself(self, track: Signal, high: float) -> bool:
         """Tell whether it takes on itself what is wrong with a round."""
         if not track.timed:
             return self.node is not None and self.node >= HARD
         return (self.node is not None and self.node >= high) or track.word in self.parts
 
     def is_well(self, but: str, high: float) -> bool:
-        """Tell whether most of its last rounds with others `but` one were good; True if it tells of none."""
+        """Tell whether most of its last rounds with others `but` one were good.
+
+        True if it tells of none.
+        """
         rounds = [value < high for peer, value in self.pairs.items() if peer != but]
         return not rounds or 2 * sum(rounds) > len(rounds)
 
 
-def listen(observation: Observation, peers: Iterable[str]) -> dict[str, Told]:
+def decode_scores(observation: Observation, peers: Iterable[str]) -> dict[str, PeerReport]:
     """Return what the peers told in a round."""
-    told: dict[str, Told] = {}
+    told: dict[str, PeerReport] = {}
     for peer in peers:
-        node, parts, way_out, pairs, calls = None, set(), False, {}, {}
+        node, parts, uplink, pairs, calls = None, set(), False, {}, {}
         for component, value in observation.scores:
             if component == peer:
                 node = value
             elif component.startswith(f"{peer}/"):
                 part = component[len(peer) + 1 :]
-                way_out |= part == _LEAF
+                uplink |= part == _LEAF
                 parts.add(part)
             elif component.startswith(f"{peer}--"):
                 pairs[component[len(peer) + 2 :]] = value
             elif component.startswith(f"{peer}->"):
                 calls[component[len(peer) + 2 :]] = value
         if node is not None or parts or pairs or calls:
-            told[peer] = Told(node, frozenset(parts - {_LEAF}), way_out, pairs, calls)
+            told[peer] = PeerReport(node, frozenset(parts - {_LEAF}), uplink, pairs, calls)
     return told
 
 
-def tell(me: str, told: Told, parts: Mapping[str, float], way_out: float) -> tuple[tuple[str, float], ...]:
-    """Return the scores that `listen` understands: what this node tells its peers in each round."""
+def encode_scores(
+    me: str, told: PeerReport, parts: Mapping[str, float], uplink: float
+) -> tuple[tuple[str, float], ...]:
+    """Return the scores that `decode_scores` understands.
+
+    What this node tells its peers in each round.
+    """
     scores = [] if told.node is None else [(me, told.node)]
     scores += [(f"{me}/{part}", value) for part, value in parts.items()]
-    scores += [(f"{me}/{_LEAF}", way_out)] if told.way_out else []
+    scores += [(f"{me}/{_LEAF}", uplink)] if told.uplink else []
     scores += [(f"{me}--{peer}", value) for peer, value in told.pairs.items()]
     scores += [(f"{me}->{peer}", value) for peer, value in told.calls.items()]
     return tuple((component, min(round(value, 4), HARD)) for component, value in scores)
@@ -121,14 +134,22 @@ class Round:
     near: bool
     """Whether all of it is on this node's leaf."""
     extra: bool
-    """Whether it was not in the schedule: to be used for what it was run for, and not for what is usual."""
+    """Whether it was not in the schedule.
+
+    To be used for what it was run for, and not for what is usual.
+    """
     led: bool
     """Whether this node has called the others, and not they this node."""
-    told: Mapping[str, Told]
+    told: Mapping[str, PeerReport]
+
+    @property
+    def unasked(self) -> bool:
+        """Whether a peer has asked for it, and neither this node nor the schedule."""
+        return self.extra and not self.led
 
 
 @dataclass(slots=True, eq=False)
-class Item:
+class Measurement:
     """One measurement of a track."""
 
     round: Round
@@ -144,13 +165,13 @@ class Item:
 
 
 @dataclass(slots=True, eq=False)
-class Case:
+class Investigation:
     """The suspicion that what is bad has to do with this node, its part or its leaf."""
 
-    items: deque[Item]
+    measurements: deque[Measurement]
     """Since it was opened."""
     opened: float
-    earlier: tuple[Item, ...]
+    earlier: tuple[Measurement, ...]
     """The items that opened it."""
     asked: int = 0
     decided: float = 0.0
@@ -159,21 +180,31 @@ class Case:
     home_refused: bool = False
     """Whether a local round was asked since and declined."""
 
+    def admits(self, round: Round) -> bool:
+        """Tell whether a round counts: of those that peers have asked for, one of each peer.
+
+        Else a peer could fill the investigation with rounds of its own.
+        """
+        return not round.unasked or not any(
+            entry.round.unasked and not set(round.peers).isdisjoint(entry.round.peers)
+            for entry in self.measurements
+        )
+
     @classmethod
-    def open(cls, window: Iterable[Item], at: float) -> Case:
+    def open(cls, window: Iterable[Measurement], at: float) -> Investigation:
         """Open a case on the rounds that made the suspect."""
         return cls(deque(maxlen=KEPT), at, tuple(window))
 
 
 @dataclass(slots=True, eq=False)
-class Pair:
+class PeerSuspicion:
     """The suspicion that what is bad has to do with one peer, or the way to it."""
 
     peer: str
-    first: Item
+    first: Measurement
     touched: int
     """The epoch of the last item."""
-    since: Item | None
+    since: Measurement | None
     """The first bad item after the last good one; None after a good one."""
     bads: int = 1
     goods: int = 0
@@ -183,7 +214,10 @@ class Pair:
     later: int = 0
     """Rounds with others since the first item that were good."""
     well: int = 0
-    """Those of them that say something of the way to the peer: for one on another leaf, only what leaves the leaf does."""
+    """Those of them that say something of the way to the peer.
+
+    For one on another leaf, only what leaves the leaf does.
+    """
     ill: int = 0
     """Rounds with others that were bad."""
     hearings: int = 0
@@ -199,16 +233,16 @@ class Pair:
 
 
 @dataclass(slots=True, eq=False)
-class Evidence:
+class SignalHistory:
     """All about one track."""
 
-    track: Track
-    window: deque[Item] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    track: Signal
+    window: deque[Measurement] = field(default_factory=lambda: deque(maxlen=WINDOW))
     """The last scheduled rounds that no peer explains."""
-    far: deque[Item] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    far: deque[Measurement] = field(default_factory=lambda: deque(maxlen=WINDOW))
     """Those of them that left the leaf."""
-    case: Case | None = None
-    pairs: dict[str, Pair] = field(default_factory=dict)
+    investigation: Investigation | None = None
+    pairs: dict[str, PeerSuspicion] = field(default_factory=dict)
     _bads: int = 0
     _median: float | None = None
 
@@ -217,95 +251,129 @@ class Evidence:
         return self._bads >= SUSPECT
 
     def uneasy(self) -> bool:
-        """Tell whether the last rounds are above the usual, if not all so far that they are flagged."""
-        return sum(not item.good for item in self.window) >= SUSPECT
+        """Tell whether the last rounds are above the usual, if not all so far that they are
+        flagged.
+        """
+        return sum(not measurement.good for measurement in self.window) >= SUSPECT
 
     def leaves_badly(self) -> bool:
         """Tell whether what leaves the leaf is bad, and what stays inside is not."""
-        return sum(item.bad for item in self.far) >= SUSPECT and not any(item.bad and item.round.near for item in self.window)
+        return sum(measurement.bad for measurement in self.far) >= SUSPECT and not any(
+            measurement.bad and measurement.round.near for measurement in self.window
+        )
 
     def ratio(self) -> float | None:
         """Return the median of the last rounds; None before the first."""
         if self._median is None and self.window:
-            ordered = sorted(item.ratio for item in self.window)
+            ordered = sorted(measurement.ratio for measurement in self.window)
             self._median = ordered[(len(ordered) - 1) // 2]
         return self._median
 
     def forget(self) -> None:
         """Start afresh, as what was found is over."""
-        self.case = None
+        self.investigation = None
         self.window.clear()
         self.far.clear()
         self._count()
 
     def _count(self) -> None:
         self._median = None
-        self._bads = sum(item.bad for item in self.window)
+        self._bads = sum(measurement.bad for measurement in self.window)
 
-    def add(self, item: Item, me: str, high: float) -> None:
+    def add(self, measurement: Measurement, me: str, high: float) -> None:
         """Put an item to what it is evidence for."""
-        told = item.round.told
-        guilty = [peer for peer in item.round.peers if peer in told and told[peer].accuses_itself(self.track, high)]
-        item.explained = item.bad and bool(guilty)
+        told = measurement.round.told
+        guilty = [
+            peer
+            for peer in measurement.round.peers
+            if peer in told and told[peer].accuses_itself(self.track, high)
+        ]
+        measurement.explained = measurement.bad and bool(guilty)
         if guilty:
             self._explain(guilty)
-        if item.late and me not in item.late:
-            item.explained = True
-            if len(item.late) == 1 and not guilty:
-                self._add_to_pair(item, item.late[0])
+        if measurement.late and me not in measurement.late:
+            measurement.explained = True
+            if len(measurement.late) == 1 and not guilty:
+                self._add_to_pair(measurement, measurement.late[0])
             return
-        if not item.explained and (not item.round.extra or self.track.family in {"local", HOME.family}):
-            self.window.append(item)
-            if not item.round.near:
-                self.far.append(item)
-        if item.bad or self._bads:
+        if not measurement.explained and (
+            not measurement.round.extra or self.track.family in {"local", OWN_NODE.family}
+        ):
+            self.window.append(measurement)
+            if not measurement.round.near:
+                self.far.append(measurement)
+        if measurement.bad or self._bads:
             self._count()
         self._median = None
-        if self.case:
-            self.case.items.append(item)
-        if len(item.round.peers) == 1 and not item.explained and me not in item.late:
-            self._add_to_pair(item, item.round.peers[0])
+        if self.investigation and self.investigation.admits(measurement.round):
+            self.investigation.measurements.append(measurement)
+        if (
+            len(measurement.round.peers) == 1
+            and not measurement.explained
+            and me not in measurement.late
+        ):
+            self._add_to_pair(measurement, measurement.round.peers[0])
 
     def _explain(self, guilty: list[str]) -> None:
         """Take back what is now known to be a peer's."""
-        for item in (*self.window, *(self.case.items if self.case else ())):
-            if item.bad and not set(guilty).isdisjoint(item.round.peers):
-                item.explained = True
-        for items in (self.window, self.far):
-            for item in [item for item in items if item.explained]:
-                items.remove(item)
+        for measurement in (
+            *self.window,
+            *(self.investigation.measurements if self.investigation else ()),
+        ):
+            if measurement.bad and not set(guilty).isdisjoint(measurement.round.peers):
+                measurement.explained = True
+        for measurements in (self.window, self.far):
+            for measurement in [
+                measurement for measurement in measurements if measurement.explained
+            ]:
+                measurements.remove(measurement)
         self._count()
         for peer in guilty:
             self.pairs.pop(peer, None)
 
-    def _add_to_pair(self, item: Item, peer: str) -> None:
+    def _add_to_pair(self, measurement: Measurement, peer: str) -> None:
         for other in self.pairs.values():
             if other.peer != peer:
-                other.later += item.good
-                other.well += item.good and (other.first.round.near or not item.round.near or not self.track.timed)
-                other.ill += item.bad
+                other.later += measurement.good
+                other.well += measurement.good and (
+                    other.first.round.near or not measurement.round.near or not self.track.timed
+                )
+                other.ill += measurement.bad
         pair = self.pairs.get(peer)
         if pair is None:
-            if item.bad:
-                self.pairs[peer] = Pair(peer, item, item.round.epoch, item)
+            if measurement.bad:
+                self.pairs[peer] = PeerSuspicion(
+                    peer, measurement, measurement.round.epoch, measurement
+                )
             return
-        pair.touched = item.round.epoch
-        if item.good and self.track == REACH and pair.first.round.led and not item.round.led:
+        pair.touched = measurement.round.epoch
+        if (
+            measurement.good
+            and self.track == REACH
+            and pair.first.round.led
+            and not measurement.round.led
+        ):
             return  # that it calls does not mean that it can be called
-        if item.bad:
+        if measurement.bad:
             pair.bads += 1
             pair.goods = 0 if pair.accused else pair.goods
-            pair.since = pair.since or item
-        elif item.good or not pair.accused:
+            pair.since = pair.since or measurement
+        elif measurement.good or not pair.accused:
             pair.goods += 1
             pair.since = None
         if pair.goods >= (2 if pair.bads > 1 else 1):
             del self.pairs[peer]
 
 
-def hard_track(observation: Observation) -> Track:
+def hard_track(observation: Observation) -> Signal:
     """Return the track on which a round that did not end well is evidence."""
     if observation.kind is Kind.LOCAL:
-        return HOME
+        return OWN_NODE
     unreached = {Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED}
-    return REACH if observation.outcome in unreached or observation.kind is Kind.LIGHT or observation.stage is Stage.INVITE else RUN
+    return (
+        REACH
+        if observation.outcome in unreached
+        or observation.kind is Kind.LIGHT
+        or observation.stage is Stage.INVITE
+        else RUN
+    )

@@ -1,4 +1,7 @@
-"""The agent's end of the process that has imported torch: started, asked to fork workers and to reap them, and ended."""
+"""The agent's end of the process that has imported torch.
+
+Started, asked to fork workers and to reap them, and ended.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.child import StartError, channel, how_ended, spawn
 from dshealthd.probe.workers import launch, worker
 
 if TYPE_CHECKING:
@@ -44,7 +47,7 @@ ENVIRONMENT = {
 """All that the interpreter is given: nothing of the agent's own environment."""
 
 
-class ParentError(Exception):
+class ForkServerError(Exception):
     """The parent cannot start workers. `reason` is a slug of `RankResult.reason`."""
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -52,14 +55,20 @@ class ParentError(Exception):
         self.reason = reason
 
 
-class Board:
-    """A small file in memory that a process writes to and the agent reads when the process can no longer speak; it cannot grow."""
+class StatusPage:
+    """A small file in memory that a process writes to and the agent reads when the process can no
+    longer speak; it cannot grow.
+    """
 
     def __init__(self) -> None:
         """Create the file."""
         self.descriptor = os.memfd_create("dshealthd-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.descriptor, BOARD)
-        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(
+            self.descriptor,
+            fcntl.F_ADD_SEALS,
+            fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
+        )
         os.lseek(self.descriptor, PRINTED, os.SEEK_SET)
 
     def counters(self) -> tuple[int, int]:
@@ -69,7 +78,11 @@ class Board:
 
     def printed(self) -> str:
         """Return the last of what the process printed, on one line."""
-        text = os.pread(self.descriptor, BOARD - PRINTED, PRINTED).rstrip(b"\0")[-TAIL:].decode(errors="replace")
+        text = (
+            os.pread(self.descriptor, BOARD - PRINTED, PRINTED)
+            .rstrip(b"\0")[-TAIL:]
+            .decode(errors="replace")
+        )
         return "".join(character if character.isprintable() else " " for character in text).strip()
 
     def close(self) -> None:
@@ -80,8 +93,11 @@ class Board:
 class Worker:
     """One forked worker: it can be killed, and its end is noticed and reaped."""
 
-    def __init__(self, parent: Parent, pid: int, pidfd: int) -> None:
-        """Watch a process that the parent has not reaped, and does not before it is told to: until then its pid is nobody else's."""
+    def __init__(self, parent: ForkServer, pid: int, pidfd: int) -> None:
+        """Watch a process that the parent has not reaped, and does not before it is told to.
+
+        Until then its pid is nobody else's.
+        """
         self.pid = pid
         self.ended = asyncio.Event()
         self.status: int | None = None
@@ -106,7 +122,10 @@ class Worker:
         return True
 
     def state(self) -> str:
-        """Return the letter of the process's state: T for stopped, D for a wait in the kernel that no signal ends; empty if it is gone."""
+        """Return the letter of the process's state.
+
+        T for stopped, D for a wait in the kernel that no signal ends; empty if it is gone.
+        """
         try:
             with open(f"/proc/{self.pid}/stat", encoding="utf-8", errors="replace") as stat:
                 return stat.read().rpartition(")")[2].split()[0]
@@ -114,9 +133,14 @@ class Worker:
             return ""
 
     def _kill_group(self) -> None:
-        """Kill the worker's session. Only while the parent keeps its pid: a pid that was reaped may be another's."""
+        """Kill the worker's session.
+
+        Only while the parent keeps its pid: a pid that was reaped may be another's.
+        """
         if not self._parent.ended.is_set():
-            with contextlib.suppress(ProcessLookupError):  # it has not come as far as its own session
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # it has not come as far as its own session
                 os.killpg(self.pid, signal.SIGKILL)
 
     def _end(self) -> None:
@@ -127,14 +151,14 @@ class Worker:
         self._parent.reap(self)
 
 
-class Parent:
+class ForkServer:
     """A running parent."""
 
     def __init__(self, python: str, program: str, environment: Mapping[str, str]) -> None:
-        """Start the process; `ready` says when it can fork. It checks the interpreter first, which may lie on a dead mount."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)  # noqa: FBT003 - positional only
-        self.board = Board()
+        """Start the process; `ready` says when it can fork.
+
+        It checks the interpreter first, which may lie on a dead mount. StartError.
+        """
         command = [
             sys.executable,
             "-I",
@@ -144,22 +168,26 @@ class Parent:
             "ignore",
             launch.__file__,
             str(os.getpid()),
-            str(theirs.fileno()),
-            python,
-            program,
         ]
-        with theirs:
-            self._popen = subprocess.Popen(  # noqa: S603 - our own interpreter, which checks the other one
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=self.board.descriptor,
-                stderr=self.board.descriptor,
-                pass_fds=[theirs.fileno()],
-                env={**ENVIRONMENT, **environment},
-                cwd="/",
-                start_new_session=True,
-            )
-        self.ended = asyncio.Event()
+        what = "the parent of the workers"
+        with channel(what, socket.SOCK_SEQPACKET) as (ours, theirs):
+            try:
+                self.board = StatusPage()
+            except OSError as error:
+                raise StartError(what, error) from error
+            try:
+                self._child = spawn(
+                    what,
+                    [*command, str(theirs.fileno()), python, program],
+                    descriptors=[theirs.fileno()],
+                    env={**ENVIRONMENT, **environment},
+                    output=self.board.descriptor,
+                    cwd="/",
+                )
+            except StartError:
+                self.board.close()
+                raise
+        self.ended = self._child.ended
         self.usable = True
         """Until it ends, or is told to."""
         self.about: dict[str, Any] = {}
@@ -170,27 +198,29 @@ class Parent:
         self._forks: dict[int, asyncio.Future[Worker]] = {}
         self._reaps: dict[int, Worker] = {}
         self._count = 0
-        pidfd = os.pidfd_open(self._popen.pid)
-        self._loop.add_reader(pidfd, self._end, pidfd)
+        self._child.when_ended(self._end)
         self._loop.add_reader(ours, self._receive)
 
     @property
     def pid(self) -> int:
         """The parent's process."""
-        return self._popen.pid
+        return self._child.pid
 
     async def ready(self, deadline: float) -> None:
-        """Return when torch is imported; raises ParentError, with the process killed."""
+        """Return when torch is imported; raises ForkServerError, with the process killed."""
         try:
             async with asyncio.timeout(deadline):
                 self.about = await asyncio.shield(self._ready)
         except TimeoutError as error:
             self.kill()
             detail = f"torch was not imported within {deadline:g} s"
-            raise ParentError(DEADLINE, detail) from error
+            raise ForkServerError(DEADLINE, detail) from error
 
     async def fork(self, channel: int, board: int) -> Worker:
-        """Start a worker on two descriptors; raises ParentError, with the parent killed if it does not answer."""
+        """Start a worker on two descriptors.
+
+        Raises ForkServerError, with the parent killed if it does not answer.
+        """
         self._count += 1
         number = self._count
         future: asyncio.Future[Worker]
@@ -202,15 +232,18 @@ class Parent:
         except (TimeoutError, BlockingIOError) as error:
             self.kill()
             detail = f"the parent of the workers does not answer within {FORK_DEADLINE:g} s"
-            raise ParentError(PARENT, detail) from error
+            raise ForkServerError(PARENT, detail) from error
         except OSError as error:
             detail = f"the parent of the workers is gone: {error}"
-            raise ParentError(PARENT, detail) from error
+            raise ForkServerError(PARENT, detail) from error
         finally:
             self._forks.pop(number, None)
 
     def reap(self, child: Worker) -> None:
-        """Have the exit status of a dead worker collected; its `ended` is set with or without it."""
+        """Have the exit status of a dead worker collected.
+
+        Its `ended` is set with or without it.
+        """
         self._reaps[child.pid] = child
         try:
             self._send({"reap": child.pid})
@@ -229,7 +262,7 @@ class Parent:
         """Kill the process; the kernel kills its workers with it."""
         self.usable = False
         if not self.ended.is_set():
-            self._popen.kill()
+            self._child.kill()
 
     def _send(self, message: dict[str, Any], *descriptors: int) -> None:
         if self.ended.is_set() or self._socket.fileno() < 0:
@@ -239,7 +272,9 @@ class Parent:
     def _receive(self) -> None:
         """Take one packet."""
         try:
-            packet, descriptors, _flags, _address = socket.recv_fds(self._socket, worker.PACKET, 1, socket.MSG_CMSG_CLOEXEC)
+            packet, descriptors, _flags, _address = socket.recv_fds(
+                self._socket, worker.PACKET, 1, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return
         except OSError as error:
@@ -253,7 +288,7 @@ class Parent:
             case {"ready": _}:
                 self._settle(message, None)
             case {"failed": reason, "detail": detail}:
-                self._settle(None, ParentError(str(reason), str(detail)))
+                self._settle(None, ForkServerError(str(reason), str(detail)))
             case {"forked": number, "pid": pid}:
                 child, future = Worker(self, pid, descriptors[0]), self._forks.get(number)
                 if future is None or future.done():
@@ -263,7 +298,7 @@ class Parent:
             case {"reaped": pid, "status": status}:
                 self._reaped(pid, status)
 
-    def _settle(self, about: dict[str, Any] | None, error: ParentError | None) -> None:
+    def _settle(self, about: dict[str, Any] | None, error: ForkServerError | None) -> None:
         if self._ready.done():
             return
         if error is None and about is not None:
@@ -278,19 +313,16 @@ class Parent:
             child.status = status
             child.ended.set()
 
-    def _end(self, pidfd: int) -> None:
+    def _end(self) -> None:
         """Note the end of the process, and tell all who wait for it."""
-        self._loop.remove_reader(pidfd)
-        os.close(pidfd)
         if self._socket.fileno() >= 0:
             self._receive()  # its last word, such as why it failed
             self._loop.remove_reader(self._socket)
             self._socket.close()
         self.usable = False
-        code = self._popen.wait()
-        self.ended.set()
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-        error = ParentError(PARENT, f"the parent of the workers {how}: {self.board.printed()}")
+        code = self._child.code
+        how = "has ended" if code is None else how_ended(code)
+        error = ForkServerError(PARENT, f"the parent of the workers {how}: {self.board.printed()}")
         self.board.close()
         self._settle(None, error)
         for future in self._forks.values():

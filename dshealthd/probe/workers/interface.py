@@ -8,10 +8,10 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
-from dshealthd.host import read
+from dshealthd.core.host import read
 
 if TYPE_CHECKING:
-    from dshealthd.host import Host
+    from dshealthd.core.host import Host
 
 _SIOCGIFADDR = 0x8915
 _ADDRESS = 20
@@ -20,7 +20,10 @@ LOOPBACK = "lo"
 
 
 def interface_of(address: str, host: Host) -> str:
-    """Return the interface of this network namespace that has `address`; `lo` where none has. ValueError for what is no address."""
+    """Return the interface of this network namespace that has `address`; `lo` where none has.
+
+    ValueError for what is no address.
+    """
     wanted = ipaddress.ip_address(address)
     if isinstance(wanted, ipaddress.IPv6Address):
         return _of_ipv6(wanted, host)

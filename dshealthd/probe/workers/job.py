@@ -15,7 +15,10 @@ STAGES = tuple(Stage)
 """In the order in which a round goes through them."""
 
 LATENCY = ((8, 40), (1 << 10, 40), (64 << 10, 40))
-"""Small all-reduces: bytes and repetitions. They are cheap, and what bad cables and busy switches show in first."""
+"""Small all-reduces: bytes and repetitions.
+
+They are cheap, and what bad cables and busy switches show in first.
+"""
 BANDWIDTH = ((64 << 20, 5),)
 """A large one, for now and then."""
 DEADLINES: dict[Stage, float] = {
@@ -26,11 +29,14 @@ DEADLINES: dict[Stage, float] = {
     Stage.SIZES: 10.0,
     Stage.VERIFY: 10.0,
 }
-"""Seconds that a worker may stay in a stage; `sizes` counts anew for every size. Import is the parent's, from a cold disk."""
+"""Seconds that a worker may stay in a stage; `sizes` counts anew for every size.
+
+Import is the parent's, from a cold disk.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class RankSpec:
     """One worker of this node."""
 
     rank: int
@@ -38,7 +44,10 @@ class Seat:
     device: str = "cpu"
     """`cpu`, or `cuda:N` in the order of PCI addresses."""
     part: str = ""
-    """What a timing of this seat is a timing of, where it is not the whole node: a GPU's index or an adapter."""
+    """What a timing of this seat is a timing of, where it is not the whole node.
+
+    A GPU's index or an adapter.
+    """
     group: str = ""
     """Ranks with the same name here reduce among themselves: the rail, in a round by rails."""
     group_rank: int | None = None
@@ -54,20 +63,24 @@ class DeviceSteps:
 
     repetitions: int = 10
     order: int = 4096
-    """Rows and columns of the matrices, in half precision on a GPU and single precision elsewhere."""
+    """Rows and columns of the matrices, in half precision on a GPU and single precision elsewhere.
+    """
     bytes: int = 64 << 20
     """Of a copy on the device, and of a copy to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJob:
-    """One node's share of a round. Nothing in it that comes from another node may be more than a number or a known name."""
+    """One node's share of a round.
+
+    Nothing in it that comes from another node may be more than a number or a known name.
+    """
 
     kind: Kind
     backend: str
     """`nccl` or `gloo`."""
     world_size: int
-    seats: tuple[Seat, ...]
+    rank_specs: tuple[RankSpec, ...]
     address: str
     """This node's own, in numbers: gloo listens there and nowhere else."""
     interface: str = "lo"
@@ -80,7 +93,7 @@ class WorkerJob:
     deadlines: Mapping[Stage, float] = field(default_factory=lambda: DEADLINES)
 
 
-_OWN = frozenset(
+OWN = frozenset(
     {
         "stopped",
         "uninterruptible",
@@ -106,9 +119,12 @@ class RankResult:
     stage: Stage
     """Where it ended; `done` when it went through all."""
     reason: str = ""
-    """Slug: `deadline`, `stopped` (by a signal), `uninterruptible` (hangs in the kernel), `unkillable`, `killed`, `exited`, `wrong_data`,
-    `versions_differ`, `refused`, `connection_lost`, `no_route`, `no_address`, `timeout`, `store`, `out_of_memory`, `error`, `malformed`,
-    `ended_early` (another rank had failed), `parent`, `no_python`, `no_torch`, `writable`, `busy` (its predecessor cannot be killed)."""
+    """Slug: `deadline`, `stopped` (by a signal), `uninterruptible` (hangs in the kernel),
+    `unkillable`, `killed`, `exited`, `wrong_data`,
+    `versions_differ`, `refused`, `connection_lost`, `no_route`, `no_address`, `timeout`, `store`,
+    `out_of_memory`, `error`, `malformed`, `ended_early` (another rank had failed), `parent`,
+    `no_python`, `no_torch`, `writable`, `busy` (its predecessor cannot be killed).
+    """
     detail: str = ""
     """Free text, for a person."""
     timings: tuple[Timing, ...] = ()
@@ -122,7 +138,7 @@ class RankResult:
     @property
     def own_finding(self) -> bool:
         """Whether it says what is wrong with itself, and not merely that it waited in vain."""
-        return self.outcome is Outcome.CORRUPTED or self.reason in _OWN
+        return self.outcome is Outcome.CORRUPTED or self.reason in OWN
 
     @property
     def progress(self) -> tuple[int, int, int]:
@@ -130,14 +146,20 @@ class RankResult:
         return STAGES.index(self.stage), self.entered, self.left
 
 
-def late(results: Iterable[RankResult]) -> tuple[int, ...]:
-    """Return the ranks to look at when a round failed: those with a finding of their own, else those that had not come as far as others.
+def late(
+    results: Iterable[RankResult], furthest: tuple[int, int, int] | None = None
+) -> tuple[int, ...]:
+    """Return the ranks to look at when a round failed.
 
-    A finding of its own is wrong data, an end by a signal or an error of the process; one that merely waits for another has none.
+    Those with a finding of their own, else those that had not come as far as others.
+
+    A finding of its own is wrong data, an end by a signal or an error of the process; one that
+    merely waits for another has none. `furthest` is the progress that is to be compared with; that
+    of the rank that came furthest where it is not given.
     """
     results = tuple(results)
     guilty = tuple(result.rank for result in results if result.own_finding)
     if guilty or all(result.outcome is Outcome.OK for result in results):
         return guilty
-    furthest = max(result.progress for result in results)
+    furthest = furthest or max(result.progress for result in results)
     return tuple(result.rank for result in results if result.progress < furthest)

@@ -1,9 +1,10 @@
 """Checks that nobody else can write to a Python environment, then becomes its interpreter.
 
-Run as `python -I launch.py PARENT_PID CONTROL PYTHON PROGRAM` by the agent's own interpreter, in a process of its own: the environment may
-lie on a file system that hangs. What the agent is about to run with its own rights must be writable by root and the agent's user only:
-the interpreter with every folder and link on the way to it, the standard library, and what is installed beside it. If it is not, a
-packet on the control socket names what is wrong: `{"failed": "writable", "detail": …}`.
+Run as `python -I launch.py PARENT_PID CONTROL PYTHON PROGRAM` by the agent's own interpreter, in a
+process of its own: the environment may lie on a file system that hangs. What the agent is about to
+run with its own rights must be writable by root and the agent's user only: the interpreter with
+every folder and link on the way to it, the standard library, and what is installed beside it. If it
+is not, a packet on the control socket names what is wrong: `{"failed": "writable", "detail": …}`.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ MAX_NAMED = 3
 """Findings that are named in the message; the rest is counted."""
 MAX_LINKS = 40
 FLAGS = ("-I", "-B", "-W", "ignore")
-"""Nothing from the environment, the user or the current folder; no bytecode is written, and warnings are for those who train."""
+"""Nothing from the environment, the user or the current folder.
+
+No bytecode is written, and warnings are for those who train.
+"""
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 1, 38, 47, 4
 
 
 def objection(path: str, status: os.stat_result, *, on_the_way: bool = False) -> str:
     """Return why others can change a file, folder or link; empty if they cannot.
 
-    `on_the_way`: a folder of which only one known entry matters; a sticky one such as /tmp then lets nobody else replace that entry.
+    `on_the_way`: a folder of which only one known entry matters; a sticky one such as /tmp then
+    lets nobody else replace that entry.
     """
     if status.st_uid not in {0, os.geteuid()}:
         return f"{path} belongs to user {status.st_uid}"
@@ -46,7 +51,10 @@ def objection(path: str, status: os.stat_result, *, on_the_way: bool = False) ->
 
 
 def way(path: str) -> Iterator[str]:
-    """Yield objections to every folder and link on the way to a file, and to the file itself; raises OSError."""
+    """Yield objections to every folder and link on the way to a file, and to the file itself.
+
+    Raises OSError.
+    """
     seen: set[str] = set()
     pending = [part for part in os.path.abspath(path).split("/") if part]
     at, links = "/", 0
@@ -78,19 +86,33 @@ def tree(root: str) -> Iterator[str]:
                     yield found
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
-                elif entry.is_symlink() and not f"{os.path.realpath(entry.path)}/".startswith(f"{root}/") and os.path.exists(entry.path):
+                elif (
+                    entry.is_symlink()
+                    and not f"{os.path.realpath(entry.path)}/".startswith(f"{root}/")
+                    and os.path.exists(entry.path)
+                ):
                     yield from way(entry.path)
 
 
 def prefixes(python: str) -> list[str]:
-    """Return the folders that an interpreter takes its library and packages from: a virtual environment, and what it was made from."""
+    """Return the folders that an interpreter takes its library and packages from.
+
+    A virtual environment, and what it was made from.
+    """
     folder = os.path.dirname(os.path.dirname(os.path.abspath(python)))
     found = []
     configuration = os.path.join(folder, "pyvenv.cfg")
     if os.path.exists(configuration):
         found.append(folder)
         with open(configuration, encoding="utf-8") as lines:
-            home = next((line.partition("=")[2].strip() for line in lines if line.partition("=")[0].strip() == "home"), "")
+            home = next(
+                (
+                    line.partition("=")[2].strip()
+                    for line in lines
+                    if line.partition("=")[0].strip() == "home"
+                ),
+                "",
+            )
         if home:
             found.append(os.path.dirname(home))
     found.append(os.path.dirname(os.path.dirname(os.path.realpath(python))))
@@ -105,12 +127,19 @@ def libraries(prefix: str) -> list[str]:
     for lib in ("lib", "lib64"):
         folder = os.path.join(prefix, lib)
         if os.path.isdir(folder) and not os.path.islink(folder):
-            found += [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.startswith("python3")]
+            found += [
+                os.path.join(folder, name)
+                for name in sorted(os.listdir(folder))
+                if name.startswith("python3")
+            ]
     return [path for path in found if os.path.isdir(path) and not os.path.islink(path)]
 
 
 def check(python: str) -> tuple[list[str], list[str]]:
-    """Return the objections to an environment, and the folders that were checked; raises OSError where it cannot be read."""
+    """Return the objections to an environment, and the folders that were checked.
+
+    Raises OSError where it cannot be read.
+    """
     objections = list(way(python))
     roots: list[str] = []
     for prefix in prefixes(python):
@@ -135,7 +164,9 @@ def main(agent: int, control: int, python: str, program: str) -> None:
         objections, roots = check(python)
         if not objections:
             os.set_inheritable(control, True)  # noqa: FBT003 - positional only
-            os.execv(python, [python, *FLAGS, program, "parent", os.pathsep.join(roots), str(control)])  # noqa: S606 - no shell is meant
+            os.execv(  # noqa: S606 - no shell is meant
+                python, [python, *FLAGS, program, "parent", os.pathsep.join(roots), str(control)]
+            )
         rest = len(objections) - MAX_NAMED
         detail = "; ".join(objections[:MAX_NAMED]) + (f"; and {rest} more" if rest > 0 else "")
         answer = {"failed": "writable", "detail": f"others can change {python}: {detail}"}

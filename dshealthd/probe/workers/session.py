@@ -1,4 +1,7 @@
-"""One worker as the agent follows it: its job goes out, its stages, timings and store operations come in, each stage with its deadline."""
+"""One worker as the agent follows it.
+
+Its job goes out, its stages, timings and store operations come in, each stage with its deadline.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,31 @@ import struct
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import wire
+from dshealthd.core import wire
 from dshealthd.probe.observation import Outcome, Stage, Timing
 from dshealthd.probe.workers import worker as worker_file
-from dshealthd.probe.workers.job import RankResult, Seat, WorkerJob
+from dshealthd.probe.workers.job import RankResult, RankSpec, WorkerJob
 from dshealthd.probe.workers.store import StoreError, StoreHandler
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from dshealthd.probe.workers.parent import Worker
+    from dshealthd.probe.workers.fork_server import Worker
 
 GRACE = 1.0
-"""Seconds that the other ranks of this node get to say what they know once one has failed; most see their connections close."""
+"""Seconds that the other ranks of this node get to say what they know once one has failed.
+
+Most see their connections close.
+"""
 LAST_MOMENT = 2.0
-"""Seconds that a worker which has closed its channel gets to end, so that its own exit status is known."""
+"""Seconds that a worker which has closed its channel gets to end, so that its own exit status is
+known.
+"""
 STORE_MARGIN = 2.0
-"""Seconds that store and backend wait longer than the longest stage may last, so that the stage's deadline is what ends a worker."""
+"""Seconds that store and backend wait longer than the longest stage may last, so that the stage's
+deadline is what ends a worker.
+"""
 MAX_FRAME = 1 << 20
 MAX_STORE_SECONDS = 600.0
 MAX_DETAIL = 1000
@@ -37,10 +47,12 @@ _OUTCOMES = {"refused": Outcome.REFUSED, "no_route": Outcome.UNREACHABLE}
 class Round:
     """The workers of one call of `run`."""
 
-    def __init__(self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]) -> None:
+    def __init__(
+        self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
+    ) -> None:
         """Nothing has started."""
         self.job, self.store, self.progress = job, store, progress
-        self.attended: list[Attendance] = []
+        self.attended: list[WorkerSession] = []
         self._ends: float | None = None
 
     def hurry(self) -> None:
@@ -56,17 +68,19 @@ class Round:
         return self._ends is not None
 
     def end(self, seconds: float) -> tuple[float, bool]:
-        """Return the loop time at which a stage of so many seconds that begins now ends, and whether that is its own deadline."""
+        """Return the loop time at which a stage of so many seconds that begins now ends, and
+        whether that is its own deadline.
+        """
         end = asyncio.get_running_loop().time() + seconds
         return (end, True) if self._ends is None or end <= self._ends else (self._ends, False)
 
 
-class Attendance:
+class WorkerSession:
     """One worker as the agent follows it through its stages."""
 
-    def __init__(self, seat: Seat, worker: Worker, round_: Round) -> None:
+    def __init__(self, rank_spec: RankSpec, worker: Worker, round_: Round) -> None:
         """It has been forked and knows nothing yet."""
-        self.seat, self.worker, self.round = seat, worker, round_
+        self.rank_spec, self.worker, self.round = rank_spec, worker, round_
         self.stage = Stage.IMPORT
         self.outcome, self.reason, self.detail = Outcome.FAILED, "", ""
         self.timings: list[Timing] = []
@@ -84,7 +98,7 @@ class Attendance:
     def result(self, entered: int, left: int, versions: str) -> RankResult:
         """Return what became of it."""
         return RankResult(
-            rank=self.seat.rank,
+            rank=self.rank_spec.rank,
             outcome=self.outcome,
             stage=Stage.DONE if self.outcome is Outcome.OK else self.stage,
             reason=self.reason,
@@ -100,9 +114,11 @@ class Attendance:
         reader, writer = await asyncio.open_connection(sock=channel, limit=MAX_FRAME)
         requests: set[asyncio.Task[None]] = set()
         try:
-            writer.write(wire.pack(_description(self.round.job, self.seat)))
+            writer.write(wire.pack(_description(self.round.job, self.rank_spec)))
             while True:
-                seconds = worker_file.LINGER + 1.0 if self._over else self.round.job.deadlines[self.stage]
+                seconds = (
+                    worker_file.LINGER + 1.0 if self._over else self.round.job.deadlines[self.stage]
+                )
                 end, self._own = self.round.end(seconds)
                 try:
                     async with asyncio.timeout_at(end) as self._timeout:
@@ -118,15 +134,27 @@ class Attendance:
                 self.reason = "exited"
                 await self.worker.gone(LAST_MOMENT)
         except (*wire.type_error, struct.error) as error:
-            self._conclude(Outcome.FAILED, "malformed", f"the worker sent a frame that makes no sense: {error!r}")
+            self._conclude(
+                Outcome.FAILED,
+                "malformed",
+                f"the worker sent an invalid message: {error!r}",
+            )
         finally:
             for request in requests:
                 request.cancel()
             await asyncio.gather(*requests, return_exceptions=True)
             writer.transport.abort()
 
-    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, requests: set[asyncio.Task[None]]) -> bool:
-        """Take one frame; False when a stage begins or the last word was said: another deadline then holds."""
+    async def _take(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        requests: set[asyncio.Task[None]],
+    ) -> bool:
+        """Take one frame; False when a stage begins or the last word was said.
+
+        Another deadline then holds.
+        """
         (size,) = wire.LENGTH.unpack(await reader.readexactly(wire.LENGTH.size))
         if size > MAX_FRAME:
             detail = f"a frame of {size} bytes"
@@ -139,13 +167,19 @@ class Attendance:
             return True
         if "timing" in message:
             op, size, seconds, bandwidth = message["timing"]
-            self.timings.append(Timing(str(op), int(size), float(seconds), float(bandwidth), self.seat.part))
+            self.timings.append(
+                Timing(str(op), int(size), float(seconds), float(bandwidth), self.rank_spec.part)
+            )
             return True
         if "end" not in message:
             self.stage = Stage(message["stage"])
-            self.round.progress(self.seat.rank, self.stage)
+            self.round.progress(self.rank_spec.rank, self.stage)
             return False
-        reason, outcome, self.stage = str(message["reason"]), Outcome(message["end"]), Stage(message["stage"])
+        reason, outcome, self.stage = (
+            str(message["reason"]),
+            Outcome(message["end"]),
+            Stage(message["stage"]),
+        )
         self._conclude(_OUTCOMES.get(reason, outcome), reason, _line(str(message["detail"])))
         return False
 
@@ -156,7 +190,10 @@ class Attendance:
         try:
             raw = base64.b64decode(value) if isinstance(value, str) else value
             done = await self.round.store(
-                str(message["store"]), str(message["key"]), raw, min(MAX_STORE_SECONDS, float(message["timeout"]))
+                str(message["store"]),
+                str(message["key"]),
+                raw,
+                min(MAX_STORE_SECONDS, float(message["timeout"])),
             )
             answer = {"value": base64.b64encode(done).decode() if isinstance(done, bytes) else done}
         except TimeoutError:
@@ -167,17 +204,36 @@ class Attendance:
             writer.write(wire.pack({"id": number, **answer}))
 
     def _judge_silence(self) -> None:
-        """Say why a worker's time is over: its own state tells who is stuck from who waits for him."""
+        """Say why a worker's time is over.
+
+        Its own state tells who is stuck from who waits for him.
+        """
         state = self.worker.state()
         where = f"no progress in stage {self.stage}"
         if state in {"T", "t"}:
-            self._conclude(Outcome.HUNG, "stopped", f"{where}: process {self.worker.pid} is stopped by a signal")
+            self._conclude(
+                Outcome.HUNG,
+                "stopped",
+                f"{where}: process {self.worker.pid} is stopped by a signal",
+            )
         elif state == "D":
-            self._conclude(Outcome.HUNG, "uninterruptible", f"{where}: process {self.worker.pid} hangs in the kernel")
+            self._conclude(
+                Outcome.HUNG,
+                "uninterruptible",
+                f"{where}: process {self.worker.pid} hangs in the kernel",
+            )
         elif self._own:
-            self._conclude(Outcome.HUNG, "deadline", f"{where} within {self.round.job.deadlines[self.stage]:g} s")
+            self._conclude(
+                Outcome.HUNG,
+                "deadline",
+                f"{where} within {self.round.job.deadlines[self.stage]:g} s",
+            )
         else:
-            self._conclude(Outcome.INCONCLUSIVE, "ended_early", f"ended in stage {self.stage}, as another rank had failed")
+            self._conclude(
+                Outcome.INCONCLUSIVE,
+                "ended_early",
+                f"ended in stage {self.stage}, as another rank had failed",
+            )
 
     def _conclude(self, outcome: Outcome, reason: str, detail: str) -> None:
         if not self._over:
@@ -187,22 +243,27 @@ class Attendance:
 
 def _line(text: str) -> str:
     """Return a worker's words as one bounded line."""
-    return "".join(character if character.isprintable() else " " for character in text[:MAX_DETAIL]).strip()
+    return "".join(
+        character if character.isprintable() else " " for character in text[:MAX_DETAIL]
+    ).strip()
 
 
-def _description(job: WorkerJob, seat: Seat) -> dict[str, Any]:
+def _description(job: WorkerJob, rank_spec: RankSpec) -> dict[str, Any]:
     """Return a seat's job as the worker takes it."""
     return {
         "backend": job.backend,
-        "prefix": f"{seat.group}/",
-        "rank": seat.rank if seat.group_rank is None else seat.group_rank,
-        "size": job.world_size if seat.group_size is None else seat.group_size,
-        "device": seat.device,
-        "adapter": seat.adapter,
+        "prefix": f"{rank_spec.group}/",
+        "rank": rank_spec.rank if rank_spec.group_rank is None else rank_spec.group_rank,
+        "size": job.world_size if rank_spec.group_size is None else rank_spec.group_size,
+        "device": rank_spec.device,
+        "adapter": rank_spec.adapter,
         "address": job.address,
         "interface": job.interface,
         "steps": job.steps,
         "warm_up": job.warm_up,
         "device_steps": asdict(job.device_steps) if job.device_steps is not None else None,
-        "timeout": max(seconds for stage, seconds in job.deadlines.items() if stage is not Stage.IMPORT) + STORE_MARGIN,
+        "timeout": max(
+            seconds for stage, seconds in job.deadlines.items() if stage is not Stage.IMPORT
+        )
+        + STORE_MARGIN,
     }

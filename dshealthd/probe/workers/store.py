@@ -1,4 +1,7 @@
-"""The rendezvous store of one round: what `torch.distributed` needs of one, kept by the agent of the round's root."""
+"""The rendezvous store of one round.
+
+What `torch.distributed` needs of one, kept by the agent of the round's root.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 StoreHandler = Callable[[str, str, bytes | int | None, float], Awaitable[bytes | int | bool]]
-"""Carries out `set`, `get`, `add`, `check`, `wait` or `delete` (op, key, value, seconds); raises TimeoutError or StoreError."""
+"""Carries out `set`, `get`, `add`, `check`, `wait` or `delete` (op, key, value, seconds).
+
+Raises TimeoutError or StoreError.
+"""
 
 MAX_KEYS = 4096
 MAX_KEY = 256
@@ -18,14 +24,23 @@ class StoreError(Exception):
 
 
 class LocalStore:
-    """A store in this process. Values come from workers of other nodes too: all is bounded, and nothing is interpreted."""
+    """A store in this process.
+
+    Values come from workers of other nodes too: all is bounded, and nothing is interpreted.
+    """
 
     def __init__(self) -> None:
         """Start empty; a store serves one round."""
         self._values: dict[str, bytes] = {}
         self._changed = asyncio.Condition()
 
-    async def __call__(self, op: str, key: str, value: bytes | int | None, timeout: float) -> bytes | int | bool:  # noqa: ASYNC109 - the store's own
+    async def __call__(
+        self,
+        op: str,
+        key: str,
+        value: bytes | int | None,
+        timeout: float,  # noqa: ASYNC109 - the store's own
+    ) -> bytes | int | bool:
         """Carry out one operation."""
         if len(key) > MAX_KEY:
             message = f"a key of {len(key)} characters"

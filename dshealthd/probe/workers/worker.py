@@ -1,10 +1,15 @@
-"""The probe worker: joins a few collectives, times them, checks their sums, and tells the agent after every stage where it is.
+"""The probe worker: joins a few collectives, times them, checks their sums, and tells the agent
+after every stage where it is.
 
-One plain file on torch alone. It runs under the interpreter that training uses, as two kinds of process:
+One plain file on torch alone. It runs under the interpreter that training uses, as two kinds of
+process:
 
-- the *parent* has imported torch and has one thread. It forks workers when the agent asks, and never touches `torch.cuda`: a CUDA context
-  does not survive a fork. If its torch starts threads of its own at import, it starts workers afresh instead of forking them.
-- a *worker* is one rank: its own session, one round, then gone. It holds no listener but the sockets of its backend.
+- the *parent* has imported torch and has one thread. It forks workers when the agent asks, and
+  never touches `torch.cuda`: a CUDA context
+  does not survive a fork. If its torch starts threads of its own at import, it starts workers
+  afresh instead of forking them.
+- a *worker* is one rank: its own session, one round, then gone. It holds no listener but the
+  sockets of its backend.
 
 The agent's words to the parent are packets of JSON, with descriptors attached:
 
@@ -12,17 +17,20 @@ The agent's words to the parent are packets of JSON, with descriptors attached:
     → {"fork": N} + [channel, board]    ← {"forked": N, "pid": PID} + [pidfd]
     → {"reap": PID}                     ← {"reaped": PID, "status": WAIT STATUS}
 
-A worker's channel carries frames: four bytes of length, big-endian, and JSON. Its first frame from the agent is the job; then
+A worker's channel carries frames: four bytes of length, big-endian, and JSON. Its first frame from
+the agent is the job; then
 
     ← {"stage": STAGE}   ← {"timing": [OP, BYTES, SECONDS, BUS BANDWIDTH]}
     ← {"end": OUTCOME, "stage": STAGE, "reason": SLUG, "detail": TEXT}
     ← {"id": N, "store": OP, "key": KEY, "value": BASE64 | INT | null, "timeout": SECONDS}
     → {"id": N, "value": …} or {"id": N, "error": TEXT}
 
-The board is a small shared file: two counters (collectives entered, collectives left), which cost no system call and still tell how far
-a rank came that can no longer speak, and after them what the worker prints.
+The board is a small shared file: two counters (collectives entered, collectives left), which cost
+no system call and still tell how far a rank came that can no longer speak, and after them what the
+worker prints.
 
-Everything about NCCL and CUDA in this file was written from their documentation and has not yet been run on a GPU.
+Everything about NCCL and CUDA in this file was written from their documentation and has not yet
+been run on a GPU.
 """
 
 from __future__ import annotations
@@ -30,6 +38,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import functools
 import gc
 import json
 import mmap
@@ -48,7 +57,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
 
@@ -57,12 +66,19 @@ COUNTERS = struct.Struct("=QQ")
 PACKET = 1 << 16
 """Largest packet between agent and parent, in bytes."""
 PRIME = 4093
-"""Period of the test pattern: below 2^12, so that sums over up to 4,096 ranks are exact in float32; and prime, so that no two places whose
-distance is a power of two, as those of a ring's chunks are, hold the same value."""
+"""Period of the test pattern: below 2^12, so that sums over up to 4,096 ranks are exact in float32;
+and prime, so that no two places whose
+distance is a power of two, as those of a ring's chunks are, hold the same value.
+"""
 BATCH = 32 << 20
-"""Bytes of buffers that are prepared before a run of timed repetitions, so that nothing else happens between two of them."""
+"""Bytes of buffers that are prepared before a run of timed repetitions, so that nothing else
+happens between two of them.
+"""
 LINGER = 2.0
-"""Seconds that a rank which is done waits for the others to be: its memory may still be read by them."""
+"""Seconds that a rank which is done waits for the others to be.
+
+Its memory may still be read by them.
+"""
 DIED_WITH_PARENT = signal.SIGKILL
 PR_SET_PDEATHSIG = 1
 
@@ -76,7 +92,10 @@ class VersionsDiffer(Exception):
 
 
 class Agent:
-    """The worker's end of its channel: progress goes out, store operations go there and back, from whatever thread asks."""
+    """The worker's end of its channel.
+
+    Progress goes out, store operations go there and back, from whatever thread asks.
+    """
 
     def __init__(self, channel: socket.socket) -> None:
         """Take over a connected stream socket."""
@@ -121,7 +140,10 @@ class Agent:
         return message["value"]
 
     def _read(self) -> None:
-        """Hand each answer to the thread that waits for it; at the end of the channel all are told."""
+        """Hand each answer to the thread that waits for it.
+
+        At the end of the channel all are told.
+        """
         with contextlib.suppress(EOFError, OSError):
             while True:
                 message = self.receive()
@@ -130,7 +152,7 @@ class Agent:
             answer.put({"error": "the agent is gone"})
 
 
-class Board:
+class StatusPage:
     """The shared file that the agent reads when the worker can no longer speak."""
 
     def __init__(self, descriptor: int) -> None:
@@ -179,7 +201,12 @@ def agent_store(agent: Agent, prefix: str, timeout: float) -> Any:
         def wait(self, keys: list[str], limit: timedelta | None = None) -> None:
             """Return when all keys are set."""
             for key in keys:
-                agent.ask("wait", prefix + key, None, min(timeout, limit.total_seconds()) if limit else timeout)
+                agent.ask(
+                    "wait",
+                    prefix + key,
+                    None,
+                    min(timeout, limit.total_seconds()) if limit else timeout,
+                )
 
         def delete_key(self, key: str) -> bool:
             """Forget a key."""
@@ -193,7 +220,7 @@ def agent_store(agent: Agent, prefix: str, timeout: float) -> Any:
 class Round:
     """One rank's part in one round."""
 
-    def __init__(self, agent: Agent, board: Board, job: dict[str, Any]) -> None:
+    def __init__(self, agent: Agent, board: StatusPage, job: dict[str, Any]) -> None:
         """Note the job; nothing of torch is touched yet."""
         self.agent, self.board, self.job = agent, board, job
         self.rank: int = job["rank"]
@@ -203,7 +230,10 @@ class Round:
         self.device: Any = None
         self.stage = ""
         self.wrong: tuple[str, str] | None = None
-        """Stage and words of the first wrong result. The round goes on all the same, so that the others learn whether theirs is right."""
+        """Stage and words of the first wrong result.
+
+        The round goes on all the same, so that the others learn whether theirs is right.
+        """
 
     def run(self) -> None:
         """Go through the stages; raises when the round ends in one of them."""
@@ -226,7 +256,12 @@ class Round:
             self.reduce_and_check(size, self.job["warm_up"])
         for size, repetitions in self.job["steps"]:
             self.begin("sizes")
-            self.report("all_reduce", size, self.reduce_and_check(size, repetitions), 2 * (self.size - 1) / self.size)
+            self.report(
+                "all_reduce",
+                size,
+                self.reduce_and_check(size, repetitions),
+                2 * (self.size - 1) / self.size,
+            )
         if self.job["device_steps"]:
             self.begin("sizes")
             for op, size, seconds, wrong in device_steps(self.device, self.job["device_steps"]):
@@ -251,20 +286,26 @@ class Round:
         self.agent.send({"end": outcome, "stage": self.stage, "reason": reason, "detail": detail})
 
     def report(self, op: str, size: int, seconds: list[float], factor: float) -> None:
-        """Send the median of an operation's times; a group of one has nothing to reduce, and no time worth keeping."""
+        """Send the median of an operation's times.
+
+        A group of one has nothing to reduce, and no time worth keeping.
+        """
         if factor:
             median = statistics.median(seconds)
             self.agent.send({"timing": [op, size, median, size / median * factor]})
 
     def reduce_and_check(self, size: int, repetitions: int) -> list[float]:
-        """All-reduce buffers of `size` bytes, check every sum, and return the seconds of each repetition."""
+        """All-reduce buffers of `size` bytes, check every sum, and return the seconds of each
+        repetition.
+        """
         seconds: list[float] = []
         while len(seconds) < repetitions:
             count = min(repetitions - len(seconds), max(1, BATCH // size))
             salts = range(self.salt, self.salt + count)
             self.salt += count
             buffers = [pattern(self.rank, 1, salt, size).to(self.device) for salt in salts]
-            seconds += timed(self.device, [lambda buffer=buffer: all_reduce(self, buffer) for buffer in buffers])  # type: ignore[misc] # a default, not a parameter
+            calls = [functools.partial(all_reduce, self, buffer) for buffer in buffers]
+            seconds += timed(self.device, calls)
             for salt, buffer in zip(salts, buffers):  # noqa: B905 - Python 3.9 has no strict
                 expected = pattern(0, self.size, salt, size).to(self.device)
                 self.note(difference(f"all_reduce of {size} bytes", buffer, expected))
@@ -284,7 +325,10 @@ def all_reduce(round_: Round, tensor: torch.Tensor) -> None:
 
 
 def pattern(first: int, ranks: int, salt: int, size: int) -> torch.Tensor:
-    """Return the sum of what `ranks` ranks from `first` on contribute: integers that differ by rank, place and repetition."""
+    """Return the sum of what `ranks` ranks from `first` on contribute.
+
+    Integers that differ by rank, place and repetition.
+    """
     import torch
 
     place = torch.arange(PRIME, dtype=torch.int64) * 31 + salt * 89
@@ -308,8 +352,11 @@ def difference(what: str, found: torch.Tensor, expected: torch.Tensor) -> str:
     return f"{what} is wrong in {places}: {values[0]!r}, must be {values[1]!r}"
 
 
-def timed(device: torch.device, operations: list[Callable[[], object]]) -> list[float]:
-    """Run operations one after the other and return the seconds of each: by CUDA events on a GPU, by the clock elsewhere."""
+def timed(device: torch.device, operations: Sequence[Callable[[], object]]) -> list[float]:
+    """Run operations one after the other and return the seconds of each.
+
+    By CUDA events on a GPU, by the clock elsewhere.
+    """
     import torch
 
     if device.type == "cuda":
@@ -329,18 +376,28 @@ def timed(device: torch.device, operations: list[Callable[[], object]]) -> list[
     return seconds
 
 
-def device_steps(device: torch.device, steps: dict[str, Any]) -> Iterator[tuple[str, int, list[float], str]]:
-    """Yield operation, bytes, times and what is wrong of what a device does alone, which tells a slow GPU from a slow link.
+def device_steps(
+    device: torch.device, steps: dict[str, Any]
+) -> Iterator[tuple[str, int, list[float], str]]:
+    """Yield operation, bytes, times and what is wrong of what a device does alone, which tells a
+    slow GPU from a slow link.
 
-    `steps`: `repetitions`, `order` of the square matrices, `bytes` of a copy. The size of a matrix product is that of one operand.
-    The operands hold -1, 0 and 1, so that the product is exact in half precision; it is checked against a vector, as Freivalds does.
+    `steps`: `repetitions`, `order` of the square matrices, `bytes` of a copy. The size of a matrix
+    product is that of one operand. The operands hold -1, 0 and 1, so that the product is exact in
+    half precision; it is checked against a vector, as Freivalds does.
     """
     import torch
 
-    repetitions, order, count = int(steps["repetitions"]), int(steps["order"]), max(1, int(steps["bytes"]) // 4)
+    repetitions, order, count = (
+        int(steps["repetitions"]),
+        int(steps["order"]),
+        max(1, int(steps["bytes"]) // 4),
+    )
     kind = torch.float16 if device.type == "cuda" else torch.float32
     source = torch.Generator().manual_seed(1)
-    left, right = (torch.randint(-1, 2, (order, order), generator=source).to(kind).to(device) for _ in range(2))
+    left, right = (
+        torch.randint(-1, 2, (order, order), generator=source).to(kind).to(device) for _ in range(2)
+    )
     product = torch.empty_like(left)
     torch.mm(left, right, out=product)
     seconds = timed(device, [lambda: torch.mm(left, right, out=product)] * repetitions)
@@ -355,12 +412,16 @@ def device_steps(device: torch.device, steps: dict[str, Any]) -> Iterator[tuple[
     for op, origin in (("device_copy", there), ("host_to_device", host)):
         target = torch.zeros_like(there)
         target.copy_(origin)
-        seconds = timed(device, [lambda target=target, origin=origin: target.copy_(origin, non_blocking=True)] * repetitions)  # type: ignore[misc] # defaults, not parameters
+        copy = functools.partial(target.copy_, origin, non_blocking=True)
+        seconds = timed(device, [copy] * repetitions)
         yield op, count * 4, seconds, difference(op, target.cpu(), host)
 
 
 def prepare_environment(job: dict[str, Any]) -> None:
-    """Set what NCCL and CUDA read when they start; it is the job's word against any file's of the machine, never a peer's."""
+    """Set what NCCL and CUDA read when they start.
+
+    It is the job's word against any file's of the machine, never a peer's.
+    """
     os.environ.update(
         {
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # devices are numbered as NVML numbers them
@@ -368,7 +429,8 @@ def prepare_environment(job: dict[str, Any]) -> None:
             "NCCL_RAS_ENABLE": "0",  # no listener on port 28028, where the jobs' own is expected
             "NCCL_SOCKET_IFNAME": "=" + job["interface"],
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-            "TORCH_NCCL_ENABLE_MONITORING": "0",  # the agent's deadlines end a worker; its own watchdog would wait for minutes
+            # the agent's deadlines end a worker; its own watchdog would wait for minutes
+            "TORCH_NCCL_ENABLE_MONITORING": "0",
         }
     )
     if job["adapter"]:
@@ -384,16 +446,23 @@ def versions(job: dict[str, Any]) -> str:
 
 
 def meet(store: Any, job: dict[str, Any]) -> None:
-    """Wait until every rank of the group is here and runs the same versions; raises VersionsDiffer."""
+    """Wait until every rank of the group is here and runs the same versions.
+
+    Raises VersionsDiffer.
+    """
     rank, size = job["rank"], job["size"]
     mine = versions(job)
     store.set(f"here/{rank}", mine)
     others = {other: store.get(f"here/{other}").decode() for other in range(size) if other != rank}
     different = {other: theirs for other, theirs in others.items() if theirs != mine}
     if different:
-        raise VersionsDiffer(f"rank {rank} has {mine}, " + ", ".join(f"rank {other} {theirs}" for other, theirs in different.items()))
+        raise VersionsDiffer(
+            f"rank {rank} has {mine}, "
+            + ", ".join(f"rank {other} {theirs}" for other, theirs in different.items())
+        )
     if job["backend"] == "nccl":
-        # NCCL's bootstrap believes whoever knows this number; versions that do not read it keep their constant.
+        # NCCL's bootstrap believes whoever knows this number; versions that do not read it keep
+        # their constant.
         if rank == 0:
             store.set("magic", str(secrets.randbits(63)))
         os.environ["NCCL_SOCKET_MAGIC"] = store.get("magic").decode()
@@ -409,7 +478,8 @@ def connect(store: Any, job: dict[str, Any]) -> Any:
         options._timeout = limit  # noqa: SLF001 - the name that every version has
         return dist.ProcessGroupNCCL(store, job["rank"], job["size"], options)
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # noqa: SLF001 - the name that every version has
-    # An address in numbers: gloo would otherwise look up the machine's own name and listen on whatever that says.
+    # An address in numbers: gloo would otherwise look up the machine's own name and listen on
+    # whatever that says.
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=job["address"])]  # noqa: SLF001
     options._timeout = limit  # noqa: SLF001
     options._threads = 1  # noqa: SLF001
@@ -418,7 +488,9 @@ def connect(store: Any, job: dict[str, Any]) -> Any:
 
 def linger(store: Any, job: dict[str, Any]) -> None:
     """Stay until the others are done too, or for a moment."""
-    with contextlib.suppress(StoreFailure):  # this rank's result stands whatever becomes of the others
+    with contextlib.suppress(
+        StoreFailure
+    ):  # this rank's result stands whatever becomes of the others
         store.set(f"done/{job['rank']}", b"1")
         store.wait([f"done/{rank}" for rank in range(job["size"])], timedelta(seconds=LINGER))
 
@@ -451,13 +523,21 @@ def reason(error: BaseException) -> str:
 def work(channel: socket.socket, descriptor: int) -> None:
     """Be one rank, and end the process: without destructors, which can hang when a peer is gone."""
     os.setsid()
-    board = Board(descriptor)
+    board = StatusPage(descriptor)
     agent = Agent(channel)
     job = agent.receive()
     round_ = Round(agent, board, job)
     try:
         round_.run()
-    except (VersionsDiffer, StoreFailure, RuntimeError, ValueError, OSError, AttributeError, ImportError) as error:
+    except (
+        VersionsDiffer,
+        StoreFailure,
+        RuntimeError,
+        ValueError,
+        OSError,
+        AttributeError,
+        ImportError,
+    ) as error:
         round_.conclude("failed", reason(error), f"{type(error).__name__}: {error}"[:2000])
     os._exit(0)
 
@@ -469,7 +549,10 @@ def threads() -> int:
 
 def die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent ends."""
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, DIED_WITH_PARENT, 0, 0, 0) or os.getppid() != parent:
+    if (
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, DIED_WITH_PARENT, 0, 0, 0)
+        or os.getppid() != parent
+    ):
         os._exit(1)
 
 
@@ -479,7 +562,19 @@ def start_worker(control: socket.socket, channel: int, board: int, roots: str) -
     if threads() > 1:
         for descriptor in (channel, board):
             os.set_inheritable(descriptor, True)  # noqa: FBT003 - positional only
-        command = [sys.executable, "-I", "-B", "-W", "ignore", sys.argv[0], "worker", roots, str(me), str(channel), str(board)]
+        command = [
+            sys.executable,
+            "-I",
+            "-B",
+            "-W",
+            "ignore",
+            sys.argv[0],
+            "worker",
+            roots,
+            str(me),
+            str(channel),
+            str(board),
+        ]
         return os.posix_spawn(sys.executable, command, os.environ)
     pid = os.fork()
     if pid == 0:
@@ -508,7 +603,12 @@ def serve(control: socket.socket, roots: str) -> None:
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # workers share these pages for as long as nobody writes to them
-    about = {"torch": str(torch.__version__), "cuda": str(torch.version.cuda or ""), "python": sys.version.split()[0], "threads": threads()}
+    about = {
+        "torch": str(torch.__version__),
+        "cuda": str(torch.version.cuda or ""),
+        "python": sys.version.split()[0],
+        "threads": threads(),
+    }
     reply(control, {"ready": os.getpid(), **about})
     while True:
         packet, descriptors, _flags, _address = socket.recv_fds(control, PACKET, 2)
@@ -536,9 +636,16 @@ def main(arguments: list[str]) -> None:
     """Run as the parent (`parent ROOTS FD`) or as a worker (`worker ROOTS PARENT CHANNEL BOARD`)."""
     role, roots, *numbers = arguments
     allowed = roots.split(os.pathsep)
-    # Only what was checked for foreign writers is imported; an environment can name other folders in its .pth files.
-    sys.path[:] = [path for path in sys.path if any(f"{os.path.realpath(path)}/".startswith(f"{root}/") for root in allowed)]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal group; the agent decides
+    # Only what was checked for foreign writers is imported; an environment can name other folders
+    # in its .pth files.
+    sys.path[:] = [
+        path
+        for path in sys.path
+        if any(f"{os.path.realpath(path)}/".startswith(f"{root}/") for root in allowed)
+    ]
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C goes to the whole terminal group; the agent decides
     if role == "parent":
         serve(socket.socket(fileno=int(numbers[0])), roots)
     else:

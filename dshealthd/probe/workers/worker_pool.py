@@ -1,7 +1,10 @@
-"""Runs this node's workers of a round: starts them, carries their store operations, ends those that are late, and says how each ended.
+"""Runs this node's workers of a round.
 
-The parent that they are forked from is started for the first round and ended when none has come for a while: torch in memory costs 200 MiB
-and one to three seconds, a fork of it some milliseconds. The agent itself imports no torch and has no thread.
+Starts them, carries their store operations, ends those that are late, and says how each ended.
+
+The parent that they are forked from is started for the first round and ended when none has come for
+a while: torch in memory costs 200 MiB and one to three seconds, a fork of it some milliseconds. The
+agent itself imports no torch and has no thread.
 """
 
 from __future__ import annotations
@@ -11,21 +14,37 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.collector import counter, gauge
+from dshealthd.collection.supervisor import Backoff
+from dshealthd.core.child import StartError, cause, channel
+from dshealthd.core.collector import counter, gauge
 from dshealthd.probe.observation import Outcome, Stage
-from dshealthd.probe.workers.attendance import Attendance, Round
-from dshealthd.probe.workers.job import BANDWIDTH, DEADLINES, LATENCY, DeviceSteps, RankResult, Seat, WorkerJob, late
-from dshealthd.probe.workers.parent import PROGRAM, Board, Parent, ParentError, Worker
+from dshealthd.probe.workers.fork_server import (
+    PARENT,
+    PROGRAM,
+    ForkServer,
+    ForkServerError,
+    StatusPage,
+    Worker,
+)
+from dshealthd.probe.workers.job import (
+    BANDWIDTH,
+    DEADLINES,
+    LATENCY,
+    DeviceSteps,
+    RankResult,
+    RankSpec,
+    WorkerJob,
+    late,
+)
+from dshealthd.probe.workers.session import Round, WorkerSession
 from dshealthd.probe.workers.store import LocalStore, StoreError, StoreHandler
-from dshealthd.supervisor import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from dshealthd.collector import Sample
+    from dshealthd.core.collector import Sample
 
 __all__ = [
     "BANDWIDTH",
@@ -33,33 +52,55 @@ __all__ = [
     "LATENCY",
     "DeviceSteps",
     "LocalStore",
-    "Nursery",
     "RankResult",
-    "Seat",
+    "RankSpec",
     "StoreError",
     "StoreHandler",
     "WorkerJob",
+    "WorkerPool",
     "late",
 ]
 
 log = logging.getLogger(__name__)
 
-PARENT_UP = gauge("dshealthd_probe_parent_up", "1 while the process that has imported torch is kept, from which probe workers are forked.")
-PARENT_STARTS = counter("dshealthd_probe_parent_starts_total", "Starts of that process; each imports torch.")
-PARENT_FAILURES = counter("dshealthd_probe_parent_failures_total", "Times that process could not be started or failed.", "reason")
+PARENT_UP = gauge(
+    "dshealthd_probe_parent_up",
+    "1 while the process that has imported torch is kept, from which probe workers are forked.",
+)
+PARENT_STARTS = counter(
+    "dshealthd_probe_parent_starts_total", "Starts of that process; each imports torch."
+)
+PARENT_FAILURES = counter(
+    "dshealthd_probe_parent_failures_total",
+    "Times that process could not be started or failed.",
+    "reason",
+)
 WORKERS = gauge("dshealthd_probe_workers", "Probe workers that run now.")
-STARTED = counter("dshealthd_probe_workers_started_total", "Probe workers started; one a rank and round.")
-STUCK = gauge("dshealthd_probe_workers_stuck", "Probe workers that hang in the kernel and cannot be killed.", "device")
+STARTED = counter(
+    "dshealthd_probe_workers_started_total", "Probe workers started; one a rank and round."
+)
+STUCK = gauge(
+    "dshealthd_probe_workers_stuck",
+    "Probe workers that hang in the kernel and cannot be killed.",
+    "device",
+)
 TORCH = gauge(
-    "dshealthd_probe_torch_info", "1; versions of the environment that probes run in, while it is loaded.", "torch", "cuda", "python"
+    "dshealthd_probe_torch_info",
+    "1; versions of the environment that probes run in, while it is loaded.",
+    "torch",
+    "cuda",
+    "python",
 )
 METRICS = (PARENT_UP, PARENT_STARTS, PARENT_FAILURES, WORKERS, STARTED, STUCK, TORCH)
 
 KILL_DEADLINE = 2.0
-"""Seconds after SIGKILL until a worker counts as unkillable. The driver takes its time to tear down a CUDA context."""
+"""Seconds after SIGKILL until a worker counts as unkillable.
+
+The driver takes its time to tear down a CUDA context.
+"""
 
 
-class Nursery:
+class WorkerPool:
     """The workers of this node, and the parent that they come from."""
 
     def __init__(
@@ -74,8 +115,9 @@ class Nursery:
     ) -> None:
         """Prepare; nothing starts before the first round.
 
-        `python` is the interpreter of the environment that training uses, `environment` what it needs besides (LD_LIBRARY_PATH, NCCL_…),
-        from the configuration; `program` the worker's file.
+        `python` is the interpreter of the environment that training uses, `environment` what it
+        needs besides (LD_LIBRARY_PATH, NCCL_…), from the configuration; `program` the worker's
+        file.
         """
         self._python = python
         self._idle_seconds = idle_seconds
@@ -83,8 +125,8 @@ class Nursery:
         self._environment = dict(environment or {})
         self._program = program
         self._backoff = backoff or Backoff()
-        self._parent: Parent | None = None
-        self._retired: Parent | None = None
+        self._parent: ForkServer | None = None
+        self._retired: ForkServer | None = None
         self._starting = asyncio.Lock()
         self._running = 0
         self._alive = 0
@@ -92,15 +134,18 @@ class Nursery:
         self._stuck: dict[str, Worker] = {}
         self._starts = self._started = 0
         self._failures: dict[str, int] = {}
-        self._trouble: tuple[ParentError, int, float] | None = None
+        self._trouble: tuple[ForkServerError, int, float] | None = None
 
-    async def run(self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]) -> list[RankResult]:
-        """Run this node's ranks of a round and return one result for each, in the order of its seats.
+    async def run(
+        self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
+    ) -> list[RankResult]:
+        """Run this node's ranks of a round and return one result for each, in the order of its
+        seats.
 
         Every failure is a result. When this is cancelled, the workers are killed.
         """
-        for seat in job.seats:
-            progress(seat.rank, Stage.IMPORT)
+        for rank_spec in job.rank_specs:
+            progress(rank_spec.rank, Stage.IMPORT)
         self._running += 1
         if self._idle is not None:
             self._idle.cancel()
@@ -109,22 +154,31 @@ class Nursery:
             parent = await self._ready(job.deadlines[Stage.IMPORT])
             round_ = Round(job, store, progress)
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(self._attend(parent, seat, round_)) for seat in job.seats]
+                running = [
+                    tasks.create_task(self._attend(parent, rank_spec, round_))
+                    for rank_spec in job.rank_specs
+                ]
             return [task.result() for task in running]
-        except ParentError as error:
+        except ForkServerError as error:
             outcome = Outcome.HUNG if error.reason == "deadline" else Outcome.FAILED
-            return [_failed(seat, outcome, error.reason, str(error)) for seat in job.seats]
+            return [
+                _failed(rank_spec, outcome, error.reason, str(error))
+                for rank_spec in job.rank_specs
+            ]
         finally:
             self._running -= 1
             if not self._running:
                 self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._retire)
 
     async def prepare(self, deadline: float) -> str:
-        """Have a parent that can fork, so that a round need not wait for the import of torch; return why there is none, or ""."""
+        """Have a parent that can fork, so that a round need not wait for the import of torch.
+
+        Return why there is none, or "".
+        """
         self._running += 1
         try:
             await self._ready(deadline)
-        except ParentError as error:
+        except ForkServerError as error:
             return error.reason
         finally:
             self._running -= 1
@@ -141,7 +195,10 @@ class Nursery:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Versions (`torch`, `cuda`, `python`) of the environment while it is loaded; empty otherwise."""
+        """Versions (`torch`, `cuda`, `python`) of the environment while it is loaded.
+
+        Empty otherwise.
+        """
         return self._parent.about if self._parent is not None else {}
 
     async def close(self) -> None:
@@ -177,32 +234,43 @@ class Nursery:
         """The parent's process while there is one."""
         return self._parent.pid if self._parent is not None and self._parent.usable else None
 
-    async def _ready(self, deadline: float) -> Parent:
-        """Return a parent that can fork, starting one if there is none; raises ParentError."""
+    async def _ready(self, deadline: float) -> ForkServer:
+        """Return a parent that can fork, starting one if there is none; raises ForkServerError."""
         async with self._starting:
             if self._parent is not None and self._parent.usable:
                 return self._parent
             if self._trouble is not None and self._monotonic() < self._trouble[2]:
                 raise self._trouble[0]
             self._starts += 1
-            parent = self._parent = Parent(self._python, self._program, self._environment)
+            parent = None
             try:
+                parent = self._parent = self._new_parent()
                 await parent.ready(deadline)
-            except ParentError as error:
+            except ForkServerError as error:
                 failures = self._trouble[1] + 1 if self._trouble is not None else 1
                 self._trouble = (error, failures, self._monotonic() + self._backoff.after(failures))
                 self._count(error)
                 raise
             finally:
-                if not parent.about:
+                if parent is not None and not parent.about:
                     parent.kill()  # also when nobody waits for it any more
                     self._parent, self._retired = None, parent
             self._trouble = None
             if parent.about["threads"] > 1:
-                log.warning("probe: importing torch leaves %d threads; workers are started afresh, which is slow", parent.about["threads"])
+                log.warning(
+                    "probe: importing torch leaves %d threads; workers are started afresh, "
+                    "which is slow",
+                    parent.about["threads"],
+                )
             return parent
 
-    def _count(self, error: ParentError) -> None:
+    def _new_parent(self) -> ForkServer:
+        try:
+            return ForkServer(self._python, self._program, self._environment)
+        except StartError as error:
+            raise ForkServerError(PARENT, str(error)) from error
+
+    def _count(self, error: ForkServerError) -> None:
         self._failures[error.reason] = self._failures.get(error.reason, 0) + 1
         log.warning("probe: %s", error)
 
@@ -213,29 +281,38 @@ class Nursery:
             self._parent.close()
             self._parent, self._retired = None, self._parent
 
-    async def _attend(self, parent: Parent, seat: Seat, round_: Round) -> RankResult:
+    async def _attend(self, parent: ForkServer, rank_spec: RankSpec, round_: Round) -> RankResult:
         """Start one worker, follow it to its end and return its result."""
-        stuck = self._stuck.get(seat.device)
+        stuck = self._stuck.get(rank_spec.device)
         if stuck is not None and not stuck.ended.is_set():
             round_.hurry()
-            return _failed(seat, Outcome.INCONCLUSIVE, "busy", f"process {stuck.pid}, an earlier worker on {seat.device}, cannot be killed")
+            return _failed(
+                rank_spec,
+                Outcome.INCONCLUSIVE,
+                "busy",
+                f"process {stuck.pid}, an earlier worker on {rank_spec.device}, cannot be killed",
+            )
         with contextlib.ExitStack() as held:
-            board = Board()
-            held.callback(board.close)
-            ours, theirs = socket.socketpair()
-            held.callback(ours.close)
             try:
-                with theirs:
+                board = StatusPage()
+                held.callback(board.close)
+                with channel(f"the worker of {rank_spec.device}") as (ours, theirs):
+                    held.callback(ours.close)
                     worker = await parent.fork(theirs.fileno(), board.descriptor)
-            except ParentError as error:
+            except OSError as error:
+                round_.hurry()
+                return _failed(
+                    rank_spec, Outcome.INCONCLUSIVE, PARENT, f"no worker: {cause(error)}"
+                )
+            except ForkServerError as error:
                 if not round_.hurried:
                     self._count(error)
                 round_.hurry()
-                return _failed(seat, Outcome.FAILED, error.reason, str(error))
+                return _failed(rank_spec, Outcome.FAILED, error.reason, str(error))
             self._started += 1
             self._alive += 1
             try:
-                one = Attendance(seat, worker, round_)
+                one = WorkerSession(rank_spec, worker, round_)
                 round_.attended.append(one)
                 await one.follow(ours)
             finally:
@@ -244,22 +321,27 @@ class Nursery:
             if one.outcome is not Outcome.OK:
                 round_.hurry()
             if not await worker.gone(KILL_DEADLINE):
-                self._stuck[seat.device] = worker
-                log.error("probe: worker %d on %s cannot be killed", worker.pid, seat.device)
-                one.reason, one.detail = "unkillable", f"{one.detail}; process {worker.pid} cannot be killed".lstrip("; ")
+                self._stuck[rank_spec.device] = worker
+                log.error("probe: worker %d on %s cannot be killed", worker.pid, rank_spec.device)
+                one.reason, one.detail = (
+                    "unkillable",
+                    f"{one.detail}; process {worker.pid} cannot be killed".lstrip("; "),
+                )
             elif one.reason == "exited":
-                one.reason, one.detail = _epitaph(worker, board)
+                one.reason, one.detail = describe_exit(worker, board)
             entered, left = board.counters()
             versions = f"torch {parent.about['torch']} cuda {parent.about['cuda'] or 'none'}"
             return one.result(entered, left, versions)
 
 
-def _failed(seat: Seat, outcome: Outcome, reason: str, detail: str) -> RankResult:
+def _failed(rank_spec: RankSpec, outcome: Outcome, reason: str, detail: str) -> RankResult:
     """Return the result of a worker that never ran."""
-    return RankResult(rank=seat.rank, outcome=outcome, stage=Stage.IMPORT, reason=reason, detail=detail)
+    return RankResult(
+        rank=rank_spec.rank, outcome=outcome, stage=Stage.IMPORT, reason=reason, detail=detail
+    )
 
 
-def _epitaph(worker: Worker, board: Board) -> tuple[str, str]:
+def describe_exit(worker: Worker, board: StatusPage) -> tuple[str, str]:
     """Return the reason and the words for a worker that ended without a word."""
     printed = board.printed()
     words = f": {printed}" if printed else ""

@@ -1,16 +1,11 @@
 // The GPUs: rows on a wide screen, cards on a narrow one.
 
 import { h } from "./elements.js";
-import { worst } from "./findings.js";
 import { bytes, count, known, percent, plural, said, show, sum, unknown, words } from "./numbers.js";
-import { bar, mark, panel } from "./pieces.js";
+import { bar, flag, mark, panel } from "./pieces.js";
 
-function gpuLevel(temperature, limits) {
-  if (known(limits.slowdown) && temperature >= limits.slowdown) return "bad";
-  return known(limits.max) && temperature >= limits.max ? "warn" : "";
-}
-
-function thermometer(name, temperature, limits) {
+function thermometer(status, gpu, sensor, temperature, limits) {
+  const name = `GPU ${gpu} ${sensor}`;
   const top = known(limits.shutdown) ? limits.shutdown + 3 : known(limits.slowdown) ? limits.slowdown + 6 : 100;
   const low = 20; // nothing is colder in a machine room, and the far end is what matters
   const marks = [
@@ -22,7 +17,8 @@ function thermometer(name, temperature, limits) {
       last: true,
     },
   ];
-  const level = gpuLevel(temperature, limits);
+  const hot = (finding) => finding.part === `GPU ${gpu}` && finding.source === "dshealthd_gpu_temperature_celsius";
+  const level = status.level((finding) => hot(finding) && finding.value === temperature);
   const told = marks.filter((each) => known(each.at)).map((each) => each.title);
   const limit = known(limits.slowdown) ? limits.slowdown : limits.max;
   return [
@@ -33,7 +29,7 @@ function thermometer(name, temperature, limits) {
         "span",
         { class: level || null },
         show(temperature, "\u00b0C"),
-        level === "bad" ? " \u2716" : level === "warn" ? " \u25b2" : "",
+        level ? ` ${flag(level).trim()}` : "",
       ),
       known(limit) ? h("span", { class: "unit" }, ` of ${limit}`) : "",
     ),
@@ -52,15 +48,16 @@ function gpuNotes(status, id) {
     .map((sample) => sample.labels.reason);
   const held = throttles.filter((reason) => reason !== "gpu_idle");
   const clockNow = status.value("gpu_clock_hertz", { ...id, domain: "sm" });
-  const slow = held.some((reason) => reason.startsWith("hw_"));
+  const part = `GPU ${id.gpu}`;
+  const slow = status.of(part, "gpu_throttle_active");
   const clocks = [
     h("div", {}, known(clockNow) ? show(clockNow / 1e6, "MHz") : unknown()),
     held.length
-      ? h("div", { class: slow ? "bad" : "warn" }, `${slow ? "\u2716" : "\u25b2"} ${held.map(words).join(", ")}`)
+      ? h("div", { class: slow || "quiet" }, `${flag(slow)}throttled: ${held.map(words).join(", ")}`)
       : h(
           "div",
           { class: "quiet" },
-          status.samples("gpu_throttle_active", id).length ? (throttles.length ? "idle" : "not held back") : unknown(),
+          status.samples("gpu_throttle_active", id).length ? (throttles.length ? "idle" : "not throttled") : unknown(),
         ),
   ];
   const ecc = (type, counter) => status.value("gpu_ecc_errors_total", { ...id, type, counter });
@@ -74,8 +71,8 @@ function gpuNotes(status, id) {
     known(uncorrected) || known(corrected)
       ? h(
           "div",
-          { class: uncorrected > 0 ? "bad" : null },
-          uncorrected > 0 ? "\u2716 " : "",
+          { class: status.of(part, "gpu_ecc_errors_total") || null },
+          flag(status.of(part, "gpu_ecc_errors_total")),
           count(uncorrected),
           h("span", { class: "unit" }, " uncorr. "),
           count(corrected),
@@ -83,9 +80,9 @@ function gpuNotes(status, id) {
         )
       : unknown(),
     failed === 1
-      ? h("div", { class: "bad" }, "\u2716 row remap failed")
+      ? h("div", { class: status.of(part, "gpu_remapped_rows_failed") }, "\u2716 row remap failed")
       : pending === 1
-        ? h("div", { class: "warn" }, "\u25b2 row remap pending")
+        ? h("div", { class: status.of(part, "gpu_remapped_rows_pending") }, "\u25b2 row remap pending")
         : h(
             "div",
             { class: "quiet" },
@@ -96,22 +93,23 @@ function gpuNotes(status, id) {
   const up = sum(links);
   const width = status.value("pcie_link_width", id);
   const widest = status.value("pcie_link_width_max", id);
-  const narrow = known(width) && known(widest) && width < widest;
+  const narrow = status.of(part, "pcie_link_width", "pcie_link_generation");
+  const linked = status.level((finding) => finding.part === part && finding.slug === "bad-link");
   const generation = status.value("pcie_link_generation", id);
   const connections = [
     links.length
       ? h(
           "div",
-          { class: up < links.length ? "warn" : null },
-          up < links.length ? "\u25b2 " : "",
+          { class: linked || null },
+          flag(linked),
           `${up}/${links.length}`,
           h("span", { class: "unit" }, " NVLink"),
         )
       : h("div", { class: "quiet" }, "no NVLink"),
     h(
       "div",
-      { class: narrow ? "warn" : "quiet" },
-      narrow ? "\u25b2 " : "",
+      { class: narrow || "quiet" },
+      flag(narrow),
       known(width)
         ? `PCIe ${known(generation) ? `${generation}.0 ` : ""}\u00d7${width}${narrow ? ` of ${widest}` : ""}`
         : unknown(),
@@ -122,10 +120,10 @@ function gpuNotes(status, id) {
 
 const cell = (label, kind, ...content) => h("div", { class: kind || null }, h("span", { class: "label" }, label), content);
 
-function gpuRow(status, gpu, found) {
+function gpuRow(status, gpu) {
   const id = { gpu };
   const faults = status.labels("gpu_fault", "reason", id);
-  const title = h("h3", {}, mark(worst(found.filter(([, where]) => where === `GPU ${gpu}`))), `GPU ${gpu}`);
+  const title = h("h3", {}, mark(status.of(`GPU ${gpu}`) || "good"), `GPU ${gpu}`);
   if (status.value("gpu_up", id) !== 1) {
     return h(
       "li",
@@ -155,13 +153,13 @@ function gpuRow(status, gpu, found) {
     cell(
       "core temp.",
       "",
-      thermometer(`GPU ${gpu} core`, core, {
+      thermometer(status, gpu, "core", core, {
         max: limit("max_operating"),
         slowdown: limit("slowdown"),
         shutdown: limit("shutdown"),
       }),
     ),
-    cell("memory temp.", "", thermometer(`GPU ${gpu} memory`, memory, { max: limit("memory_max") })),
+    cell("memory temp.", "", thermometer(status, gpu, "memory", memory, { max: limit("memory_max") })),
     cell(
       "memory",
       "",
@@ -196,7 +194,7 @@ function gpuRow(status, gpu, found) {
   );
 }
 
-export function gpus(status, found) {
+export function gpus(status) {
   const all = status.labels("gpu_up", "gpu");
   const expected = status.value("gpus_expected");
   const visible = status.value("gpus_visible");
@@ -231,8 +229,13 @@ export function gpus(status, found) {
           { class: "heads", "aria-hidden": "true" },
           heads.map((head) => h("span", {}, head)),
         ),
-        all.map((gpu) => gpuRow(status, gpu, found)),
+        all.map((gpu) => gpuRow(status, gpu)),
       )
-    : h("p", { class: "unknown" }, "nothing is known of them");
-  return panel(status, "GPUs", about.filter(Boolean).join(" \u00b7 "), ["gpu", "ecc", "nvlink", "pcie"], content);
+    : h("p", { class: "unknown" }, "no GPU has been read");
+  const legend = h(
+    "p",
+    { class: "quiet legend" },
+    "Ticks on temperature bars: highest operating, slowdown and (red) shutdown temperature of the GPU itself.",
+  );
+  return panel(status, "GPUs", about.filter(Boolean).join(" \u00b7 "), ["gpu", "ecc", "nvlink", "pcie"], [content, all.length ? legend : null]);
 }

@@ -1,9 +1,8 @@
 // The kernel log, the host, its software, and the collectors.
 
 import { h } from "./elements.js";
-import { APPLICATION_XIDS } from "./findings.js";
 import { age, count, duration, known, plural, sum, unknown, words } from "./numbers.js";
-import { figure, mark, panel, table } from "./pieces.js";
+import { figure, flag, mark, panel, table } from "./pieces.js";
 import { trend } from "./status.js";
 
 export function kernelLog(status) {
@@ -18,7 +17,7 @@ export function kernelLog(status) {
       return h(
         "tr",
         {},
-        h("th", { scope: "row" }, mark(APPLICATION_XIDS.has(labels.xid) ? "quiet" : "bad"), where),
+        h("th", { scope: "row" }, mark(status.of(where) || "quiet"), where),
         h("td", {}, `Xid ${labels.xid}`),
         h("td", { class: "num" }, `${count(value)}\u00d7`),
         h("td", { class: "num" }, known(last) ? `${duration(Math.max(0, now - last))} ago` : unknown()),
@@ -38,8 +37,8 @@ export function kernelLog(status) {
     [
       xids.length ? table(["device", "error", "#times", "#last"], xids) : null,
       events,
-      quiet ? h("p", { class: "quiet" }, "no fault reported") : null,
-      lost > 0 ? h("p", { class: "quiet" }, `${plural(lost, "record")} overwritten before they could be read`) : null,
+      quiet ? h("p", { class: "quiet" }, "no errors logged") : null,
+      lost > 0 ? h("p", { class: "quiet" }, `${plural(lost, "record")} overwritten before being read`) : null,
     ],
   );
 }
@@ -49,6 +48,7 @@ export function host(status) {
   const cpus = status.value("cpus_online");
   const synchronised = status.value("clock_synchronized");
   const offset = status.value("clock_offset_seconds");
+  const clock = status.of(null, "clock_synchronized");
   const software = status.samples("software_info").map(({ labels }) => labels);
   const versions = software.map((labels) =>
     figure(
@@ -86,7 +86,7 @@ export function host(status) {
                       : null,
                   ]
                 : synchronised === 0
-                  ? h("span", { class: "warn" }, "\u25b2 not synchronised")
+                  ? h("span", { class: clock }, `${flag(clock)}not synchronised`)
                   : unknown(),
             ),
           ],
@@ -107,7 +107,7 @@ export function host(status) {
 
 export function collectors(status) {
   const level = (collector) =>
-    collector.state === "failing" ? "bad" : collector.state === "pending" ? "quiet" : collector.faults.length ? "warn" : "good";
+    collector.state === "failing" ? "unknown" : collector.state === "pending" ? "quiet" : collector.faults.length ? "unknown" : "good";
   const rows = status.document.collectors
     .filter((collector) => collector.state !== "not available")
     .map((collector) => {
@@ -116,7 +116,7 @@ export function collectors(status) {
       );
       const why = [collector.reason ? words(collector.reason) : "", collector.detail, ...parts].filter(Boolean);
       const state =
-        collector.state === "ok" && collector.faults.length ? plural(collector.faults.length, "fault") : collector.state;
+        collector.state === "ok" && collector.faults.length ? `${plural(collector.faults.length, "part")} unreadable` : collector.state;
       return h(
         "li",
         {},
@@ -125,7 +125,7 @@ export function collectors(status) {
         h(
           "span",
           { class: "num" },
-          collector.age_seconds === null ? "" : [age(collector.age_seconds), h("span", { class: "unit" }, " old")],
+          collector.age_seconds === null ? "" : [age(collector.age_seconds), h("span", { class: "unit" }, " ago")],
         ),
         h("span", { class: "num quiet" }, collector.duration_seconds === null ? "" : duration(collector.duration_seconds)),
         why.length ? h("p", {}, why.join(" \u00b7 ")) : null,
@@ -134,10 +134,10 @@ export function collectors(status) {
   const workers = status.document.workers.map((worker, index) => {
     const failures = sum(Object.values(worker.failures)) || 0;
     const what = [
-      worker.up ? "running" : "not running",
-      failures ? `replaced ${failures}\u00d7` : "",
+      worker.up ? "running" : "idle: nothing on this node for it",
+      failures ? `restarted ${failures}\u00d7` : "",
       worker.stuck ? `${worker.stuck} stuck` : "",
-      worker.quarantined ? `${worker.quarantined} left out` : "",
+      worker.quarantined ? `${worker.quarantined} quarantined` : "",
     ];
     return [
       index ? " \u00b7 " : "",
@@ -148,7 +148,7 @@ export function collectors(status) {
   return panel(
     status,
     "Collectors",
-    "state, age of what they found, and how long it took",
+    "state, last update, duration",
     [],
     [h("ul", { class: "collectors" }, rows), workers.length ? h("p", { class: "absent" }, "Workers: ", workers) : null],
   );

@@ -37,5 +37,7 @@ export function duration(seconds) {
 }
 export const age = (seconds) => (seconds < 1 ? "< 1 s" : duration(seconds));
 export const clock = (date) => date.toLocaleTimeString("en-GB");
+export const zone = () =>
+  new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" }).formatToParts(new Date()).find((part) => part.type === "timeZoneName").value;
 export const plural = (number, name) => `${number} ${name}${number === 1 ? "" : "s"}`;
 export const words = (name) => name.replaceAll("_", " ");

@@ -1,13 +1,14 @@
 // The page of one node: it asks for the status document every few seconds and shows what is in it.
 
 import { h, patch } from "./elements.js";
-import { absences, findings, verdict } from "./findings.js";
 import { gpus } from "./gpus.js";
 import { collectors, host, kernelLog } from "./host.js";
-import { clock, duration } from "./numbers.js";
+import { jobs } from "./jobs.js";
+import { clock, duration, zone } from "./numbers.js";
 import { disks, files, infiniband, memory, network, sockets } from "./panels.js";
 import { probes } from "./probes.js";
 import { Status } from "./status.js";
+import { absences, verdict } from "./verdict.js";
 
 const LOST_AFTER = 6000; // milliseconds without an answer until the page says so
 const PATIENCE = 4000; // milliseconds for an answer
@@ -17,9 +18,8 @@ const page = { last: null, answered: 0, failed: "", timer: 0 };
 function render() {
   const status = new Status(page.last);
   const { node, version, uptime_seconds: uptime } = page.last;
-  const found = findings(status);
   const lost = Date.now() - page.answered > LOST_AFTER;
-  document.title = `${lost ? "\u2716 " : found.length ? `(${found.length}) ` : ""}${node} \u2013 dshealthd`;
+  document.title = `${lost ? "\u2716 " : status.findings.length ? `(${status.findings.length}) ` : ""}${node} \u2013 dshealthd`;
   patch(
     document.getElementById("top"),
     h(
@@ -33,6 +33,7 @@ function render() {
         h("span", { class: "beat" }),
         lost ? "not answering, last seen " : "live, last seen ",
         clock(new Date(page.answered)),
+        h("span", { class: "unit" }, ` ${zone()}`),
       ),
     ),
   );
@@ -41,11 +42,12 @@ function render() {
     h(
       "main",
       { id: "page" },
-      verdict(status, found),
-      gpus(status, found),
+      verdict(status),
+      gpus(status),
       h(
         "div",
         { class: "panels" },
+        jobs(status),
         infiniband(status),
         probes(status),
         kernelLog(status),

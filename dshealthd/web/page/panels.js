@@ -2,7 +2,7 @@
 
 import { h } from "./elements.js";
 import { bits, bytes, count, duration, known, measure, percent, plural, said, sum, unknown, words } from "./numbers.js";
-import { NEARLY_FULL, bar, figure, flow, fullness, mark, panel, table } from "./pieces.js";
+import { bar, figure, flag, flow, mark, panel, table } from "./pieces.js";
 import { rate, trend } from "./status.js";
 
 export function infiniband(status) {
@@ -16,14 +16,15 @@ export function infiniband(status) {
     const errors = sum(status.values("infiniband_port_errors_total", id));
     const flaps = status.value("infiniband_port_flaps_total", id);
     const up = sample.value === 1;
+    const level = status.of(`${device}/${port}`);
     const layer = status.info("infiniband_port_info", id).link_layer;
     return h(
       "tr",
       {},
-      h("th", { scope: "row" }, mark(up ? "good" : physical === "disabled" ? "quiet" : "warn"), `${device}/${port}`),
+      h("th", { scope: "row" }, mark(level || (up ? "good" : "quiet")), `${device}/${port}`),
       h(
         "td",
-        { class: up || physical === "disabled" ? null : "warn" },
+        { class: level || null },
         up
           ? layer === "Ethernet"
             ? "active, RoCE"
@@ -84,7 +85,7 @@ export function network(status) {
     ["network"],
     rows.length
       ? table(["interface", "state, speed", "#traffic", "#errors"], rows)
-      : h("p", { class: "quiet" }, "no interface with a device behind it"),
+      : h("p", { class: "quiet" }, "no physical interface"),
   );
 }
 
@@ -96,6 +97,7 @@ export function sockets(status) {
   const used = status.value("tcp_ephemeral_ports_used");
   const loop = status.value("loopback_up");
   const orphans = status.value("rendezvous_listeners", { orphaned: "true" });
+  const orphaned = status.of(null, "rendezvous_listener_age_seconds");
   const listeners = sum(status.values("rendezvous_listeners"));
   const state = (name) => [count(status.value("tcp_sockets", { state: name })), h("span", { class: "unit" }, ` ${words(name)}`)];
   const held = status
@@ -112,7 +114,7 @@ export function sockets(status) {
         "TIME_WAIT",
         [count(waiting), h("span", { class: "unit" }, known(buckets) ? ` of ${buckets.toLocaleString("en-US")}` : "")],
         bar(waiting, buckets, {
-          level: fullness(waiting, buckets),
+          level: status.of(null, "tcp_sockets", "rendezvous_sockets"),
           label: `${said(waiting)} sockets in TIME_WAIT of ${said(buckets)}`,
         }),
         trend("tw", waiting, "TIME_WAIT over the last minutes"),
@@ -121,7 +123,7 @@ export function sockets(status) {
       figure(
         "ephemeral ports",
         [count(used), h("span", { class: "unit" }, known(ports) ? ` of ${ports.toLocaleString("en-US")}` : "")],
-        bar(used, ports, { level: fullness(used, ports), label: `${said(used)} ephemeral ports in use of ${said(ports)}` }),
+        bar(used, ports, { level: status.of(null, "tcp_ephemeral_ports_used"), label: `${said(used)} ephemeral ports in use of ${said(ports)}` }),
       ),
       figure("rendezvous ports", [
         count(status.value("rendezvous_ports_used")),
@@ -130,7 +132,7 @@ export function sockets(status) {
       ]),
       figure("rendezvous listeners", [
         count(listeners),
-        orphans > 0 ? h("span", { class: "warn" }, ` \u25b2 ${orphans} orphaned`) : null,
+        orphans > 0 ? h("span", { class: orphaned || "quiet" }, ` ${flag(orphaned)}${orphans} orphaned`) : null,
       ]),
       figure(
         "loopback connect",
@@ -149,11 +151,11 @@ export function files(status) {
   const entries = status.samples("open_files").map(({ labels, value }) => {
     const limit = status.value("open_files_limit", labels);
     const name =
-      labels.scope === "system" ? "whole system" : labels.scope === "process" ? "fullest process" : `job ${labels.job}`;
+      labels.scope === "system" ? "whole system" : labels.scope === "process" ? "process closest to its limit" : `job ${labels.job}`;
     return figure(
       name,
       [count(value), h("span", { class: "unit" }, known(limit) ? ` of ${limit.toLocaleString("en-US")}` : " of unknown")],
-      bar(value, limit, { level: fullness(value, limit), label: `${name}: ${said(value)} open files of ${said(limit)}` }),
+      bar(value, limit, { level: labels.scope === "job" ? status.of(labels.job, "open_files") : "", label: `${name}: ${said(value)} open files of ${said(limit)}` }),
     );
   });
   const locked = status
@@ -185,10 +187,10 @@ export function memory(status) {
       resource,
       [
         percent(stall(resource, "some")),
-        h("span", { class: "unit" }, " some "),
-        stall(resource, "full") === undefined ? null : [percent(stall(resource, "full")), h("span", { class: "unit" }, " all")],
+        h("span", { class: "unit" }, " some tasks "),
+        stall(resource, "full") === undefined ? null : [percent(stall(resource, "full")), h("span", { class: "unit" }, " all tasks")],
       ],
-      bar(stall(resource, "some"), 1, { label: `some tasks waited for ${resource}` }),
+      bar(stall(resource, "some"), 1, { label: `share of time in which some tasks waited for ${resource}` }),
     ),
   );
   return [
@@ -202,7 +204,7 @@ export function memory(status) {
           "in use",
           [measure(bytes(used)), h("span", { class: "unit" }, ` of ${bytes(total).join(" ")}`)],
           bar(used, total, {
-            level: known(used) && used > 0.95 * total ? "warn" : "",
+            level: status.of(null, "memory_available_bytes"),
             label: `memory in use: ${bytes(used).join(" ")} of ${bytes(total).join(" ")}`,
           }),
           trend("memory", used, "memory in use over the last minutes"),
@@ -224,12 +226,12 @@ export function memory(status) {
           huge === 0 ? "none" : [count(status.value("huge_pages_free")), h("span", { class: "unit" }, " free of "), count(huge)],
         ),
         figure(
-          "killed for lack of memory",
-          h("span", { class: ooms > 0 ? "warn" : null }, ooms > 0 ? "\u25b2 " : "", count(ooms)),
+          "OOM kills since boot",
+          count(ooms),
         ),
       ],
     ),
-    status.absent("pressure") ? null : panel(status, "Pressure", "time that tasks stood still", ["pressure"], pressures),
+    status.absent("pressure") ? null : panel(status, "Pressure (PSI)", "share of time stalled", ["pressure"], pressures),
   ];
 }
 
@@ -247,16 +249,17 @@ export function disks(status) {
     if (status.value("filesystem_read_only", id) === 1) trouble.push("read-only");
     if (status.value("path_writable", id) === 0) trouble.push("not writable");
     const full = known(inodes) && known(left) && inodes > 0 ? 1 - left / inodes : undefined;
+    const crowded = known(full) ? status.of(path, "filesystem_files_free") : "";
     const kind = status.info("filesystem_info", id).fstype;
     return figure(
       [path, kind ? h("span", { class: "unit" }, ` ${kind}`) : null],
       [measure(bytes(used)), h("span", { class: "unit" }, ` of ${bytes(size).join(" ")}`)],
       bar(used, size, {
-        level: fullness(used, size),
+        level: status.of(path, "filesystem_free_bytes"),
         label: `${path}: ${bytes(used).join(" ")} used of ${bytes(size).join(" ")}`,
       }),
       trouble.length ? h("div", { class: "bad" }, `\u2716 ${trouble.join(", ")}`) : null,
-      full > NEARLY_FULL ? h("div", { class: "warn" }, `\u25b2 ${Math.round(full * 100)} % of inodes used`) : null,
+      crowded ? h("div", { class: crowded }, `${flag(crowded)}${Math.round(full * 100)} % of inodes used`) : null,
     );
   });
   return panel(
@@ -264,6 +267,6 @@ export function disks(status) {
     "Disks",
     "",
     ["filesystem"],
-    entries.length ? entries : h("p", { class: "quiet" }, "no path is configured"),
+    entries.length ? entries : h("p", { class: "quiet" }, "no paths configured"),
   );
 }

@@ -3,8 +3,6 @@
 import { h } from "./elements.js";
 import { age, bits, known, measure, unknown, words } from "./numbers.js";
 
-export const NEARLY_FULL = 0.9;
-
 export function bar(value, full, { marks = [], level = "", label }) {
   if (!known(value) || !known(full) || full <= 0)
     return h("div", { class: "bar none", role: "img", "aria-label": `${label}: unknown` });
@@ -18,14 +16,19 @@ export function bar(value, full, { marks = [], level = "", label }) {
       .map((mark) => h("b", { at: at(mark.at), class: mark.last ? "last" : null, title: mark.title })),
   );
 }
-export const fullness = (used, total) => (known(used) && known(total) && used >= NEARLY_FULL * total ? "warn" : "");
 
+// Severities of the API as classes of this page.
+export const LEVELS = { ok: "good", warning: "warn", critical: "bad", unknown: "unknown" };
 export const MARKS = {
   good: ["\u25cf", "ok"],
   warn: ["\u25b2", "warning"],
   bad: ["\u2716", "failure"],
   quiet: ["\u25cb", "note"],
+  unknown: ["?", "unknown"],
 };
+const FLAGS = { bad: "\u2716 ", warn: "\u25b2 " };
+// A mark before a figure that a finding is about.
+export const flag = (level) => FLAGS[level] || "";
 export const mark = (level) => h("span", { class: `mark ${level}`, "aria-hidden": "true" }, MARKS[level][0]);
 
 export function figure(name, value, ...rest) {

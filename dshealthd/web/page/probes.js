@@ -1,4 +1,4 @@
-// The rounds with other nodes: who takes part, what the last ones came to, who is accused.
+// The rounds with other nodes: who takes part, what the last ones came to and the suspects.
 
 import { h } from "./elements.js";
 import { clock, duration, known, unknown, words } from "./numbers.js";
@@ -33,20 +33,12 @@ export function probes(status) {
     [],
     [
       probe.detail ? h("p", { class: "fault" }, probe.detail) : null,
-      figure("this node against its usual self", known(probe.score) ? `${probe.score.toFixed(2)}\u00d7` : unknown()),
-      figure("accused", probe.suspects.length ? probe.suspects.map((suspect) => suspect.component).join(", ") : "nobody"),
-      probe.hash ? figure("list of members", h("span", { class: "quiet" }, probe.hash)) : null,
-      rows.length ? table(["round", "with", "outcome", "#took"], rows) : h("p", { class: "quiet" }, "no round yet"),
+      figure("this node's score, 1 is usual", known(probe.score) ? `${probe.score.toFixed(2)}\u00d7` : unknown()),
+      probe.suspects.length
+        ? probe.suspects.map(({ kind, component, reason }) => figure(`suspect ${kind}`, h("span", { class: "warn" }, `\u25b2 ${component}: ${words(reason)}`)))
+        : figure("suspects", "none"),
+      probe.hash ? figure("member list hash", h("span", { class: "quiet" }, probe.hash)) : null,
+      rows.length ? table(["round", "with", "outcome", "#took"], rows) : h("p", { class: "quiet" }, "no rounds yet"),
     ],
   );
-}
-
-export function accusations(status) {
-  const { probe } = status.document;
-  if (!probe || probe.state === "off") return [];
-  const troubled = probe.state === "failing" ? [["bad", "probes", probe.detail || "do not run"]] : [];
-  return [
-    ...troubled,
-    ...probe.suspects.map(({ kind, component, reason }) => ["bad", component, `this ${kind} is accused by the probes: ${words(reason)}`]),
-  ];
 }

@@ -2,13 +2,29 @@
 
 import { h } from "./elements.js";
 import { known } from "./numbers.js";
+import { LEVELS } from "./pieces.js";
 
 const HISTORY = 150; // points of a trend: five minutes
 
 export class Status {
   constructor(document) {
     this.document = document;
+    // An agent that gives no verdict has none to show: that is unknown, not well.
+    this.findings = document.findings || [];
+    this.verdict = document.verdict || "unknown";
     this.collectors = new Map(document.collectors.map((collector) => [collector.name, collector]));
+  }
+  // The class of the worst finding of which this is true; the API has them worst first. Empty without any.
+  level(test) {
+    const finding = this.findings.find(test);
+    return finding ? LEVELS[finding.severity] : "";
+  }
+  of(part, ...sources) {
+    return this.level(
+      (finding) =>
+        (part === null || finding.part === part) &&
+        (!sources.length || sources.some((source) => finding.source === `dshealthd_${source}`)),
+    );
   }
   samples(name, labels = {}) {
     const family = this.document.metrics[`dshealthd_${name}`];

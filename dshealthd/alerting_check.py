@@ -1,0 +1,211 @@
+"""`dshealthd test-alert`: one labelled page through the alerting chain, and where it stopped.
+
+Prometheus is only asked, where its address is given. Alertmanager is given one alert, which routes,
+silences and inhibition treat as any other page. It tells whether an alert is suppressed and which
+receivers get it; whether these took it, only its counters of requests tell, by integration and
+not by alert: another alert of the same seconds may be taken for this one.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+import secrets
+import socket
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+TIMEOUT = 5.0
+"""Seconds for one request."""
+LASTS = 300
+"""Seconds after which the alert ends by itself if it is not ended here."""
+PAUSE = 0.5
+# Requests, which are counted when they are over; notifications are counted when they are begun.
+_COUNTER = re.compile(
+    r'^alertmanager_notification_requests_(failed_)?total\{[^}]*integration="([^"]+)"[^}]*\} (\S+)$',
+    re.MULTILINE,
+)
+
+
+class Stopped(Exception):
+    """The chain is broken at one of its links; the message says where, why, and what to do."""
+
+
+def check_alerting(alertmanager: str, prometheus: str | None, severity: str, wait: float) -> int:
+    """Send the page and follow it for `wait` seconds; exit status 1 if it stopped."""
+    try:
+        if prometheus is not None:
+            _check_prometheus(prometheus.rstrip("/"))
+        _send(alertmanager.rstrip("/"), severity, wait)
+    except Stopped as stopped:
+        print(f"STOPPED  {stopped}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _check_prometheus(url: str) -> None:
+    """Check that alerts of this node would reach Alertmanager at all."""
+    rules = _get(url, "/api/v1/rules?type=alert", "Prometheus")["data"]["groups"]
+    alerts = {rule["name"]: rule for group in rules for rule in group["rules"]}
+    watchdog = alerts.get("DshealthdWatchdog")
+    if watchdog is None:
+        message = f"Prometheus {url}: has no rule DshealthdWatchdog; load deploy/prometheus/*.yml"
+        raise Stopped(message)
+    if watchdog["state"] != "firing":
+        message = (
+            f"Prometheus {url}: DshealthdWatchdog is {watchdog['state']}, "
+            f"rule evaluation is {watchdog['health']}: {watchdog.get('lastError', '')}"
+        )
+        raise Stopped(message)
+    _passed(f"Prometheus evaluates {len(alerts)} alerts")
+    targets = _get(url, "/api/v1/query?query=dshealthd_build_info", "Prometheus")["data"]["result"]
+    if not targets:
+        message = f"Prometheus {url}: scrapes no dshealthd; see its page Status, Targets"
+        raise Stopped(message)
+    _passed(f"Prometheus scrapes {len(targets)} agents")
+    known = _get(url, "/api/v1/alertmanagers", "Prometheus")["data"]["activeAlertmanagers"]
+    if not known:
+        message = f"Prometheus {url}: knows no Alertmanager; see alerting in prometheus.yml"
+        raise Stopped(message)
+    _passed("Prometheus sends alerts to " + ", ".join(entry["url"] for entry in known))
+
+
+def _send(url: str, severity: str, wait: float) -> None:
+    before = _deliveries(url)
+    _passed(f"Alertmanager {url} answers")
+    node = socket.gethostname()
+    mark = secrets.token_hex(4)
+    alert = {
+        "labels": {
+            "alertname": "DshealthdTest",
+            "severity": severity,
+            "symptom": "test-alert",
+            "component": "node",
+            "node": node,
+            "test": mark,
+        },
+        "annotations": {
+            "summary": f"Test of the alerting chain from {node}; nothing is wrong",
+            "description": f"Sent by `dshealthd test-alert` on {node}. If you can read this, it "
+            "works. It ends by itself within five minutes.",
+        },
+        "startsAt": _time(0),
+        "endsAt": _time(LASTS),
+    }
+    _request(url, "/api/v2/alerts", "Alertmanager", [alert])
+    try:
+        _follow(url, mark, before, wait)
+    finally:
+        _request(url, "/api/v2/alerts", "Alertmanager", [{**alert, "endsAt": _time(0)}])
+
+
+def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait: float) -> None:
+    """Follow the alert until a notification is sent or fails; raises Stopped."""
+    end = time.monotonic() + wait
+    query = urllib.parse.urlencode({"filter": f'test="{mark}"'})
+    found = _until(lambda: _get(url, f"/api/v2/alerts?{query}", "Alertmanager"), end)
+    if not found:
+        message = f"Alertmanager {url}: took the alert and does not show it; see its log"
+        raise Stopped(message)
+    (alert,) = found
+    status, receivers = alert["status"], [entry["name"] for entry in alert["receivers"]]
+    if status["silencedBy"]:
+        silences = ", ".join(status["silencedBy"])
+        message = f"silence {silences}: it covers this alert, and others (amtool silence query)"
+        raise Stopped(message)
+    if status["inhibitedBy"]:
+        message = (
+            f"inhibition by alert {', '.join(status['inhibitedBy'])}: this node has a fault "
+            "that covers the test; mend it first"
+        )
+        raise Stopped(message)
+    _passed(f"routed to {', '.join(receivers)}")
+
+    def changed() -> dict[tuple[str, bool], float]:
+        now = _deliveries(url)
+        return {key: now[key] for key in now if now[key] > before.get(key, 0.0)}
+
+    after = _until(changed, end)
+    # A failure is counted after the attempt that it belongs to.
+    failed = sorted(integration for integration, is_failure in after if is_failure)
+    if after and not failed:
+        time.sleep(PAUSE)
+        failed = sorted(integration for integration, is_failure in changed() if is_failure)
+    if failed:
+        message = (
+            f"receiver {', '.join(receivers)}: {', '.join(failed)} failed to deliver; "
+            "Alertmanager's log says why"
+        )
+        raise Stopped(message)
+    if not after:
+        message = (
+            f"receiver {', '.join(receivers)}: nothing was sent within {wait:g} s; it has no "
+            "integration, or group_wait is longer (--wait)"
+        )
+        raise Stopped(message)
+    sent = ", ".join(sorted({integration for integration, _ in after}))
+    _passed(f"delivered by {sent}: look at the phone")
+
+
+def _deliveries(url: str) -> dict[tuple[str, bool], float]:
+    """Return the counters of requests to receivers, by integration and whether they failed."""
+    text = _request(url, "/metrics", "Alertmanager").decode(errors="replace")
+    counts: dict[tuple[str, bool], float] = {}
+    for failure, integration, value in _COUNTER.findall(text):
+        key = integration, bool(failure)
+        counts[key] = counts.get(key, 0.0) + float(value)  # newer versions count by reason
+    return counts
+
+
+def _until(look: Callable[[], Any], end: float) -> Any:
+    """Return the first true answer, or the last one."""
+    while not (found := look()) and time.monotonic() < end:
+        time.sleep(PAUSE)
+    return found
+
+
+def _passed(text: str) -> None:
+    print(f"ok       {text}", flush=True)
+
+
+def _time(seconds: float) -> str:
+    moment = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=seconds)
+    return moment.isoformat(timespec="milliseconds")
+
+
+def _get(url: str, path: str, who: str) -> Any:
+    try:
+        return json.loads(_request(url, path, who))
+    except ValueError as error:
+        message = f"{who} {url}: what answers at {path} is no {who}"
+        raise Stopped(message) from error
+
+
+def _request(url: str, path: str, who: str, document: object = None) -> bytes:
+    if not url.startswith(("http://", "https://")):
+        message = f"{who} {url}: is no address; it begins with http:// or https://"
+        raise Stopped(message)
+    data = None if document is None else json.dumps(document).encode()
+    request = urllib.request.Request(  # noqa: S310 - checked above
+        url + path, data, {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310
+            body: bytes = answer.read()
+            return body
+    except urllib.error.HTTPError as error:
+        detail = error.read(300).decode(errors="replace").strip()
+        message = f"{who} {url}: {path} answers {error.code} {detail}"
+        raise Stopped(message) from error
+    except (OSError, ValueError) as error:  # URLError is an OSError, a bad address a ValueError
+        reason = getattr(error, "reason", error)
+        message = f"{who} {url}: no answer: {reason}"
+        raise Stopped(message) from error

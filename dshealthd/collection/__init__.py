@@ -1,0 +1,1 @@
+"""Runs collectors: finds them, schedules them, and keeps those that may block in worker processes."""

@@ -1,0 +1,1 @@
+"""The engine that everything else is built on."""

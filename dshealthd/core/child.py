@@ -1,0 +1,272 @@
+"""Child processes: how they start, what they inherit, and how they ended.
+
+A child may fail to start at any moment: the pids limit of the agent's cgroup is reached, the
+process or the node is out of descriptors, memory is short, `/dev/null` is gone. That is an ordinary
+outcome, `StartError`, which says what was short; it leaks nothing and never ends the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from dshealthd.core import wire
+from dshealthd.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+PRIVATE = frozenset(
+    {
+        "CREDENTIALS_DIRECTORY",
+        "NOTIFY_SOCKET",
+        "WATCHDOG_USEC",
+        "WATCHDOG_PID",
+        "LISTEN_FDS",
+        "LISTEN_FDNAMES",
+        "LISTEN_PID",
+    }
+)
+"""Variables by which systemd talks to the agent alone."""
+_LINE = 4096
+"""Bytes of a line of a child's standard error; a longer one is cut into several."""
+_CHUNK = 1 << 16
+"""Bytes read at a time, so that a child that never stops writing leaves the loop its turns."""
+_orphans: list[subprocess.Popen[bytes]] = []
+"""Children killed right after their start because they could not be watched; reaped later."""
+
+
+class StartError(OSError):
+    """A child could not be started; the text names what was short."""
+
+    def __init__(self, what: str, error: OSError) -> None:
+        super().__init__(error.errno, error.strerror)
+        self.detail = f"{what} cannot be started: {cause(error)}"
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+def cause(error: OSError) -> str:
+    """Return what a failed fork, exec, pipe or open was short of, in an operator's words."""
+    match error.errno:
+        case errno.EAGAIN:
+            return (
+                "no more processes or threads are allowed"
+                " (pids.max of the cgroup, RLIMIT_NPROC or kernel.pid_max)"
+            )
+        case errno.EMFILE:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            return f"the agent is out of file descriptors (RLIMIT_NOFILE is {limit})"
+        case errno.ENFILE:
+            return "the node is out of file descriptors (fs.file-max)"
+        case errno.ENOMEM:
+            return "out of memory"
+    return str(error)
+
+
+def environment() -> dict[str, str]:
+    """Return the agent's environment without what is for the agent alone."""
+    return {key: value for key, value in os.environ.items() if key not in PRIVATE}
+
+
+def python(module: str) -> tuple[str, ...]:
+    """Return the command that runs a module of ours.
+
+    `-P`: nothing is imported from the current directory, which others may write.
+    """
+    return (sys.executable, "-P", "-m", module)
+
+
+def how_ended(code: int) -> str:
+    """Say how a process ended, by its return code as `subprocess` has it."""
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:  # real-time signals have no name
+        return f"was ended by signal {-code}"
+
+
+class ErrorPipe:
+    """The standard error of all children of the agent: a pipe that the loop reads.
+
+    The agent's own may be a pipe that nobody reads, in which a child would hang. Writes of up to
+    4096 bytes (PIPE_BUF) are not mixed with those of others.
+    """
+
+    current: ErrorPipe | None = None
+    """The one that children get; None where they inherit the agent's standard error."""
+
+    def __init__(self, put: Callable[[str], None]) -> None:
+        """Have children's lines given to `put`, which must not wait. OSError."""
+        self._put = put
+        self._rest = b""
+        self._read_end, self.write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(self.write_end, True)
+        asyncio.get_running_loop().add_reader(self._read_end, self._read)
+        ErrorPipe.current = self
+
+    def close(self) -> None:
+        """Give what is left to `put`, and end the pipe; a child that still writes gets EPIPE."""
+        asyncio.get_running_loop().remove_reader(self._read_end)
+        self._read()
+        if self._rest:
+            self._put(printable(self._rest.decode(errors="replace")))
+        os.close(self._read_end)
+        os.close(self.write_end)
+        ErrorPipe.current = None
+
+    def _read(self) -> None:
+        try:
+            data = self._rest + os.read(self._read_end, _CHUNK)
+        except BlockingIOError:
+            return
+        *lines, self._rest = data.split(b"\n")
+        if len(self._rest) >= _LINE:
+            lines, self._rest = [*lines, self._rest], b""
+        for line in lines:
+            for start in range(0, max(len(line), 1), _LINE):
+                text = line[start : start + _LINE].decode(errors="replace")
+                self._put(printable(text))
+
+
+class Child:
+    """A started process, in a session of its own, reaped as soon as it ends."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], pidfd: int) -> None:
+        self.pid = popen.pid
+        self.ended = asyncio.Event()
+        self._popen = popen
+        self._on_end: Callable[[], None] | None = None
+        asyncio.get_running_loop().add_reader(pidfd, self._reap, pidfd)
+
+    @property
+    def code(self) -> int | None:
+        """The return code; None while it runs."""
+        return self._popen.returncode
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when it has ended, before `ended` is set."""
+        self._on_end = callback
+
+    def kill(self) -> None:
+        """Send SIGKILL, if it still runs."""
+        if self._popen.returncode is None:
+            self._popen.send_signal(signal.SIGKILL)
+
+    async def killed(self, deadline: float) -> bool:
+        """Kill it; False if it is still there after `deadline` seconds, as in D state."""
+        self.kill()
+        try:
+            return await self.ends(deadline)
+        except asyncio.CancelledError:
+            # the loop may be about to close, with nobody left to reap it; SIGKILL takes effect in
+            # milliseconds, unless the process is in D state
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(0.2)
+            raise
+
+    async def ends(self, deadline: float) -> bool:
+        """Wait for its end; False if it still runs after `deadline` seconds."""
+        try:
+            async with asyncio.timeout(deadline):
+                await self.ended.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _reap(self, pidfd: int) -> None:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
+        self._popen.wait()  # it has ended: returns at once
+        callback, self._on_end = self._on_end, None  # which refers to this child: no cycle is left
+        if callback is not None:
+            callback()
+        self.ended.set()
+
+
+def spawn(
+    what: str,
+    command: Sequence[str],
+    *,
+    descriptors: Sequence[int] = (),
+    env: Mapping[str, str] | None = None,
+    output: int | None = None,
+    cwd: str | None = None,
+) -> Child:
+    """Start `command`, called `what` in errors; StartError if that is not possible.
+
+    `descriptors` are inherited. `env` replaces the agent's scrubbed environment. `output` is a
+    descriptor for standard output and error; without one, output is discarded and errors go to the
+    `ErrorPipe`, or where there is none to the agent's. Starting our interpreter takes about a
+    millisecond.
+    """
+    _reap_orphans()
+    errors = output
+    if output is None and ErrorPipe.current is not None:
+        errors = ErrorPipe.current.write_end
+    try:
+        # held until the child runs, so that it can be watched with the last descriptor there is
+        place = os.dup(descriptors[0]) if descriptors else os.open("/dev/null", os.O_RDONLY)
+    except OSError as error:
+        raise StartError(what, error) from error
+    try:
+        popen = subprocess.Popen(  # noqa: S603 - programs of ours or of the administrator's
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if output is None else output,
+            stderr=errors,
+            pass_fds=descriptors,
+            env=environment() if env is None else env,
+            cwd=cwd,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise StartError(what, error) from error
+    finally:
+        os.close(place)
+    try:
+        return Child(popen, os.pidfd_open(popen.pid))
+    except OSError as error:
+        popen.kill()
+        _orphans.append(popen)
+        raise StartError(what, error) from error
+
+
+@contextlib.contextmanager
+def channel(
+    what: str, kind: socket.SocketKind = socket.SOCK_STREAM
+) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Give a socket pair, ours and the child's, for the start of `what`; StartError.
+
+    The child's end is closed afterwards, ours as well if what is done with it fails.
+    """
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    except OSError as error:
+        raise StartError(what, error) from error
+    with theirs:
+        try:
+            ours.setblocking(False)  # noqa: FBT003 - positional only
+            yield ours, theirs
+        except BaseException:
+            ours.close()
+            raise
+
+
+async def streams(ours: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return the two directions of our end of a channel of frames."""
+    return await asyncio.open_connection(sock=ours, limit=wire.MAX_FRAME)
+
+
+def _reap_orphans() -> None:
+    _orphans[:] = [popen for popen in _orphans if popen.poll() is None]

@@ -1,0 +1,100 @@
+"""Files in `path.state` that the agent finds again after a restart."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+
+_MODE = 0o644  # nothing in them is secret, and the agent may later run as another user
+
+
+def replace(place: str | os.PathLike[str], content: bytes, *, durable: bool) -> None:
+    """Replace a file; on OSError, and when killed at any point, the old one is as it was.
+
+    `durable` waits for the disk, so that it outlives the boot as well: call it in a thread.
+    """
+    temporary = f"{os.fspath(place)}.new"
+    try:
+        descriptor = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE
+        )
+        try:
+            while content:
+                content = content[os.write(descriptor, content) :]
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, place)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def replace_in_child(place: str, content: bytes, *, durable: bool = False) -> None:
+    """Replace a file as `replace` does, in a child; OSError. Call it in a thread."""
+    _in_child("sync" if durable else "replace", place, content)
+
+
+def read_in_child(place: str, limit: int) -> bytes:
+    """Return a file's content, at most `limit` bytes; OSError. Call it in a thread."""
+    return _in_child("read", place, str(limit).encode())
+
+
+def set_aside_in_child(place: str) -> None:
+    """Rename a file to `*.bad`; OSError. Call it in a thread."""
+    _in_child("aside", place)
+
+
+def make_directory_in_child(place: str) -> None:
+    """Make a directory and those above it, unless it is there; OSError. Call it in a thread."""
+    _in_child("mkdir", place)
+
+
+def _in_child(operation: str, place: str, content: bytes = b"") -> bytes:
+    """Have a process of its own touch the disk, and return what it printed; OSError.
+
+    A process that hangs with its disk cannot be killed, and neither can one of whose threads that
+    is true: the agent would keep its port and its pid. So the agent's thread waits for a child, and
+    such a wait ends with the agent.
+    """
+    with subprocess.Popen(  # noqa: S603 - this very file
+        [sys.executable, "-I", "-S", __file__, operation, os.path.abspath(place)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={},
+        cwd="/",
+        start_new_session=True,
+    ) as child:
+        printed, _ = child.communicate(content)
+    if child.returncode:
+        code = child.returncode if child.returncode > 0 else errno.EIO
+        raise OSError(code, os.strerror(code), place)
+    return printed
+
+
+def _main(operation: str, place: str) -> int:
+    """Do what `_in_child` asks for; return the error's number, or 0."""
+    content = sys.stdin.buffer.read()
+    try:
+        if operation == "read":
+            with open(place, "rb") as file:
+                sys.stdout.buffer.write(file.read(int(content)))
+        elif operation == "aside":
+            os.replace(place, f"{place}.bad")
+        elif operation == "mkdir":
+            os.makedirs(place, 0o750, exist_ok=True)
+        else:
+            replace(place, content, durable=operation == "sync")
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))

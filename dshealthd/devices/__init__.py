@@ -1,1 +1,0 @@
-"""Libraries that talk to devices; used in worker processes only."""

@@ -1,0 +1,107 @@
+"""What the agent says of itself, and of this node by its probes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.findings.finding import Sign
+from dshealthd.findings.limits import LIMITS, PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.findings.series import Series
+
+FILES = {
+    "config_last_reload_successful": "configuration",
+    "web_config_last_reload_successful": "web configuration",
+    "members_last_reload_successful": "list of members",
+    "probe_peer_credentials_last_reload_successful": "keys and certificates of the peer API",
+}
+"""Files that are read again as they change, as DshealthdReloadFailed names them."""
+FAILED = frozenset(("failed", "unreachable", "refused", "unauthorized", "intermittent"))
+"""Reasons of a suspect for which probes do not come through."""
+
+
+def workings(series: Series, wall: float) -> Iterator[Sign]:
+    """Yield what keeps the agent or its probes from working."""
+    waiting = any(series("path_failing", reason=("timeout", "stuck")))
+    for labels, value in series("worker_stuck"):
+        if labels["worker"] != "device" and value > 0 and not waiting:
+            yield Sign(
+                alert="DshealthdWorkerStuck",
+                labels=labels,
+                value=value,
+                limit=0,
+                source="dshealthd_worker_stuck",
+            )
+    for name, file in FILES.items():
+        if series.value(name) == 0:
+            yield Sign(
+                alert="DshealthdReloadFailed",
+                labels={"file": file},
+                value=0,
+                source=f"dshealthd_{name}",
+            )
+    up = series.value("probe_up")
+    if up == 0:
+        yield Sign(alert="DshealthdProbesDown", value=0, source="dshealthd_probe_up")
+    name = "probe_last_round_timestamp_seconds"
+    # Without a round since the agent started, it is silent since then.
+    started = series.value("process_start_time_seconds")
+    last = max((point.value for point in series(name)), default=started)
+    members = series.value("members")
+    silent = LIMITS["probe_silent_seconds"]
+    alone = members is None or members <= 1
+    if up == 1 and not alone and last is not None and wall - last > silent:
+        yield Sign(
+            alert="DshealthdProbesSilent",
+            value=wall - last,
+            limit=silent,
+            limit_source=f"{PREFIX}probe_silent_seconds",
+            source=f"dshealthd_{name}",
+            since=last,
+        )
+    name = "probe_peer_certificate_expiry_timestamp_seconds"
+    end = series.value(name)
+    if end is not None and end - wall < LIMITS["certificate_seconds"]:
+        yield Sign(
+            alert="DshealthdPeerCertificateEnds",
+            value=end - wall,
+            limit=LIMITS["certificate_seconds"],
+            limit_source=f"{PREFIX}certificate_seconds",
+            source=f"dshealthd_{name}",
+        )
+
+
+def accused(series: Series, name: str) -> Iterator[Sign]:
+    """Yield the suspects of this agent's probes that are the node `name`, its parts or its links.
+
+    Suspects elsewhere are no finding about this node.
+    """
+    for labels, value in series("suspect"):
+        kind, component, reason = labels["kind"], labels["component"], labels["reason"]
+        ends = component.split("--") if kind == "link" else [component.partition("/")[0]]
+        if not value or not name or name not in ends or kind == "leaf":
+            continue
+        if reason == "corrupted":
+            alert = "DshealthdProbeResultWrong"
+        elif reason == "hung":
+            alert = "DshealthdProbeHung"
+        elif reason in FAILED:
+            alert = "DshealthdProbeFails"
+        elif kind in {"link", "nic"}:
+            alert = "DshealthdLinkSuspect"
+        elif reason == "slow":
+            alert = "DshealthdStraggler"
+        else:
+            continue  # ambiguous: it is not known whether it is this node at all
+        yield Sign(
+            alert=alert,
+            labels={**labels, "part": component, "peer": ends[-1] if kind == "link" else ""},
+            value=1,
+            source="dshealthd_suspect",
+        )
+
+
+RULES = (workings,)

@@ -1,0 +1,149 @@
+"""Signs become findings: with the severity, the words and the first step of their alert."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.findings.finding import Finding, State
+from dshealthd.symptoms import all_symptoms
+from dshealthd.symptoms.template import TemplateError, render
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dshealthd.findings.finding import Sign
+    from dshealthd.symptoms.entry import Alert
+    from dshealthd.symptoms.template import Query
+
+RUNBOOKS = "/runbooks/"
+"""Where every agent serves the runbooks, by slug."""
+FIRST_STEP = "First step: "
+"""What separates an alert's description from what is to be done."""
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_STEP = re.compile(r"^1\. +(.*)", re.MULTILINE)
+
+
+class Entry(NamedTuple):
+    """What findings take from an alert and its symptom."""
+
+    slug: str
+    alert: Alert
+    hold_seconds: float
+    remedy: str
+    """The first item of the runbook's remedy, for descriptions that name no first step."""
+
+
+@functools.cache
+def catalogue() -> Mapping[str, Entry]:
+    """Return every alert by name. Reads the package's files once: call it before the loop runs."""
+    return {
+        alert.name: Entry(symptom.slug, alert, _hold(alert.hold), _remedy(symptom.sections))
+        for symptom in all_symptoms().values()
+        for alert in symptom.alerts
+    }
+
+
+def found(sign: Sign, common: Mapping[str, str], query: Query) -> Finding:
+    """Return the finding of a sign.
+
+    `common` are labels that all alerts of this node have; `query` answers what their texts ask.
+    """
+    entry = catalogue()[sign.alert]
+    labels = {**common, **sign.labels}
+    detail, first_step = _texts(entry, labels, sign.value, query)
+    return Finding(
+        slug=entry.slug,
+        alert=sign.alert,
+        severity=State(entry.alert.severity),
+        component=entry.alert.component,
+        part=part(sign.labels, entry.alert.component),
+        summary=entry.alert.summary,
+        detail=detail,
+        first_step=first_step,
+        runbook=RUNBOOKS + entry.slug,
+        reason=sign.labels.get("reason", ""),
+        value=sign.value,
+        limit=sign.limit,
+        source=sign.source,
+        limit_source=sign.limit_source,
+        since=sign.since,
+        hold_seconds=entry.hold_seconds,
+    )
+
+
+def unread(source: str, part: str, reason: str, detail: str, node: str) -> Finding:
+    """Return the finding that a source, or one part of it, could not be read."""
+    entry = catalogue()["DshealthdCollectorFailing"]
+    return Finding(
+        slug=entry.slug,
+        alert="" if part else entry.alert.name,
+        severity=State.UNKNOWN,
+        component="node",
+        part=part or source,
+        origins=(source,),
+        summary=f"{part} could not be read" if part else "A source could not be read",
+        reason=reason,
+        detail=f"{source}: {detail}",
+        first_step=f"on {node}, `journalctl -u dshealthd` and the panel Collectors of its page",
+        runbook=RUNBOOKS + entry.slug,
+        source="dshealthd_collector_failing",
+        hold_seconds=entry.hold_seconds,
+    )
+
+
+def starting(sources: tuple[str, ...], node: str) -> Finding:
+    """Return the finding that some collectors have not looked yet."""
+    entry = catalogue()["DshealthdCollectorFailing"]
+    return Finding(
+        slug=entry.slug,
+        alert="",
+        severity=State.UNKNOWN,
+        component="node",
+        part="",
+        origins=sources,
+        summary="The agent has not read all sources yet",
+        detail=f"not read yet: {', '.join(sources)}",
+        first_step=f"wait some seconds; if it stays, `journalctl -u dshealthd` on {node}",
+        runbook=RUNBOOKS + entry.slug,
+        source="dshealthd_collector_failing",
+        hold_seconds=entry.hold_seconds,
+    )
+
+
+def part(labels: Mapping[str, str], component: str) -> str:
+    """Return what people call the thing that these labels name; empty for the node itself."""
+    if labels.get("gpu") and component != "job":
+        return f"GPU {labels['gpu']}"
+    if labels.get("device"):
+        return f"{labels['device']}/{labels.get('port', '')}"
+    if component == "gpu" and labels.get("pci"):
+        return f"GPU {labels['pci']}"
+    for key in ("path", "exported_job", "part", "nvswitch", "file", "worker"):
+        if labels.get(key):
+            return labels[key]
+    return ""
+
+
+def _texts(
+    entry: Entry, labels: Mapping[str, str], value: float | None, query: Query
+) -> tuple[str, str]:
+    """Return an alert's description up to its first step, and the first step."""
+    try:
+        text = " ".join(render(entry.alert.description, labels, value, query).split())
+    except (TemplateError, TypeError, ValueError, KeyError, IndexError):
+        return entry.alert.summary, entry.remedy
+    detail, _, step = text.partition(FIRST_STEP)
+    return detail.strip(), step.strip() or entry.remedy
+
+
+def _hold(text: str) -> float:
+    return float(
+        sum(int(number) * _SECONDS[unit] for number, unit in re.findall(r"(\d+)([dhms])", text))
+    )
+
+
+def _remedy(sections: Mapping[str, str]) -> str:
+    first = _STEP.search(sections.get("Remedy", ""))
+    return first[1].strip() if first else "read the runbook"

@@ -1,0 +1,76 @@
+"""What is wrong with the training jobs of this node, as far as their ranks here show it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.findings.finding import Sign
+from dshealthd.findings.limits import LIMITS, PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.findings.series import Series
+
+
+def hangs(series: Series, wall: float) -> Iterator[Sign]:
+    """Yield jobs in which no rank here has made progress for longer than expected."""
+    hung = set()
+    for labels, value in series("job_hang"):
+        if value != 1:
+            continue
+        job = labels["job"]
+        hung.add(job)
+        culprit = next((point.labels for point in series("job_hang_culprit_info", job=job)), {})
+        overdue = [point.value for point in series("job_overdue_seconds", job=job)]
+        silent = min((seconds for seconds in overdue if seconds > 0), default=None)
+        yield Sign(
+            alert="DshealthdJobHang",
+            labels={**labels, **culprit, "exported_job": job},
+            value=silent,
+            limit=0,
+            limit_source="dshealthd_job_step_bound_seconds",
+            source="dshealthd_job_overdue_seconds",
+            since=_last_heartbeat(series, job) or (None if silent is None else wall - silent),
+        )
+    name, limit = "job_nccl_answers_without_progress", "ras_idle_answers"
+    for labels, value in series(name):
+        job = labels["job"]
+        behind = any(
+            point.value > 0 for point in series("job_nccl_rank_operations_behind", job=job)
+        )
+        named = behind or any(series("job_nccl_rank_trouble_info", job=job))
+        if value >= LIMITS[limit] and named and job not in hung:
+            yield Sign(
+                alert="DshealthdCollectiveStuck",
+                labels={**labels, "exported_job": job},
+                value=value,
+                limit=LIMITS[limit],
+                limit_source=PREFIX + limit,
+                source=f"dshealthd_{name}",
+            )
+
+
+def _last_heartbeat(series: Series, job: str) -> float | None:
+    """Return the Unix time in seconds at which any rank was last heard."""
+    heard = (point.value for point in series("job_heartbeat_timestamp_seconds", job=job))
+    return max(heard, default=None)
+
+
+def losses(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield ranks whose last loss was NaN or infinite."""
+    for labels, value in series("job_loss_finite"):
+        if value != 0:
+            continue
+        step = series.value("job_step", **labels)
+        lost = series.value("job_nonfinite_losses_total", **labels)
+        yield Sign(
+            alert="DshealthdLossNotFinite",
+            labels={**labels, "exported_job": labels["job"]},
+            # The step after which it began, as `dshealthd:job:nonfinite_since` has it.
+            value=0 if step is None or lost is None else step - lost,
+            source="dshealthd_job_step",
+        )
+
+
+RULES = (hangs, losses)

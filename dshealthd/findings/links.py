@@ -1,0 +1,133 @@
+"""What is wrong with the links of this node's GPUs and adapters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.findings.finding import Sign
+from dshealthd.findings.gpus import recent
+from dshealthd.findings.limits import LIMITS, PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.findings.series import Series
+
+FABRIC_COMPLETE = 3
+"""nvmlGpuFabricInfo: GPU_FABRIC_STATE_COMPLETED."""
+
+
+def nvlink(series: Series, wall: float) -> Iterator[Sign]:
+    """Yield GPUs with fewer NVLinks than is usual on this node, and links with errors."""
+    down = {point.labels["gpu"] for point in series("gpu_up") if not point.value}
+    uptime = series.value("uptime_seconds")
+    settled = uptime is not None and uptime > LIMITS["nvlink_settle_seconds"]
+    up = {point.labels["gpu"]: point for point in series("nvlinks_up")}
+    most = max((point.value for point in up.values()), default=0)
+    switch = {point.labels["gpu"]: point.value for point in series("nvlinks", remote="switch")}
+    for gpu, (labels, value) in up.items():
+        # A GPU without any link is not compared with its neighbours: it may not be bridged.
+        usual = max(switch.get(gpu, 0), most if value > 0 else 0)
+        if settled and value < usual and gpu not in down:
+            yield Sign(
+                alert="DshealthdNvlinkFault",
+                labels=labels,
+                value=value,
+                limit=usual,
+                limit_source="dshealthd_nvlinks" if gpu in switch else "dshealthd_nvlinks_up",
+                source="dshealthd_nvlinks_up",
+            )
+    since = wall - LIMITS["xid_recent_seconds"]
+    broken = [*recent(series, frozenset(("74",)), wall)]
+    broken += (
+        (point.labels, point.value)
+        for point in series("xid_nvlink_last_timestamp_seconds", severity="fatal")
+        if point.value > since
+    )
+    for labels, at in broken:
+        if labels["gpu"] not in down:
+            yield Sign(
+                alert="DshealthdNvlinkFault",
+                labels=labels,
+                source="dshealthd_xid_last_timestamp_seconds",
+                since=at,
+            )
+    sick = {point.labels["gpu"] for point in series("gpu_fabric_healthy") if point.value == 0}
+    sick |= {
+        point.labels["gpu"] for point in series("gpu_fabric_state") if point.value < FABRIC_COMPLETE
+    }
+    if sick and settled:
+        yield Sign(
+            alert="DshealthdNvlinkFabricUnhealthy",
+            value=len(sick),
+            limit=0,
+            source="dshealthd_gpu_fabric_state",
+        )
+    name, limit = "nvlink_effective_bit_error_ratio", "nvlink_bit_error_ratio"
+    for labels, value in series(name):
+        if value > LIMITS[limit]:
+            yield Sign(
+                alert="DshealthdNvlinkBitErrors",
+                labels=labels,
+                value=value,
+                limit=LIMITS[limit],
+                limit_source=PREFIX + limit,
+                source=f"dshealthd_{name}",
+            )
+    for labels, value in series("sxid_errors_total", severity="fatal"):
+        if value > 0:
+            yield Sign(
+                alert="DshealthdNvswitchError",
+                labels=labels,
+                value=value,
+                limit=0,
+                source="dshealthd_sxid_errors_total",
+            )
+
+
+def pcie(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield GPUs whose PCIe link is narrower than it can be, or slower while they are busy."""
+    busy = {
+        point.labels["gpu"]
+        for point in series("gpu_utilization_ratio")
+        if point.value > LIMITS["gpu_busy_ratio"]
+    }
+    for name in ("pcie_link_width", "pcie_link_generation"):
+        most = {point.labels["gpu"]: point.value for point in series(f"{name}_max")}
+        for labels, value in series(name):
+            limit = most.get(labels["gpu"])
+            # An idle GPU lowers the generation to save power, never the width.
+            counts = name == "pcie_link_width" or labels["gpu"] in busy
+            if limit is not None and value < limit and counts:
+                yield Sign(
+                    alert="DshealthdPcieLinkDegraded",
+                    labels=labels,
+                    value=value,
+                    limit=limit,
+                    limit_source=f"dshealthd_{name}_max",
+                    source=f"dshealthd_{name}",
+                )
+
+
+def infiniband(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield ports that are down and have been up since the agent started: a port may be unwired."""
+    moved = {
+        (point.labels["device"], point.labels["port"])
+        for point in series("infiniband_port_transmit_bytes_total")
+        if point.value > LIMITS["roce_fabric_bytes"]
+    }
+    apart = series.parts("infiniband_port_info", "device", "port", link_layer="Ethernet") - moved
+    apart |= series.parts("infiniband_port_physical_state", "device", "port", state="disabled")
+    flapped = series.parts("infiniband_port_flaps_total", "device", "port")
+    for labels, value in series("infiniband_port_up"):
+        port = labels["device"], labels["port"]
+        if value == 0 and port in flapped and port not in apart:
+            yield Sign(
+                alert="DshealthdInfinibandPortDown",
+                labels=labels,
+                value=value,
+                source="dshealthd_infiniband_port_up",
+            )
+
+
+RULES = (nvlink, pcie, infiniband)

@@ -1,0 +1,1 @@
+"""HTTP as the commands and the servers share it."""

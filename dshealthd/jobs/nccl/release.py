@@ -1,0 +1,131 @@
+"""Which NCCL releases a running process has mapped.
+
+From `/proc/<pid>/maps`, and the text that each of these libraries prints at start: "NCCL version
+2.27.7+cuda12.9", a constant of the build. A file's name says less, as anybody can rename a file; it
+counts where the constants say nothing. NCCL that is linked into PyTorch is found in
+`libtorch_cuda.so`.
+
+The file is opened below the process's own root with the rights of its user, looked at before it is
+opened, and compared with what is mapped: a package that was upgraded under a running job is not
+what runs, and then the release is not known.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.core.host import read_bytes
+from dshealthd.linux.elf import constants
+from dshealthd.linux.process_files import Root
+
+if TYPE_CHECKING:
+    from dshealthd.core.host import Host
+
+MAPS_LIMIT = 16 << 20
+"""Bytes; a process that has loaded torch and CUDA has one or two MiB."""
+_LIBRARY = re.compile(rb"/libnccl\.so[0-9.]*$|/libtorch_cuda\.so$")
+_NAME = re.compile(r"libnccl\.so\.([0-9]+\.[0-9]+\.[0-9]+)")
+_BANNER = re.compile(
+    rb"NCCL version ([0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}[!-*,-~]{0,24})(?:\+cuda| compiled with)"
+)
+"""Both texts that NCCL has it in: of its start, and of its RAS."""
+_OVERLAP = 128
+"""Bytes of one piece that are searched again with the next, longer than any banner."""
+_DELETED = b" (deleted)"
+MAX_LIBRARIES = 8
+"""Libraries of one process that are looked at; one, or two with PyTorch's, is usual."""
+
+
+class Mapping(NamedTuple):
+    """A library in the address space of a process."""
+
+    path: str
+    """As the process sees it."""
+    inode: int
+    deleted: bool
+
+
+class Unidentified(Exception):
+    """A process has mapped an NCCL whose release cannot be told, and why."""
+
+
+def parse_maps(data: bytes) -> tuple[Mapping, ...]:
+    """Return the libraries of `/proc/<pid>/maps` that may be, or contain, NCCL."""
+    found: dict[Mapping, None] = {}
+    for line in data.split(b"\n"):
+        if b".so" not in line:
+            continue
+        fields = line.split(None, 5)
+        path = fields[-1].removesuffix(_DELETED)
+        if len(fields) == 6 and _LIBRARY.search(path) and fields[4].isdigit():  # noqa: PLR2004 - fields of a line that names a file
+            deleted = fields[-1].endswith(_DELETED)
+            found[Mapping(os.fsdecode(path), int(fields[4]), deleted)] = None
+    return tuple(found)
+
+
+def read_versions(descriptor: int, name: str) -> frozenset[str]:
+    """Return the versions of NCCL that an open library says it is; empty if it says none.
+
+    `name` is that of its file. OSError.
+    """
+    found: set[str] = set()
+    before = b""
+    for chunk in constants(descriptor):
+        found.update(match.decode() for match in _BANNER.findall(before + chunk))
+        before = chunk[-_OVERLAP:]
+    if not found and (match := _NAME.fullmatch(name)):
+        found.add(match[1])
+    return frozenset(found)
+
+
+class MappedReleases:
+    """Tells the releases of processes, and remembers those of each file until it changes."""
+
+    def __init__(self) -> None:
+        """Have looked at nothing yet."""
+        self._known: dict[tuple[int, int, int, int], frozenset[str]] = {}
+
+    def of(self, host: Host, pid: int) -> frozenset[str]:
+        """Return the versions of NCCL that a process has mapped, empty if it has mapped none.
+
+        `Unidentified` if one cannot be told, OSError where the process cannot be looked at.
+        """
+        maps = read_bytes(host.proc(f"{pid}/maps"), MAPS_LIMIT)
+        mappings = parse_maps(maps)
+        if len(maps) >= MAPS_LIMIT:
+            message = f"the process has more than {MAPS_LIMIT} bytes of mappings"
+            raise Unidentified(message)
+        if len(mappings) > MAX_LIBRARIES:
+            message = f"more than {MAX_LIBRARIES} libraries are called NCCL"
+            raise Unidentified(message)
+        own = [mapping for mapping in mappings if "/libnccl.so" in mapping.path]
+        found: set[str] = set()
+        for mapping in mappings:
+            versions = self._library(host, pid, mapping)
+            if not versions and (mapping in own or not own):
+                message = f"{mapping.path} does not say its version"
+                raise Unidentified(message)
+            found |= versions
+        return frozenset(found)
+
+    def _library(self, host: Host, pid: int, mapping: Mapping) -> frozenset[str]:
+        if mapping.deleted:
+            message = f"{mapping.path} was replaced while the process runs"
+            raise Unidentified(message)
+        with Root.of_process(host, pid) as root:
+            descriptor = root.open(mapping.path)
+        try:
+            status = os.fstat(descriptor)
+            if status.st_ino != mapping.inode:
+                message = f"{mapping.path} is another file than the one that is mapped"
+                raise Unidentified(message)
+            key = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+            if key not in self._known:
+                if len(self._known) >= 64:  # noqa: PLR2004 - libraries of all jobs of a node
+                    self._known.clear()
+                self._known[key] = read_versions(descriptor, os.path.basename(mapping.path))
+            return self._known[key]
+        finally:
+            os.close(descriptor)

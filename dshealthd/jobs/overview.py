@@ -1,0 +1,119 @@
+"""The training jobs of this node as people ask for them.
+
+How far they are, whether they move, who is at fault.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dshealthd.findings.series import Series
+
+MAX_RANKS = 64
+"""Ranks of a job that are listed; a node has as many GPUs at most."""
+
+
+def overview(series: Series, bundles: str) -> list[dict[str, Any]]:
+    """Return each job of this node, hung ones first; `bundles` is the directory of the evidence."""
+    names = {
+        point.labels["job"]
+        for metric in ("job_step", "job_hang", "job_ranks")
+        for point in series(metric)
+    }
+    jobs = [_job(series, name, bundles) for name in sorted(names)]
+    return sorted(jobs, key=lambda job: job["hang"] is None)
+
+
+def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
+    ranks = list(_ranks(series, job))
+    steps = [rank["step"] for rank in ranks if rank["step"] is not None]
+    baseline = [rank["step_seconds"] for rank in ranks if rank["step_seconds"]]
+    losses = {point.value for point in series("job_loss_finite", job=job)}
+    info: Mapping[str, str] = next((point.labels for point in series("job_info", job=job)), {})
+    world = info.get("world_size") or series.value("job_world_size", job=job)
+    evidence = sorted(point.labels["bundle"] for point in series("evidence_bundle_info", job=job))
+    seen = [int(point.value) for point in series("job_ranks", job=job)]
+    hang = _hang(series, job)
+    return {
+        "job": job,
+        "launcher": info.get("launcher", ""),
+        "world_size": None if world is None else int(world),
+        "ranks_here": max(len(ranks), sum(seen)),
+        "step": min(steps, default=None),
+        "step_highest": max(steps, default=None),
+        "steps_per_minute": round(60 / statistics.median(baseline), 2)
+        if baseline and not hang
+        else None,
+        "loss": "unknown" if not losses else "finite" if losses == {1.0} else "not finite",
+        "state": "hung" if hang else "training" if steps else "no heartbeats",
+        "hang": hang,
+        "slowest_rank": _slowest(series, job),
+        "evidence": f"{bundles}/{evidence[-1]}" if evidence and bundles else None,
+        "ranks": ranks[:MAX_RANKS],
+    }
+
+
+def _ranks(series: Series, job: str) -> Iterator[dict[str, Any]]:
+    """Yield the ranks of this node that send heartbeats, by their number."""
+    found = sorted({int(point.labels["rank"]) for point in series("job_step", job=job)})
+    for number in found:
+        id = {"job": job, "rank": str(number)}
+        yield {
+            "rank": number,
+            "step": _whole(series.value("job_step", **id)),
+            "step_seconds": series.value("job_step_seconds", **id),
+            "phase": _chosen(series, "job_phase", "phase", id),
+            "stage": _chosen(series, "job_stage", "stage", id),
+            "process": _chosen(series, "job_rank_state", "state", id),
+            "overdue_seconds": series.value("job_overdue_seconds", **id),
+            "loss_finite": _flag(series.value("job_loss_finite", **id)),
+            "gpu": next((point.labels["gpu"] for point in series("job_gpu_info", **id)), None),
+        }
+
+
+def _hang(series: Series, job: str) -> dict[str, Any] | None:
+    """Return what is known of a hang: cause, ranks at fault, time without progress."""
+    cause = next((p.labels["class"] for p in series("job_hang", job=job) if p.value == 1), None)
+    if cause is None:
+        return None
+    overdue = [p.value for p in series("job_overdue_seconds", job=job) if p.value > 0]
+    return {
+        "cause": cause,
+        "overdue_seconds": min(overdue, default=None),
+        "culprits": [
+            {"rank": int(point.labels["rank"]), "reason": point.labels["reason"]}
+            for point in series("job_hang_culprit_info", job=job)
+        ],
+    }
+
+
+def _slowest(series: Series, job: str) -> dict[str, Any] | None:
+    """Return the rank of this node that computes longest, against the median of the ranks here.
+
+    Three ranks at least: of two, neither is usual.
+    """
+    times = {
+        int(point.labels["rank"]): point.value
+        for point in series("job_forward_seconds", job=job)
+        if point.value > 0
+    }
+    if len(times) <= 2:  # noqa: PLR2004 - see above
+        return None
+    rank = max(times, key=times.__getitem__)
+    return {"rank": rank, "ratio": round(times[rank] / statistics.median(times.values()), 3)}
+
+
+def _chosen(series: Series, metric: str, label: str, id: Mapping[str, str]) -> str | None:
+    return next((point.labels[label] for point in series(metric, **id) if point.value == 1), None)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _flag(value: float | None) -> bool | None:
+    return None if value is None else value == 1

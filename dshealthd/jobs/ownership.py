@@ -1,0 +1,86 @@
+"""Whose a job is: processes of other users that name the same job are other jobs.
+
+What a process says of its job is anybody's to say. The name belongs to the user whose process the
+scheduler has put into that job's cgroup, else to the user of the oldest process that says so; those
+of others get a name of their own, which ends in their uid and which no environment can claim.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_SLURM = re.compile(
+    rb"^\d+:[^:]*:(?:/system\.slice/(?:[\w-]+_)?slurmstepd\.scope|/slurm[\w-]*/uid_\d+)"
+    rb"/job_(\d+)(?:/|$)",
+    re.MULTILINE,
+)
+"""Slurm's cgroups, v2 and v1 (slurm.schedmd.com/cgroup_v2.html), which slurmd makes as root.
+
+Anchored, as a user may make any path below its own slice.
+"""
+_SUFFIX = "-uid"
+
+
+class Claim(Protocol):
+    """A process that says which job it is of."""
+
+    @property
+    def claimed(self) -> str:
+        """The name of the job, as its environment has it."""
+
+    @property
+    def user(self) -> int | None:
+        """Its real uid; None where the kernel does not tell."""
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the scheduler says so too."""
+
+    @property
+    def pid(self) -> int:
+        """Its pid."""
+
+    @property
+    def start(self) -> int:
+        """Clock ticks from boot to its start, which it cannot choose."""
+
+
+def parse_user(status: bytes) -> int:
+    """Return the real user of `/proc/<pid>/status`; ValueError if it is not there."""
+    fields = status.partition(b"\nUid:")[2].split(None, 1)
+    if not fields:
+        message = "no user in the process status"
+        raise ValueError(message)
+    return int(fields[0])
+
+
+def scheduled_in(cgroup: bytes) -> str | None:
+    """Return the job that the scheduler has put a process into, by its `/proc/<pid>/cgroup`."""
+    match = _SLURM.search(cgroup)
+    return None if match is None else f"slurm-{match[1].decode()}"
+
+
+def owners(claims: Iterable[Claim]) -> dict[str, int | None]:
+    """Return whose each job is that one of these processes names."""
+    best: dict[str, tuple[tuple[bool, int, int], int | None]] = {}
+    for claim in claims:
+        rank = (not claim.confirmed, claim.start, claim.pid)
+        if claim.claimed not in best or rank < best[claim.claimed][0]:
+            best[claim.claimed] = rank, claim.user
+    return {job: user for job, (_, user) in best.items()}
+
+
+def name(claim: Claim, known: Mapping[str, int | None]) -> str:
+    """Return the name of the job that a process is of, where `known` says whose each is."""
+    if known.get(claim.claimed, claim.user) == claim.user:
+        return claim.claimed
+    return f"{claim.claimed}{_SUFFIX}{'' if claim.user is None else claim.user}"
+
+
+def claimed(job: str) -> str:
+    """Return the name that the processes of a job give to it."""
+    return job.partition(_SUFFIX)[0]

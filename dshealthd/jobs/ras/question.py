@@ -1,0 +1,130 @@
+"""One way to ask a job for its RAS status, for the collector and for evidence alike.
+
+Nothing is sent unless every rank of the job that this node sees has mapped an NCCL that is known to
+be safe to ask, and the process that accepts the connection is one of those looked at.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.core.collector import Reason
+from dshealthd.jobs.nccl.release import Unidentified
+from dshealthd.jobs.ras import policy
+from dshealthd.jobs.ras.address import endpoints
+from dshealthd.jobs.ras.bootstrap import may_use_ipv6
+from dshealthd.jobs.ras.client import Query
+from dshealthd.jobs.ras.from_json import parse_json
+from dshealthd.jobs.ras.from_text import parse_text
+from dshealthd.jobs.ras.peer import holder
+from dshealthd.jobs.ras.policy import Decision
+from dshealthd.jobs.ras.protocol import Unanswered
+from dshealthd.linux.netlink import Interrupted, MalformedReply
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterable, Mapping
+
+    from dshealthd.core.host import Host
+    from dshealthd.jobs.nccl.release import MappedReleases
+    from dshealthd.jobs.ras.protocol import Answer
+    from dshealthd.jobs.ras.status import Status
+
+MAX_PROCESSES = 128
+"""Processes of a job that are looked at: 8 ranks, what launched them, and what they run.
+
+A job with more processes that have mapped NCCL is not asked.
+"""
+
+
+class Member(NamedTuple):
+    """A process of a job, as far as asking it goes."""
+
+    pid: int
+    start: int
+    parent: int
+    rank: int
+
+
+class Loaded(NamedTuple):
+    """What the processes of a job have mapped."""
+
+    versions: frozenset[str | None]
+    """Of all; None stands for an NCCL whose release cannot be told."""
+    pids: tuple[int, ...]
+    """Processes that have mapped NCCL."""
+    detail: str
+    """Why a release cannot be told, or empty."""
+
+
+def look(host: Host, members: Iterable[Member], releases: MappedReleases) -> Loaded:
+    """Return which NCCL the processes of a job have mapped.
+
+    What a rank has forked (a data loader) has what the rank has, and is not looked at.
+    """
+    versions: set[str | None] = set()
+    pids: dict[int, int] = {}
+    detail = ""
+    looked = 0
+    for member in sorted(members, key=lambda member: (member.start, member.pid)):
+        if pids.get(member.parent) == member.rank:
+            continue
+        if looked == MAX_PROCESSES:
+            versions.add(None)
+            detail = f"more than {MAX_PROCESSES} processes to look at"
+            break
+        looked += 1
+        try:
+            found: Iterable[str | None] = releases.of(host, member.pid)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        except (Unidentified, OSError, ValueError) as error:
+            found, detail = (None,), f"process {member.pid}: {error}"
+        if found:
+            pids[member.pid] = member.rank
+            versions.update(found)
+    return Loaded(frozenset(versions), tuple(pids), detail)
+
+
+def decide(host: Host, loaded: Loaded, *, permit_unknown: bool) -> Decision:
+    """Return whether and how a job is asked, by what its processes have mapped."""
+    decision = policy.strictest(loaded.versions, permit_unknown=permit_unknown)
+    if decision.form is not None and decision.ipv4_only:
+        try:
+            if any(may_use_ipv6(host, pid) for pid in loaded.pids):
+                return Decision(None, policy.Reason.IPV6)
+        except OSError:
+            return policy.UNKNOWN
+    return decision
+
+
+def prepare(
+    environment: Mapping[str, str],
+    loaded: Loaded,
+    form: policy.Form,
+    host: Host,
+    monotonic: Callable[[], float],
+    limit: int,
+    first: int | None = None,
+) -> Query:
+    """Return the question to a job, not yet asked; an answer may have `limit` bytes.
+
+    `first` is the pid that is likely to answer. The query's `responder` is who did. ValueError if
+    its RAS listens nowhere on this node.
+    """
+    pids = sorted(loaded.pids, key=lambda pid: pid != first)
+
+    def verify_peer(connection: socket.socket) -> bool:
+        try:
+            query.responder = holder(connection, pids, host, monotonic)
+        except (Interrupted, MalformedReply) as error:
+            raise Unanswered(Reason.IO_ERROR, f"who answers is not known: {error}") from error
+        return query.responder is not None
+
+    query = Query(endpoints(environment), verify_peer, limit, form)
+    return query
+
+
+def read(answer: Answer) -> Status:
+    """Return what an answer says. Raises MalformedAnswer."""
+    return parse_json(answer.data) if answer.json else parse_text(answer.data)

@@ -1,0 +1,122 @@
+"""What is remembered of a job that this node asks for its RAS status, and when it is asked next.
+
+A query goes through all processes of a job, so that one that is well is asked rarely. It is asked
+at the next look where its last answer was no answer, showed ranks in trouble or no progress, or
+where a rank of this node has ended or is stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dshealthd.core.collector import Sample
+from dshealthd.core.host import read_bytes
+from dshealthd.jobs.processes import parse_stat
+from dshealthd.jobs.ras.progress import Progress
+from dshealthd.jobs.ras.question import Loaded
+from dshealthd.jobs.ras.split import dead_here
+from dshealthd.jobs.ras.status import Status
+
+if TYPE_CHECKING:
+    from dshealthd.core.host import Host
+
+Process = tuple[int, int]
+"""Pid and start time."""
+CLOSELY = 40
+"""Answers in a row without progress after which a job is asked as rarely as one that is well.
+
+10 minutes at 15 s: a hang has been paged for by then, and a job that is idle on purpose, or whose
+operations NCCL does not count (CUDA graphs, send and receive), must not be asked closely for ever.
+"""
+_JITTER = 1.0
+"""Seconds by which a look may come early, measured from the one before.
+
+Looks come every 15 s: one that counts as 29.99 s later must not put a query off to 45 s.
+"""
+_STOPPED = "TtZXx"
+
+
+@dataclass(slots=True)
+class WatchedJob:
+    """A job that this node asks."""
+
+    progress: Progress = field(default_factory=Progress)
+    status: Status | None = None
+    """The last answer that was believed; None before there is one."""
+    loaded: Loaded | None = None
+    responder: int | None = None
+    """Pid of the process that answered last."""
+    ended: str = ""
+    """Why the job is not asked any more, until its processes or libraries change."""
+    split: bool = False
+    """Whether RAS is in parts that take each other for dead: see `dshealthd.jobs.ras.split`."""
+    implausible: int = 0
+    """Answers that could not be true."""
+    samples: Sequence[Sample] = ()
+    """What was exported of the last answer, exported again until the next."""
+    _dead: set[int] = field(default_factory=set)
+    """Pids on this node that an answer has called dead, as their own namespaces number them."""
+    _looked: float | None = None
+    _rarely: bool = False
+    _starts: frozenset[Process] = frozenset()
+
+    def due(self, host: Host, now: float, healthy_interval: float) -> bool:
+        """Tell whether to ask at `now`, by the monotonic clock."""
+        if self._looked is None or not self._rarely:
+            return True
+        if now - self._looked >= healthy_interval - _JITTER:
+            return True
+        return any(_in_trouble(host, process) for process in self._starts)
+
+    def looked(self, loaded: Loaded, starts: frozenset[Process], now: float) -> None:
+        """Take what its processes have loaded.
+
+        What an answer was disbelieved for is over once the job has restarted, or runs with other
+        libraries; not where one of its processes has ended.
+        """
+        changed = self.loaded is None or loaded.versions != self.loaded.versions
+        if changed or self._starts.isdisjoint(starts):
+            self.ended, self.status, self.split = "", None, False
+            self._dead.clear()
+        self.loaded, self._starts, self._looked = loaded, starts, now
+        self._rarely = False
+
+    def refused(self) -> None:
+        """Note that it may not be asked: it is looked at rarely."""
+        self._rarely = True
+
+    def answered(self, status: Status, now: float, answerer: int | None) -> None:
+        """Take an answer that can be true, given at `now`, in Unix time.
+
+        `answerer` is the pid of who gave it, as its own namespace numbers it.
+        """
+        self._dead |= dead_here(status)
+        if self.split or answerer in self._dead:
+            self.split, self.status, self._rarely = True, status, True
+            self.progress = Progress()
+            return
+        first = self.status is None
+        self.progress.update(status, now)
+        self.status = status
+        idle = self.progress.idle or 0
+        trouble = any(status.processes.values()) or any(
+            communicator.troubles for communicator in status.communicators
+        )
+        self._rarely = not first and (idle > CLOSELY or (idle == 0 and not trouble))
+
+    def disbelieve(self, why: str) -> None:
+        """Take an answer that cannot be true: the job is not asked any more."""
+        self.implausible += 1
+        self.ended, self.status, self._rarely = why, None, True
+
+
+def _in_trouble(host: Host, process: Process) -> bool:
+    """Tell whether a process has ended or is stopped."""
+    pid, start = process
+    try:
+        stat = parse_stat(read_bytes(host.proc(f"{pid}/stat"), 4096))
+    except (OSError, ValueError):
+        return True
+    return stat.start != start or stat.state in _STOPPED

@@ -1,0 +1,142 @@
+"""Whose rights a process has, and how this thread takes on the rights of one user to open files.
+
+`assumed` changes what the kernel checks on opening files (fsuid, fsgid, groups, capabilities) and
+nothing else: the thread keeps its real and effective ids, so that the user can neither signal nor
+trace it. glibc's wrappers would change all threads, hence the system calls themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2
+_X86 = os.uname().machine == "x86_64"
+_SETGROUPS, _SETFSUID, _SETFSGID = (116, 122, 123) if _X86 else (159, 151, 152)
+_CAPGET, _CAPSET = (125, 126) if _X86 else (90, 91)
+"""Numbers of system calls: of x86-64, and those that all architectures since have in common."""
+_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
+_AT_NULL, _AT_SECURE = 0, 23
+_ENTRY = struct.Struct("=QQ")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class User(NamedTuple):
+    """Whose a process is."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+def parse_user(status: bytes) -> User:
+    """Return the user of `/proc/<pid>/status`.
+
+    PermissionError if its real, effective, saved and file system ids differ: a set-user-id program
+    such as `su` has the rights of one user and the environment of another. ValueError if malformed.
+    """
+    lines = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
+    try:
+        uids, gids = (set(map(int, lines[name].split())) for name in (b"Uid", b"Gid"))
+        groups = tuple(map(int, lines[b"Groups"].split()))
+    except (KeyError, ValueError) as error:
+        message = "no user in the process status"
+        raise ValueError(message) from error
+    if len(uids) != 1 or len(gids) != 1:
+        raise PermissionError(errno.EPERM, "the process has the rights of more than one user")
+    return User(uids.pop(), gids.pop(), groups)
+
+
+def is_secure(auxiliary: bytes) -> bool:
+    """Tell from `/proc/<pid>/auxv` whether the program gained rights when it was executed.
+
+    True of `sudo` at its prompt: all its ids are root's, and its environment is the user's.
+    """
+    for start in range(0, len(auxiliary) - _ENTRY.size + 1, _ENTRY.size):
+        kind, value = _ENTRY.unpack_from(auxiliary, start)
+        if kind == _AT_SECURE:
+            return bool(value)
+        if kind == _AT_NULL:
+            break
+    return False
+
+
+@contextlib.contextmanager
+def assumed(user: User) -> Iterator[None]:
+    """Let this thread open files with the rights of a user and with no capability.
+
+    PermissionError where one is another user and may not change that (CAP_SETUID, CAP_SETGID).
+    """
+    effective, permitted, inheritable = _capabilities()
+    fsuid, fsgid, groups = _fs(_SETFSUID), _fs(_SETFSGID), os.getgroups()
+    own = user.uid == fsuid and (user.gid, set(user.groups)) == (fsgid, set(groups))
+    if not own and user.uid == fsuid == os.geteuid() != 0:
+        own = True  # who runs without privileges reads what is its own with what groups it has
+    ends_with = _death_signal()
+    try:
+        if not own:
+            _groups(user.groups)
+            _fs(_SETFSGID, user.gid)
+            _fs(_SETFSUID, user.uid)
+            if (_fs(_SETFSUID), _fs(_SETFSGID)) != (user.uid, user.gid):
+                raise PermissionError(errno.EPERM, f"may not act as user {user.uid}")
+        if effective:
+            _set_capabilities(0, permitted, inheritable)
+        yield
+    finally:
+        if effective:
+            _set_capabilities(effective, permitted, inheritable)
+        if not own:
+            _fs(_SETFSUID, fsuid)
+            _fs(_SETFSGID, fsgid)
+            if os.getgroups() != groups:
+                _groups(groups)
+            if effective:  # the kernel raises those of files with fsuid 0
+                _set_capabilities(effective, permitted, inheritable)
+        if ends_with:  # which a change of fsuid takes back
+            _libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(ends_with), 0, 0, 0)
+
+
+def _fs(call: int, new: int = 0xFFFFFFFF) -> int:
+    """Set fsuid or fsgid, and return what it was before; there is no error to see."""
+    return int(_libc.syscall(call, ctypes.c_uint(new))) & 0xFFFFFFFF
+
+
+def _groups(groups: tuple[int, ...] | list[int]) -> None:
+    array = (ctypes.c_uint * len(groups))(*groups)
+    _check(_libc.syscall(_SETGROUPS, ctypes.c_size_t(len(groups)), array), "setgroups")
+
+
+def _death_signal() -> int:
+    """Return the signal that this thread gets when its parent ends; 0 for none."""
+    number = ctypes.c_int(0)
+    _check(_libc.prctl(PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0), "prctl")
+    return number.value
+
+
+def _capabilities() -> tuple[int, int, int]:
+    """Return this thread's capabilities: effective, permitted, inheritable."""
+    data = ctypes.create_string_buffer(24)
+    header = struct.pack("=Ii", _VERSION, 0)
+    _check(_libc.syscall(_CAPGET, header, data), "capget")
+    words = struct.unpack("=6I", data.raw)
+    return words[0] | words[3] << 32, words[1] | words[4] << 32, words[2] | words[5] << 32
+
+
+def _set_capabilities(*sets: int) -> None:
+    header = struct.pack("=Ii", _VERSION, 0)
+    words = [entry & 0xFFFFFFFF for entry in sets] + [entry >> 32 for entry in sets]
+    _check(_libc.syscall(_CAPSET, header, struct.pack("=6I", *words)), "capset")
+
+
+def _check(result: int, call: str) -> None:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{call}: {os.strerror(code)}")

@@ -1,0 +1,312 @@
+"""The one way to open what a process or its user names: a path in an environment, argv or maps.
+
+Whoever names a path must gain nothing by it. A file is looked up below the process's own root
+(openat2(2), Linux 5.6; older kernels are refused, ENOSYS), with the rights of the process's user
+and without capabilities. It is opened only once it is known to be a regular file of a file system
+that stores files: to open a device or a FIFO does something, and `/proc/self` is the reader's.
+
+Any look may hang with its file system; callers run in processes that are killed when they hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import itertools
+import os
+import stat
+import struct
+from typing import TYPE_CHECKING, Self
+
+from dshealthd.linux.credentials import User, assumed, is_secure, parse_user
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from dshealthd.core.host import Host
+
+    Checks = Callable[[int], bool]
+
+MAX_FILE = 1 << 20
+MAX_NAMES = 20_000
+"""Entries of a directory that are looked at; the largest environments have some 2,000."""
+_CHUNK = 1 << 18
+_OPENAT2 = 437
+_RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 0x02, 0x10
+_PROC = 0x9FA0
+_NO_STORE = frozenset(
+    (_PROC, 0x62656572, 0x64626720, 0x74726163, 0x27E0EB, 0x63677270, 0xCAFE4A11, 0x73636673)
+)
+"""proc, sysfs, debugfs, tracefs, cgroup, cgroup2, bpf, securityfs (`linux/magic.h`).
+
+To read there can do something, last for ever, or tell of the reader instead of the process.
+"""
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Irregular(OSError):
+    """What is at a path is not opened for what it is: a device, a link, another user's."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(errno.EINVAL, why, path)
+
+    def __str__(self) -> str:
+        return f"{self.filename} {self.strerror}"
+
+
+class Root:
+    """The file system as one process sees it, read with that process's rights.
+
+    Paths are those of the process: absolute, or relative to its working directory. Links are
+    followed, and lead nowhere but below its root. Use in a `with` statement, or close.
+    """
+
+    def __init__(self, descriptor: int, owner: User, directory: str | None) -> None:
+        """Take over a descriptor of a root, and read below it as `owner`."""
+        self._root = descriptor
+        self.owner = owner
+        self._directory = directory
+
+    @classmethod
+    def of_process(cls, host: Host, pid: int) -> Self:
+        """Return the root of a process; needs CAP_SYS_PTRACE for those of others.
+
+        PermissionError if the process has the rights of more than one user, or has changed its
+        user meanwhile. OSError, ValueError if the kernel's answer is not understood.
+        """
+        place = os.open(host.proc(str(pid)), _DIRECTORY)
+        try:
+            owner = _owner(place)
+            root = os.open("root", _DIRECTORY, dir_fd=place)
+            self = cls(root, owner, _working_directory(place))
+            if _owner(place) == owner:
+                return self
+            self.close()
+            raise PermissionError(errno.EPERM, "the process has changed its user", str(pid))
+        finally:
+            os.close(place)
+
+    @classmethod
+    def of_owner(cls, root: Path, path: str) -> Self:
+        """Return the node's root as the owner of a configured path sees it.
+
+        The administrator names such a path, but what is below it is its owner's to change. An agent
+        without privileges reads it as itself. OSError if there is nothing at the path.
+        """
+        self = cls(os.open(root, _DIRECTORY), _own(), "/")
+        try:
+            with self._found(path, follow=True) as descriptor:
+                status = os.fstat(descriptor)
+        except BaseException:
+            self.close()
+            raise
+        self.owner = rights_of(status)
+        return self
+
+    def close(self) -> None:
+        """Let go of the root."""
+        os.close(self._root)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def place(self) -> tuple[int, int, str | None, User]:
+        """What is equal for processes to which equal paths mean the same."""
+        status = os.fstat(self._root)
+        return status.st_dev, status.st_ino, self._directory, self.owner
+
+    def look(self, path: str, *, follow: bool = True) -> os.stat_result | None:
+        """Return what is at a path without opening it; None if nothing is. OSError."""
+        try:
+            with self._found(path, follow=follow) as descriptor:
+                return os.fstat(descriptor)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def link(self, path: str) -> str:
+        """Return where a link leads; OSError (EINVAL, ENOENT) if there is none."""
+        with self._found(path, follow=False) as descriptor:
+            return os.readlink("", dir_fd=descriptor)
+
+    def names(self, path: str, limit: int = MAX_NAMES) -> list[str]:
+        """Return the names in a directory, at most so many. OSError."""
+        descriptor = self.open_directory(path)
+        try:
+            with os.scandir(descriptor) as entries:
+                return [entry.name for entry in itertools.islice(entries, limit)]
+        finally:
+            os.close(descriptor)
+
+    def read(self, path: str, limit: int = MAX_FILE) -> bytes:
+        """Return the content of a regular file, at most `limit` bytes. OSError."""
+        descriptor = self.open(path)
+        try:
+            return read(descriptor, limit)
+        finally:
+            os.close(descriptor)
+
+    def open(self, path: str) -> int:
+        """Return a descriptor of a regular file, to read. OSError, `Irregular`."""
+        return self.open_kind(path, os.O_RDONLY, stat.S_ISREG, "regular file")
+
+    def open_directory(self, path: str) -> int:
+        """Return a descriptor of a directory, to list. OSError."""
+        return self.open_kind(path, os.O_RDONLY | os.O_DIRECTORY, stat.S_ISDIR, "directory")
+
+    def open_kind(
+        self,
+        path: str,
+        flags: int,
+        is_kind: Checks,
+        kind: str,
+        *,
+        follow: bool = True,
+        owned: bool = False,
+    ) -> int:
+        """Return a descriptor of a file that is known to be of a kind before it is opened.
+
+        And to belong to the process's user, if `owned`. `Irregular` if it is not, OSError. What is
+        opened is what was looked at, wherever the path leads by then.
+        """
+        with self._found(path, follow=follow) as descriptor:
+            _check(descriptor, path, is_kind, kind)
+            uid = os.fstat(descriptor).st_uid
+            if owned and uid != self.owner.uid:
+                why = f"belongs to user {uid}, and the process to {self.owner.uid}"
+                raise Irregular(path, why)
+            return _reopen(descriptor, path, flags)
+
+    @contextlib.contextmanager
+    def _found(self, path: str, *, follow: bool) -> Iterator[int]:
+        """Give a descriptor that only says what is at a path, with the user's rights."""
+        with assumed(self.owner):
+            descriptor = self._resolve(path, follow=follow)
+            try:
+                yield descriptor
+            finally:
+                os.close(descriptor)
+
+    def _resolve(self, path: str, *, follow: bool) -> int:
+        if self._directory is None and not path.startswith("/"):
+            raise FileNotFoundError(errno.ENOENT, "the working directory is not known", path)
+        place = os.path.join(self._directory or "/", path)
+        how = struct.pack(
+            "=QQQ",
+            os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW),
+            0,
+            _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS,
+        )
+        name = os.fsencode(place)
+        if b"\0" in name:
+            raise FileNotFoundError(errno.ENOENT, "no path has a null byte", path)
+        size = ctypes.c_size_t(len(how))
+        descriptor: int = _libc.syscall(_OPENAT2, self._root, name, how, size)
+        if descriptor < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), place)
+        return descriptor
+
+
+def user_of(host: Host, pid: int) -> User:
+    """Return whose a process is; see `Root.of_process` for the errors."""
+    place = os.open(host.proc(str(pid)), _DIRECTORY)
+    try:
+        return _owner(place)
+    finally:
+        os.close(place)
+
+
+def rights_of(status: os.stat_result) -> User:
+    """Return with whose rights a file of this status is read: its owner's, if the agent is root."""
+    return User(status.st_uid, status.st_gid) if os.geteuid() == 0 else _own()
+
+
+def open_entry(directory: int, name: str) -> int:
+    """Return a descriptor of a regular file in an open directory; no link is followed. OSError.
+
+    With the rights of whoever calls: within `assumed`, those of a user.
+    """
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(name, flags, dir_fd=directory)
+    try:
+        _check(descriptor, name, stat.S_ISREG, "regular file")
+        return _reopen(descriptor, name, os.O_RDONLY)
+    finally:
+        os.close(descriptor)
+
+
+def read(descriptor: int, limit: int) -> bytes:
+    """Return what a regular file holds from here on, at most `limit` bytes, however it grows."""
+    chunks = []
+    while limit > 0 and (chunk := os.read(descriptor, min(limit, _CHUNK))):
+        chunks.append(chunk)
+        limit -= len(chunk)
+    return b"".join(chunks)
+
+
+def _own() -> User:
+    return User(os.geteuid(), os.getegid(), tuple(os.getgroups()))
+
+
+def _check(descriptor: int, path: str, is_kind: Checks, kind: str) -> None:
+    if not is_kind(os.fstat(descriptor).st_mode) or _file_system(descriptor) in _NO_STORE:
+        raise Irregular(path, f"is no {kind}")
+
+
+def _reopen(descriptor: int, path: str, flags: int) -> int:
+    """Open what an O_PATH descriptor stands for; `path` is what errors name."""
+    flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", flags)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+def _owner(place: int) -> User:
+    """Return whose the process is of which this is the directory in `/proc`."""
+    if _file_system(place) != _PROC:  # a tree of files that stands for it
+        status = os.fstat(place)
+        return User(status.st_uid, status.st_gid)
+    user = parse_user(_entry(place, "status"))
+    if user.uid == 0 and is_secure(_entry(place, "auxv")):
+        raise PermissionError(errno.EPERM, "the process was given root's rights by another user")
+    return user
+
+
+def _entry(place: int, name: str) -> bytes:
+    """Return what a file of a process in `/proc` holds."""
+    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=place)
+    try:
+        return read(descriptor, 1 << 20)
+    finally:
+        os.close(descriptor)
+
+
+def _working_directory(place: int) -> str | None:
+    """Return a process's working directory as seen from its root; None if it is outside of it."""
+    try:
+        directory = os.readlink("cwd", dir_fd=place)
+        root = os.readlink("root", dir_fd=place)
+    except OSError:
+        return None
+    if root == "/" or not directory.startswith("/"):
+        return directory if directory.startswith("/") else None
+    if directory != root and not directory.startswith(f"{root}/"):
+        return None
+    return directory.removeprefix(root) or "/"
+
+
+def _file_system(descriptor: int) -> int:
+    """Return the kind of file system that a descriptor is of: `f_type` of fstatfs(2)."""
+    data = ctypes.create_string_buffer(256)
+    if _libc.fstatfs(descriptor, data):
+        code = ctypes.get_errno()
+        raise OSError(code, f"fstatfs: {os.strerror(code)}")
+    return int(struct.unpack_from("=q", data.raw)[0]) & 0xFFFFFFFF

@@ -1,0 +1,125 @@
+"""What the service manager is told: sd_notify(3), spoken to the socket that it names.
+
+Messages are datagrams to `$NOTIFY_SOCKET`. Without it, every call does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableMapping
+
+log = logging.getLogger(__name__)
+
+PERIOD = 5.0
+"""Seconds between two messages to the manager, at most."""
+MAX_STATUS = 800
+"""Characters of a status line; `systemctl status` folds longer ones."""
+MAX_WAITING = 16
+"""Messages that wait for a full socket; the oldest goes first."""
+
+
+class ServiceManager:
+    """systemd, or whoever else started the agent and listens."""
+
+    def __init__(self, address: str = "", watchdog: float | None = None) -> None:
+        """`address` is a path or, from "@" on, an abstract name; `watchdog` is in seconds."""
+        self.watchdog = watchdog
+        """Seconds within which the manager wants to hear of a live event loop; None if never."""
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
+        self._said = ""
+        self._socket: socket.socket | None = None
+        if address:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+            self._socket.setblocking(False)  # noqa: FBT003 - positional only
+
+    @classmethod
+    def from_environment(cls, environment: MutableMapping[str, str]) -> ServiceManager:
+        """Return the manager that the environment names.
+
+        Its variables are taken out, so that no child speaks in the agent's name. A watchdog that
+        is meant for another process is none.
+        """
+        address = environment.pop("NOTIFY_SOCKET", "")
+        microseconds = environment.pop("WATCHDOG_USEC", "")
+        pid = environment.pop("WATCHDOG_PID", str(os.getpid()))
+        ours = microseconds.isdecimal() and int(microseconds) > 0 and pid == str(os.getpid())
+        return cls(address, int(microseconds) / 1e6 if ours else None)
+
+    def ready(self, status: str) -> None:
+        """Say that the service is up, or up again after a reload."""
+        self._send("READY=1", status)
+
+    def reloading(self) -> None:
+        """Say that the configuration is being loaded; `ready` ends that."""
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def stopping(self) -> None:
+        """Say that the service is about to end."""
+        self._send("STOPPING=1", "stopping")
+
+    def say(self, status: str) -> None:
+        """Show one line in `systemctl status`."""
+        if _line(status) != self._said:
+            self._send("", status)
+
+    async def feed_watchdog(self) -> None:
+        """Feed the watchdog, and send what still waits, for ever.
+
+        That this runs in the event loop is the point: a loop that is stuck feeds nothing.
+        """
+        while True:
+            if self.watchdog is not None:
+                self._send("WATCHDOG=1")
+            self._flush()
+            await asyncio.sleep(self._period)
+
+    async def keep_status(self, status: Callable[[], str]) -> None:
+        """Renew the status line, for ever."""
+        while True:
+            if self._socket is not None:
+                self.say(status())
+            await asyncio.sleep(self._period)
+
+    @property
+    def _period(self) -> float:
+        """A third of the watchdog's time: two beats may be late."""
+        return PERIOD if self.watchdog is None else min(PERIOD, self.watchdog / 3)
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _send(self, state: str, status: str = "") -> None:
+        if self._socket is None:
+            return
+        if status:
+            self._said = _line(status)
+            state = f"{state}\nSTATUS={self._said}".lstrip("\n")
+        self._waiting.append(state.encode())
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._waiting and self._socket is not None:
+            try:
+                self._socket.sendto(self._waiting[0], self._address)
+            except BlockingIOError:  # the manager is behind; with the next message
+                return
+            except OSError as error:
+                log.warning("cannot tell the service manager %r: %s", self._waiting[0], error)
+            self._waiting.popleft()
+
+
+def _line(status: str) -> str:
+    """Return a text as one line that fits."""
+    return " ".join(status.split())[:MAX_STATUS]

@@ -1,0 +1,130 @@
+"""`dshealthd keys`: makes the key that all nodes share, and rotates it without a missed round.
+
+A node signs with the first key of its file and accepts each. A rotation therefore takes three
+files, each of which is brought to all nodes before the next is made: the new key is accepted, then
+it signs, then the old one is gone. The step stands in the file, as a comment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dshealthd.probe.peers.secret_files import CredentialError, open_secret, parse_keys
+
+if TYPE_CHECKING:
+    from dshealthd.config import Config
+
+DEFAULT = Path("/etc/dshealthd/probe.key")
+KEY_BYTES = 32
+"""Of a new key, 256 bits; twice as many characters in the file."""
+MAX_FILE = 4096
+STEPS = (
+    "",
+    "step 1 of 3: the new key is accepted, the old one signs",
+    "step 2 of 3: the new key signs, the old one is accepted",
+)
+_STEP = re.compile(rb"^# rotation, step ([12]) of 3", re.MULTILINE)
+
+
+class KeysError(Exception):
+    """What was asked for cannot be done; the message says why."""
+
+
+def keys(loaded: Config, action: str, file: str | None) -> int:
+    """Make, rotate or show the key file; exit status 1 says why not."""
+    place = Path(file) if file is not None else loaded.probe.peer.key_file or DEFAULT
+    try:
+        {"new": new, "rotate": rotate, "show": show}[action](place)
+    except (KeysError, CredentialError, OSError, ValueError) as error:
+        detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        print(f"dshealthd keys {action}: {place}: {detail}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def new(place: Path) -> None:
+    """Make a file with a new key. FileExistsError where there is one: it may be in use."""
+    _write(place, [_key()], 0, os.O_EXCL)
+    print(f"{place}: made")
+    show(place)
+    print("Bring it to every node, owner root, mode 0600; then set probe.peer.key_file to it.")
+
+
+def rotate(place: Path) -> None:
+    """Go one step further in a rotation, or begin one."""
+    found, step = _read(place)
+    if len(found) == 1:
+        after, step = [found[0], _key()], 1
+    elif step == 1:
+        after, step = [found[1], found[0]], 2
+    elif step == 2:  # noqa: PLR2004 - of three steps
+        after, step = [found[0]], 0
+    else:
+        message = "holds two keys and does not say which is the new one; remove the other by hand"
+        raise KeysError(message)
+    _replace(place, after, step)
+    show(place)
+    if step:
+        print("Bring this file to every node, then run `dshealthd keys rotate` again.")
+    else:
+        print("Bring this file to every node; with that the rotation is done.")
+
+
+def show(place: Path) -> None:
+    """Say which keys a file holds, by fingerprints, which tell nothing of the keys."""
+    found, step = _read(place)
+    for number, key in enumerate(found):
+        role = "signs" if number == 0 else "is accepted"
+        print(f"{place}: key {hashlib.sha256(key).hexdigest()[:12]} {role}")
+    if step:
+        print(f"{place}: rotation, {STEPS[step]}")
+
+
+def _key() -> bytes:
+    return secrets.token_hex(KEY_BYTES).encode()
+
+
+def _read(place: Path) -> tuple[tuple[bytes, ...], int]:
+    """Return the keys of a file, and the step of a rotation that it is in, else 0."""
+    with os.fdopen(open_secret(place), "rb") as file:
+        data = file.read(MAX_FILE)
+    match = _STEP.search(data)
+    return parse_keys(data), int(match[1]) if match is not None else 0
+
+
+def _replace(place: Path, keys: list[bytes], step: int) -> None:
+    """Replace a key file whole, with the owner that it had."""
+    owner = os.stat(place)
+    temporary = place.with_name(f".{place.name}.new")
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()  # of a rotation that was interrupted
+    try:
+        _write(temporary, keys, step, os.O_EXCL)
+        if (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
+            os.chown(temporary, owner.st_uid, owner.st_gid)
+        temporary.replace(place)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _write(place: Path, keys: list[bytes], step: int, flags: int) -> None:
+    """Write a file that only its owner can read, and wait until it is on the disk."""
+    lines = [b"# dshealthd: the key that all nodes share. Whoever has it speaks for any node."]
+    if step:
+        lines.append(f"# rotation, {STEPS[step]}".encode())
+    descriptor = os.open(
+        place, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600
+    )
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(b"\n".join([*lines, *keys]) + b"\n")
+        file.flush()
+        os.fsync(descriptor)

@@ -1,0 +1,101 @@
+"""Why rounds and calls come to nothing: all words for it, so that a label cannot take any other.
+
+Reasons come from other nodes, and become labels of metrics. What is not among these is `other`.
+"""
+
+from __future__ import annotations
+
+OTHER = "other"
+"""What a peer says that this release does not know."""
+
+REASONS = frozenset(
+    {
+        OTHER,
+        "already_testing",
+        "answer_not_signed",
+        "bad_answer",
+        "busy",
+        "busy_gpu",
+        "certificate",
+        "certificate_expired",
+        "certificate_not_yet_valid",
+        "certificate_untrusted",
+        "clock_differs",
+        "closed",
+        "closed_after_handshake",
+        "closed_window",
+        "connect_timeout",
+        "connection_lost",
+        "deadline",
+        "disputed",
+        "draining",
+        "duty",
+        "ended_early",
+        "error",
+        "exited",
+        "gpu_unknown",
+        "gpus_differ",
+        "implausible",
+        "key",
+        "killed",
+        "malformed",
+        "members_differ",
+        "name_timeout",
+        "name_unknown",
+        "no_address",
+        "no_answer",
+        "no_credentials",
+        "no_cuda",
+        "no_python",
+        "no_route",
+        "no_torch",
+        "not_a_member",
+        "not_acknowledged",
+        "not_permitted",
+        "out_of_memory",
+        "own_certificate_expired",
+        "own_certificate_not_yet_valid",
+        "own_certificate_untrusted",
+        "own_name",
+        "parent",
+        "peer_error",
+        "policy_never",
+        "rate_limited",
+        "refused",
+        "rejected",
+        "replayed",
+        "reset",
+        "resting",
+        "silent",
+        "slow_body",
+        "stale_nonce",
+        "stopped",
+        "store",
+        "switched_off",
+        "system_error",
+        "timed_out",
+        "timeout",
+        "tls",
+        "tls_handshake",
+        "too_large",
+        "too_many_calls",
+        "unauthorized",
+        "uninterruptible",
+        "unkillable",
+        "unknown_method",
+        "unknown_round",
+        "version_differs",
+        "versions_differ",
+        "warming_up",
+        "writable",
+        "wrong_address",
+        "wrong_certificate",
+        "wrong_data",
+        "wrong_receiver",
+    }
+)
+
+
+def known(reason: str) -> str:
+    """Return a reason if it is one, `other` if it is not; nothing is no reason."""
+    return reason if not reason or reason in REASONS else OTHER

@@ -1,0 +1,511 @@
+"""What one agent concludes from its own rounds, and from what its peers tell in them.
+
+A part that is flagged in two of three scheduled rounds is suspect. Extra rounds with members that
+are known to be well confirm it, and then the cause that explains most is accused: the leaf, if the
+neighbours find the same of themselves; a rail, a GPU, or the node, if they do not; the link, if one
+pair is bad and both ends are well with others. Each agent accuses its own node and its own links;
+of others only those that cannot speak for themselves. Rounds that were declined or inconclusive
+accuse nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from dshealthd.core.options import option
+from dshealthd.probe.members.schedule import PAIR
+from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Suspect
+from dshealthd.probe.verdicts.accusation import AMBIGUOUS, Verdicts, accusations
+from dshealthd.probe.verdicts.baseline import Series
+from dshealthd.probe.verdicts.explanation import Cause, Surroundings, blamed, explain, reason_of
+from dshealthd.probe.verdicts.links import SLOW, Links, accused_links, link
+from dshealthd.probe.verdicts.outages import INTERMITTENT, SILENCES, Outages
+from dshealthd.probe.verdicts.peer_history import PeerHistory
+from dshealthd.probe.verdicts.planner import Confirmation, Plan, Purpose, State, early, plan
+from dshealthd.probe.verdicts.signals import (
+    HARD,
+    OWN_NODE,
+    REACH,
+    RUN,
+    Investigation,
+    Measurement,
+    PeerReport,
+    Round,
+    Signal,
+    SignalHistory,
+    decode_scores,
+    encode_scores,
+    hard_track,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from dshealthd.probe.verdicts.baseline import Baselines
+
+__all__ = ["Confirmation", "Detector", "VerdictOptions"]
+
+BUSY = "already_testing"
+"""The reason of a round that was declined for another one in progress."""
+_CALM = 0.6
+"""The share of the way to the limit below which a timing counts as well.
+
+What ends an accusation lies below what starts one.
+"""
+_CLEARED = 3
+"""Good rounds in a row that clear."""
+_STEADY = 8
+"""The same where good rounds and bad ones took turns."""
+_PENDING = 30.0
+"""Seconds after which an extra round that was asked for and never came is given up."""
+_LATEST = 6
+"""Pairs that are told to peers, if they are of this epoch or the last one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerdictOptions:
+    """Suspect thresholds."""
+
+    confirmations: int = option(
+        4,
+        "Extra rounds that must be flagged, with at most one that is not, before a part is "
+        "accused.",
+        minimum=2,
+    )
+    told_ratio: float = option(
+        0.07,
+        "The own score, above 1, from which on a node takes a bad round on itself.",
+        minimum=0.01,
+    )
+    hold_epochs: int = option(
+        4, "How many epochs an accusation of another node stands without new evidence.", minimum=2
+    )
+
+
+class Detector:
+    """The verdicts of one agent; nothing of them is kept over a restart but the baselines."""
+
+    def __init__(
+        self,
+        me: str,
+        leaves: Mapping[str, str],
+        baselines: Baselines,
+        options: VerdictOptions,
+        wall: Callable[[], float],
+        group_size: int = PAIR,
+    ) -> None:
+        """`leaves` names every member, with "" where its leaf is not known.
+
+        `wall` gives Unix time in seconds, `group_size` the nodes of a scheduled round.
+        """
+        self._me = me
+        self._baselines = baselines
+        self._options = options
+        self._wall = wall
+        self._high = 1 + options.told_ratio
+        self._peer_history = PeerHistory(me, leaves, group_size)
+        self._around = self._surroundings()
+        self._history: dict[Signal, SignalHistory] = {}
+        self._verdicts: Verdicts = {}
+        self._links = Links(
+            self._peer_history,
+            high=self._high,
+            confirmations=options.confirmations,
+            hold=options.hold_epochs,
+        )
+        self._pending: dict[frozenset[str], float] = {}
+        """Members of the extra rounds that are under way, and when they were asked for."""
+        self._latest: dict[str, tuple[int, float]] = {}
+        self._calls: dict[str, tuple[int, float]] = {}
+        self._outages = Outages()
+        self._epoch = -1
+        self._scheduled: tuple[int, set[str]] = -1, set()
+        """The epoch of the last scheduled round that another node led, and with whom."""
+        self._told: tuple[tuple[str, float], ...] | None = None
+
+    def members(self, leaves: Mapping[str, str]) -> None:
+        """Take over a new list of members; what concerns those that are gone is forgotten."""
+        self._peer_history.members(leaves)
+        self._around = self._surroundings()
+        self._links.keep(leaves)
+        for history in self._history.values():
+            history.pairs = {peer: pair for peer, pair in history.pairs.items() if peer in leaves}
+
+    def _surroundings(self) -> Surroundings:
+        known = self._peer_history
+        return Surroundings(
+            self._me,
+            known.intra_leaf,
+            known.inter_leaf,
+            self._high,
+            self._options.confirmations,
+            known_leaf=bool(known.leaf),
+        )
+
+    def observe(self, observation: Observation) -> tuple[Confirmation, ...]:
+        """Take a round into account; return the extra round that is to be run at once, if one is
+        needed.
+        """
+        if self._me not in observation.members:
+            return ()
+        peers = tuple(member for member in observation.members if member != self._me)
+        self._pending.pop(frozenset(observation.members), None)
+        led = observation.members[0] == self._me
+        scheduled = self._is_scheduled(observation, peers)
+        if scheduled:
+            self._epoch = (
+                observation.epoch
+            )  # also where it is lower: the clock was wrong, and is not any more
+        if observation.outcome in {Outcome.DECLINED, Outcome.INCONCLUSIVE}:
+            # Of a round that another one led, its word alone says who else has declined.
+            who = peers if led else observation.members[:1]
+            self._peer_history.declined(who, observation.at, busy=observation.reason == BUSY)
+            if observation.outcome is Outcome.DECLINED and led:
+                self._reached(peers)
+            if not peers:
+                self._refuse_home()
+            return self._ask()
+        told = decode_scores(observation, peers)
+        round = Round(
+            epoch=self._epoch,
+            at=observation.at,
+            kind=observation.kind,
+            peers=peers,
+            near=self._peer_history.near(peers),
+            extra=not scheduled,
+            led=led,
+            told=told,
+        )
+        for peer, word in told.items():
+            self._peer_history.heard(peer, observation.at, self._epoch, word)
+        found = list(self._items(observation, round))
+        for history, measurement in found:
+            history.add(measurement, self._me, self._high)
+        self._note_outages(observation, round)
+        self._remember(observation, round, [measurement for _, measurement in found])
+        self._told = None
+        self._consider(round)
+        return self._ask()
+
+    def _is_scheduled(self, observation: Observation, peers: tuple[str, ...]) -> bool:
+        """Tell whether the schedule asked for a round, and not the member that led it.
+
+        Who else leads a round, or leads one again, has chosen this node: what it then sees is
+        evidence on the two of them alone.
+        """
+        epoch = observation.epoch
+        if epoch < 0 or not peers or observation.members[0] == self._me:
+            return epoch >= 0
+        if not self._peer_history.scheduled(observation.members, epoch):
+            return False
+        if observation.outcome is Outcome.DECLINED:
+            return True  # a member that is in another round tries again
+        if self._scheduled[0] != epoch:
+            self._scheduled = epoch, set()
+        if self._scheduled[1] & set(peers):
+            return False
+        self._scheduled[1].update(peers)
+        return True
+
+    def withdraw(self, confirmation: Confirmation) -> None:
+        """Note that an extra round is not run after all.
+
+        The next round asks for what is then needed.
+        """
+        self._pending.pop(frozenset(confirmation.members), None)
+
+    def _refuse_home(self) -> None:
+        for history in self._history.values():
+            if history.investigation:
+                history.investigation.home_refused = True
+
+    def _reached(self, peers: Iterable[str]) -> None:
+        """Take back that peers cannot be reached: they have answered, if only to decline."""
+        for peer in peers:
+            self._links.met(peer, self._epoch, well=True, led=True)
+            if REACH in self._history:
+                self._history[REACH].pairs.pop(peer, None)
+
+    # What a round measured
+
+    def _items(
+        self, observation: Observation, round: Round
+    ) -> Iterator[tuple[SignalHistory, Measurement]]:
+        """Yield what a round says on each track.
+
+        Timings of rounds in which nothing is wrong are learnt.
+        """
+        ok = observation.outcome is Outcome.OK
+        hard = hard_track(observation)
+        for track in (
+            (OWN_NODE,)
+            if observation.kind is Kind.LOCAL
+            else (REACH,)
+            if observation.kind is Kind.LIGHT
+            else (REACH, RUN)
+        ):
+            bad = not ok and track == hard
+            if track == RUN and hard == REACH and not ok:
+                continue  # it did not come so far
+            late = observation.late if track == RUN and bad else ()
+            yield (
+                self._of(track),
+                Measurement(
+                    round, HARD if bad else 1.0, bad, not bad, str(observation.outcome), late=late
+                ),
+            )
+        if not ok:
+            return
+        family = str(observation.kind) if observation.kind in {Kind.LOCAL, Kind.LIGHT} else "fabric"
+        width = len(observation.members)
+        for timing in observation.timings:
+            series = Series(
+                observation.kind,
+                observation.backend,
+                timing.op,
+                timing.size,
+                timing.part,
+                width,
+                bool(round.peers) and not round.near,
+            )
+            reading = self._baselines.ratio(series, timing.seconds)
+            track = Signal(family, observation.backend, timing.op, timing.size, timing.part)
+            history = self._history.get(track) if reading is None else self._of(track)
+            bad = False
+            if reading is not None and history is not None:
+                bad = reading.ratio >= reading.limit
+                measurement = Measurement(
+                    round, reading.ratio, bad, reading.ratio < 1 + (reading.limit - 1) * _CALM, SLOW
+                )
+                yield history, measurement
+            if (
+                not bad
+                and not round.extra
+                and (history is None or history.investigation is None)
+                and not self._accuse_themselves(track, round)
+            ):
+                self._baselines.update(series, timing.seconds, round.at, round.peers)
+
+    def _accuse_themselves(self, track: Signal, round: Round) -> bool:
+        return any(word.accuses_itself(track, self._high) for word in round.told.values())
+
+    def _of(self, track: Signal) -> SignalHistory:
+        history = self._history.get(track)
+        if history is None:
+            history = self._history[track] = SignalHistory(track)
+        return history
+
+    def _note_outages(self, observation: Observation, round: Round) -> None:
+        """Note which peers gave no answer, and which did, but for those that take it on themselves."""
+        if observation.outcome is Outcome.OK:
+            self._outages.answered(round.peers, self._epoch)
+        elif observation.outcome in SILENCES and hard_track(observation) == REACH:
+            self._outages.silent(
+                (name for name in observation.late if name != self._me), self._epoch
+            )
+        self._outages.explained(
+            name for name, word in round.told.items() if word.accuses_itself(REACH, self._high)
+        )
+
+    def _remember(
+        self, observation: Observation, round: Round, measurements: list[Measurement]
+    ) -> None:
+        """Keep who was met, and what is told about that to others."""
+        bad = [measurement.ratio for measurement in measurements if measurement.bad]
+        for peer in round.peers:
+            self._peer_history.met(peer, round.at, well=not bad)
+            self._links.met(
+                peer, self._epoch, well=observation.outcome is Outcome.OK, led=round.led
+            )
+        if len(round.peers) == 1:
+            ratio = (
+                max(bad)
+                if bad
+                else sorted(measurement.ratio for measurement in measurements)[
+                    len(measurements) // 2
+                ]
+            )
+            for store in (self._latest, self._calls) if round.led else (self._latest,):
+                store.pop(round.peers[0], None)
+                store[round.peers[0]] = self._epoch, ratio
+                if len(store) > _LATEST:
+                    del store[next(iter(store))]
+
+    # What it means
+
+    def _consider(self, round: Round) -> None:
+        """Open, decide and close cases."""
+        if REACH not in self._verdicts and self._outages.many(self._epoch, self._around.liars):
+            reach = self._of(REACH)
+            reach.investigation = Investigation.open(reach.window, round.at)
+            self._verdicts[REACH] = Cause.SELF, INTERMITTENT
+        for track, history in self._history.items():
+            if history.investigation is None:
+                if not history.suspicious():
+                    if history.pairs:
+                        self._links.review(history, self._epoch)
+                    continue
+                history.investigation = Investigation.open(history.window, round.at)
+                continue
+            cause = explain(history.investigation, track, self._around)
+            if track in self._verdicts:
+                self._review(track, history, cause)
+            elif cause is Cause.NOTHING:
+                history.forget()
+            elif cause not in {Cause.MORE_NEAR, Cause.MORE_FAR} and not early(track, self._history):
+                self._verdicts[track] = (
+                    cause,
+                    reason_of(
+                        (*history.investigation.earlier, *history.investigation.measurements)
+                    ),
+                )
+                history.investigation.decided = round.at
+        self._links.expire(self._epoch)
+
+    def _review(self, track: Signal, history: SignalHistory, cause: Cause) -> None:
+        """Clear an accusation, or correct it."""
+        assert history.investigation is not None  # noqa: S101 - a verdict has a case
+        leaf_alone = self._verdicts[track][0] in {Cause.LEAF, Cause.FABRIC} and not any(
+            i.bad and i.round.near for i in history.investigation.measurements
+        )
+        enough = _STEADY if self._verdicts[track][1] == INTERMITTENT else _CLEARED
+        telling = [
+            measurement
+            for measurement in history.investigation.measurements
+            if not (leaf_alone and measurement.round.near)
+        ][-enough:]
+        if len(telling) == enough and all(measurement.good for measurement in telling):
+            history.forget()
+            self._outages.forget()
+            history.pairs.clear()  # what was bad with others was this
+            del self._verdicts[track]
+        elif cause in {Cause.SELF, Cause.LEAF, Cause.FABRIC} and any(
+            measurement.bad for measurement in history.investigation.measurements
+        ):
+            self._verdicts[track] = (
+                cause,
+                reason_of((*history.investigation.earlier, *history.investigation.measurements)),
+            )
+
+    def _ask(self) -> tuple[Confirmation, ...]:
+        """Return the extra round that is needed next, unless one is under way."""
+        now = self._wall()
+        self._pending = {
+            members: at for members, at in self._pending.items() if 0 <= now - at < _PENDING
+        }
+        if self._pending:
+            return ()
+        state = State(
+            self._peer_history,
+            self._history,
+            self._verdicts,
+            self._links.gone,
+            self._links.back,
+            self._around,
+            self._epoch,
+            now,
+        )
+        planned = plan(state)
+        self._note_plan(planned)
+        if planned.step is None:
+            return ()
+        confirmation = planned.step.confirmation
+        self._pending[frozenset(confirmation.members)] = now
+        return (confirmation,)
+
+    def _note_plan(self, planned: Plan) -> None:
+        """Note what was asked for, so that it is not asked for again at once."""
+        for signal in planned.considered:
+            if investigation := self._history[signal].investigation:
+                investigation.asked += 1
+        step = planned.step
+        if step is None or step.signal is None:
+            return
+        history = self._history[step.signal]
+        pair = history.pairs.get(step.peer)
+        if step.purpose is Purpose.HEAR and pair is not None:
+            pair.hearings, pair.heard = pair.hearings + 1, self._epoch
+        elif step.purpose is Purpose.RECHECK and pair is not None:
+            pair.checked = self._epoch
+        elif step.purpose is Purpose.RECHECK and history.investigation is not None:
+            history.investigation.checked = self._epoch
+
+    # What is told
+
+    def suspects(self) -> tuple[Suspect, ...]:
+        """Return all accusations that stand now."""
+        if (
+            not self._verdicts
+            and not self._links.gone
+            and not any(history.pairs for history in self._history.values())
+        ):
+            return ()
+        found = list(
+            accusations(
+                self._me, self._peer_history.leaf, self._history, self._verdicts, self._wall()
+            )
+        )
+        own = any(suspect.part in {Part.NODE, Part.LEAF} for suspect in found)
+        if not own:
+            found += accused_links(self._me, self._history.values())
+        for track, (cause, _) in self._verdicts.items():
+            investigation = self._history[track].investigation
+            if cause is Cause.PEER and investigation is not None:
+                found += [
+                    link(self._me, name, AMBIGUOUS) for name in blamed(investigation, self._around)
+                ]
+        found += self._links.suspects()
+        return tuple(
+            sorted(
+                set(found), key=lambda suspect: (suspect.part, suspect.component, suspect.reason)
+            )
+        )
+
+    def score(self) -> float | None:
+        """Return this node's own score, the median of its parts' ratios over its recent peers.
+
+        None before the first round.
+        """
+        if any(
+            track in self._verdicts or self._history[track].suspicious()
+            for track in (REACH, RUN, OWN_NODE)
+            if track in self._history
+        ):
+            return HARD
+        parts = self._ratios()
+        return median(parts.values()) if parts else (1.0 if REACH in self._history else None)
+
+    def scores(self) -> tuple[tuple[str, float], ...]:
+        """Return what to tell in a round, for `Observation.scores` of all.
+
+        The own score, slow parts, the ratios of the last pairs.
+        """
+        if self._told is None:
+            slow = {
+                e.track.word: e.ratio() or 1.0
+                for e in self._history.values()
+                if e.track.word and (e.suspicious() or e.investigation)
+            }
+            uplink = [e for e in self._history.values() if e.leaves_badly()]
+            pairs, calls = (
+                {peer: value for peer, (epoch, value) in store.items() if epoch >= self._epoch - 1}
+                for store in (self._latest, self._calls)
+            )
+            worst = max((measurement.ratio for e in uplink for measurement in e.far), default=1.0)
+            self._told = encode_scores(
+                self._me,
+                PeerReport(self.score(), uplink=bool(uplink), pairs=pairs, calls=calls),
+                slow,
+                worst,
+            )
+        return self._told
+
+    def _ratios(self) -> dict[str, float]:
+        """Return the ratio of every part, the worst of its sizes."""
+        ratios: dict[str, float] = {}
+        for track, history in self._history.items():
+            if track.timed and track.family != "light" and (ratio := history.ratio()) is not None:
+                ratios[track.part] = max(ratios.get(track.part, 0.0), ratio)
+        return ratios

@@ -1,0 +1,144 @@
+"""`dshealthd status` and `dshealthd jobs`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from dshealthd.findings.finding import ORDER, State
+from dshealthd.http.client import Unreachable, local, remote
+from dshealthd.status import query, text
+from dshealthd.status.jobs import job_lines, ranks
+from dshealthd.status.paint import Paint, safe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from dshealthd.config import Config
+    from dshealthd.http.client import Access, Client
+    from dshealthd.status.query import Answer
+
+CLEAR = "\x1b[H\x1b[J"
+"""Moves to the first line and clears what is below."""
+LEAST = 0.5
+"""Seconds between two looks: agents keep a status document for that long."""
+
+
+def status(
+    loaded: Config,
+    access: Access,
+    nodes: Sequence[str],
+    *,
+    members: bool,
+    as_json: bool,
+    watch: float | None,
+) -> int:
+    """Print the status of this node, of the named ones or of all members; return the exit status.
+
+    0 ok, 1 warning, 2 critical, 3 unknown: of the worst node.
+    """
+
+    def write(answers: Sequence[Answer]) -> Iterator[str]:
+        paint = Paint(colour=_coloured())
+        ranked = sorted(answers, key=lambda answer: -ORDER.index(answer.state))
+        for number, answer in enumerate(ranked):
+            if number:
+                yield ""
+            yield from text.node(answer, paint)
+
+    return _run(loaded, access, nodes, write, members=members, as_json=as_json, watch=watch)
+
+
+def jobs(
+    loaded: Config,
+    access: Access,
+    nodes: Sequence[str],
+    *,
+    members: bool,
+    as_json: bool,
+    watch: float | None,
+) -> int:
+    """Print the training jobs of the same nodes, each with its ranks; return the exit status.
+
+    0 none hung, 2 one is, 3 an agent did not answer.
+    """
+
+    def write(answers: Sequence[Answer]) -> Iterator[str]:
+        paint = Paint(colour=_coloured())
+        names = {job["job"] for answer in answers for job in answer.document.get("jobs", ())}
+        for answer in answers:
+            if answer.problem:
+                yield f"{safe(answer.name)}  {safe(answer.problem)}"
+        for name in sorted(names):
+            for answer in answers:
+                for job in answer.document.get("jobs", ()):
+                    if job["job"] == name:
+                        where = f"  on {safe(answer.name)}" if len(answers) > 1 else ""
+                        first, *rest = job_lines(job, paint)
+                        yield from (first + where, *rest)
+            yield from ranks(name, answers)
+        if not names and not all(answer.problem for answer in answers):
+            yield "no training jobs"
+
+    return _run(
+        loaded, access, nodes, write, members=members, as_json=as_json, watch=watch, state=_of_jobs
+    )
+
+
+def _of_jobs(answers: Sequence[Answer]) -> State:
+    hung = any(job["hang"] for answer in answers for job in answer.document.get("jobs", ()))
+    if hung:
+        return State.CRITICAL
+    return State.UNKNOWN if any(answer.problem for answer in answers) else State.OK
+
+
+def _run(
+    loaded: Config,
+    access: Access,
+    nodes: Sequence[str],
+    write: Callable[[Sequence[Answer]], Iterator[str]],
+    *,
+    members: bool,
+    as_json: bool,
+    watch: float | None,
+    state: Callable[[Sequence[Answer]], State] = query.worst,
+) -> int:
+    try:
+        clients = _clients(loaded, access, nodes, members=members)
+    except (Unreachable, ValueError, OSError) as error:
+        print(f"dshealthd: {error}", file=sys.stderr)
+        return query.EXIT[State.UNKNOWN]
+    answers: list[Answer] = []
+    try:
+        while True:
+            answers = query.ask(clients)
+            lines = [json.dumps(query.report(answers))] if as_json else list(write(answers))
+            if watch is None:
+                break
+            now = time.strftime("%H:%M:%S %Z")
+            sys.stdout.write(f"{CLEAR}{now}, every {max(LEAST, watch):g} s, Ctrl-C ends\n\n")
+            print("\n".join(lines), flush=True)
+            time.sleep(max(LEAST, watch))
+        print("\n".join(lines))
+    except KeyboardInterrupt:
+        if watch is None:
+            raise
+    return query.EXIT[state(answers)]
+
+
+def _clients(
+    loaded: Config, access: Access, nodes: Sequence[str], *, members: bool
+) -> list[tuple[str, Client]]:
+    own = local(loaded, access) if members or not nodes else None
+    if members and own is not None:
+        nodes = [*nodes, *query.members(own)]
+    if nodes:
+        return [(node, remote(loaded, node, access)) for node in nodes]
+    return [("this node", own)] if own is not None else []
+
+
+def _coloured() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -1,0 +1,92 @@
+"""Training jobs as text for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.findings.finding import State
+from dshealthd.status.paint import duration, safe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dshealthd.status.paint import Paint
+    from dshealthd.status.query import Answer
+
+CAUSES = {
+    "process": "a rank's process is stopped or gone",
+    "checkpoint": "checkpoint",
+    "input": "input",
+    "desync": "ranks are at different places",
+    "waiting": "not on this node",
+}
+REASONS = {
+    "stopped": "is stopped (SIGSTOP or a debugger)",
+    "gone": "has ended",
+    "blocked": "is blocked in the kernel",
+    "checkpoint": "has not returned from a checkpoint",
+    "paused": "is in a pause of its own",
+    "input": "has not got its next batch",
+    "behind": "is behind the others",
+    "ahead": "is ahead of the others",
+}
+
+
+def job_lines(job: Mapping[str, Any], paint: Paint) -> Iterator[str]:
+    """Yield what is known of one job: whether it moves, and who is at fault."""
+    hang = job["hang"]
+    state = State.CRITICAL if hang or job["loss"] == "not finite" else State.OK
+    world = f" of {job['world_size']}" if job["world_size"] else ""
+    parts = [f"{job['ranks_here']}{world} ranks here"]
+    if job["step"] is not None:
+        parts.append(f"step {job['step']}")
+    if job["steps_per_minute"] is not None:
+        parts.append(f"{job['steps_per_minute']:g} steps/min")
+    if job["step"] is not None:
+        parts.append(f"loss {job['loss']}")
+    yield f"{safe(job['job'])}  {paint(state, job['state'])}  {', '.join(parts)}"
+    if hang:
+        overdue = hang["overdue_seconds"]
+        lasts = "" if overdue is None else f", {duration(overdue)} longer than expected"
+        yield f"    no progress{lasts}; cause: {CAUSES.get(hang['cause'], safe(hang['cause']))}"
+        for culprit in hang["culprits"]:
+            reason = REASONS.get(culprit["reason"], safe(culprit["reason"]))
+            yield f"    rank {culprit['rank']} {reason}"
+    if job["evidence"]:
+        yield f"    evidence: {safe(job['evidence'])}"
+
+
+def ranks(job: str, answers: Sequence[Answer]) -> Iterator[str]:
+    """Yield the ranks of one job from all nodes that were asked, side by side."""
+    rows = [("rank", "node", "step", "at", "process", "step time", "overdue")]
+    found = [
+        (answer.name, rank)
+        for answer in answers
+        for one in answer.document.get("jobs", ())
+        if one["job"] == job
+        for rank in one["ranks"]
+    ]
+    for name, rank in sorted(found, key=lambda entry: entry[1]["rank"]):
+        overdue = rank["overdue_seconds"]
+        rows.append(
+            (
+                str(rank["rank"]),
+                safe(name),
+                "unknown" if rank["step"] is None else str(rank["step"]),
+                safe(_place(rank)),
+                safe(rank["process"] or "unknown"),
+                "unknown" if rank["step_seconds"] is None else duration(rank["step_seconds"]),
+                duration(overdue) if overdue else "-",
+            )
+        )
+    if len(rows) > 1:
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            yield f"    {'  '.join(cells).rstrip()}"
+
+
+def _place(rank: Mapping[str, Any]) -> str:
+    """Return what a rank is busy with: a phase that it has marked, or the stage of its step."""
+    marked = rank["phase"] not in {None, "training"}
+    return str(rank["phase"] if marked else rank["stage"] or "unknown")

@@ -1,0 +1,42 @@
+"""Words and numbers as a terminal shows them."""
+
+from __future__ import annotations
+
+from dshealthd.findings.finding import State
+
+COLOURS = {State.OK: 32, State.WARNING: 33, State.UNKNOWN: 35, State.CRITICAL: 31}
+"""SGR codes: green, yellow, magenta, red."""
+
+
+class Paint:
+    """Colours words where the terminal shows colours."""
+
+    def __init__(self, *, colour: bool) -> None:
+        """Colour, or leave all as it is."""
+        self._colour = colour
+
+    def __call__(self, state: State, text: str) -> str:
+        """Return `text` in the colour of a state."""
+        return f"\x1b[1;{COLOURS[state]}m{text}\x1b[0m" if self._colour else text
+
+
+def safe(text: object) -> str:
+    """Return a text of others without what a terminal would take for a command."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in str(text))
+
+
+def plural(number: int, name: str) -> str:
+    """Return a number and what it counts."""
+    return f"{number} {name}{'' if number == 1 else 's'}"
+
+
+_LONG = ((172800, 86400, "d"), (7200, 3600, "h"), (120, 60, "min"))
+"""From so many seconds on, in this unit: two of each, as fewer would be rounded too far."""
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as people say it."""
+    for least, unit, name in _LONG:
+        if seconds >= least:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.3g} s"

@@ -1,0 +1,102 @@
+"""Asks agents for their status, many at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.findings.finding import ORDER, SCHEMA, State
+from dshealthd.http.client import Unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dshealthd.http.client import Client
+
+AT_ONCE = 32
+"""Agents asked at the same time: a thread each, which waits for most of its time."""
+EXIT = {State.OK: 0, State.WARNING: 1, State.CRITICAL: 2, State.UNKNOWN: 3}
+"""Exit status by verdict, as Nagios and its likes have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one agent said."""
+
+    name: str
+    """The node as its agent calls it; as it was asked for where there is no answer."""
+    url: str
+    document: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+    """Why there is no answer."""
+
+    @property
+    def state(self) -> State:
+        """The verdict; unknown without an answer, and from an agent that gives none."""
+        if self.document.get("schema") != SCHEMA:
+            return State.UNKNOWN
+        try:
+            return State(str(self.document.get("verdict")))
+        except ValueError:
+            return State.UNKNOWN
+
+    @property
+    def problem(self) -> str:
+        """Why the verdict cannot be told although there may be an answer; empty where it can."""
+        if self.error or self.document.get("schema") == SCHEMA:
+            return self.error
+        told = self.document.get("schema")
+        return f"{self.url} answers in another version ({told}) than this command ({SCHEMA})"
+
+    def report(self) -> dict[str, Any]:
+        """Return it as `--json` has it."""
+        keys = ("version", "time", "findings", "jobs", "probe")
+        return {
+            "node": self.name,
+            "url": self.url,
+            "verdict": str(self.state),
+            "error": self.problem or None,
+            **{key: self.document.get(key) for key in keys},
+        }
+
+
+def ask(clients: Sequence[tuple[str, Client]]) -> list[Answer]:
+    """Return the answers of agents by the names that they were asked for, in the same order."""
+    with ThreadPoolExecutor(min(AT_ONCE, max(1, len(clients)))) as pool:
+        return list(pool.map(_one, clients))
+
+
+def _one(entry: tuple[str, Client]) -> Answer:
+    name, client = entry
+    try:
+        document = client.status()
+    except Unreachable as error:
+        return Answer(name, client.url, error=str(error))
+    return Answer(str(document.get("node") or name), client.url, document)
+
+
+def members(client: Client) -> list[str]:
+    """Return the nodes that an agent probes, as `HOST:PORT`. Unreachable."""
+    body = client.get("/api/v1/targets")
+    try:
+        return [target for group in json.loads(body) for target in group["targets"]]
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"{client.url}/api/v1/targets: not a list of targets"
+        raise Unreachable(message) from error
+
+
+def worst(answers: Sequence[Answer]) -> State:
+    """Return the worst verdict; unknown if nobody was asked."""
+    return max((answer.state for answer in answers), key=ORDER.index, default=State.UNKNOWN)
+
+
+def report(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return what `--json` prints."""
+    return {
+        "schema": SCHEMA,
+        "verdict": str(worst(answers)),
+        "nodes": [answer.report() for answer in answers],
+    }

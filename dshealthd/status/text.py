@@ -1,0 +1,153 @@
+"""The status of a node as text for a terminal, findings first."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.findings.finding import State
+from dshealthd.status.jobs import job_lines
+from dshealthd.status.paint import duration, plural, safe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dshealthd.status.paint import Paint
+    from dshealthd.status.query import Answer
+
+ROUNDS = 3
+"""Rounds of probes that are shown."""
+
+
+def node(answer: Answer, paint: Paint) -> Iterator[str]:
+    """Yield the lines of one node."""
+    state = answer.state
+    yield f"{safe(answer.name)}  {paint(state, state.upper())}  {_headline(answer)}"
+    if answer.problem:
+        return
+    document = answer.document
+    for finding in document["findings"]:
+        yield from _finding(finding, answer, paint)
+    for title, lines in (
+        ("GPUs", list(_gpus(document))),
+        ("Links", list(_links(document))),
+        ("Jobs", [line for job in document.get("jobs", ()) for line in job_lines(job, paint)]),
+        ("Probes", list(_probes(document.get("probe", {})))),
+    ):
+        if lines:
+            yield ""
+            yield title
+            yield from (f"  {line}" for line in lines)
+
+
+def _headline(answer: Answer) -> str:
+    if answer.problem:
+        return safe(answer.problem)
+    findings = answer.document["findings"]
+    unread = sum(finding["severity"] == State.UNKNOWN for finding in findings)
+    parts = [plural(len(findings) - unread, "problem") + " found"] if len(findings) > unread else []
+    if unread:
+        parts.append(f"{plural(unread, 'source')} not readable")
+    read = sum(one["state"] == "ok" for one in answer.document.get("collectors", ()))
+    return ", ".join(parts) or f"healthy, {plural(read, 'collector')} OK"
+
+
+def _finding(finding: Mapping[str, Any], answer: Answer, paint: Paint) -> Iterator[str]:
+    state = State(finding["severity"])
+    word = state.upper().ljust(8)
+    since = finding.get("since")
+    lasts = f" (for {duration(answer.document['time'] - since)})" if since else ""
+    part = safe(finding["part"] or "this node")
+    yield f"  {paint(state, word)}  {part}: {safe(finding['summary'])}{lasts}"
+    yield f"            {safe(finding['detail'])}"
+    yield f"            First step: {safe(finding['first_step'])}"
+    yield f"            Runbook: {answer.url}{safe(finding['runbook'])}"
+
+
+class _Samples:
+    """The samples of a status document by metric and labels."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._metrics = document.get("metrics", {})
+
+    def all(self, name: str, **labels: str) -> list[Mapping[str, Any]]:
+        family = self._metrics.get(f"dshealthd_{name}", {"samples": ()})
+        return [
+            sample
+            for sample in family["samples"]
+            if all(sample["labels"].get(key) == value for key, value in labels.items())
+        ]
+
+    def value(self, name: str, **labels: str) -> float | None:
+        found = self.all(name, **labels)
+        value = found[0]["value"] if found else None
+        return value if isinstance(value, int | float) else None
+
+
+def _gpus(document: Mapping[str, Any]) -> Iterator[str]:
+    samples = _Samples(document)
+    gpus = sorted(samples.all("gpu_up"), key=lambda one: _number(one["labels"]["gpu"]))
+    for sample in gpus:
+        gpu = sample["labels"]["gpu"]
+        if not sample["value"]:
+            yield f"GPU {safe(gpu)}  not readable"
+            continue
+        used = samples.value("gpu_memory_used_bytes", gpu=gpu)
+        total = samples.value("gpu_memory_total_bytes", gpu=gpu)
+        links = [one["value"] for one in samples.all("nvlink_up", gpu=gpu)]
+        columns = (
+            f"GPU {safe(gpu)}",
+            _figure(samples.value("gpu_temperature_celsius", gpu=gpu, sensor="core"), "°C"),
+            f"{_figure(_ratio(samples.value('gpu_utilization_ratio', gpu=gpu)), '%')} busy",
+            f"{_figure(_gib(used), '')} of {_figure(_gib(total), 'GiB')}",
+            _figure(samples.value("gpu_power_watts", gpu=gpu), "W"),
+            f"{sum(links):.0f}/{len(links)} NVLinks" if links else "no NVLink",
+        )
+        yield "  ".join(column.rjust(width) for column, width in zip(columns, _WIDTHS, strict=True))
+
+
+_WIDTHS = (6, 7, 10, 14, 7, 0)
+
+
+def _links(document: Mapping[str, Any]) -> Iterator[str]:
+    samples = _Samples(document)
+    for sample in samples.all("infiniband_port_up"):
+        labels = sample["labels"]
+        rate = samples.value("infiniband_port_rate_bytes_per_second", **labels)
+        speed = f", {rate * 8 / 1e9:.0f} Gb/s" if rate and sample["value"] else ""
+        up = "up" if sample["value"] else "down"
+        yield f"{safe(labels['device'])}/{safe(labels['port'])}  {up}{speed}"
+
+
+def _probes(probe: Mapping[str, Any]) -> Iterator[str]:
+    if probe.get("state", "off") == "off":
+        return
+    if probe.get("detail"):
+        yield safe(probe["detail"])
+    if "members" in probe:
+        yield f"{plural(probe['members'], 'member')}, every {duration(probe['period_seconds'])}"
+    for entry in list(reversed(probe["rounds"]))[:ROUNDS]:
+        peers = ", ".join(name for name in entry["members"] if name != probe.get("name"))
+        at = time.strftime("%H:%M:%S", time.localtime(entry["time"]))
+        yield f"{at}  {safe(entry['kind'])}  {safe(entry['outcome'])}  with {safe(peers)}"
+    for suspect in probe["suspects"]:
+        kind, component = safe(suspect["kind"]), safe(suspect["component"])
+        yield f"suspect {kind} {component}: {safe(suspect['reason'])}"
+    if not probe["suspects"]:
+        yield "no suspects"
+
+
+def _figure(value: float | None, unit: str) -> str:
+    return "unknown" if value is None else f"{value:.0f} {unit}".rstrip()
+
+
+def _ratio(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _gib(value: float | None) -> float | None:
+    return None if value is None else value / 2**30
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 1 << 30

@@ -1,0 +1,98 @@
+"""The runbooks as they are read: what to do now first, a heading for each alert, no front matter.
+
+Made from the symptoms: `docs/runbooks/SLUG.md`. An alert's link ends in the anchor of its heading.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dshealthd.symptoms.entry import DIFFERENCES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.symptoms.entry import Alert, Symptom
+
+FIRST_STEP = "First step: "
+"""What stands before the first step in a description."""
+_TEMPLATE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+_LABEL = re.compile(r"\s*\$labels\.(\w+)\s*")
+_PLACES = {"exported_job": "JOB", "instance": "NODE:10061", "mig_uuid": "MIG"}
+"""What stands for a label's value, where that is not the label in capitals."""
+_SEVERITIES = {
+    "critical": "page",
+    "warning": "ticket",
+    "info": "dashboard only",
+    "none": "always firing",
+}
+
+
+def anchor(alert: Alert) -> str:
+    """Return the anchor of an alert's heading, as GitHub and GitLab make it."""
+    return alert.name.lower()
+
+
+def first_step(alert: Alert) -> str:
+    """Return what to do when the alert fires, with NODE, GPU and so on for its labels.
+
+    ValueError if it depends on labels and the alert says nothing for the runbook.
+    """
+    if alert.act:
+        return alert.act
+    _, _, step = alert.description.partition(FIRST_STEP)
+    plain = _TEMPLATE.sub(_placeholder, step.replace("\\\n", "")).strip()
+    if "{{" in plain or not plain:
+        message = f"{alert.name}: its first step depends on labels; `act` must say what to do"
+        raise ValueError(message)
+    return plain[0].upper() + plain[1:] if plain[0] != "`" else plain
+
+
+def _placeholder(template: re.Match[str]) -> str:
+    label = _LABEL.fullmatch(template[1])
+    return template[0] if label is None else _PLACES.get(label[1], label[1].upper())
+
+
+def render(symptom: Symptom) -> str:
+    """Return the runbook of a symptom in Markdown."""
+    return "\n".join(_lines(symptom)).rstrip("\n") + "\n"
+
+
+def _lines(symptom: Symptom) -> Iterator[str]:
+    yield f"<!-- Made from dshealthd/symptoms/{symptom.slug}.md by `./dev generate`; do not edit. -->"
+    yield f"# {symptom.title}"
+    yield ""
+    if symptom.alerts:
+        yield "## What to do now"
+        yield ""
+        for alert in symptom.alerts:
+            owner = ", the job's owner" if alert.audience == "owner" else ""
+            yield f"### {alert.name}"
+            yield f"{alert.summary} ({_SEVERITIES[alert.severity]}{owner})."
+            yield ""
+            yield first_step(alert)
+            yield ""
+        if any(
+            place in first_step(alert)
+            for alert in symptom.alerts
+            for place in ("NODE", "GPU", "JOB")
+        ):
+            yield "Words in capitals are the labels of the alert: `NODE`, `GPU`, `JOB`."
+            yield ""
+    yield from _section("Remedy", symptom)
+    yield from _section("Confirm", symptom)
+    yield from _section("Meaning", symptom)
+    if DIFFERENCES in symptom.sections:
+        yield from _section(DIFFERENCES, symptom)
+        yield (
+            "Guides A to E are the public troubleshooting articles that these runbooks were "
+            "checked "
+            "against: A1 is the first error of guide A."
+        )
+
+
+def _section(name: str, symptom: Symptom) -> Iterator[str]:
+    yield f"## {name}"
+    yield symptom.sections[name]
+    yield ""

@@ -1,0 +1,64 @@
+"""Names by which a browser may ask for this agent: a defence against DNS rebinding.
+
+A page of a stranger's site can have its own name resolve to this node, and then read what the agent
+answers as if it were its own. Such a request has the stranger's name in `Host`. Only browsers are
+checked, by what they send and other clients do not, as Prometheus may know a node by any name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+from dshealthd.core.host import read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+RESOLVER = "/etc/resolv.conf"
+_SIGNS = ("Origin", "Sec-Fetch-Site", "Sec-Fetch-Mode")
+_AGENT = "Mozilla/"
+"""What every browser's User-Agent begins with; Sec-Fetch headers come with TLS alone."""
+
+
+def parse_domains(text: str) -> frozenset[str]:
+    """Return the domains in which `resolv.conf` has names looked up."""
+    lines = (line.split() for line in text.splitlines())
+    return frozenset(
+        word.strip(".").lower()
+        for words in lines
+        if words[:1] in (["search"], ["domain"])
+        for word in words[1:]
+    )
+
+
+def own_names(node: str, configured: Iterable[str]) -> frozenset[str]:
+    """Return the names of a node: its host name, short and in the domains of the resolver."""
+    try:
+        domains = parse_domains(read(RESOLVER, 1 << 16))
+    except OSError:
+        domains = frozenset()
+    full = node.lower()
+    short = full.partition(".")[0]
+    names = {full, short, "localhost", *(f"{short}.{domain}" for domain in domains)}
+    return frozenset(names | {name.lower() for name in configured})
+
+
+def is_own(host: str, names: frozenset[str]) -> bool:
+    """Tell whether a `Host` header, with or without a port, is an address or one of the names."""
+    name, colon, port = host.strip().lower().rpartition(":")
+    if not colon or not port.isdecimal():
+        name = host.strip().lower()
+    name = name.removesuffix(".")
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return name in names
+    return True
+
+
+def is_misdirected(headers: Mapping[str, str], names: frozenset[str]) -> bool:
+    """Tell whether a browser asks by a name that is not this node's."""
+    browser = headers.get("User-Agent", "").startswith(_AGENT)
+    browser = browser or any(sign in headers for sign in _SIGNS)
+    return browser and not is_own(headers.get("Host", ""), names)

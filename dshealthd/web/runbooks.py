@@ -1,0 +1,36 @@
+"""The runbooks as an agent serves them.
+
+So a link from a finding works where there is no way out to the Internet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.findings.catalogue import RUNBOOKS
+from dshealthd.symptoms import all_symptoms
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dshealthd.symptoms.entry import Symptom
+
+
+def runbooks() -> Mapping[str, bytes]:
+    """Return every runbook by path, as Markdown in UTF-8.
+
+    Reads the package's files once: call it before the loop runs.
+    """
+    return {RUNBOOKS + slug: _text(symptom).encode() for slug, symptom in all_symptoms().items()}
+
+
+def _text(symptom: Symptom) -> str:
+    """Return a runbook: what is alerted, and its sections in order."""
+    alerts = "".join(
+        f"- {alert.name} ({alert.severity}): {alert.summary}\n" for alert in symptom.alerts
+    )
+    parts = [f"# {symptom.title}\n"]
+    if alerts:
+        parts.append(f"## Alerts\n\n{alerts}")
+    parts += [f"## {heading}\n\n{text}\n" for heading, text in symptom.sections.items()]
+    return "\n".join(parts)
