@@ -1,0 +1,1 @@
+"""What is deployed beside the agent, and the programs that make it."""

@@ -1,0 +1,60 @@
+"""The rules as PrometheusRules: `python -m deploy.kubernetes.rules [--check]`.
+
+Each file of `deploy/prometheus` becomes one resource, word for word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "prometheus"
+TARGET = Path(__file__).parent / "base" / "rules.yaml"
+FILES = ("thresholds.yml", "recording.yml", "alerts.yml")
+HEADER = "# Made from deploy/prometheus/*.yml by `./dev generate`; do not edit.\n"
+
+
+def manifest(name: str, rules: str) -> str:
+    """Return the PrometheusRule with the text of a rule file as its spec."""
+    lines = (f"  {line}".rstrip() for line in rules.splitlines())
+    return "\n".join(
+        (
+            "apiVersion: monitoring.coreos.com/v1",
+            "kind: PrometheusRule",
+            "metadata:",
+            f"  name: dshealthd-{name}",
+            "spec:",
+            *lines,
+            "",
+        )
+    )
+
+
+def document() -> str:
+    """Return all of them."""
+    texts = (
+        manifest(name.removesuffix(".yml"), (SOURCE / name).read_text(encoding="utf-8"))
+        for name in FILES
+    )
+    return HEADER + "---\n".join(texts)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the file, or compare it: status 1 where it is out of date."""
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.kubernetes.rules", description="Write the PrometheusRules."
+    )
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    options = parser.parse_args(arguments)
+    text = document()
+    if not options.check:
+        TARGET.write_text(text, encoding="utf-8")
+    elif not TARGET.exists() or TARGET.read_text(encoding="utf-8") != text:
+        print(f"{TARGET} is out of date: run ./dev generate", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""The findings of this node's agent, over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import json
+import os
+import re
+import signal
+import ssl
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.core.address import listen_address
+from dshealthd.linux.socket_owner import peer_uid
+from dshealthd.nvrx.fitness import OF_THE_AGENT
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterable, Iterator
+    from types import FrameType
+
+    from dshealthd.config import Config
+
+SCHEMA = 1
+"""Version of the findings that is understood, see docs/status-api.md: another drains nobody."""
+TIMEOUT = 1.5
+"""Seconds that the agent may take; the caller bounds the whole by an alarm."""
+XID_RECENT = 600.0
+"""Seconds for which an Xid belongs to a finding of its GPU, as in the alerts."""
+_LARGEST = 16 << 20
+"""Bytes of a status document that are read; that of a node with 16 GPUs has some 0.5 MB."""
+_USER = "dshealthd"
+"""The user that the agent runs as where it does not run as root."""
+_UNSAFE = re.compile(r"[^A-Za-z0-9._:/-]+")
+
+
+class AgentSilent(Exception):
+    """The agent is dead, hung, absent or not the one that it should be: nothing is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A critical finding."""
+
+    slug: str
+    alert: str
+    part: str
+    """`gpu=3`, `nic=mlx5_0/1`; empty for the node as a whole."""
+    xid: str
+    """Number of the Xid that the driver logged for the GPU; empty without one."""
+
+    @property
+    def reason(self) -> str:
+        """Return it as a reason has it: `gpu-lost gpu=3 xid=79`."""
+        xid = f"xid={self.xid}" if self.xid else ""
+        return " ".join(filter(None, (self.slug, self.part, xid)))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the agent says of the node."""
+
+    findings: tuple[Finding, ...]
+    """Critical ones."""
+    clean: bool
+    """Whether everything could be looked at and nothing is critical."""
+
+
+def ask(config: Config, alerts: Iterable[str]) -> Verdict:
+    """Return what the agent on this machine says of these alerts; AgentSilent.
+
+    Only an agent of root, of this process's user or of the user `dshealthd` is believed: the port
+    is not a privileged one, and where no agent runs any user can listen on it.
+    """
+    secure = config.web.config_file is not None and _serves_tls(config)
+    host, port = listen_address(config.web.listen_address)
+    address = _reachable(host)
+    connection: http.client.HTTPConnection
+    if secure:
+        # Who answers is told by the kernel, see below, which says more than a name.
+        connection = http.client.HTTPSConnection(
+            address,
+            port,
+            timeout=TIMEOUT,
+            context=ssl._create_unverified_context(),  # noqa: S323, SLF001 - see above
+        )
+    else:
+        connection = http.client.HTTPConnection(address, port, timeout=TIMEOUT)
+    try:
+        with _deadline(TIMEOUT):
+            connection.connect()
+            held = connection.sock  # the connection forgets it where the other end will close
+            connection.request("GET", "/api/v1/status", headers={"Accept": "application/json"})
+            answer = connection.getresponse()
+            _identify(held)
+            body = answer.read(_LARGEST)
+    except (OSError, http.client.HTTPException) as error:
+        message = f"the agent on {address}:{port} does not answer: {error or type(error).__name__}"
+        raise AgentSilent(message) from error
+    finally:
+        connection.close()
+    if answer.status != http.client.OK:
+        message = f"the agent on {address}:{port} answers {answer.status} {answer.reason}"
+        raise AgentSilent(message)
+    try:
+        return parse(json.loads(body), frozenset(alerts))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"the agent on {address}:{port} sends no findings that are understood: {error!r}"
+        raise AgentSilent(message) from error
+
+
+def parse(document: dict[str, Any], alerts: frozenset[str]) -> Verdict:
+    """Return the verdict of a status document; ValueError, KeyError, TypeError for any other."""
+    if document["schema"] != SCHEMA:
+        message = f"schema {document['schema']!r} is not {SCHEMA}"
+        raise ValueError(message)
+    critical = []
+    for item in document["findings"]:
+        asked = item["severity"] == "critical" and item["alert"] in alerts
+        # A GPU that the agent may not or cannot read may be well.
+        if asked and item.get("reason") not in OF_THE_AGENT:
+            part = _part(item["component"], item["part"])
+            xid = _xid(document, part.removeprefix("gpu=")) if part.startswith("gpu=") else ""
+            critical.append(
+                Finding(_word(item["slug"], 40), _word(item["alert"], 60), part, _word(xid, 5))
+            )
+    clean = not critical and document["verdict"] in {"ok", "warning"}
+    return Verdict(tuple(critical), clean)
+
+
+def _part(component: str, part: str) -> str:
+    """Return `gpu=3` for `GPU 3`; what others wrote is reduced to harmless characters."""
+    words = part.split()
+    if not words or component == "node":
+        return ""
+    return f"{_word(component, 10)}={_word(words[-1], 40)}"
+
+
+def _xid(document: dict[str, Any], gpu: str) -> str:
+    """Return the last Xid of a GPU, if it is recent."""
+    family = document.get("metrics", {}).get("dshealthd_xid_last_timestamp_seconds", {})
+    logged = [
+        (float(sample["value"]), str(sample["labels"]["xid"]))
+        for sample in family.get("samples", ())
+        if sample["labels"].get("gpu") == gpu
+    ]
+    at, xid = max(logged, default=(0.0, ""))
+    return xid if document["time"] - at < XID_RECENT else ""
+
+
+def _word(text: str, most: int) -> str:
+    return _UNSAFE.sub("_", text)[:most]
+
+
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError after so many seconds, whatever the name server or the agent does.
+
+    A timeout of the socket alone begins anew with every byte. Only in a process of its own.
+    """
+
+    def expire(_number: int, _frame: FrameType | None) -> None:
+        message = f"no answer within {seconds:g} s"
+        raise TimeoutError(message)
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _identify(connection: socket.socket) -> None:
+    """AgentSilent where the other end is some user's."""
+    uid = peer_uid(connection)
+    if uid is None or uid not in _believed():
+        who = "nobody on this machine" if uid is None else f"a process of uid {uid}"
+        message = f"the port of the agent is answered by {who}, who is not believed"
+        raise AgentSilent(message)
+
+
+def _believed() -> set[int]:
+    """Return the users whose agent is believed.
+
+    From `/etc/passwd` alone: a name service can hang, and a package makes its user there.
+    """
+    users = {0, os.geteuid()}
+    with open("/etc/passwd", encoding="utf-8", errors="replace") as lines:
+        users.update(int(line.split(":")[2]) for line in lines if line.startswith(f"{_USER}:"))
+    return users
+
+
+def _serves_tls(config: Config) -> bool:
+    """Tell whether the agent serves HTTPS; AgentSilent where its web config cannot be read."""
+    import yaml
+
+    try:
+        text = config.web.config_file.read_text(encoding="utf-8")  # type: ignore[union-attr] # is set
+        return bool((yaml.safe_load(text) or {}).get("tls_server_config"))
+    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+        message = f"web.config_file cannot be read: {error}"
+        raise AgentSilent(message) from error
+
+
+def _reachable(host: str | None) -> str:
+    """Return the address at which a listener of all addresses is reached."""
+    if host is None:
+        return "127.0.0.1"
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if address.is_unspecified:
+        return "127.0.0.1" if address.version == 4 else "::1"  # noqa: PLR2004 - of the protocol
+    return host

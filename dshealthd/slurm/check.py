@@ -1,0 +1,163 @@
+"""One check of this node: what the agent has found, and what to do with it in Slurm.
+
+Nothing is done where the agent does not answer, where the findings are not the same in several
+checks, where anybody else has set a reason or taken the node out of service, or where Slurm does
+not answer.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from dshealthd.slurm import budget
+from dshealthd.slurm.agent import AgentSilent
+from dshealthd.slurm.controller import PREFIX, ControllerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dshealthd.slurm.agent import Verdict
+    from dshealthd.slurm.controller import Node
+    from dshealthd.slurm.options import SlurmOptions
+    from dshealthd.slurm.streaks import Streaks
+
+LOOK_AGAIN = 6.0
+"""Seconds after which the prolog looks again: longer than the 5 s between two looks of the agent at
+a GPU, so that it is another one. Only a job on a node with a finding waits for it."""
+MAX_LOOKS = 5
+"""Looks of one prolog; beyond, they would add up to more than a job should wait."""
+_NAMED = 3
+"""Findings that a reason names; one is enough to find the others."""
+
+
+class Slurm(Protocol):
+    """What a check asks of `controller.Controller`."""
+
+    def nodes(self) -> dict[str, Node]:
+        """Return every node."""
+
+    def drain(self, node: Node, reason: str) -> None:
+        """Drain a node."""
+
+    def undrain(self, node: Node) -> None:
+        """Take a drain back."""
+
+    def note(self, node: Node, note: str) -> None:
+        """Change our note on a node."""
+
+
+class Result(enum.Enum):
+    """What a check has found and done."""
+
+    CLEAN = "clean"
+    UNKNOWN = "unknown"
+    BAD = "bad"
+    """Not confirmed, over the budget, or Slurm did not answer: the node goes on."""
+    DRAINED = "drained"
+    """By us or somebody else, now or before."""
+
+
+class Outcome(NamedTuple):
+    """The end of a check, with one line for the log; empty where there is nothing to tell."""
+
+    result: Result
+    text: str
+
+
+class Check:
+    """Checks one node."""
+
+    def __init__(
+        self,
+        options: SlurmOptions,
+        node: str,
+        ask: Callable[[], Verdict],
+        slurm: Slurm,
+        streaks: Streaks,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """`ask` returns the agent's verdict or raises AgentSilent; `node` is Slurm's name."""
+        self._options, self._node, self._ask = options, node, ask
+        self._slurm, self._streaks, self._sleep = slurm, streaks, sleep
+
+    def once(self) -> Outcome:
+        """Look once, as health check and epilog do."""
+        try:
+            verdict = self._ask()
+        except AgentSilent as error:
+            self._streaks.count_unknown()
+            return Outcome(Result.UNKNOWN, f"nothing done: {error}")
+        return self._judge(verdict)
+
+    def insistently(self) -> Outcome:
+        """Look as often as it takes to confirm a finding, as the prolog does."""
+        looks = min(self._options.bad_checks, MAX_LOOKS)
+        outcome = self.once()
+        while outcome.result is Result.BAD and not self._confirmed() and looks > 1:
+            looks -= 1
+            self._sleep(LOOK_AGAIN)
+            outcome = self.once()
+        return outcome
+
+    def _confirmed(self) -> bool:
+        return max(self._streaks.bad.values(), default=0) >= self._options.bad_checks
+
+    def _judge(self, verdict: Verdict) -> Outcome:
+        if not verdict.findings:
+            if not verdict.clean:
+                self._streaks.count_unknown()
+                return Outcome(Result.UNKNOWN, "")
+            return self._clean(self._streaks.count_clean())
+        # Without the Xid, which comes and goes with the driver's log.
+        self._streaks.count_bad({f"{item.slug} {item.part}" for item in verdict.findings})
+        named = list(dict.fromkeys(finding.reason for finding in verdict.findings))
+        reason = PREFIX + ", ".join(named[:_NAMED])
+        if len(named) > _NAMED:
+            reason += f", and {len(named) - _NAMED} more"
+        if not self._confirmed():
+            count = max(self._streaks.bad.values())
+            text = f"{reason} (check {count} of {self._options.bad_checks})"
+            return Outcome(Result.BAD, text)
+        try:
+            return self._drain(reason)
+        except ControllerError as error:
+            return Outcome(Result.BAD, f"{reason}; nothing done, as Slurm does not answer: {error}")
+
+    def _drain(self, reason: str) -> Outcome:
+        me = self._slurm.nodes().get(self._node)
+        if me is None:
+            return Outcome(Result.BAD, f"{reason}; Slurm knows no node {self._node}")
+        if me.state.drained:
+            return Outcome(Result.DRAINED, f"{reason}; drained before: {me.reason}")
+        if me.reason or not me.state.working:
+            state = "+".join((me.state.base, *sorted(me.state.flags)))
+            text = f"{reason}; left as it is: {state} {me.reason}".rstrip()
+            return Outcome(Result.BAD, text)
+        self._streaks.noted = True  # also where this is cut off half-way
+        refused = budget.drain(self._slurm, self._node, reason, self._options.budget_ratio)
+        self._streaks.noted = bool(refused)
+        if refused:
+            return Outcome(Result.BAD, f"{reason}; {refused}")
+        return Outcome(Result.DRAINED, f"{reason}; drained")
+
+    def _clean(self, checks: int) -> Outcome:
+        """Take back what is no longer true: our note, and where configured our drain."""
+        turn = self._options.undrain and checks % self._options.clean_checks == 0
+        if not turn and not self._streaks.noted:
+            return Outcome(Result.CLEAN, "")
+        try:
+            me = self._slurm.nodes().get(self._node)
+            if me is None:
+                return Outcome(Result.CLEAN, f"Slurm knows no node {self._node}")
+            if me.note:
+                self._slurm.note(me, "")
+            self._streaks.noted = False
+            if turn and me.ours and me.state.drained:
+                self._slurm.undrain(me)
+                text = f"undrained after {checks} clean checks; was {me.reason}"
+                return Outcome(Result.CLEAN, text)
+        except ControllerError as error:
+            return Outcome(Result.CLEAN, f"nothing undone, as Slurm does not answer: {error}")
+        return Outcome(Result.CLEAN, "")

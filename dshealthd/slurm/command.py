@@ -1,0 +1,69 @@
+"""The command `dshealthd slurm`: what Slurm's hooks run as root on every node.
+
+A drain costs nodes, so that everything that goes wrong here ends as if nothing had been found.
+Slurm drains a node, with a reason of its own and without a budget, whose prolog or epilog fails in
+any way. So only a status that nothing else ends with, `REFUSE`, says that a job shall not start;
+the programs in `deploy/slurm/` turn it, and nothing else, into a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import syslog
+from typing import TYPE_CHECKING
+
+from dshealthd.slurm import agent
+from dshealthd.slurm.check import Check, Outcome, Result
+from dshealthd.slurm.controller import Controller
+from dshealthd.slurm.streaks import Busy, kept
+
+if TYPE_CHECKING:
+    from dshealthd.config import Config
+
+REFUSE = 100
+"""Exit status of a prolog on a drained node with a finding: neither Python nor a shell ends so."""
+WAIT = 8.0
+"""Seconds that a prolog or epilog waits for another check of the node to end."""
+PRIORITIES = {
+    Result.CLEAN: syslog.LOG_INFO,
+    Result.UNKNOWN: syslog.LOG_WARNING,
+    Result.BAD: syslog.LOG_WARNING,
+    Result.DRAINED: syslog.LOG_ERR,
+}
+
+
+def slurm(loaded: Config, hook: str) -> int:
+    """Run one hook and return its exit status: 0, or `REFUSE` of a prolog."""
+    try:
+        with kept(loaded.slurm.run_directory, 0.0 if hook == "health" else WAIT) as streaks:
+            check = Check(
+                loaded.slurm,
+                node_name(loaded),
+                lambda: agent.ask(loaded, loaded.slurm.drain_for),
+                Controller(
+                    conf_file=loaded.slurm.conf_file, bin_directory=loaded.slurm.bin_directory
+                ),
+                streaks,
+            )
+            outcome = check.insistently() if hook == "prolog" else check.once()
+    except Busy as error:
+        outcome = Outcome(Result.UNKNOWN, f"nothing done: {error}")
+    except OSError as error:
+        text = f"nothing done: {loaded.slurm.run_directory}: {error.strerror or error}"
+        outcome = Outcome(Result.UNKNOWN, text)
+    if outcome.text:
+        print(f"dshealthd: {hook}: {outcome.text}", file=sys.stderr)
+        syslog.openlog("dshealthd-slurm", syslog.LOG_PID, syslog.LOG_DAEMON)
+        syslog.syslog(PRIORITIES[outcome.result], f"{hook}: {outcome.text}")
+    return REFUSE if hook == "prolog" and outcome.result is Result.DRAINED else 0
+
+
+def node_name(loaded: Config) -> str:
+    """Return Slurm's name of this node."""
+    return (
+        loaded.slurm.node
+        or os.environ.get("SLURMD_NODENAME", "")
+        or socket.gethostname().partition(".")[0]
+    )

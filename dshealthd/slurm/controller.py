@@ -1,0 +1,176 @@
+"""The cluster as slurmctld knows it, read and changed by Slurm's own commands.
+
+Every call has a deadline, after which its processes are killed: before slurmd has registered, and
+while slurmctld is down, they hang for minutes (LBNL Node Health Check, #159 and #161).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from dshealthd.slurm.node_state import NodeState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+PREFIX = "dshealthd: "
+"""Begins every reason of ours; a reason without it is somebody else's and stays."""
+TIMEOUT = 2.0
+"""Seconds that one command may take."""
+_END = 0.5
+"""Seconds for a killed command to go; only one in the middle of a disk access takes longer."""
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin"
+_SEPARATOR = "\x1f"
+_FIELDS = ("NodeList", "StateComplete", "Timestamp", "Reason", "Comment")
+_NONE = frozenset(("", "none", "(null)", "n/a"))
+_SECTION = re.compile(r" ?\[dshealthd: ([^\]]*)\]")
+
+
+class ControllerError(Exception):
+    """Slurm does not answer in time, or not as it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node of the cluster."""
+
+    name: str
+    state: NodeState
+    reason: str
+    """Empty without one."""
+    since: float
+    """Unix time at which the reason was set, by the controller's clock; 0 without one."""
+    comment: str
+    """What others wrote; ours is in `note`."""
+    note: str
+    """Our own section of the comment; empty without one."""
+
+    @property
+    def ours(self) -> bool:
+        """Whether the reason is one of ours."""
+        return self.reason.startswith(PREFIX)
+
+
+class Controller:
+    """Slurm's commands."""
+
+    def __init__(
+        self,
+        *,
+        conf_file: Path | None = None,
+        bin_directory: Path | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        """Prepare; nothing is called yet."""
+        path = environment.get("PATH") or _PATH
+        self._environment = {
+            "PATH": f"{bin_directory}:{path}" if bin_directory is not None else path,
+            "LC_ALL": "C",
+            "TZ": "UTC",  # sinfo writes times as its own time zone has them
+            "SLURM_TIME_FORMAT": "standard",
+        }
+        conf = str(conf_file) if conf_file is not None else environment.get("SLURM_CONF")
+        if conf:
+            self._environment["SLURM_CONF"] = conf
+
+    def nodes(self) -> dict[str, Node]:
+        """Return every node that is in a partition; ControllerError."""
+        columns = ",".join(f"{field}:{_SEPARATOR}" for field in _FIELDS)
+        return parse_nodes(self._run("sinfo", "--all", "--noheader", "--Node", f"-O{columns}"))
+
+    def drain(self, node: Node, reason: str) -> None:
+        """Drain a node and drop our note, in one step; ControllerError."""
+        self._update(node.name, "State=DRAIN", f"Reason={reason}", f"Comment={node.comment}")
+
+    def undrain(self, node: Node) -> None:
+        """Take a drain back; its reason goes with it. ControllerError."""
+        self._update(node.name, "State=UNDRAIN")
+
+    def note(self, node: Node, note: str) -> None:
+        """Put a note of ours behind what others wrote in the comment; ControllerError."""
+        section = f"[dshealthd: {note}]" if note else ""
+        self._update(node.name, f"Comment={' '.join(filter(None, (node.comment, section)))}")
+
+    def _update(self, name: str, *changes: str) -> None:
+        self._run("scontrol", "update", f"NodeName={name}", *changes)
+
+    def _run(self, *command: str) -> str:
+        """Return what a command prints; what it started is gone when this returns or raises."""
+        try:
+            process = subprocess.Popen(  # noqa: S603 - found in root's own PATH
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=self._environment,
+                start_new_session=True,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            message = f"{command[0]}: {error.strerror}"
+            raise ControllerError(message) from error
+        try:
+            out, err = process.communicate(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired as error:
+            message = f"{command[0]} {command[1]}: no answer within {TIMEOUT:g} s"
+            raise ControllerError(message) from error
+        finally:
+            if process.returncode is None:
+                _end(process)
+        if process.returncode != 0:
+            message = f"{command[0]} {command[1]}: {' '.join(err.split())[:200]}"
+            raise ControllerError(message)
+        return out
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill a command and what it has started; one that the kernel holds is left to it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END)
+
+
+def parse_nodes(text: str) -> dict[str, Node]:
+    """Return the nodes of sinfo's lines; ControllerError for a line that is no node.
+
+    A node is listed once for each of its partitions.
+    """
+    nodes = {}
+    for line in text.splitlines():
+        fields = line.split(_SEPARATOR)
+        if len(fields) != len(_FIELDS) + 1 or not fields[0].strip():
+            message = f"sinfo: not a node: {line[:80]!r}"
+            raise ControllerError(message)
+        name, state, since, reason, comment = (field.strip() for field in fields[:-1])
+        comment = "" if comment.lower() in _NONE else comment
+        note = _SECTION.search(comment)
+        nodes[name] = Node(
+            name,
+            NodeState.parse(state),
+            "" if reason.lower() in _NONE else reason,
+            _time(since),
+            _SECTION.sub("", comment),
+            note[1] if note else "",
+        )
+    return nodes
+
+
+def _time(text: str) -> float:
+    """Return a Unix time; 0 where sinfo has none."""
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return 0.0
