@@ -1,0 +1,165 @@
+"""The answer as text for people and as JSON for programs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.explain.runbooks import remedy
+
+if TYPE_CHECKING:
+    from dshealthd.explain.causality import Finding
+    from dshealthd.explain.events import Event, Place
+    from dshealthd.explain.recognition import Recognised
+
+SCHEMA = 1
+"""Version of the JSON; raised when a key changes its meaning or goes."""
+MAX_CHAIN = 12
+MAX_WIDTH = 180
+
+
+def text(finding: Finding, found: Recognised, unread: list[str]) -> str:
+    """Return the answer in a few lines, then the chain of what followed."""
+    lines = []
+    if finding.outcome == "nothing":
+        lines.append(f"No failure found in {_read(found)}.")
+    elif finding.outcome == "undecided":
+        lines.append(f"UNDECIDED  {finding.statement}")
+    else:
+        title, step, runbook = remedy(finding.slug)
+        lines.append(f"CAUSE      {finding.slug}: {title}")
+        lines.append(f"WHAT       {_short(finding.statement)}")
+        lines.append(f"WHERE      {_where(finding)}")
+    lines += [
+        f"{'PROOF' if not number else '':<10} {place.file}:{place.line}: {_short(place.quote)}"
+        for number, place in enumerate(_unique(finding.proof))
+    ]
+    lines += [
+        f"{'NOT' if not number else '':<10} {_short(reason)}"
+        for number, reason in enumerate(finding.against)
+    ]
+    lines += [
+        f"{'MISSING' if not number else '':<10} {_short(what)}"
+        for number, what in enumerate((*finding.missing, *unread))
+    ]
+    if finding.outcome == "found":
+        lines.append(f"FIRST STEP {step}")
+        if runbook:
+            lines.append(f"RUNBOOK    {runbook}")
+    if finding.chain:
+        lines += [
+            "",
+            "What followed:" if finding.outcome != "nothing" else "The job went on after:",
+        ]
+        lines += [_followed(event) for event in finding.chain[:MAX_CHAIN]]
+        if len(finding.chain) > MAX_CHAIN:
+            lines.append(f"  … and {len(finding.chain) - MAX_CHAIN} more (--json has them)")
+    return "\n".join(lines) + "\n"
+
+
+def document(finding: Finding, found: Recognised, unread: list[str]) -> dict[str, Any]:
+    """Return the answer as JSON values; every claim has file, line and quote."""
+    statistics = found.statistics
+    title, step, runbook = remedy(finding.slug) if finding.slug else ("", "", "")
+    return {
+        "schema": SCHEMA,
+        "outcome": finding.outcome,
+        "slug": finding.slug or None,
+        "failure": finding.root.pattern if finding.root else None,
+        "title": title or None,
+        "statement": finding.statement or None,
+        "ranks": list(finding.ranks),
+        "host": finding.host,
+        "gpu": finding.gpu,
+        "time": _iso(finding.time),
+        "proof": [_place(place) for place in _unique(finding.proof)],
+        "fields": dict(finding.root.fields) if finding.root else {},
+        "against": list(finding.against),
+        "missing": [*finding.missing, *unread],
+        "first_step": step or None,
+        "runbook": runbook or None,
+        "groups": [
+            {
+                "group": verdict.group,
+                "kind": verdict.kind,
+                "operation": verdict.operation,
+                "sequence": verdict.sequence,
+                "culprits": list(verdict.culprits),
+                "waiting": list(verdict.waiting),
+                "says": verdict.says,
+                "proof": [_place(place) for place in verdict.proof],
+            }
+            for verdict in finding.verdicts
+        ],
+        "chain": [
+            {
+                "slug": event.slug,
+                "failure": event.pattern,
+                "role": event.role,
+                "says": event.says,
+                "rank": event.rank,
+                "host": event.host,
+                "time": _iso(event.time),
+                "count": event.count,
+                **_place(event.place),
+            }
+            for event in finding.chain
+        ],
+        "read": {
+            "files": statistics.files,
+            "bytes": statistics.bytes,
+            "lines": statistics.lines,
+            "lines_examined": statistics.examined,
+            "lines_with_replaced_bytes": statistics.replaced,
+            "lines_cut": statistics.cut,
+            "events_dropped": found.dropped,
+        },
+    }
+
+
+def _read(found: Recognised) -> str:
+    statistics = found.statistics
+    return f"{statistics.lines:,} lines of {statistics.files} file(s)"
+
+
+def _where(finding: Finding) -> str:
+    parts = []
+    if len(finding.ranks) == 1:
+        parts.append(f"rank {finding.ranks[0]}")
+    elif finding.ranks:
+        parts.append("ranks " + ", ".join(map(str, finding.ranks[:16])))
+    else:
+        parts.append("no single rank")
+    if finding.host:
+        parts.append(f"host {finding.host}")
+    if finding.gpu is not None:
+        parts.append(f"GPU {finding.gpu}")
+    if finding.time is not None:
+        parts.append(f"at {_iso(finding.time)}")
+    return ", ".join(parts)
+
+
+def _followed(event: Event) -> str:
+    when = f"{_iso(event.time)} " if event.time is not None else ""
+    who = f"rank {event.rank}: " if event.rank is not None else ""
+    times = f" ({event.count} times)" if event.count > 1 else ""
+    return f"  {when}{who}{_short(event.says)}{times}  [{event.place.file}:{event.place.line}]"
+
+
+def _place(place: Place) -> dict[str, Any]:
+    return {"file": place.file, "line": place.line, "quote": place.quote}
+
+
+def _unique(places: tuple[Place, ...]) -> list[Place]:
+    return list({(place.file, place.line): place for place in places}.values())
+
+
+def _short(value: str) -> str:
+    line = "".join(character if character.isprintable() else " " for character in value)
+    return line if len(line) <= MAX_WIDTH else line[: MAX_WIDTH - 1] + "…"
+
+
+def _iso(when: float | None) -> str | None:
+    if when is None:
+        return None
+    return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%dT%H:%M:%S")

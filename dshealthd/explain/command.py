@@ -1,0 +1,121 @@
+"""`dshealthd explain LOG…`: the cause of a job's failure, from its logs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NoReturn
+
+from dshealthd.explain import answer, dumps, follow
+from dshealthd.explain import input as logs
+from dshealthd.explain.causality import Finding, decide
+from dshealthd.explain.events import Place
+from dshealthd.explain.recognition import Recogniser
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EXIT_NOTHING, EXIT_FOUND, EXIT_UNDECIDED, EXIT_USAGE = 0, 1, 2, 64
+EXIT = {"nothing": EXIT_NOTHING, "found": EXIT_FOUND, "undecided": EXIT_UNDECIDED}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_USAGE, f"dshealthd explain: {message}\n")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Explain logs and return the exit status.
+
+    0 nothing found, 1 a cause found, 2 undecided, 64 bad usage or nothing that can be read.
+    """
+    parser = _Parser(
+        prog="dshealthd explain",
+        description="Name the cause of a job's failure from its logs.",
+        epilog="Exit status: 0 no failure found, 1 cause found, 2 undecided, 64 bad usage.",
+    )
+    parser.add_argument(
+        "logs", nargs="+", metavar="LOG", help="file, folder or pattern; - is standard input"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
+    parser.add_argument(
+        "--healthy",
+        action="append",
+        default=[],
+        metavar="LOG",
+        help="log of a run that went well: what it says too is no cause",
+    )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="go on reading, and answer again whenever the answer changes, until interrupted",
+    )
+    options = parser.parse_args(arguments)
+    if options.follow:
+        return _follow(options.logs, as_json=options.json)
+    try:
+        recogniser, unread = read(options.logs, options.healthy)
+    except logs.InputError as error:
+        print(f"dshealthd explain: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    found = recogniser.found
+    finding = conclude(recogniser)
+    if options.json:
+        print(json.dumps(answer.document(finding, found, unread), indent=2))
+    else:
+        sys.stdout.write(answer.text(finding, found, unread))
+    return EXIT[finding.outcome]
+
+
+def _follow(names: Sequence[str], *, as_json: bool) -> int:
+    status = EXIT_NOTHING
+    try:
+        for finding, recogniser in follow.follow(names, year=datetime.now(UTC).year):
+            status = EXIT[finding.outcome]
+            if as_json:
+                print(json.dumps(answer.document(finding, recogniser.found, [])), flush=True)
+            else:
+                print(answer.text(finding, recogniser.found, []), flush=True)
+    except KeyboardInterrupt:
+        return status
+    return status
+
+
+def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recogniser, list[str]]:
+    """Read logs and dumps; return what was recognised, and what could not be read and why.
+
+    InputError: a name stands for no file, or none of the files can be read.
+    """
+    usual = set()
+    if healthy:
+        good, _ = read(healthy)
+        usual = {(event.pattern, event.says) for event in good.found.events}
+    recogniser = Recogniser()
+    unread = []
+    files = logs.expand(names)
+    for name in files:
+        try:
+            if dumps.is_dump(name):
+                rank = dumps.rank_of(name)
+                if rank is not None:
+                    place = Place(name, 0, "flight recorder")
+                    recogniser.found.ranks_seen.add(rank)
+                    recogniser.found.ledger.add_dump(rank, dumps.digest(name), place)
+            else:
+                recogniser.add(name)
+        except (logs.InputError, dumps.UnreadableDump, OSError) as error:
+            unread.append(f"not read: {error}")
+    if files and len(unread) == len(files):
+        raise logs.InputError(unread[0])
+    if usual:
+        events = recogniser.found.events
+        events[:] = [event for event in events if (event.pattern, event.says) not in usual]
+    return recogniser, unread
+
+
+def conclude(recogniser: Recogniser) -> Finding:
+    """Return the answer to what was recognised so far."""
+    return decide(recogniser.found, year=datetime.now(UTC).year)

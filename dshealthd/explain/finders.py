@@ -1,0 +1,99 @@
+"""Where in a block a pattern may match: by Hyperscan, or in plain Python by lines seen before."""
+
+from __future__ import annotations
+
+import functools
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_TEMPLATE = 1 << 10
+"""Bytes of a line that is remembered; longer ones are looked through each time."""
+MAX_REMEMBERED = 1 << 23
+"""Bytes of all remembered lines; then all are forgotten and the memory is used anew."""
+_OVERHEAD = 120
+"""Bytes that Python takes for one more entry."""
+_DIGITS = b"0123456789"
+
+
+class Templates:
+    """Looks for literals in every line that differs from all before in more than its digits.
+
+    What a training prints are few lines with other numbers in them, so that nearly all lines cost
+    one look into a dictionary.
+    """
+
+    def __init__(self, literals: Sequence[str]) -> None:
+        bare = {literal.encode().translate(None, _DIGITS) for literal in literals}
+        self._literals = sorted(bare, key=len)
+        self._is_hot: dict[bytes, bool] = {}
+        self._size = 0
+
+    def __call__(self, block: bytes) -> Sequence[int]:
+        """Return the offsets of the lines that hold a literal."""
+        templates = block.translate(None, _DIGITS).split(b"\n")
+        known = self._is_hot
+        told = list(map(known.get, templates))
+        if told.count(False) == len(told):
+            return ()
+        lengths = map(len, block.split(b"\n"))
+        starts = [0, *accumulate(length + 1 for length in lengths)]
+        found = []
+        for number, (template, hot) in enumerate(zip(templates, told, strict=True)):
+            if hot is None:
+                hot = known.get(template)  # noqa: PLW2901 - learnt in this block
+                if hot is None:
+                    hot = self._learn(template)  # noqa: PLW2901
+            if hot:
+                found.append(starts[number])
+        return found
+
+    def _learn(self, template: bytes) -> bool:
+        hot = any(literal in template for literal in self._literals)
+        if len(template) <= MAX_TEMPLATE:
+            self._size += len(template) + _OVERHEAD
+            if self._size > MAX_REMEMBERED:
+                self._is_hot.clear()
+                self._size = len(template) + _OVERHEAD
+            self._is_hot[template] = hot
+        return hot
+
+
+class Hyperscan:
+    """Looks for all literals at once, with Intel's library from the extra `explain`."""
+
+    def __init__(self, literals: Sequence[str]) -> None:
+        self._database = _compiled(tuple(literals))
+
+    def __call__(self, block: bytes) -> Sequence[int]:
+        """Return the offsets of the last bytes of all literals."""
+        found: list[int] = []
+
+        def matched(_id: int, _start: int, end: int, _flags: int, _context: object) -> None:
+            found.append(end - 1)
+
+        self._database.scan(block, match_event_handler=matched)
+        return found
+
+
+@functools.cache
+def _compiled(literals: tuple[str, ...]) -> Any:
+    """Return the literals' database, which takes a tenth of a second to make."""
+    import hyperscan
+
+    database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+    expressions = [_quoted(literal).encode() for literal in literals]
+    database.compile(
+        expressions=expressions,
+        ids=list(range(len(expressions))),
+        elements=len(expressions),
+        flags=[0] * len(expressions),
+    )
+    return database
+
+
+def _quoted(literal: str) -> str:
+    """Write a literal as hexadecimal, which means the same in every syntax."""
+    return "".join(f"\\x{byte:02x}" for byte in literal.encode())

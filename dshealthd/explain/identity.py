@@ -1,0 +1,79 @@
+"""Which rank of the job an event belongs to, where its line does not say so itself."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dshealthd.explain.events import Origin
+    from dshealthd.explain.recognition import Recognised
+
+_TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
+
+
+class Identities:
+    """Resolves ranks from what all logs together tell."""
+
+    def __init__(self, found: Recognised) -> None:
+        self._found = found
+        self._first: dict[object, set[int]] = defaultdict(set)
+        """The rank of local rank 0, by file and task, and by folder of a node's torchrun; several
+        where a file holds the output of several nodes."""
+        for (source, task, local), rank in found.ranks_by_local.items():
+            self._first[source, task].add(rank - local)
+            if match := self._folder(source):
+                self._first[match["node"]].add(rank - local)
+        for failure in found.failures:
+            if failure.rank is not None and failure.local is not None:
+                self._first[failure.source, failure.task].add(failure.rank - failure.local)
+
+    def _folder(self, source: int) -> re.Match[str] | None:
+        return _TORCHRUN_FOLDER.match(self._found.sources[source].name)
+
+    def _node(self, source: int) -> str | None:
+        match = self._folder(source)
+        return match["node"] if match else None
+
+    def rank(self, origin: Origin) -> int | None:
+        """Return the rank in the whole job, or None if nothing tells."""
+        if origin.rank is not None:
+            return origin.rank
+        found = self._found
+        if origin.local is not None:
+            for key in ((origin.source, origin.task), self._node(origin.source)):
+                first = self._first.get(key, set())
+                if len(first) == 1:
+                    return next(iter(first)) + origin.local
+                if first:
+                    return None
+            return None if self._has_many_nodes() else origin.local
+        if origin.pid is not None:
+            known = found.ranks_by_pid.get((origin.source, origin.pid))
+            if known is not None:
+                return known
+        if origin.task is not None and not self.is_node(origin.source, origin.task):
+            return origin.task
+        return None
+
+    def is_node(self, source: int, task: int) -> bool:
+        """Tell whether a task of srun is a launcher with several ranks below it."""
+        ranks = self._found.tasks_with_ranks.get((source, task))
+        if ranks:
+            return ranks != {task}
+        if any(key[0] == source for key in self._found.tasks_with_ranks):
+            return any(
+                seen != {other}
+                for (where, other), seen in self._found.tasks_with_ranks.items()
+                if where == source
+            )
+        return self._found.sources[source].is_launcher
+
+    def _has_many_nodes(self) -> bool:
+        names = {
+            match["node"]
+            for number in range(len(self._found.sources))
+            if (match := self._folder(number))
+        }
+        return len(names) > 1

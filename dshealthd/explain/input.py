@@ -1,0 +1,277 @@
+"""Logs as they lie around: files, folders, patterns of names, standard input, compressed or not.
+
+One pass in blocks. Lines far from anything that a pattern could match are counted and not looked
+at, which is what makes it fast. Memory does not grow with the size of a file or of a line.
+"""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import glob
+import gzip
+import io
+import lzma
+import os
+import stat
+import sys
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Protocol, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+BLOCK = 1 << 20
+BEFORE, AFTER = 1 << 10, 1 << 12
+"""Bytes around a match that are looked at too: stamps before it, the rest of a message after."""
+EDGE = 1 << 14
+"""Bytes at the beginning and end of a file that are always looked at: prefixes, sizes, the end."""
+MAX_LINE = 1 << 16
+"""Bytes of a line that are kept; the rest is counted as cut."""
+MAX_FILES = 20_000
+_SKIPPED = (".pt", ".pth", ".bin", ".safetensors", ".so", ".py", ".pyc", ".png", ".whl", ".npy")
+
+
+class InputError(Exception):
+    """A log cannot be read; says which and why."""
+
+
+class Finder(Protocol):
+    """Finds where in a block of whole lines something may stand that a pattern matches."""
+
+    def __call__(self, block: bytes) -> Sequence[int]:
+        """Return offsets, rising, of which each line that may match holds at least one."""
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What was read, and what of it could not be taken as it is."""
+
+    files: int = 0
+    bytes: int = 0
+    lines: int = 0
+    examined: int = 0
+    replaced: int = 0
+    """Lines with bytes that are no UTF-8."""
+    cut: int = 0
+    """Lines longer than MAX_LINE."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Lines that were not looked at."""
+
+    lines: int
+    is_progress: bool
+    has_loss: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A line that was looked at; several with one number where a progress bar redrew it."""
+
+    number: int
+    text: str
+
+
+def expand(names: Sequence[str]) -> list[str]:
+    """Return the files that the names stand for, in order; `-` is standard input.
+
+    InputError: there is none, or there are too many.
+    """
+    found: dict[str, None] = {}
+    for name in names:
+        if name == "-":
+            found[name] = None
+        elif Path(name).is_dir():
+            for folder, folders, files in os.walk(name):
+                folders.sort()
+                for file in sorted(files):
+                    path = os.path.join(folder, file)
+                    if not file.endswith(_SKIPPED) and stat.S_ISREG(os.lstat(path).st_mode):
+                        found[path] = None
+        elif Path(name).exists():
+            found[name] = None
+        elif matches := sorted(glob.glob(name, recursive=True)):
+            found.update((match, None) for match in matches if not Path(match).is_dir())
+        else:
+            message = f"{name}: no such file"
+            raise InputError(message)
+        if len(found) > MAX_FILES:
+            message = f"more than {MAX_FILES:,} files"
+            raise InputError(message)
+    return list(found)
+
+
+def open_log(name: str, closing: contextlib.ExitStack) -> IO[bytes]:
+    """Open a log until `closing` ends, decompressed by what it begins with and not by its name.
+
+    InputError: it cannot be opened, or its compression is not known here.
+    """
+    try:
+        buffered = cast("io.BufferedReader", sys.stdin.buffer)
+        if name != "-":
+            buffered = closing.enter_context(open(name, "rb"))  # noqa: SIM115 - closed by `closing`
+        magic = buffered.peek(6)[:6]
+    except OSError as error:
+        message = f"{name}: {error.strerror or error}"
+        raise InputError(message) from error
+    if magic.startswith(b"\x1f\x8b"):
+        return cast("IO[bytes]", gzip.open(buffered))
+    if magic.startswith(b"\xfd7zXZ\x00"):
+        return lzma.open(buffered)
+    if magic.startswith(b"BZh"):
+        return bz2.open(buffered)
+    if magic.startswith(b"\x28\xb5\x2f\xfd"):
+        try:
+            import zstandard
+        except ImportError as error:
+            message = f"{name}: is compressed by zstd: install dshealthd[explain], or zstdcat it"
+            raise InputError(message) from error
+        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(buffered))
+    return buffered
+
+
+def read(
+    name: str, find: Finder, statistics: Statistics, stream: IO[bytes] | None = None
+) -> Iterator[Raw | Skipped]:
+    """Read a log and return the lines near what a pattern could match.
+
+    The first and last lines of a file are always among them. A compressed file that ends too
+    early is read as far as it goes.
+    """
+    statistics.files += 1
+    number = 0
+    until = EDGE  # up to where lines are looked at whatever they hold
+    with contextlib.ExitStack() as closing:
+        file = stream or open_log(name, closing)
+        blocks = _blocks(file, statistics, name)
+        block = next(blocks, b"")
+        while block:
+            following = next(blocks, b"")
+            windows = _windows(block, find(block), until, is_last=not following)
+            place = 0
+            for start, end in windows:
+                if start > place:
+                    yield _skipped(block, place, start)
+                    number += block.count(b"\n", place, start)
+                yield from _lines(block[start:end], number, statistics)
+                number += block.count(b"\n", start, end)
+                place = end
+            if place < len(block):
+                yield _skipped(block, place, len(block))
+                number += block.count(b"\n", place)
+            until = AFTER if place == len(block) and windows else 0
+            block = following
+    statistics.lines += number
+
+
+def _windows(
+    block: bytes, offsets: Sequence[int], until: int, *, is_last: bool
+) -> list[tuple[int, int]]:
+    """Return the parts of a block, in whole lines, that are looked at."""
+    found: list[tuple[int, int]] = []
+    if until:
+        found.append((0, _line_end(block, min(until, len(block)))))
+    for offset in offsets:
+        if found and offset + (AFTER >> 1) < found[-1][1]:
+            continue  # well inside
+        end = _line_end(block, offset + AFTER)
+        start = block.rfind(b"\n", 0, max(0, offset - BEFORE)) + 1
+        start = min(start, block.rfind(b"\n", 0, offset) + 1)
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    if is_last:
+        start = block.rfind(b"\n", 0, max(0, len(block) - EDGE)) + 1
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], len(block)
+        else:
+            found.append((start, len(block)))
+    return found
+
+
+def _line_end(block: bytes, offset: int) -> int:
+    return block.find(b"\n", offset) + 1 or len(block)
+
+
+def _skipped(block: bytes, start: int, end: int) -> Skipped:
+    has_loss = block.find(b"loss", start, end) >= 0
+    is_progress = (
+        has_loss or block.find(b"it/s", start, end) >= 0 or block.find(b"step", start, end) >= 0
+    )
+    return Skipped(block.count(b"\n", start, end), is_progress, has_loss)
+
+
+def _blocks(file: IO[bytes], statistics: Statistics, name: str) -> Iterator[bytes]:
+    """Read whole lines in blocks; of a line longer than a block only the beginning is kept."""
+    rest = b""
+    cutting = False
+    is_empty = True
+    take = file.read if isinstance(file, io.BufferedReader) else getattr(file, "read1", file.read)
+    while True:
+        try:
+            data = take(BLOCK)  # `read1`: of a stream that was cut, `read` would return nothing
+        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+            if is_empty:
+                message = f"{name}: {error}"
+                raise InputError(message) from error
+            data = b""
+        except OSError as error:
+            message = f"{name}: {error.strerror or error}"
+            raise InputError(message) from error
+        if not data:
+            break
+        statistics.bytes += len(data)
+        is_empty = False
+        if cutting:
+            place = data.find(b"\n")
+            if place < 0:
+                continue
+            data, cutting = data[place:], False
+        end = data.rfind(b"\n") + 1
+        if end:
+            yield rest + data[:end]
+            rest = data[end:]
+        elif len(rest) + len(data) > BLOCK:
+            rest = (rest + data)[:MAX_LINE]
+            statistics.cut += 1
+            cutting = True
+        else:
+            rest += data
+    if rest:
+        yield rest + b"\n"
+
+
+def _lines(segment: bytes, number: int, statistics: Statistics) -> Iterator[Raw]:
+    for offset, line in enumerate(
+        segment.splitlines() if b"\r" not in segment else segment[:-1].split(b"\n"), 1
+    ):
+        statistics.examined += 1
+        if len(line) > MAX_LINE:
+            statistics.cut += 1
+            line = line[:MAX_LINE]  # noqa: PLW2901 - shortened in place
+        text = line.decode("utf-8", "replace")
+        if "\ufffd" in text:
+            statistics.replaced += 1
+        if "\0" in text:
+            text = text.replace("\0", "")
+        if "\r" in text:
+            for part in text.split("\r"):
+                if part.strip():
+                    yield Raw(number + offset, part)
+        else:
+            yield Raw(number + offset, text)
+
+
+def finder(literals: Sequence[str]) -> Finder:
+    """Return the fastest finder there is here."""
+    from dshealthd.explain import finders
+
+    try:
+        return finders.Hyperscan(literals)
+    except ImportError:
+        return finders.Templates(literals)

@@ -1,0 +1,429 @@
+"""From files to events: each line by its stream, each traceback as one exception."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import operator
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from dshealthd.explain import input as logs
+from dshealthd.explain import patterns as known
+from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
+from dshealthd.explain.ledger import Ledger
+from dshealthd.explain.streams import Line, Splitter
+from dshealthd.explain.tracebacks import Assembler, Traceback
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dshealthd.explain.patterns import Pattern, Patterns
+
+MAX_EVENTS = 20_000
+"""Events that are kept of all logs.
+
+One of each pattern and stream, so that it takes 10,000 ranks.
+"""
+MAX_MATCHED = 2000
+"""Characters of a line that patterns look at: their time may grow with the square of it."""
+MAX_ERROR_FILE = 1 << 20
+
+_PROGRESS = re.compile(
+    r"\b(?:step|iter(?:ation)?|global[_ ]step|batch)\b['\"]?[\s=:#\[]{0,4}(?P<step>\d{1,9})\b"
+    r"|\b\d+/\d+ \[\d+:\d\d|\b(?:it/s|s/it)\b|\bloss\W{1,6}-?\d",
+    re.IGNORECASE,
+)
+_FINITE_LOSS = re.compile(r"\bloss['\"]?\s*[:=|]?\s*\[?(?:tensor\()?-?\d", re.IGNORECASE)
+_SUMMARY = re.compile(r"\s+(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
+_SUMMARY_ENTRY = re.compile(r"\[\d+\]:\s*$")
+_SUMMARY_RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
+_SUMMARY_EXIT = re.compile(r"(-?\d+) +\(pid: (\d+)\)")
+_WORLD = re.compile(
+    r"(?:\bworld[_ ]?size\W{1,4}|\bdist_world_size=|\bnranks |\bWORLD_SIZE\W{1,3})(\d{1,6})\b"
+)
+_RESTART = re.compile(
+    r"attempts left; will restart worker group|Rendezvous'ing worker group|Starting worker group"
+    r"|Job restarted|Requeued|restart_count=[1-9]"
+)
+_SPAWNED = re.compile(r"process (\d+) spawned with command: .*--local_rank=(\d+)")
+_NCCL_RANK = re.compile(r"NCCL INFO .*\brank (\d+) nranks (\d+)")
+_GRADIENTS = re.compile(
+    r":(?:backward|_engine_run_backward|finalize_backward|allreduce_bucket\w*|allreduce_gradients"
+    r"|average_tensor|reduce_\w*grad\w*|allreduce_and_\w+|all_reduce_grad\w*|finish_grad_sync"
+    r"|__?reduce_and_partition\w*|reduce_ready_partitions\w*|buffered_allreduce\w*)$",
+    re.MULTILINE,
+)
+_GRADIENT_STACK = re.compile(
+    r"#\d+ (?:backward|_engine_run_backward|allreduce_\w+|average_tensor|reduce_\w*grad\w*"
+    r"|finish_grad_sync|reduce_ready_partitions\w*|__reduce\w*) from "
+)
+"""A frame of `Stack trace of the failed collective`, as ProcessGroupNCCL prints it."""
+_SOLE_FIELD = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(slots=True)
+class Failure:
+    """One entry of torchrun's summary: a rank that failed, as its launcher saw it."""
+
+    place: Place
+    source: int
+    task: int | None = None
+    root: bool = False
+    rank: int | None = None
+    local: int | None = None
+    host: str | None = None
+    time: str = ""
+    exit: int | None = None
+    pid: int | None = None
+
+
+@dataclass(slots=True)
+class SourceFacts:
+    """What one file says beside its events."""
+
+    name: str
+    attempt: int = 0
+    progress: int = 0
+    last_stamp: dict[Origin, Stamp] = field(default_factory=dict)
+    is_launcher: bool = False
+    """torchrun or DeepSpeed's launcher speaks in it: a task of srun is then a node."""
+
+
+@dataclass(slots=True)
+class Recognised:
+    """All that was found in all logs."""
+
+    events: list[Event] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    sources: list[SourceFacts] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
+    ranks_by_pid: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Rank by source and pid."""
+    ranks_by_local: dict[tuple[int, int | None, int], int] = field(default_factory=dict)
+    """Rank by source, task and local rank."""
+    ranks_seen: set[int] = field(default_factory=set)
+    tasks_with_ranks: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    world: int | None = None
+    dropped: int = 0
+    """Events beyond MAX_EVENTS."""
+    statistics: logs.Statistics = field(default_factory=logs.Statistics)
+
+
+class Recogniser:
+    """Reads logs one after another."""
+
+    def __init__(self, patterns: Patterns | None = None, finder: logs.Finder | None = None) -> None:
+        self.found = Recognised()
+        self._patterns = patterns or known.load()
+        self._find = finder or logs.finder(self._patterns.literals)
+        self.table = _by_literal(self._patterns.lines)
+        self._kept: dict[tuple[str, Origin, int], Event] = {}
+        self._order = 0
+        self._last_exception: dict[object, Event] = {}
+
+    def add(self, name: str, items: Iterable[logs.Raw | logs.Skipped] | None = None) -> None:
+        """Read one log; InputError if it cannot be read."""
+        if name.endswith("error.json") and items is None and (told := _error_file(name)):
+            items = told
+        reader = self.open(name)
+        if items is None:
+            items = logs.read(name, self._find, self.found.statistics)
+        for item in items:
+            reader.take(item)
+        reader.pause()
+
+    def open(self, name: str) -> Reader:
+        """Begin a log whose lines come one after another."""
+        self.found.sources.append(SourceFacts(name))
+        return Reader(self, len(self.found.sources) - 1, self.found.sources[-1])
+
+    def keep(self, event: Event) -> Event:
+        """Keep an event, or count it where its stream has said the same before."""
+        key = event.pattern, event.origin, event.attempt
+        if (kept := self._kept.get(key)) is not None and kept.fields == event.fields:
+            kept.count += 1
+            kept.last = event.place
+            return kept
+        if len(self.found.events) >= MAX_EVENTS:
+            self.found.dropped += 1
+            return event
+        self._kept[key] = event
+        self.found.events.append(event)
+        return event
+
+
+class Reader:
+    """Reads one log."""
+
+    def __init__(self, parent: Recogniser, source: int, facts: SourceFacts) -> None:
+        self._parent = parent
+        self._found = parent.found
+        self._facts = facts
+        self._source = source
+        self._splitter = Splitter(source, facts.name)
+        self._attempt = self._splitter.attempt
+        if self._splitter.base.rank is not None:
+            self._found.ranks_seen.add(self._splitter.base.rank)
+        self._assembler = Assembler()
+        self._sample: list[logs.Raw] | None = []
+        self._failure: Failure | None = None
+        self._losses: dict[str, Event] = {}
+        self._last: dict[Origin, Event] = {}
+        self._failed_since_restart = False
+        self._order = 0
+
+    def take(self, item: logs.Raw | logs.Skipped) -> None:
+        """Take a line, or a number of lines that hold nothing."""
+        if isinstance(item, logs.Skipped):
+            self._flush_sample()
+            if item.is_progress:
+                self._facts.progress += item.lines
+            if item.has_loss:
+                self._losses.clear()
+            return
+        if self._sample is not None:
+            self._sample.append(item)
+            if len(self._sample) >= 200:  # noqa: PLR2004 - lines that show a prefix
+                self._flush_sample()
+            return
+        self._line(item)
+
+    def pause(self) -> None:
+        """Take what stands at the end, as nothing has come after it yet."""
+        self._flush_sample()
+        for traceback in self._assembler.finish():
+            self._exception(traceback)
+        for event in self._losses.values():
+            self._parent.keep(event)
+        self._facts.attempt = max(self._facts.attempt, self._attempt)
+
+    def _flush_sample(self) -> None:
+        if self._sample is not None:
+            sample, self._sample = self._sample, None
+            self._splitter.learn(raw.text for raw in sample)
+            for raw in sample:
+                self._line(raw)
+
+    def _line(self, raw: logs.Raw) -> None:
+        line = self._splitter.split(raw.text)
+        text = line.text
+        self._order += 1
+        if line.stamp is not None:
+            self._facts.last_stamp[line.origin] = line.stamp
+        self._identify(line)
+        place = Place(self._facts.name, raw.number, raw.text.strip()[:MAX_QUOTE])
+        if self._in_summary(line, place):
+            return
+        if text.startswith("#") and _GRADIENT_STACK.match(text):
+            self._found.ledger.in_gradients = True
+        consumed, done = self._assembler.feed(line, place)
+        for traceback in done:
+            self._exception(traceback)
+        if consumed or len(text) < 4:  # noqa: PLR2004 - shorter than any pattern
+            return
+        text = text[:MAX_MATCHED]
+        if _PROGRESS.search(text):
+            self._facts.progress += 1
+            if self._losses and _FINITE_LOSS.search(text):
+                self._losses.clear()
+        if self._failed_since_restart and _RESTART.search(text):
+            self._attempt += 1
+            self._failed_since_restart = False
+        near = [patterns for literal, patterns in self._parent.table if literal in text]
+        if not near:
+            return
+        for _, pattern in sorted({entry for patterns in near for entry in patterns}, key=_NUMBER):
+            if pattern.where == "any" or line.level in {"E", "F"}:
+                match = pattern.regex.search(text)
+                if match:
+                    self._keep(pattern, match.groupdict(), line, place)
+                    break
+
+    def _identify(self, line: Line) -> None:
+        """Learn which rank, task and process belong together, and how many there are."""
+        origin, text = line.origin, line.text
+        found = self._found
+        if origin.rank is not None:
+            found.ranks_seen.add(origin.rank)
+            if origin.local is not None:
+                found.ranks_by_local[self._source, origin.task, origin.local] = origin.rank
+            if origin.task is not None:
+                seen = found.tasks_with_ranks.setdefault((self._source, origin.task), set())
+                if len(seen) < 3:  # noqa: PLR2004 - two ranks make a task a node
+                    seen.add(origin.rank)
+        if origin.local is not None:
+            self._facts.is_launcher = True
+        if ("rank" in text or "orld" in text or "WORLD" in text) and len(text) < 2000:  # noqa: PLR2004
+            if match := _WORLD.search(text):
+                found.world = max(found.world or 0, int(match[1]))
+            if origin.pid is not None and (match := _NCCL_RANK.search(text)):
+                found.ranks_by_pid.setdefault((self._source, origin.pid), int(match[1]))
+            if match := _SPAWNED.search(text):
+                found.ranks_by_pid.setdefault((self._source, int(match[1])), int(match[2]))
+                found.ranks_seen.add(int(match[2]))
+                self._facts.is_launcher = True
+        elif "torch/distributed/elastic/" in text or "torchrun" in text:
+            self._facts.is_launcher = True
+
+    def _in_summary(self, line: Line, place: Place) -> bool:
+        """Read torchrun's summary of failures, which follows `ChildFailedError`."""
+        text = line.text
+        if text.startswith("Root Cause (first observed failure)"):
+            self._failure = Failure(place, self._source, line.origin.task, root=True)
+            return True
+        if self._failure is None:
+            if text.startswith("Failures:"):
+                self._failure = Failure(place, self._source, line.origin.task)
+                return True
+            return False
+        if text.startswith("====="):
+            self._failure = None
+            return True
+        if text.startswith("-----"):
+            return True
+        if _SUMMARY_ENTRY.match(text):
+            if self._failure.rank is not None:
+                self._failure = Failure(
+                    place, self._source, line.origin.task, root=self._failure.root
+                )
+            return True
+        match = _SUMMARY.match(text)
+        if match is None:
+            return False
+        failure, value = self._failure, match[2]
+        if match[1] == "time":
+            failure.time = value.strip()
+        elif match[1] == "host":
+            failure.host = value.strip()
+        elif match[1] == "rank" and (ranks := _SUMMARY_RANK.match(value)):
+            failure.rank, failure.local = int(ranks[1]), int(ranks[2])
+        elif match[1] == "exitcode" and (exits := _SUMMARY_EXIT.match(value)):
+            failure.exit, failure.pid = int(exits[1]), int(exits[2])
+            failure.place = place
+            self._found.failures.append(failure)
+            if failure.rank is not None:
+                self._found.ranks_by_pid[self._source, failure.pid] = failure.rank
+                self._found.ranks_seen.add(failure.rank)
+        elif match[1] == "traceback" and "Traceback" in value:
+            origin = replace(line.origin, rank=failure.rank, host=failure.host)
+            stamp = Stamp("iso", failure.time.replace("_", " "))
+            self._assembler.feed(Line(value, origin, stamp, "", prefixed=False), place)
+        return True
+
+    def _stamp(self, line: Line) -> Stamp | None:
+        if line.stamp is not None:
+            return line.stamp
+        stamps = self._facts.last_stamp
+        if (own := stamps.get(line.origin)) is not None:
+            return own
+        origin = line.origin
+        return next(
+            (
+                stamp
+                for other, stamp in reversed(stamps.items())
+                if (other.host, other.task) == (origin.host, origin.task)
+            ),
+            None,
+        )
+
+    def _keep(
+        self, pattern: Pattern, fields: dict[str, str | None], line: Line, place: Place,
+        traceback: Traceback | None = None,
+    ) -> Event:  # fmt: skip
+        known_fields = {name: value for name, value in fields.items() if value}
+        event = Event(
+            slug=pattern.slug,
+            pattern=f"{pattern.slug}/{pattern.name}",
+            role=pattern.role,
+            layer=pattern.layer,
+            says=_SOLE_FIELD.sub(lambda match: known_fields.get(match[1], "unknown"), pattern.says),
+            place=place,
+            origin=line.origin,
+            order=self._order,
+            stamp=self._stamp(line),
+            exact=line.stamp is not None,
+            weak=pattern.weak,
+            first=pattern.first,
+            fields=known_fields,
+            progress=self._facts.progress,
+            attempt=self._attempt,
+        )
+        if traceback is not None:
+            event.frames, event.bare = tuple(traceback.frames), traceback.bare
+        if pattern.role == "loss":
+            kept = self._losses.setdefault(event.pattern, event)
+            if kept is not event:
+                kept.count += 1
+                kept.last = place
+            return kept
+        if pattern.role == "cause":
+            self._failed_since_restart = True
+        if pattern.slug == "nccl-timeout":
+            self._found.ledger.add_line(event, raw_text=line.text)
+            if _GRADIENTS.search(traceback.stack if traceback else ""):
+                event.slug = "gradient-sync-timeout"
+        return self._parent.keep(event)
+
+    def _exception(self, traceback: Traceback) -> None:
+        """Take an exception for what the first pattern says of it, else for the program's own."""
+        text = traceback.text
+        chosen, fields = None, {}
+        for pattern in self._parent._patterns.every:  # noqa: SLF001 - one part in two classes
+            if pattern.frames is not None:
+                if not pattern.frames.search(traceback.stack):
+                    continue
+            elif pattern.role == "loss":
+                continue
+            if match := pattern.regex.search(text):
+                chosen, fields = pattern, match.groupdict()
+                break
+        place, line = traceback.place, traceback.line
+        previous = self._last.get(line.origin)
+        if chosen is None:
+            name = text.partition(":")[0].strip()[:120] or "exception"
+            chosen = _PYTHON_EXIT if name.endswith(("SystemExit", "KeyboardInterrupt")) else _PYTHON
+            fields = {"exception": name, "message": text.partition(":")[2].strip()[:200]}
+        if traceback.chained and previous is not None and previous.role == "cause":
+            if not previous.weak or chosen.weak or chosen.role != "cause":
+                return  # raised while the first was handled: the first is the cause
+            previous.role = "consequence"
+        event = self._keep(chosen, fields, line, place, traceback)
+        if event.place is place:
+            self._last[line.origin] = event
+            if own := event.own_frame:
+                event.says += f" at {own.file}:{own.line} in {own.function}"
+
+
+_PYTHON = known.Pattern(
+    slug="child-failed", name="python", regex=re.compile("."), literals=(), source="CPython", layer="program",
+    role="cause", says="{exception}: {message}", where="exception", frames=None, weak=True,
+    first=False, match=(), no_match=(),
+)  # fmt: skip
+_PYTHON_EXIT = replace(_PYTHON, name="exit", role="consequence", layer="launcher")
+
+
+_NUMBER = operator.itemgetter(0)
+
+
+def _by_literal(patterns: Iterable[Pattern]) -> list[tuple[str, list[tuple[int, Pattern]]]]:
+    """Return the patterns, with their place in the order of trial, by each of their literals."""
+    table: dict[str, list[tuple[int, Pattern]]] = defaultdict(list)
+    for number, pattern in enumerate(patterns):
+        for literal in pattern.literals:
+            table[literal].append((number, pattern))
+    return list(table.items())
+
+
+def _error_file(name: str) -> list[logs.Raw] | None:
+    """Return the traceback of an error file of torchrun, as lines; None if it is none."""
+    try:
+        with contextlib.ExitStack() as closing:
+            document = json.loads(logs.open_log(name, closing).read(MAX_ERROR_FILE))
+        message = document["message"]
+        stack = str(message["extraInfo"]["py_callstack"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return [logs.Raw(1, text) for text in stack.splitlines()]

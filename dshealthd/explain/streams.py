@@ -1,0 +1,212 @@
+"""Whose a line is: the prefixes that launchers, log collectors and loggers put before it.
+
+Prefixes nest (`3: [default1]:[rank13]:[E1122 04:44:58.499 …] `), so they are taken off one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd.explain.events import Origin, Stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MAX_PREFIXES = 8
+_SAMPLE = 0.6
+"""Part of a file's first lines that must begin with `77: ` or `host: ` for it to be a prefix."""
+
+_BRACKET = re.compile(
+    r"\[(?:rank(?P<rank>\d{1,6})\]:[ ]?"  # torch >= 2.3, once a process group exists
+    r"|default(?P<local>\d{1,4})\]:[ ]?"  # torchrun --tee
+    r"|(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)\][ ]*"  # logging, DeepSpeed, NCCL
+    r"|(?P<level>[EWIFVD])(?:(?P<glog>\d{3,4} \d\d:\d\d:\d\d(?:\.\d+)?) )?[ ]?[\w./]+:\d+\][ ]*"
+    r"|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL|WARN)\][ ]*"
+    r"|\d+,(?P<mpi>\d{1,6})\]<std(?:out|err)>:[ ]?"  # mpirun --tag-output
+    r"|[ ]*(?P<uptime>\d+\.\d{6})\][ ]"  # dmesg
+    r"|(?P<ctime>\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})\][ ]"  # dmesg -T
+    r"|pod/(?P<pod>[\w.-]+)/[\w.-]+\][ ]?)"  # kubectl logs --prefix
+)
+_DIGIT = re.compile(
+    r"(?P<iso>\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)"
+    r"(?:[ ]std(?:out|err)[ ][FP])?(?:[ ][-:])?[ ]?"
+    r"(?:(?P<syslog_host>[\w.-]+)[ ](?P<tag>[\w.@-]+(?:\[\d+\])?):[ ](?:\[[ ]*\d+\.\d+\][ ])?)?"
+)
+_LETTER = re.compile(
+    r"(?P<syslog>[A-Z][a-z]{2}[ ][ \d]\d[ ]\d\d:\d\d:\d\d)[ ](?P<syslog_host>[\w.-]+)[ ]"
+    r"(?P<tag>[\w./@-]+(?:\[\d+\])?):[ ](?:\[[ ]*\d+\.\d+\][ ])?"
+    r"|(?P<level>[EWIF])(?P<glog>\d{4} \d\d:\d\d:\d\d\.\d+)[ ]+\d+[ ][^\]\s]{1,160}\][ ]?"
+    r"|(?P<nccl_host>[\w.-]{1,255}):(?P<nccl_pid>\d+):\d+[ ](?:\[(?P<gpu>\d+)\][ ])?"
+    r"(?=.{0,80}NCCL[ ](?:WARN|INFO|TRACE|CALL))"
+)
+_RAY = re.compile(
+    r"\((?P<actor>[\w.]+)[^()]{0,80}?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:-]+))?\)[ ]?"
+)
+_TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
+_NODE = re.compile(r"(?P<node>[A-Za-z][\w.-]*[\w]):(?:[ ]|$)")
+_ENOUGH = 4
+"""Lines that a file must have for its hosts to be told from words before a colon."""
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_NO_NODE = re.compile(
+    r"(?:\w*(?:Error|Exception|Warning)|INFO|WARNING|ERROR|DEBUG|E|W|srun|slurmstepd)$"
+)
+
+_PATH_RANK = re.compile(
+    r"(?:^|[/._-])(?:global_?)?rank[_.-]?(?P<rank>\d{1,6})(?=[/._-]|$)", re.IGNORECASE
+)
+_PATH_LOCAL = re.compile(
+    r"attempt_(?P<attempt>\d+)/(?P<local>\d+)/(?:std(?:out|err)\.log|error\.json)$"
+)
+_PATH_TASK = re.compile(
+    r"(?:^|[/_-])(?:task|log|out|err|stdout|stderr|proc)[_.-]?(?P<task>\d{1,6})(?:\.\w+)*$"
+)
+_PATH_HOST = re.compile(r"(?:^|/)(?P<host>[a-z][a-z0-9-]{0,62}\d)(?=\.(?:log|txt|out|err)|/)")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line without its prefixes."""
+
+    text: str
+    origin: Origin
+    stamp: Stamp | None
+    level: str
+    """E, W, I or F of c10's and glog's lines; empty if the line has none."""
+    prefixed: bool
+    """Whether it has any prefix of a logger: such a line begins a new record."""
+
+
+class Splitter:
+    """Takes the prefixes of one file's lines apart."""
+
+    def __init__(self, source: int, path: str) -> None:
+        self.source = source
+        self.attempt = 0
+        self.has_tasks = False
+        self.nodes: frozenset[str] = frozenset()
+        self.is_stamped = False
+        """A collector stamps every line, so that a stamp begins no record."""
+        rank, local, task = None, None, None
+        if found := _PATH_LOCAL.search(path):
+            local, self.attempt = int(found["local"]), int(found["attempt"])
+        elif found := _PATH_RANK.search(path):
+            rank = int(found["rank"])
+        elif found := _PATH_TASK.search(path):
+            task = int(found["task"])
+        host = match["host"] if (match := _PATH_HOST.search(path)) else None
+        self.base = Origin(source, rank=rank, local=local, task=task, host=host)
+
+    def learn(self, lines: Iterable[str]) -> None:
+        """Look at the first lines of the file for `srun -l` and pdsh, which prefix every line."""
+        sample = [line for line in lines if line.strip()]
+        if not sample:
+            return
+        stamps = sum(
+            (match := _DIGIT.match(line) or _LETTER.match(line)) is not None
+            and match.groupdict().get("nccl_host") is None
+            and not match.groupdict().get("level")
+            for line in sample
+        )
+        self.is_stamped = len(sample) > _ENOUGH and stamps >= 0.9 * len(sample)
+        tasks = sum(_TASK.match(line) is not None for line in sample)
+        self.has_tasks = len(sample) > 1 and tasks >= _SAMPLE * len(sample)
+        nodes = Counter(
+            match["node"]
+            for line in sample
+            if (match := _NODE.match(line)) and not _NO_NODE.match(match["node"])
+        )
+        if len(sample) > _ENOUGH and sum(nodes.values()) >= 0.9 * len(sample):
+            self.nodes = frozenset(nodes)
+
+    def split(self, text: str) -> Line:  # noqa: PLR0915 - one step for each kind of prefix
+        """Return a line's text, whose it is, and when it was written."""
+        base = self.base
+        rank, local, task, host = base.rank, base.local, base.task, base.host
+        pid = gpu = None
+        stamp = None
+        level = ""
+        prefixed = False
+        if "\x1b" in text:
+            text = _ANSI.sub("", text)
+        if text.startswith('{"log":'):
+            text, stamp = _docker(text)
+        for _ in range(MAX_PREFIXES):
+            head = text[:1]
+            if head == "[":
+                match = _BRACKET.match(text)
+                if match is None:
+                    break
+                if match["rank"]:
+                    rank = int(match["rank"])
+                elif match["local"]:
+                    local = int(match["local"])
+                elif match["mpi"]:
+                    rank = int(match["mpi"])
+                elif match["pod"]:
+                    host = match["pod"]
+                else:
+                    prefixed = True
+                    level = match["level"] or level
+                    for form in ("iso", "glog", "uptime", "ctime"):
+                        if match[form]:
+                            stamp = Stamp(form, match[form])
+            elif head == "(":
+                match = _RAY.match(text)
+                if match is None:
+                    break
+                pid, host = int(match["pid"]), match["ip"] or host
+            elif self.has_tasks and (match := _TASK.match(text)):
+                task = int(match["task"])
+            elif head.isdigit():
+                match = _DIGIT.match(text)
+                if match is None and (match := _LETTER.match(text)) and match["nccl_host"]:
+                    host, pid, prefixed = match["nccl_host"], int(match["nccl_pid"]), True
+                    gpu = int(match["gpu"]) if match["gpu"] else gpu
+                    text = text[match.end() :]
+                    break
+                if match is None:
+                    break
+                stamp, prefixed = Stamp("iso", match["iso"]), prefixed or not self.is_stamped
+                host = match["syslog_host"] or host
+            elif head.isalpha():
+                match = _LETTER.match(text)
+                if match is None:
+                    match = _NODE.match(text) if self.nodes else None
+                    if match is None or match["node"] not in self.nodes:
+                        break
+                    host = match["node"]
+                elif match["nccl_host"]:
+                    host, pid = match["nccl_host"], int(match["nccl_pid"])
+                    gpu = int(match["gpu"]) if match["gpu"] else gpu
+                    prefixed = True
+                    text = text[match.end() :]
+                    break
+                else:
+                    prefixed = prefixed or not (self.is_stamped and match["syslog"])
+                    level = match["level"] or level
+                    host = match["syslog_host"] or host
+                    form = "syslog" if match["syslog"] else "glog"
+                    stamp = Stamp(form, match[form])
+            else:
+                break
+            text = text[match.end() :]
+        origin = (
+            base
+            if (rank, local, task, host, pid, gpu)
+            == (base.rank, base.local, base.task, base.host, None, None)
+            else Origin(self.source, rank, local, task, host, pid, gpu)
+        )
+        return Line(text, origin, stamp, level, prefixed)
+
+
+def _docker(text: str) -> tuple[str, Stamp | None]:
+    """Take the text out of a line of Docker's json-file."""
+    try:
+        record = json.loads(text)
+        return str(record["log"]).rstrip("\n"), Stamp("iso", str(record["time"])[:26])
+    except (ValueError, KeyError, TypeError):
+        return text, None

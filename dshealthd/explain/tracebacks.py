@@ -1,0 +1,146 @@
+"""Python tracebacks, put together again from the lines of each stream.
+
+Where ranks share a stream without a prefix, their tracebacks are mixed line by line: each
+`Traceback` opens one more, and each exception line closes the one opened last.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dshealthd.explain.events import Frame, Place, Stamp
+from dshealthd.explain.streams import Line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+MAX_MESSAGE_LINES = 16
+MAX_MESSAGE = 4000
+"""Characters of one exception's message that are kept; DeepSpeed prints whole configurations."""
+MAX_FRAMES = 200
+MAX_OPEN = 64
+"""Tracebacks open in one stream; more ranks than that do not fail within one screen of lines."""
+MAX_STREAMS = 4096
+MAX_HEAD = 400
+"""Characters of a line in which `Traceback` opens one: some loggers put a record before it."""
+_HEAD = "Traceback (most recent call last)"
+_FRAME = re.compile(r'\s+File "([^"\n]{1,400})", line (\d{1,9})(?:, in (.{1,200}))?')
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,200}(?::(?: |$)|$)")
+_BARE = re.compile(
+    r"(?:[A-Za-z_]\w*\.){0,12}(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit)|OSError|Exception)(?:: .*|:?$)"
+)
+_LINKS = ("During handling of the above", "The above exception was the direct")
+_CONTINUES = re.compile(
+    r"\s+\S|Last error|nccl[A-Z]|GPU device may|Search for `cuda|CUDA kernel err|For debugging|Compile with"
+)
+
+
+@dataclass(slots=True)
+class Traceback:
+    """One exception: its frames and its message."""
+
+    place: Place
+    """Of the exception's own line once that is known, of `Traceback` before."""
+    line: Line
+    frames: list[Frame] = field(default_factory=list)
+    message: list[str] = field(default_factory=list)
+    chained: bool = False
+    """It was raised while the one before it in its stream was handled, or because of it."""
+    bare: bool = False
+    """Nothing but its last line was there."""
+    stamp: Stamp | None = None
+
+    @property
+    def text(self) -> str:
+        """Return class and message."""
+        return "\n".join(self.message)[:MAX_MESSAGE]
+
+    @property
+    def stack(self) -> str:
+        """Return the frames as `FILE:FUNCTION` lines, outermost first."""
+        return "\n".join(f"{frame.file}:{frame.function}" for frame in self.frames)
+
+
+class Assembler:
+    """Puts the tracebacks of one file together."""
+
+    def __init__(self) -> None:
+        self._open: dict[object, list[Traceback]] = {}
+        self._closing: dict[object, Traceback] = {}
+        self._chained: dict[object, bool] = {}
+
+    def feed(self, line: Line, place: Place) -> tuple[bool, list[Traceback]]:
+        """Take one line; return whether it belongs to a traceback, and those that it completes."""
+        key, text = line.origin, line.text
+        if _HEAD in text and len(text) < MAX_HEAD:
+            done = self._finish(key)
+            opened = self._open.setdefault(key, [])
+            if len(opened) < MAX_OPEN and len(self._open) < MAX_STREAMS:
+                opened.append(Traceback(place, line, chained=self._chained.pop(key, False)))
+            return True, done
+        opened = self._open.get(key, [])
+        if closing := self._closing.get(key):
+            if text.startswith(_LINKS):
+                self._chained[key] = True
+                return True, self._finish(key)
+            if self._continues(closing, line, opened):
+                closing.message.append(text)
+                return True, []
+            done = self._finish(key)
+            consumed, more = self._frame(key, line, place)
+            return consumed, done + more
+        if text.startswith(_LINKS):
+            self._chained[key] = True
+            return True, []
+        return self._frame(key, line, place)
+
+    def _frame(self, key: object, line: Line, place: Place) -> tuple[bool, list[Traceback]]:
+        opened = self._open.get(key, [])
+        text = line.text
+        if opened:
+            current = opened[-1]
+            if text[:1] in {" ", "\t"}:
+                if match := _FRAME.match(text):
+                    if len(current.frames) < MAX_FRAMES:
+                        function = (match[3] or "?").strip()
+                        current.frames.append(Frame(match[1], int(match[2]), function))
+                    return True, []
+                return len(current.frames) > 0, []
+            if (
+                not line.prefixed
+                and _EXCEPTION.match(text)
+                and (current.frames or _BARE.fullmatch(text[:1000]))
+            ):
+                opened.pop()
+                if not opened:
+                    del self._open[key]
+                current.place, current.message = place, [text]
+                self._closing[key] = current
+                return True, []
+            return False, []
+        if not line.prefixed and text[:1].isalpha() and _BARE.fullmatch(text[:1000]):
+            chained = self._chained.pop(key, False)
+            self._closing[key] = Traceback(place, line, message=[text], bare=True, chained=chained)
+            return True, []
+        return False, []
+
+    @staticmethod
+    def _continues(closing: Traceback, line: Line, opened: list[Traceback]) -> bool:
+        """Tell whether a line is more of the message before it."""
+        if line.prefixed or len(closing.message) >= MAX_MESSAGE_LINES:
+            return False
+        if opened or not line.origin.labelled:
+            return _CONTINUES.match(line.text) is not None and not _FRAME.match(line.text)
+        return bool(line.text.strip()) and not _BARE.fullmatch(line.text[:1000])
+
+    def _finish(self, key: object) -> list[Traceback]:
+        found = self._closing.pop(key, None)
+        return [] if found is None else [found]
+
+    def finish(self) -> Iterator[Traceback]:
+        """Return what is complete but for a line that shows its end."""
+        yield from self._closing.values()
+        self._closing.clear()
