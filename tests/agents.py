@@ -36,10 +36,15 @@ class Scrape:
         for line in text.splitlines():
             if not line.startswith("#") and (match := SERIES.fullmatch(line)):
                 name, labels, value = match.groups()
-                self.series.setdefault(name, {})[frozenset(LABEL.findall(labels or ""))] = float(value)
+                self.series.setdefault(name, {})[frozenset(LABEL.findall(labels or ""))] = float(
+                    value
+                )
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Return the one value of the series that has these labels among its own; None when there is none."""
+        """Return the one value of the series that has these labels among its own.
+
+        None when there is none.
+        """
         found = self.all(name, **labels)
         assert len(found) <= 1, f"{len(found)} series match {name}{labels}"
         return found[0] if found else None
@@ -96,19 +101,26 @@ class RunningAgent:
         return json.loads(self.get("/api/v1/status"))
 
     def wait(self, condition: Callable[[Scrape], object], seconds: float = 20.0) -> Scrape:
-        """Return the first scrape for which the condition holds. Every scrape on the way must take less than a second."""
+        """Return the first scrape for which the condition holds.
+
+        Every scrape on the way must take less than a second.
+        """
         end = time.monotonic() + seconds
         while True:
             scrape = self.scrape()
             assert scrape.seconds < 1.0, f"/metrics took {scrape.seconds:.2f} s"
             if condition(scrape):
                 return scrape
-            assert time.monotonic() < end, f"not within {seconds:g} s:\n{scrape.text}\n{self.log.read_text()}"
+            assert time.monotonic() < end, (
+                f"not within {seconds:g} s:\n{scrape.text}\n{self.log.read_text()}"
+            )
             time.sleep(0.05)
 
     def workers(self) -> list[int]:
         """Return the pids of the agent's children."""
-        with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children", encoding="ascii") as children:
+        with open(
+            f"/proc/{self.process.pid}/task/{self.process.pid}/children", encoding="ascii"
+        ) as children:
             return [int(pid) for pid in children.read().split()]
 
 
@@ -132,14 +144,28 @@ def launch(
     flags: tuple[str, ...] = (),
     popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
 ) -> subprocess.Popen[str]:
-    """Start an agent on a configuration's text, without waiting for it; it logs to `agent.log` in the directory."""
+    """Start an agent on a configuration's text, without waiting for it.
+
+    It logs to `agent.log` in the directory.
+    """
     file = directory / "dshealthd.toml"
     file.write_text(config, encoding="utf-8")
     command = [sys.executable, "-m", "dshealthd", "run", "--config.file", str(file)]
-    command += ["--web.listen-address", f"{address}:{port}", "--path.state", str(directory / "state"), *flags]
+    command += [
+        "--web.listen-address",
+        f"{address}:{port}",
+        "--path.state",
+        str(directory / "state"),
+        *flags,
+    ]
     with (directory / "agent.log").open("a", encoding="utf-8") as stderr:
         return popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **(environment or {})}
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env={**os.environ, **(environment or {})},
         )
 
 
@@ -165,7 +191,12 @@ def end(process: subprocess.Popen[str], seconds: float = 20.0) -> None:
 
 @contextlib.contextmanager
 def running(
-    directory: Path, config: str = "", *, environment: Mapping[str, str] | None = None, port: int = 0, flags: tuple[str, ...] = ()
+    directory: Path,
+    config: str = "",
+    *,
+    environment: Mapping[str, str] | None = None,
+    port: int = 0,
+    flags: tuple[str, ...] = (),
 ) -> Iterator[RunningAgent]:
     """Run an agent on a configuration's text, and end it."""
     process = launch(directory, config, environment=environment, port=port, flags=flags)

@@ -1,4 +1,6 @@
-"""A file system that freezes: writing to it puts a process into a sleep that no signal ends, until it is thawed."""
+"""A file system that freezes: writing to it puts a process into a sleep that no signal ends, until
+it is thawed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ class Mount:
 
     def thaw(self) -> None:
         """Let the writes go on; no error if it was not frozen."""
-        subprocess.run(["fsfreeze", "--unfreeze", str(self.directory)], check=False, capture_output=True, timeout=20)
+        subprocess.run(
+            ["fsfreeze", "--unfreeze", str(self.directory)],
+            check=False,
+            capture_output=True,
+            timeout=20,
+        )
 
 
 def run(*command: str) -> None:

@@ -31,7 +31,9 @@ def network_namespace(*, loopback: bool = True) -> Iterator[None]:
     before = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
         if libc.unshare(_CLONE_NEWNET) != 0:
-            pytest.skip(f"a network namespace is not permitted here: {os.strerror(ctypes.get_errno())}")
+            pytest.skip(
+                f"a network namespace is not permitted here: {os.strerror(ctypes.get_errno())}"
+            )
         try:
             if loopback:
                 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
@@ -71,6 +73,11 @@ def leave_time_wait(to: socket.socket, number: int, *, server: bool) -> None:
 
 def ss(*arguments: str) -> Counter[str]:
     """Return what `ss` counts in each state, by our names."""
-    output = subprocess.run(["ss", "-tanH", *arguments], check=True, capture_output=True, text=True, timeout=20).stdout
+    output = subprocess.run(
+        ["ss", "-tanH", *arguments], check=True, capture_output=True, text=True, timeout=20
+    ).stdout
     states = (line.split(maxsplit=1)[0].lower() for line in output.splitlines())
-    return Counter(_SS_STATES.get(state, re.sub(r"fin_wait_", "fin_wait", state.replace("-", "_"))) for state in states)
+    return Counter(
+        _SS_STATES.get(state, re.sub(r"fin_wait_", "fin_wait", state.replace("-", "_")))
+        for state in states
+    )

@@ -1,4 +1,6 @@
-"""Becomes a command to which the kernel refuses NETLINK sockets, as in a sandbox that filters address families."""
+"""Becomes a command to which the kernel refuses NETLINK sockets, as in a sandbox that filters
+address families.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def main() -> None:
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
     libc = ctypes.CDLL(None, use_errno=True)
     program = _Program(len(instructions), code)
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0):
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(
+        _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0
+    ):
         raise OSError(ctypes.get_errno(), "the filter is not accepted")
     os.execv(sys.argv[1], sys.argv[1:])
 

@@ -17,7 +17,9 @@ FAST = "[collectors.memory]\ninterval = '100ms'\n"
 
 
 def test_serves_this_machine(tmp_path: Path) -> None:
-    """A started agent says where it serves, and its /metrics has this machine's memory as /proc/meminfo has it."""
+    """A started agent says where it serves, and its /metrics has this machine's memory as
+    /proc/meminfo has it.
+    """
     with open("/proc/meminfo", encoding="ascii") as meminfo:
         total = int(meminfo.readline().split()[1]) * 1024
     with running(tmp_path, FAST) as agent:
@@ -28,7 +30,9 @@ def test_serves_this_machine(tmp_path: Path) -> None:
 
 
 def test_reload(tmp_path: Path) -> None:
-    """SIGHUP applies a good file and keeps the old configuration in force after a bad one, which a metric and the log say."""
+    """SIGHUP applies a good file and keeps the old configuration in force after a bad one, which a
+    metric and the log say.
+    """
     with running(tmp_path, FAST) as agent:
         agent.wait(lambda s: s.value("dshealthd_memory_total_bytes"))
         file = tmp_path / "dshealthd.toml"
@@ -37,7 +41,10 @@ def test_reload(tmp_path: Path) -> None:
         agent.process.send_signal(signal.SIGHUP)
         scrape = agent.wait(lambda s: s.value("dshealthd_config_last_reload_successful") == 0)
         assert scrape.value("dshealthd_memory_total_bytes")
-        assert "collectors.memory.intervall: unknown key; did you mean interval?" in agent.log.read_text()
+        assert (
+            "collectors.memory.intervall: unknown key; did you mean interval?"
+            in agent.log.read_text()
+        )
 
         file.write_text("[collectors.memory]\nenabled = false\n", encoding="utf-8")
         agent.process.send_signal(signal.SIGHUP)
@@ -59,7 +66,14 @@ def test_stops_at_once(tmp_path: Path) -> None:
 def test_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
     """A second agent on the same port ends with status 1 and one line that names the address."""
     with running(tmp_path, FAST) as agent:
-        command = [sys.executable, "-m", "dshealthd", "run", "--web.listen-address", f"127.0.0.1:{agent.port}"]
+        command = [
+            sys.executable,
+            "-m",
+            "dshealthd",
+            "run",
+            "--web.listen-address",
+            f"127.0.0.1:{agent.port}",
+        ]
         second = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     assert second.returncode == 1
     assert f"cannot serve on 127.0.0.1:{agent.port}: " in second.stderr
@@ -80,19 +94,33 @@ def test_port_binds_again_after_sigkill(tmp_path: Path) -> None:
 def test_agent_imports_no_device_library(tmp_path: Path) -> None:
     """Neither the package nor the agent imports torch, deepspeed or pynvml."""
     code = (
-        "import sys, dshealthd, dshealthd.agent, dshealthd.cli, dshealthd.registry; dshealthd.registry.all_collectors();"
-        "print(sorted({'torch', 'deepspeed', 'pynvml', 'psutil', 'prometheus_client'} & set(sys.modules)))"
+        "import sys, dshealthd.agent, dshealthd.cli\nfrom dshealthd.collection import registry\n"
+        "registry.all_collectors()\n"
+        "print(sorted({'torch', 'deepspeed', 'pynvml', 'psutil', 'prometheus_client'} & "
+        "set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=tmp_path,
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_goes_on_after_sigstop(tmp_path: Path) -> None:
-    """After 3 s of SIGSTOP the agent goes on by itself: samples are there again within two seconds."""
+    """After 3 s of SIGSTOP the agent goes on by itself.
+
+    Samples are there again within two seconds.
+    """
     with running(tmp_path, "[collectors.memory]\ninterval = '200ms'\n") as agent:
         agent.wait(lambda s: s.value("dshealthd_memory_total_bytes"))
         agent.process.send_signal(signal.SIGSTOP)
         time.sleep(3)
         agent.process.send_signal(signal.SIGCONT)
-        scrape = agent.wait(lambda s: s.value("dshealthd_collector_up", collector="memory") == 1, 2.0)
+        scrape = agent.wait(
+            lambda s: s.value("dshealthd_collector_up", collector="memory") == 1, 2.0
+        )
         assert scrape.value("dshealthd_memory_total_bytes")

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 def dshealthd(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    return subprocess.run([sys.executable, "-m", "dshealthd", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "dshealthd", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,16 +51,27 @@ def test_bad_flag_is_named() -> None:
     """A flag's value is checked like the file's key of the same name."""
     bad = dshealthd("check-config", "--web.max-connections", "many")
     assert bad.returncode == 2
-    assert bad.stderr == "command line: web.max_connections: must be an integer, not a string (many)\n"
+    assert (
+        bad.stderr == "command line: web.max_connections: must be an integer, not a string (many)\n"
+    )
 
 
 def test_metrics_of_this_machine_are_sound(tmp_path: Path) -> None:
-    """`metrics` prints one scrape of this machine, with which promtool finds no fault, and no series has a pid."""
+    """`metrics` prints one scrape of this machine, with which promtool finds no fault, and no
+    series has a pid.
+    """
     promtool = shutil.which("promtool")
     assert promtool, "promtool comes with Debian's prometheus; ./dev test installs it"
     done = dshealthd("metrics", "--path.state", str(tmp_path))
     assert done.returncode == 0
     assert 'dshealthd_collector_up{collector="memory"} 1.0' in done.stdout
     assert "pid=" not in done.stdout
-    check = subprocess.run([promtool, "check", "metrics"], input=done.stdout, capture_output=True, text=True, timeout=20, check=False)
+    check = subprocess.run(
+        [promtool, "check", "metrics"],
+        input=done.stdout,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
     assert (check.returncode, check.stdout, check.stderr) == (0, "", "")

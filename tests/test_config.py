@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from dshealthd import config, reference, registry
-from dshealthd.address import listen_address
+from dshealthd import config, reference
+from dshealthd.collection import registry
 from dshealthd.config import Config, ConfigError
-from dshealthd.options import Duration, Errors, decode, encode
+from dshealthd.core.address import listen_address
+from dshealthd.core.options import Duration, Errors, decode, encode
 
 BAD = {
     "[wbe]": "wbe: unknown key; did you mean web?",
-    "[zzz]": "zzz: unknown key; known are collectors, evidence, log, nvrx, path, probe, web",
+    "[zzz]": "zzz: unknown key; known are collectors, evidence, log, nvrx, path, probe, slurm, web",
     "web = 1": "web: must be a table, not an integer (1)",
     "[web]\nlisten_adress = ':1'": "web.listen_adress: unknown key; did you mean listen_address?",
     "[web]\nlisten_address = 1": "web.listen_address: must be a string, not an integer (1)",
@@ -73,7 +74,9 @@ def test_unreadable_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read: No such file"):
         config.load(tmp_path / "missing.toml")
     (tmp_path / "binary.toml").write_bytes(b"a = '\xff'")
-    with pytest.raises(ConfigError, match=r"binary\.toml: is not UTF-8: invalid start byte at byte 5"):
+    with pytest.raises(
+        ConfigError, match=r"binary\.toml: is not UTF-8: invalid start byte at byte 5"
+    ):
         config.load(tmp_path / "binary.toml")
 
 
@@ -82,12 +85,18 @@ def test_flags_over_file_over_defaults(tmp_path: Path) -> None:
     file = tmp_path / "dshealthd.toml"
     file.write_text("[web]\nlisten_address = ':1'\nmax_connections = 7\n", encoding="utf-8")
     loaded = config.load(file, {"web": {"listen_address": ":2"}, "path": {"procfs": "/host/proc"}})
-    assert (loaded.web.listen_address, loaded.web.max_connections, loaded.web.max_body_bytes) == (":2", 7, 65536)
+    assert (loaded.web.listen_address, loaded.web.max_connections, loaded.web.max_body_bytes) == (
+        ":2",
+        7,
+        65536,
+    )
     assert loaded.path.procfs == Path("/host/proc")
 
 
 def test_reference_file_is_complete_and_means_the_defaults() -> None:
-    """The reference file names every option of every section and collector, and loading it gives the defaults."""
+    """The reference file names every option of every section and collector, and loading it gives
+    the defaults.
+    """
     document: dict[str, Any] = tomllib.loads(reference.config_toml())
     errors = Errors()
     assert config.from_document(document, errors) == config.load(None)
@@ -95,14 +104,20 @@ def test_reference_file_is_complete_and_means_the_defaults() -> None:
     assert set(document["collectors"]) == set(registry.all_collectors())
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("250ms", 0.25), ("5s", 5), ("1m30s", 90), ("2h", 7200), ("1h1m1s1ms", 3661.001)])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("250ms", 0.25), ("5s", 5), ("1m30s", 90), ("2h", 7200), ("1h1m1s1ms", 3661.001)],
+)
 def test_durations(text: str, seconds: float) -> None:
     """Durations are written as in Prometheus."""
     assert Duration.parse(text) == pytest.approx(seconds)
 
 
 def test_options_survive_the_way_to_a_worker() -> None:
-    """What a worker decodes is what the agent has: the options of every collector are equal after encoding and decoding."""
+    """What a worker decodes is what the agent has.
+
+    The options of every collector are equal after encoding and decoding.
+    """
     for name, kind in registry.all_collectors().items():
         errors = Errors()
         options = config.load(None).collectors[name]
@@ -120,7 +135,14 @@ def test_listen_addresses() -> None:
 def test_changes_that_need_a_restart() -> None:
     """A reload can say which changed keys take effect only after a restart."""
     old = config.load(None)
-    new = config.load(None, {"web": {"listen_address": ":1"}, "log": {"level": "debug"}, "path": {"state": "/x", "procfs": "/y"}})
+    new = config.load(
+        None,
+        {
+            "web": {"listen_address": ":1"},
+            "log": {"level": "debug"},
+            "path": {"state": "/x", "procfs": "/y"},
+        },
+    )
     assert config.restart_needed(old, old) == []
     assert config.restart_needed(old, new) == ["web.listen_address", "log.level", "path.state"]
     assert isinstance(new, Config)

@@ -19,7 +19,12 @@ import pytest
 from tests.agents import first_line
 
 ROOT = Path(__file__).parent.parent
-QUERIES = ("up", "dshealthd_memory_total_bytes", 'dshealthd_tcp_sockets{state="listen"}', "dshealthd_open_files_limit")
+QUERIES = (
+    "up",
+    "dshealthd_memory_total_bytes",
+    'dshealthd_tcp_sockets{state="listen"}',
+    "dshealthd_open_files_limit",
+)
 
 
 def free_port() -> int:
@@ -29,7 +34,10 @@ def free_port() -> int:
 
 
 def query(port: int, expression: str) -> dict[str, float]:
-    """Return the values of an instant query by their instance; empty while Prometheus is not ready."""
+    """Return the values of an instant query by their instance.
+
+    Empty while Prometheus is not ready.
+    """
     url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
@@ -41,13 +49,21 @@ def query(port: int, expression: str) -> dict[str, float]:
 
 @pytest.mark.timeout(180)
 def test_prometheus_has_this_machines_values(tmp_path: Path) -> None:
-    """`./dev run` starts an agent; Prometheus scrapes it, finds it up, and a query returns this machine's memory and limits."""
+    """`./dev run` starts an agent; Prometheus scrapes it, finds it up, and a query returns this
+    machine's memory and limits.
+    """
     prometheus = shutil.which("prometheus")
     assert prometheus, "./dev test installs Debian's prometheus"
     port, agent_port = free_port(), free_port()
     target = f"127.0.0.1:{agent_port}"
-    scrape = {"job_name": "dshealthd", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
-    (tmp_path / "prometheus.yml").write_text(json.dumps({"scrape_configs": [scrape]}), encoding="utf-8")
+    scrape = {
+        "job_name": "dshealthd",
+        "scrape_interval": "1s",
+        "static_configs": [{"targets": [target]}],
+    }
+    (tmp_path / "prometheus.yml").write_text(
+        json.dumps({"scrape_configs": [scrape]}), encoding="utf-8"
+    )
     commands = [
         [str(ROOT / "dev"), "run", "--web.listen-address", target],
         [
@@ -58,7 +74,9 @@ def test_prometheus_has_this_machines_values(tmp_path: Path) -> None:
         ],
     ]
     log = (tmp_path / "log").open("wb")
-    agent = subprocess.Popen(commands[0], stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
+    agent = subprocess.Popen(
+        commands[0], stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+    )
     server = subprocess.Popen(commands[1], stdout=log, stderr=log)
     try:
         assert f"page http://{target}/" in first_line(agent, 120)
@@ -70,7 +88,9 @@ def test_prometheus_has_this_machines_values(tmp_path: Path) -> None:
         total = int(Path("/proc/meminfo").read_text(encoding="ascii").split()[1]) * 1024
         assert query(port, "dshealthd_memory_total_bytes")[target] == total
         limit = int(Path("/proc/sys/fs/file-max").read_text(encoding="ascii"))
-        assert query(port, 'dshealthd_open_files_limit{scope="system"}')[target] == pytest.approx(limit)
+        assert query(port, 'dshealthd_open_files_limit{scope="system"}')[target] == pytest.approx(
+            limit
+        )
     finally:
         server.terminate()
         os.killpg(agent.pid, signal.SIGTERM)

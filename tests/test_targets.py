@@ -32,7 +32,9 @@ def made(names: tuple[str, ...], leaves: Mapping[str, str]) -> object:
 
 
 def test_a_target_for_each_member() -> None:
-    """Every member is a target with its name as label, its leaf where that is known, and brackets around an IPv6 address."""
+    """Every member is a target with its name as label, its leaf where that is known, and brackets
+    around an IPv6 address.
+    """
     assert made(("10.0.0.1", "fd00::1", "n1"), {"n1": "leaf-a"}) == [
         {"targets": ["10.0.0.1:9100"], "labels": {"node": "10.0.0.1"}},
         {"targets": ["[fd00::1]:9100"], "labels": {"node": "fd00::1"}},
@@ -41,20 +43,36 @@ def test_a_target_for_each_member() -> None:
 
 
 def test_command_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`dshealthd targets` prints the members of a hostfile, each on a line, at the port that is configured."""
+    """`dshealthd targets` prints the members of a hostfile, each on a line, at the port that is
+    configured.
+    """
     (tmp_path / "hostfile").write_text(HOSTS)
     assert main(["targets", "--hostfile", str(tmp_path / "hostfile")]) == 0
     said = capsys.readouterr().out
     assert json.loads(said) == BOTH
     assert len(said.splitlines()) == 4
-    assert main(["targets", "--hostfile", str(tmp_path / "hostfile"), "--web.listen-address", ":7"]) == 0
-    assert [entry["targets"] for entry in json.loads(capsys.readouterr().out)] == [["node-1:7"], ["node-2:7"]]
+    assert (
+        main(["targets", "--hostfile", str(tmp_path / "hostfile"), "--web.listen-address", ":7"])
+        == 0
+    )
+    assert [entry["targets"] for entry in json.loads(capsys.readouterr().out)] == [
+        ["node-1:7"],
+        ["node-2:7"],
+    ]
 
 
-def test_command_takes_the_configured_members(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a hostfile of its own the command has the members that the probes have, with their leaves."""
-    (tmp_path / "topology").write_text("SwitchName=leaf-a Nodes=node-1\nSwitchName=leaf-b Nodes=node-2\n")
-    (tmp_path / "config").write_text(f'[probe.members]\nnodes = ["node-2", "node-1"]\ntopology = "{tmp_path}/topology"\n')
+def test_command_takes_the_configured_members(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a hostfile of its own the command has the members that the probes have, with their
+    leaves.
+    """
+    (tmp_path / "topology").write_text(
+        "SwitchName=leaf-a Nodes=node-1\nSwitchName=leaf-b Nodes=node-2\n"
+    )
+    (tmp_path / "config").write_text(
+        f'[probe.members]\nnodes = ["node-2", "node-1"]\ntopology = "{tmp_path}/topology"\n'
+    )
     assert main(["targets", "--config.file", str(tmp_path / "config")]) == 0
     assert [entry["labels"] for entry in json.loads(capsys.readouterr().out)] == [
         {"node": "node-1", "leaf": "leaf-a"},
@@ -63,7 +81,10 @@ def test_command_takes_the_configured_members(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_command_replaces_a_file_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file is another one afterwards, readable for all; a hostfile that is wrong leaves it as it is and is named."""
+    """The file is another one afterwards, readable for all.
+
+    A hostfile that is wrong leaves it as it is and is named.
+    """
     hostfile, output = tmp_path / "hostfile", tmp_path / "targets.json"
     output.write_text("[]")
     before = os.stat(output).st_ino
@@ -75,14 +96,16 @@ def test_command_replaces_a_file_whole(tmp_path: Path, capsys: pytest.CaptureFix
     assert stat.S_IMODE(os.stat(output).st_mode) == 0o644
     hostfile.write_text("node-1 slots=8\nnode-1 slots=8\n")
     assert main(arguments) == 1
-    assert capsys.readouterr().err == f'{hostfile}:2: "node-1" stands in line 1 already\n'
+    assert capsys.readouterr().err == f'{hostfile}:2: "node-1" is a duplicate of line 1\n'
     assert json.loads(output.read_text()) == BOTH
     assert main([*arguments[:-1], str(tmp_path / "absent" / "targets.json")]) == 1
     assert sorted(os.listdir(tmp_path)) == ["hostfile", "targets.json"]
 
 
 def test_agent_without_probes_says_so(tmp_path: Path) -> None:
-    """An agent that knows no members answers with an error, at which Prometheus keeps the targets it has; never with an empty list."""
+    """An agent that knows no members answers with an error, at which Prometheus keeps the targets
+    it has; never with an empty list.
+    """
     with running(tmp_path) as agent, pytest.raises(OSError, match="503") as raised:
         agent.get("/api/v1/targets")
     assert "no probes are configured" in str(raised.value)

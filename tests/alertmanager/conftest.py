@@ -23,12 +23,16 @@ def receiver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[Server]:
-    """An Alertmanager that waits a second for what belongs together, and not as long as the shipped file has it."""
+    """An Alertmanager that waits a second for what belongs together, and not as long as the shipped
+    file has it.
+    """
     directory = tmp_path_factory.mktemp("server")
 
     def quick(config: dict[str, Any]) -> None:
         for route in (config["route"], *config["route"]["routes"]):
             route |= {"group_wait": "1s", "group_interval": "1s"}
 
-    with alertmanager(Loopback("services", "127.0.0.1", directory), directory, receiver, quick) as made:
+    with alertmanager(
+        Loopback("services", "127.0.0.1", directory), directory, receiver, quick
+    ) as made:
         yield made

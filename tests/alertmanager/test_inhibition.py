@@ -1,4 +1,7 @@
-"""What is told and what is held back, by a real Alertmanager: alerts are posted to it, and its webhooks seen."""
+"""What is told and what is held back, by a real Alertmanager.
+
+Alerts are posted to it, and its webhooks seen.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,22 @@ Labels = dict[str, str]
 NETWORK = ("bad-link", "nccl-timeout", "rendezvous-unreachable", "slow-communication", "straggler")
 
 
-def alert(symptom: str, severity: str = "critical", component: str = "node", **labels: str) -> Labels:
+def alert(
+    symptom: str, severity: str = "critical", component: str = "node", **labels: str
+) -> Labels:
     """Return the labels of an alert."""
-    return {"alertname": f"Test {symptom}", "symptom": symptom, "severity": severity, "component": component, "job": "dshealthd", **labels}
+    return {
+        "alertname": f"Test {symptom}",
+        "symptom": symptom,
+        "severity": severity,
+        "component": component,
+        "job": "dshealthd",
+        **labels,
+    }
 
 
 GPU = {"node": "a", "gpu": "3"}
+OUT_OF_MEMORY = {"node": "a", "alertname": "DshealthdRankOutOfMemory", "audience": "owner"}
 
 SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
     "a node that is down, over all of its own and what others say of it": (
@@ -38,7 +51,10 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         [alert("agent-gone", node="a"), alert("gpu-lost", component="gpu", node="b", gpu="3")],
         [],
     ),
-    "a node that is down, over nothing that names no node": ([alert("agent-gone"), alert("watchdog", "none"), alert("node-drift")], []),
+    "a node that is down, over nothing that names no node": (
+        [alert("agent-gone"), alert("watchdog", "none"), alert("node-drift")],
+        [],
+    ),
     "most nodes at once, over each of them": (
         [alert("agent-gone", component="fleet"), alert("gpu-lost", component="gpu", **GPU)],
         [alert("agent-gone", node="b"), alert("agent-gone", node="c")],
@@ -58,8 +74,14 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         [],
     ),
     "critical of a job on a node, over the same symptom that no job is named for": (
-        [alert("open-files", node="a", exported_job="slurm-7"), alert("open-files", "warning", node="b")],
-        [alert("open-files", "warning", node="a"), alert("open-files", "warning", node="a", exported_job="slurm-7")],
+        [
+            alert("open-files", node="a", exported_job="slurm-7"),
+            alert("open-files", "warning", node="b"),
+        ],
+        [
+            alert("open-files", "warning", node="a"),
+            alert("open-files", "warning", node="a", exported_job="slurm-7"),
+        ],
     ),
     "critical over warning of the same job, and not of another": (
         [
@@ -69,9 +91,20 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         [alert("training-slow", "warning", "job", exported_job="slurm-7")],
     ),
     "a leaf switch over its nodes and the ways to them": (
-        [alert("slow-communication", component="leaf", leaf="l1"), alert("agent-gone", node="d", leaf="l2")],
         [
-            *(alert(symptom, component="nic" if symptom == "bad-link" else "node", node="a", leaf="l1") for symptom in NETWORK),
+            alert("slow-communication", component="leaf", leaf="l1"),
+            alert("agent-gone", node="d", leaf="l2"),
+        ],
+        [
+            *(
+                alert(
+                    symptom,
+                    component="nic" if symptom == "bad-link" else "node",
+                    node="a",
+                    leaf="l1",
+                )
+                for symptom in NETWORK
+            ),
             alert("agent-gone", node="b", leaf="l1"),
         ],
     ),
@@ -85,8 +118,14 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         [],
     ),
     "a GPU that is lost, over what follows for the same GPU": (
-        [alert("gpu-lost", component="gpu", **GPU), alert("gpu-throttled", component="gpu", node="a", gpu="4")],
-        [alert("bad-link", component="gpu", link="2", **GPU), alert("nvml-broken", component="gpu", **GPU)],
+        [
+            alert("gpu-lost", component="gpu", **GPU),
+            alert("gpu-throttled", component="gpu", node="a", gpu="4"),
+        ],
+        [
+            alert("bad-link", component="gpu", link="2", **GPU),
+            alert("nvml-broken", component="gpu", **GPU),
+        ],
     ),
     "NVML that hangs, over readings that are missing": (
         [alert("nvml-broken", node="a"), alert("gpu-metrics-gone", node="b")],
@@ -102,15 +141,17 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
     ),
     "a rank that ran out of memory, over the others that wait for it": (
         [
-            alert("cuda-oom", component="job", node="a", exported_job="slurm-7"),
+            alert("cuda-oom", "warning", "job", exported_job="slurm-7", **OUT_OF_MEMORY),
             alert("training-hang", component="job", node="a", exported_job="slurm-8"),
         ],
         [alert("training-hang", component="job", node="a", exported_job="slurm-7")],
     ),
     "a rank that was killed out of memory, over the kill": (
         [
-            alert("cuda-oom", component="job", node="a", exported_job="slurm-7"),
-            alert("host-memory-pressure", "warning", node="b", alertname="DshealthdOutOfMemoryKill"),
+            alert("cuda-oom", "warning", "job", exported_job="slurm-7", **OUT_OF_MEMORY),
+            alert(
+                "host-memory-pressure", "warning", node="b", alertname="DshealthdOutOfMemoryKill"
+            ),
             alert("host-memory-pressure", "warning", node="a", alertname="DshealthdHostMemoryLow"),
         ],
         [alert("host-memory-pressure", "warning", node="a", alertname="DshealthdOutOfMemoryKill")],
@@ -132,14 +173,31 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
             alert("nccl-all-reduce-failed", component="gpu", **GPU | {"node": "b"}),
             alert("nccl-timeout", node="c"),
         ],
-        [alert("nccl-timeout", node="a"), alert("nccl-remote-error", node="b"), alert("straggler", "warning", node="b")],
+        [
+            alert("nccl-timeout", node="a"),
+            alert("nccl-remote-error", node="b"),
+            alert("straggler", "warning", node="b"),
+        ],
+    ),
+    "a part that a job depends on, over that the job hangs there, and not on another node": (
+        [
+            alert("gpu-lost", component="gpu", **GPU),
+            alert("training-hang", component="job", node="b", exported_job="slurm-7"),
+        ],
+        [alert("training-hang", component="job", node="a", exported_job="slurm-7")],
     ),
     "but a warning of a part holds back nothing": (
-        [alert("bad-link", "warning", "nic", node="b", device="x"), alert("straggler", "warning", node="b")],
+        [
+            alert("bad-link", "warning", "nic", node="b", device="x"),
+            alert("straggler", "warning", node="b"),
+        ],
         [],
     ),
     "a full disk, over that nothing can be written there": (
-        [alert("disk-full", component="path", node="a", path="/data"), alert("checkpoint-path", component="path", node="a", path="/ckpt")],
+        [
+            alert("disk-full", component="path", node="a", path="/data"),
+            alert("checkpoint-path", component="path", node="a", path="/ckpt"),
+        ],
         [alert("checkpoint-path", component="path", node="a", path="/data")],
     ),
 }
@@ -152,21 +210,33 @@ def identity(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def told(server: Server, receiver: Receiver) -> dict[str, list[frozenset[tuple[str, str]]]]:
-    """Post every scene, each in a cluster of its own; return what was told of it, two seconds after all that is expected has come."""
-    alerts = [{"labels": labels | {"cluster": scene}} for scene, groups in SCENES.items() for group in groups for labels in group]
+    """Post every scene, each in a cluster of its own.
+
+    Return what was told of it, two seconds after all that is expected has come.
+    """
+    alerts = [
+        {"labels": labels | {"cluster": scene}}
+        for scene, groups in SCENES.items()
+        for group in groups
+        for labels in group
+    ]
     server.ask("/api/v2/alerts", alerts)
-    everybody = ("page", "ticket", "watchdog")
+    everybody = ("page", "ticket", "job-owner", "watchdog")
     expected = sum(len(shown) for shown, _ in SCENES.values())
     receiver.wait(lambda: len(receiver.firing(*everybody)) >= expected, 20)
     receiver.wait(lambda: len(receiver.firing(*everybody)) > expected, 2)
     found: dict[str, list[frozenset[tuple[str, str]]]] = {scene: [] for scene in SCENES}
     for entry in receiver.firing(*everybody):
-        found[entry.labels["cluster"]].append(identity({key: value for key, value in entry.labels.items() if key != "cluster"}))
+        found[entry.labels["cluster"]].append(
+            identity({key: value for key, value in entry.labels.items() if key != "cluster"})
+        )
     return found
 
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_inhibition(scene: str, told: Mapping[str, list[Any]]) -> None:
-    """Of the alerts of a scene, those that are causes or stand alone are told, and their consequences are held back."""
+    """Of the alerts of a scene, those that are causes or stand alone are told, and their
+    consequences are held back.
+    """
     shown, held_back = SCENES[scene]
     assert set(told[scene]) == set(map(identity, shown)), f"held back should be {held_back}"

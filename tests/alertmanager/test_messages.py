@@ -1,4 +1,6 @@
-"""What a person reads, as the real Alertmanager writes it to Slack, PagerDuty and by mail from the shipped examples."""
+"""What a person reads, as the real Alertmanager writes it to Slack, PagerDuty and by mail from the
+shipped examples.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ LABELS = {
 }
 ANNOTATIONS = {
     "summary": "GPU lost",
-    "description": "GPU 3 of node-17 does not answer NVML any more: gpu_lost. First step: drain the node\nand look for Xid 79.",
+    "description": (
+        "GPU 3 of node-17 does not answer NVML any more: gpu_lost. First step: drain the "
+        "node\nand look for Xid 79."
+    ),
     "runbook_url": "https://example.com/gpu-lost.md",
 }
 LOST = {"labels": LABELS, "annotations": ANNOTATIONS, "startsAt": "2026-11-21T11:02:40Z"}
@@ -55,7 +60,9 @@ class Mailbox:
         self.mails: list[EmailMessage] = []
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), self._handler())
         self.address = f"127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -75,7 +82,9 @@ class Mailbox:
                     if verb == b"DATA":
                         self._say("354 go on")
                         lines = iter(self.rfile.readline, b".\r\n")
-                        mails.append(email.message_from_bytes(b"".join(lines), policy=email.policy.default))
+                        mails.append(
+                            email.message_from_bytes(b"".join(lines), policy=email.policy.default)
+                        )
                     self._say("221 bye" if verb == b"QUIT" else "250 ok")
                     if verb == b"QUIT":
                         return
@@ -102,8 +111,13 @@ def receiver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver, mailbox: Mailbox) -> Iterator[Server]:
-    """An Alertmanager that pages by PagerDuty and Slack, and writes tickets by mail; no more is changed than where those are."""
+def server(
+    tmp_path_factory: pytest.TempPathFactory, receiver: Receiver, mailbox: Mailbox
+) -> Iterator[Server]:
+    """An Alertmanager that pages by PagerDuty and Slack, and writes tickets by mail.
+
+    No more is changed than where those are.
+    """
     directory = tmp_path_factory.mktemp("server")
 
     def secret(name: str, text: str) -> str:
@@ -113,17 +127,28 @@ def server(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver, mailbox
 
     def examples(config: dict[str, Any]) -> None:
         found = {entry["name"]: entry for entry in config["receivers"]}
-        (pagerduty,), (slack,) = found["page-pagerduty"]["pagerduty_configs"], found["page-slack"]["slack_configs"]
+        (pagerduty,), (slack,) = (
+            found["page-pagerduty"]["pagerduty_configs"],
+            found["page-slack"]["slack_configs"],
+        )
         (mail,) = found["ticket-mail"]["email_configs"]
-        pagerduty |= {"routing_key_file": secret("pagerduty", "k3y"), "url": f"{receiver.url}/v2/enqueue"}
+        pagerduty |= {
+            "routing_key_file": secret("pagerduty", "k3y"),
+            "url": f"{receiver.url}/v2/enqueue",
+        }
         slack["api_url_file"] = secret("slack", f"{receiver.url}/slack")
-        mail |= {"smarthost": mailbox.address, "require_tls": False}  # the mailbox offers no authentication, so that none is used
+        mail |= {
+            "smarthost": mailbox.address,
+            "require_tls": False,
+        }  # the mailbox offers no authentication, so that none is used
         found["page"]["pagerduty_configs"], found["page"]["slack_configs"] = [pagerduty], [slack]
         found["ticket"]["email_configs"] = [mail]
         for route in (config["route"], *config["route"]["routes"]):
             route |= {"group_wait": "200ms", "group_interval": "500ms"}
 
-    with alertmanager(Loopback("services", "127.0.0.1", directory), directory, receiver, examples) as made:
+    with alertmanager(
+        Loopback("services", "127.0.0.1", directory), directory, receiver, examples
+    ) as made:
         yield made
 
 
@@ -133,12 +158,16 @@ def came(receiver: Receiver, name: str, number: int) -> Any:
     def found() -> list[Any]:
         return [entry.document for entry in list(receiver.notifications) if entry.receiver == name]
 
-    assert receiver.wait(lambda: len(found()) > number, 20), f"{name} was sent {len(found())}: {receiver.notifications}"
+    assert receiver.wait(lambda: len(found()) > number, 20), (
+        f"{name} was sent {len(found())}: {receiver.notifications}"
+    )
     return found()[number]
 
 
 def test_page(server: Server, receiver: Receiver) -> None:
-    """A page says which GPU of which node, since when, why, the first step and where the runbook is; and later that it is over."""
+    """A page says which GPU of which node, since when, why, the first step and where the runbook
+    is; and later that it is over.
+    """
     server.ask("/api/v2/alerts", [LOST])
     slack = came(receiver, "slack", 0)["attachments"][0]
     assert slack["title"] == "GPU lost: node-17 GPU 3"
@@ -151,11 +180,13 @@ def test_page(server: Server, receiver: Receiver) -> None:
     assert event["payload"]["custom_details"]["page"].strip() == TEXT.strip()
     assert event["links"] == [{"href": "https://example.com/gpu-lost.md", "text": "Runbook"}]
 
-    server.ask("/api/v2/alerts", [LOST | {"endsAt": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}])
+    server.ask(
+        "/api/v2/alerts", [LOST | {"endsAt": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}]
+    )
     assert came(receiver, "pagerduty", 1)["event_action"] == "resolve"
     over = came(receiver, "slack", 1)["attachments"][0]
-    assert over["title"] == "Over: GPU lost: node-17 GPU 3"
-    assert "\n  over: 20" in over["text"]
+    assert over["title"] == "Resolved: GPU lost: node-17 GPU 3"
+    assert "\n  resolved: 20" in over["text"]
 
 
 def test_ticket_by_mail(server: Server, mailbox: Mailbox) -> None:
@@ -173,11 +204,16 @@ def test_ticket_by_mail(server: Server, mailbox: Mailbox) -> None:
         assert time.monotonic() < end, server.log.read_text(encoding="utf-8")
         time.sleep(0.05)
     (mail,) = mailbox.mails
-    assert mail["Subject"] == "GPU is throttled: node-17 GPU 0, node-17 GPU 1, node-17 GPU 2 … (5 in all)"
+    assert (
+        mail["Subject"]
+        == "GPU is throttled: node-17 GPU 0, node-17 GPU 1, node-17 GPU 2 … (5 in all)"
+    )
     body = mail.get_body(("plain",))
     assert body is not None
     text = body.get_content()
-    assert [line for line in text.splitlines() if line.startswith("-")] == [f"- node-17 GPU {gpu}" for gpu in range(5)]
+    assert [line for line in text.splitlines() if line.startswith("-")] == [
+        f"- node-17 GPU {gpu}" for gpu in range(5)
+    ]
     assert mail.get_body(("html",)) is None
     assert text.count("first step: drain the node") == 5
 
@@ -186,13 +222,25 @@ def test_ticket_by_mail(server: Server, mailbox: Mailbox) -> None:
     ("labels", "where"),
     [
         ({"component": "node", "node": "node-1", "instance": "node-1:10061"}, "node-1"),
-        ({"component": "gpu", "node": "node-1", "gpu": "0", "link": "11"}, "node-1 GPU 0 NVLink 11"),
-        ({"component": "nic", "node": "node-1", "device": "mlx5_0", "port": "1"}, "node-1 mlx5_0 port 1"),
+        (
+            {"component": "gpu", "node": "node-1", "gpu": "0", "link": "11"},
+            "node-1 GPU 0 NVLink 11",
+        ),
+        (
+            {"component": "nic", "node": "node-1", "device": "mlx5_0", "port": "1"},
+            "node-1 mlx5_0 port 1",
+        ),
         ({"component": "path", "node": "node-1", "path": "/data"}, "node-1 /data"),
-        ({"component": "link", "node": "node-1", "peer": "node-2", "part": "node-1--node-2"}, "node-1--node-2"),
+        (
+            {"component": "link", "node": "node-1", "peer": "node-2", "part": "node-1--node-2"},
+            "node-1--node-2",
+        ),
         ({"component": "leaf", "leaf": "leaf-3"}, "leaf leaf-3"),
         ({"component": "job", "job": "dshealthd", "exported_job": "slurm-7"}, "job slurm-7"),
-        ({"component": "gpu", "node": "node-1", "gpu": "2", "exported_job": "slurm-7"}, "node-1 GPU 2 job slurm-7"),
+        (
+            {"component": "gpu", "node": "node-1", "gpu": "2", "exported_job": "slurm-7"},
+            "node-1 GPU 2 job slurm-7",
+        ),
         ({"component": "fleet", "cluster": "a"}, "cluster a"),
         ({"component": "fleet"}, "cluster without a name"),
         ({"component": "node", "instance": "node-1:10061"}, "node-1:10061"),
@@ -202,10 +250,15 @@ def test_ticket_by_mail(server: Server, mailbox: Mailbox) -> None:
 def test_where(labels: dict[str, str], where: str, server: Server, receiver: Receiver) -> None:
     """The part that an alert is about is told from its labels."""
     symptom = f"where {where}"
-    server.ask("/api/v2/alerts", [{"labels": {"alertname": "Where", "severity": "critical", "symptom": symptom} | labels}])
+    server.ask(
+        "/api/v2/alerts",
+        [{"labels": {"alertname": "Where", "severity": "critical", "symptom": symptom} | labels}],
+    )
 
     def titles() -> list[str]:
-        documents = [entry.document for entry in list(receiver.notifications) if entry.receiver == "slack"]
+        documents = [
+            entry.document for entry in list(receiver.notifications) if entry.receiver == "slack"
+        ]
         return [document["attachments"][0]["title"] for document in documents]
 
     assert receiver.wait(lambda: f"{symptom}: {where}" in titles(), 20), titles()

@@ -1,4 +1,7 @@
-"""The shipped Alertmanager configuration is valid, and tells whom it says it tells; asked of amtool."""
+"""The shipped Alertmanager configuration is valid, and tells whom it says it tells.
+
+Asked of amtool.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ FILE = ALERTMANAGER / "alertmanager.yml"
 
 def amtool(*arguments: str) -> str:
     """Return what amtool prints; its complaint is in the error."""
-    done = subprocess.run(["amtool", *arguments], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(
+        ["amtool", *arguments], capture_output=True, text=True, timeout=20, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -33,6 +38,9 @@ def test_configuration_is_valid() -> None:
     [
         ("severity=critical symptom=gpu-lost node=node-17 gpu=3", "page"),
         ("severity=warning symptom=time-wait node=node-17", "ticket"),
+        ("severity=warning symptom=loss-nan audience=owner exported_job=slurm-7", "job-owner"),
+        ("severity=info symptom=nccl-environment audience=owner", "nobody"),
+        ("severity=critical symptom=training-hang exported_job=slurm-7", "page"),
         ("severity=info symptom=node-drift", "nobody"),
         ("severity=none symptom=watchdog", "watchdog"),
         ("severity=critical symptom=watchdog", "watchdog"),
@@ -42,12 +50,24 @@ def test_configuration_is_valid() -> None:
     ],
 )
 def test_who_is_told(labels: str, receiver: str) -> None:
-    """Severity decides who is told, the Watchdog has a receiver of its own, and an alert of no known severity is not lost."""
-    amtool("config", "routes", "test", f"--config.file={FILE}", f"--verify.receivers={receiver}", *labels.split())
+    """Severity decides who is told, the Watchdog has a receiver of its own, and an alert of no
+    known severity is not lost.
+    """
+    amtool(
+        "config",
+        "routes",
+        "test",
+        f"--config.file={FILE}",
+        f"--verify.receivers={receiver}",
+        *labels.split(),
+    )
 
 
 def test_every_symptom_that_is_named_exists() -> None:
-    """Routes and inhibition speak of symptoms that there are; one that is renamed would be silently left out."""
+    """Routes and inhibition speak of symptoms that there are.
+
+    One that is renamed would be silently left out.
+    """
     named = re.findall(r'symptom(?:=|!=|=~|!~)"([^"]*)"', FILE.read_text(encoding="utf-8"))
     assert len(named) > 10
     assert {slug for text in named for slug in text.split("|")} - set(all_symptoms()) == set()
@@ -57,7 +77,37 @@ def test_every_severity_has_its_receiver() -> None:
     """No alert has a severity beside those that routes speak of, and the Watchdog's."""
     found = {alert.severity for symptom in all_symptoms().values() for alert in symptom.alerts}
     assert found == {"critical", "warning", "info", "none"}
-    assert {symptom.slug for symptom in all_symptoms().values() for alert in symptom.alerts if alert.severity == "none"} == {"watchdog"}
+    assert {
+        symptom.slug
+        for symptom in all_symptoms().values()
+        for alert in symptom.alerts
+        if alert.severity == "none"
+    } == {"watchdog"}
+
+
+def test_pages_are_few() -> None:
+    """At most thirty alerts wake somebody, and none of them is one that only the job's owner can
+    mend.
+    """
+    pages = [
+        alert
+        for symptom in all_symptoms().values()
+        for alert in symptom.alerts
+        if alert.severity == "critical"
+    ]
+    assert len(pages) <= 30
+    assert [alert.name for alert in pages if alert.audience != "operator"] == []
+
+
+def test_groups_wait_longer_than_resends() -> None:
+    """No group is flushed more often than Prometheus sends again what is over, every minute.
+
+    A group that is told of each of two such alerts by itself tells of both again and again.
+    """
+    config = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    routes = [route for route in config["route"]["routes"] if route["receiver"] != "watchdog"]
+    intervals = [route.get("group_interval", "10m") for route in (config["route"], *routes)]
+    assert set(intervals) <= {"2m", "10m"}
 
 
 def test_no_secret_stands_in_the_file() -> None:
@@ -66,18 +116,27 @@ def test_no_secret_stands_in_the_file() -> None:
 
     def keys(node: object) -> list[str]:
         if isinstance(node, dict):
-            return [str(key) for key in node] + [found for value in node.values() for found in keys(value)]
+            return [str(key) for key in node] + [
+                found for value in node.values() for found in keys(value)
+            ]
         return [found for value in node for found in keys(value)] if isinstance(node, list) else []
 
     found = keys(yaml.safe_load(FILE.read_text(encoding="utf-8")))
     assert [key for key in found if secrets.search(key)] == []
-    assert {key for key in found if key.endswith("_file")} == {"routing_key_file", "api_url_file", "auth_password_file"}
+    assert {key for key in found if key.endswith("_file")} == {
+        "routing_key_file",
+        "api_url_file",
+        "auth_password_file",
+    }
 
 
 def test_every_receiver_is_either_routed_to_or_an_example() -> None:
     """The receivers beside the routed ones are examples whose names say what they replace."""
     config = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    routed = {config["route"]["receiver"], *(route["receiver"] for route in config["route"]["routes"])}
+    routed = {
+        config["route"]["receiver"],
+        *(route["receiver"] for route in config["route"]["routes"]),
+    }
     others = {receiver["name"] for receiver in config["receivers"]} - routed
-    assert routed == {"page", "ticket", "watchdog", "nobody"}
+    assert routed == {"page", "ticket", "job-owner", "watchdog", "nobody"}
     assert others == {"page-pagerduty", "page-slack", "ticket-slack", "ticket-mail"}

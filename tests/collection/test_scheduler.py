@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd import config, registry
-from dshealthd.collector import Collector, CollectorOptions, Context, NotAvailable, gauge
-from dshealthd.host import Host
-from dshealthd.options import Duration, Errors
-from dshealthd.result import Outcome, attempt
-from dshealthd.scheduler import Scheduler, _Inside, _Member
-from dshealthd.snapshot import Snapshot
-from tests.test_snapshot import Clock
+from dshealthd import config
+from dshealthd.collection import registry
+from dshealthd.collection.scheduler import Scheduler, _Inside, _Member
+from dshealthd.core.collector import Collector, CollectorOptions, Context, NotAvailable, gauge
+from dshealthd.core.host import Host
+from dshealthd.core.options import Duration, Errors
+from dshealthd.core.result import Outcome, attempt
+from dshealthd.core.snapshot import Snapshot
+from tests.core.test_snapshot import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.collector import Fault, Sample
+    from dshealthd.core.collector import Fault, Sample
 
 COUNT = gauge("x_collections", "How often this was collected.")
 
@@ -48,10 +49,17 @@ def group(*kinds: type[Collector]) -> tuple[_Inside, Snapshot, Clock]:
     """Return collectors of an interval of 5 s as a group of the agent."""
     clock = Clock()
     snapshot = Snapshot(clock, clock)
-    members = {kind.__name__: _Member(kind, CollectorOptions(interval=Duration(5)), clock.now) for kind in kinds}
+    members = {
+        kind.__name__: _Member(kind, CollectorOptions(interval=Duration(5)), clock.now)
+        for kind in kinds
+    }
     for name in members:
         snapshot.expect(name, 17)
-    return _Inside(members, snapshot, Context(host=Host(), monotonic=clock, wall=clock)), snapshot, clock
+    return (
+        _Inside(members, snapshot, Context(host=Host(), monotonic=clock, wall=clock)),
+        snapshot,
+        clock,
+    )
 
 
 def count(snapshot: Snapshot) -> float:
@@ -93,7 +101,10 @@ def test_absence_is_asked_first() -> None:
 
 
 def test_reload_keeps_what_it_does_not_change() -> None:
-    """Applying an equal configuration again leaves the running group alone; disabling everything ends it."""
+    """Applying an equal configuration again leaves the running group alone.
+
+    Disabling everything ends it.
+    """
 
     async def scene() -> None:
         clock = Clock()
@@ -134,10 +145,14 @@ class Unavailable(Collector):
         raise NotAvailable(message)
 
 
-@pytest.mark.parametrize(("kind", "outcome"), [(Defective, Outcome.ERROR), (Unavailable, Outcome.NOT_AVAILABLE)])
+@pytest.mark.parametrize(
+    ("kind", "outcome"), [(Defective, Outcome.ERROR), (Unavailable, Outcome.NOT_AVAILABLE)]
+)
 def test_nothing_escapes_an_attempt(kind: type[Collector], outcome: Outcome) -> None:
     """A defect in a collector is an error of that collector alone, an absence is ordinary."""
     clock = Clock()
-    result = attempt(kind(CollectorOptions(), Context(host=Host(), monotonic=clock, wall=clock)), clock)
+    result = attempt(
+        kind(CollectorOptions(), Context(host=Host(), monotonic=clock, wall=clock)), clock
+    )
     assert result.outcome is outcome
     assert result.detail

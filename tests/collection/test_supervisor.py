@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd import registry
-from dshealthd.collector import Metric, Reason
-from dshealthd.options import encode
-from dshealthd.result import Outcome, Result
-from dshealthd.supervisor import REPLACED, STARTS, STUCK, UP, Backoff, Supervisor
+from dshealthd.collection import registry
+from dshealthd.collection.supervisor import REPLACED, STARTS, STUCK, UP, Backoff, Supervisor
+from dshealthd.core.collector import Metric, Reason
+from dshealthd.core.options import encode
+from dshealthd.core.result import Outcome, Result
 from tests import frozen, workers
 from tests.workers import obstinate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from dshealthd.host import Host
+    from dshealthd.core.host import Host
 
 WORKERS = str(Path(workers.__file__).parent)
 DEADLINE = 0.4
@@ -35,9 +35,16 @@ class Bench:
     def __init__(self, script: Path, host: Host, backoff: Backoff) -> None:
         self.script = script
         options = obstinate.Options(script=str(script))
-        hello = {"worker": "test", "host": encode(host), "collectors": {"obstinate": encode(options)}, "log_level": 50}
+        hello = {
+            "worker": "test",
+            "host": encode(host),
+            "collectors": {"obstinate": encode(options)},
+            "log_level": 50,
+        }
         metrics = {"obstinate": registry.metrics(obstinate.Obstinate)}
-        self.supervisor = Supervisor("test", hello, {"obstinate": DEADLINE}, metrics, time.monotonic, backoff, COMMAND)
+        self.supervisor = Supervisor(
+            "test", hello, {"obstinate": DEADLINE}, metrics, time.monotonic, backoff, COMMAND
+        )
 
     async def sweep(self) -> Result:
         """Collect once and return the one result."""
@@ -48,15 +55,21 @@ class Bench:
 
     def metric(self, metric: Metric, *labels: str) -> float:
         """Return one of the supervisor's own values; 0 for a counter that does not exist yet."""
-        return {(s.metric, s.labels): s.value for s in self.supervisor.samples()}.get((metric, ("test", *labels)), 0.0)
+        return {(s.metric, s.labels): s.value for s in self.supervisor.samples()}.get(
+            (metric, ("test", *labels)), 0.0
+        )
 
 
 @pytest.fixture
 def play(tmp_path: Path) -> Callable[..., None]:
     """Return a function that runs a scene with a supervisor and closes it."""
-    from dshealthd.host import Host
+    from dshealthd.core.host import Host
 
-    def run(scene: Callable[[Bench], Coroutine[None, None, None]], *, backoff: Backoff = Backoff(0.2, 0.4)) -> None:  # noqa: B008
+    def run(
+        scene: Callable[[Bench], Coroutine[None, None, None]],
+        *,
+        backoff: Backoff = Backoff(0.2, 0.4),  # noqa: B008
+    ) -> None:
         async def main() -> None:
             bench = Bench(tmp_path / "script", Host(), backoff)
             try:
@@ -80,7 +93,10 @@ def reasons(result: Result) -> dict[str, Reason]:
 
 
 def test_samples_cross_the_pipe(play: Callable[..., None]) -> None:
-    """A healthy worker's samples arrive with metric, labels and value; one process serves all sweeps."""
+    """A healthy worker's samples arrive with metric, labels and value.
+
+    One process serves all sweeps.
+    """
 
     async def scene(bench: Bench) -> None:
         bench.script.write_text("a value 54.5\nb value 1\n")
@@ -94,13 +110,14 @@ def test_samples_cross_the_pipe(play: Callable[..., None]) -> None:
 
 
 def test_hung_part_is_left_out(play: Callable[..., None]) -> None:
-    """A part that hangs costs its deadline once; in the same sweep the others are read by a new worker."""
+    """A part that hangs costs its deadline once.
+
+    In the same sweep the others are read by a new worker.
+    """
 
     async def scene(bench: Bench) -> None:
         bench.script.write_text("a value 1\nb hang\nc value 3\n")
-        started = time.monotonic()
         result = await bench.sweep()
-        assert time.monotonic() - started < 5
         assert values(result) == {"a": 1.0, "c": 3.0}
         assert reasons(result) == {"b": Reason.TIMEOUT}
         assert bench.metric(STARTS) == 2
@@ -109,8 +126,34 @@ def test_hung_part_is_left_out(play: Callable[..., None]) -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("hung", range(1, 9))
+def test_a_sweep_costs_at_most_one_deadline(play: Callable[..., None], hung: int) -> None:
+    """With k of 8 parts known to hang and all back-offs over, a sweep tries one; others are read.
+
+    Each part has its turn, and one that answers again is shown after k sweeps at most.
+    """
+
+    async def scene(bench: Bench) -> None:
+        well = {str(part): 1.0 for part in range(hung, 8)}
+        script = [f"{part} {'hang' if part < hung else 'value 1'}" for part in range(8)]
+        bench.script.write_text("\n".join(script))
+        assert values(await bench.sweep()) == well
+        assert bench.metric(REPLACED, "timeout") == hung
+        for count in range(1, 3):
+            assert values(await bench.sweep()) == well
+            assert bench.metric(REPLACED, "timeout") == hung + count
+        bench.script.write_text("\n".join(f"{part} value 1" for part in range(8)))
+        for _ in range(hung):
+            result = await bench.sweep()
+        assert values(result) == {str(part): 1.0 for part in range(8)}
+
+    play(scene, backoff=Backoff(0.001, 0.001))
+
+
 def test_quarantine_ends(play: Callable[..., None]) -> None:
-    """After its back-off a part is tried again, and once it answers it is reported as before, without a restart of anything."""
+    """After its back-off a part is tried again, and once it answers it is reported as before,
+    without a restart of anything.
+    """
 
     async def scene(bench: Bench) -> None:
         bench.script.write_text("a value 1\nb hang\n")
@@ -123,11 +166,15 @@ def test_quarantine_ends(play: Callable[..., None]) -> None:
         assert not result.faults
         assert bench.metric(STARTS) == 2
 
-    play(scene, backoff=Backoff(2.0, 4.0))  # longer than the second sweep, on a machine with much to do as well
+    play(
+        scene, backoff=Backoff(2.0, 4.0)
+    )  # longer than the second sweep, on a machine with much to do as well
 
 
 def test_no_respawn_storm(play: Callable[..., None]) -> None:
-    """With every part hanging, the number of starts is bounded by the parts and the back-off, not by the sweeps."""
+    """With every part hanging, the number of starts is bounded by the parts and the back-off, not
+    by the sweeps.
+    """
 
     async def scene(bench: Bench) -> None:
         bench.script.write_text("a hang\nb hang\nc hang\n")
@@ -140,7 +187,9 @@ def test_no_respawn_storm(play: Callable[..., None]) -> None:
 
 
 def test_crash_is_told_from_hang(play: Callable[..., None]) -> None:
-    """A segmentation fault at a part is `crashed`, names the signal, and leaves the others readable."""
+    """A segmentation fault at a part is `crashed`, names the signal, and leaves the others
+    readable.
+    """
 
     async def scene(bench: Bench) -> None:
         bench.script.write_text("a value 1\nb crash\n")
@@ -156,12 +205,18 @@ def test_crash_is_told_from_hang(play: Callable[..., None]) -> None:
 
 
 def test_failure_without_a_part(play: Callable[..., None]) -> None:
-    """A worker that hangs before it has named a part takes its collector down until the back-off is over, then returns."""
+    """A worker that hangs before it has named a part takes its collector down until the back-off is
+    over, then returns.
+    """
 
     async def scene(bench: Bench) -> None:
         bench.script.write_text("- hang\n")
         result = await bench.sweep()
-        assert (result.outcome, result.reason, result.samples) == (Outcome.ERROR, Reason.TIMEOUT, ())
+        assert (result.outcome, result.reason, result.samples) == (
+            Outcome.ERROR,
+            Reason.TIMEOUT,
+            (),
+        )
         bench.script.write_text("a value 1\n")
         started = time.monotonic()
         assert (await bench.sweep()).reason is Reason.TIMEOUT
@@ -196,8 +251,12 @@ def test_replacement_on_request(play: Callable[..., None]) -> None:
         ("- denied /dev/x", Outcome.ERROR, Reason.PERMISSION_DENIED),
     ],
 )
-def test_outcomes_cross_the_pipe(play: Callable[..., None], line: str, outcome: Outcome, reason: Reason | None) -> None:
-    """Absence, a defect and a refused permission are told apart, and none of them costs the worker its life."""
+def test_outcomes_cross_the_pipe(
+    play: Callable[..., None], line: str, outcome: Outcome, reason: Reason | None
+) -> None:
+    """Absence, a defect and a refused permission are told apart, and none of them costs the worker
+    its life.
+    """
 
     async def scene(bench: Bench) -> None:
         bench.script.write_text(line)
@@ -209,7 +268,9 @@ def test_outcomes_cross_the_pipe(play: Callable[..., None], line: str, outcome: 
 
 
 def test_unkillable_worker(play: Callable[..., None], tmp_path: Path) -> None:
-    """A worker in an uninterruptible sleep is counted, its part is left alone, the others are read; thawing ends the quarantine."""
+    """A worker in an uninterruptible sleep is counted, its part is left alone, the others are read;
+    thawing ends the quarantine.
+    """
 
     async def scene(bench: Bench) -> None:
         with frozen.mounted(tmp_path) as mount:
@@ -219,7 +280,9 @@ def test_unkillable_worker(play: Callable[..., None], tmp_path: Path) -> None:
             assert values(result) == {"a": 1.0, "c": 3.0}
             assert reasons(result) == {"b": Reason.STUCK}
             for _ in range(5):
-                await asyncio.sleep(0.15)  # beyond the back-off: still no second process at that part
+                await asyncio.sleep(
+                    0.15
+                )  # beyond the back-off: still no second process at that part
                 assert reasons(await bench.sweep()) == {"b": Reason.STUCK}
             assert (bench.metric(STARTS), bench.metric(STUCK)) == (2, 1)
             mount.thaw()
@@ -232,7 +295,10 @@ def test_unkillable_worker(play: Callable[..., None], tmp_path: Path) -> None:
 
 
 def test_close_ends_the_worker_and_leaves_no_zombie(play: Callable[..., None]) -> None:
-    """Closing ends the process through its channel; nothing remains to be reaped, no descriptor stays open."""
+    """Closing ends the process through its channel.
+
+    Nothing remains to be reaped, no descriptor stays open.
+    """
 
     async def scene(bench: Bench) -> None:
         bench.script.write_text("a pid\n")
@@ -247,8 +313,12 @@ def test_close_ends_the_worker_and_leaves_no_zombie(play: Callable[..., None]) -
     play(scene)
 
 
-def test_worker_gets_no_credentials(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What systemd hands to the agent (credentials, the notify socket) does not reach a worker's environment."""
+def test_worker_gets_no_credentials(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What systemd hands to the agent (credentials, the notify socket) does not reach a worker's
+    environment.
+    """
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", "/run/credentials/dshealthd")
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
 

@@ -13,31 +13,53 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collector import Context, Reason
 from dshealthd.collectors.clock import Clock, Timex, adjtimex
-from dshealthd.exposition import Format, render
-from dshealthd.host import Host
-from dshealthd.result import Outcome, Result, attempt
+from dshealthd.core.collector import Context, Reason
+from dshealthd.core.exposition import Format, render
+from dshealthd.core.host import Host
+from dshealthd.core.result import Outcome, Result, attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 STA_PLL, STA_UNSYNC, STA_NANO = 0x0001, 0x0040, 0x2000
 TIME_OK, TIME_ERROR = 0, 5
-SYNCHRONIZED = Timex(TIME_OK, STA_PLL | STA_NANO, offset=-1_250_000, frequency=-851968, maximum_error=53500, estimated_error=120)
-KERNEL_DEFAULT = Timex(TIME_ERROR, STA_UNSYNC, offset=0, frequency=0, maximum_error=16_000_000, estimated_error=16_000_000)
+SYNCHRONIZED = Timex(
+    TIME_OK,
+    STA_PLL | STA_NANO,
+    offset=-1_250_000,
+    frequency=-851968,
+    maximum_error=53500,
+    estimated_error=120,
+)
+KERNEL_DEFAULT = Timex(
+    TIME_ERROR,
+    STA_UNSYNC,
+    offset=0,
+    frequency=0,
+    maximum_error=16_000_000,
+    estimated_error=16_000_000,
+)
 
 
 def collect(source: Callable[[], Timex]) -> Result:
     """Collect once from a source."""
-    return attempt(Clock(Clock.Options(), Context(host=Host(), monotonic=time.monotonic, wall=time.time), source), time.monotonic)
+    return attempt(
+        Clock(
+            Clock.Options(), Context(host=Host(), monotonic=time.monotonic, wall=time.time), source
+        ),
+        time.monotonic,
+    )
 
 
 def values(timex: Timex) -> dict[str, float]:
     """Return the values by the middle of their names."""
     result = collect(lambda: timex)
     assert result.outcome is Outcome.OK
-    return {sample.metric.name.removeprefix("dshealthd_clock_"): sample.value for sample in result.samples}
+    return {
+        sample.metric.name.removeprefix("dshealthd_clock_"): sample.value
+        for sample in result.samples
+    }
 
 
 def test_synchronized() -> None:
@@ -56,9 +78,19 @@ def test_offset_in_microseconds() -> None:
     assert values(SYNCHRONIZED._replace(status=STA_PLL, offset=1250))["offset_seconds"] == 0.00125
 
 
-@pytest.mark.parametrize("timex", [KERNEL_DEFAULT, SYNCHRONIZED._replace(state=TIME_ERROR), SYNCHRONIZED._replace(status=STA_UNSYNC)])
+@pytest.mark.parametrize(
+    "timex",
+    [
+        KERNEL_DEFAULT,
+        SYNCHRONIZED._replace(state=TIME_ERROR),
+        SYNCHRONIZED._replace(status=STA_UNSYNC),
+    ],
+)
 def test_not_synchronized(timex: Timex) -> None:
-    """Without synchronisation, offset and errors mean nothing and are left out: an offset of 0 would look perfect."""
+    """Without synchronisation, offset and errors mean nothing and are left out.
+
+    An offset of 0 would look perfect.
+    """
     assert values(timex).keys() == {"synchronized", "frequency_adjustment_ratio"}
     assert values(timex)["synchronized"] == 0
 
@@ -70,19 +102,27 @@ def test_leap_seconds(state: int) -> None:
 
 
 def test_refused() -> None:
-    """A filter of system calls that refuses adjtimex is an error with its reason, not an unsynchronised clock."""
+    """A filter of system calls that refuses adjtimex is an error with its reason, not an
+    unsynchronised clock.
+    """
 
     def refuse() -> Timex:
         raise PermissionError(errno.EPERM, "adjtimex: Operation not permitted")
 
     result = collect(refuse)
-    assert (result.outcome, result.reason, result.samples) == (Outcome.ERROR, Reason.PERMISSION_DENIED, ())
+    assert (result.outcome, result.reason, result.samples) == (
+        Outcome.ERROR,
+        Reason.PERMISSION_DENIED,
+        (),
+    )
 
 
 def test_lint() -> None:
     """Promtool has nothing to say about names, types and help."""
     text = render(collect(lambda: SYNCHRONIZED).samples, Format.PROMETHEUS)
-    checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False
+    )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
@@ -93,7 +133,10 @@ PERL = """
     my ($modes, $offset, $frequency, $maximum, $estimated, $status) = unpack("L x4 q4 l", $timex);
     print "$state $status $frequency $maximum";
 """
-"""Asks the kernel by way of syscall(), which shares no code with ours; the layout is that of 64-bit Linux."""
+"""Asks the kernel by way of syscall(), which shares no code with ours.
+
+The layout is that of 64-bit Linux.
+"""
 
 
 def test_against_another_caller() -> None:
@@ -101,7 +144,9 @@ def test_against_another_caller() -> None:
     number, perl = ADJTIMEX.get(os.uname().machine), shutil.which("perl")
     if number is None or perl is None:
         pytest.skip("no perl, or the number of the system call is not known here")
-    shown = subprocess.run([perl, "-e", PERL, str(number)], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [perl, "-e", PERL, str(number)], capture_output=True, text=True, check=True
+    ).stdout
     state, status, frequency, maximum_error = map(int, shown.split())
     ours = adjtimex()
     assert (ours.state, ours.status) == (state, status)
@@ -116,7 +161,9 @@ def test_a_faked_clock_changes_nothing() -> None:
         pytest.skip("libfaketime is not installed")
     script = "import time; from dshealthd.collectors.clock import adjtimex; print(time.time(), *adjtimex()[:2])"
     environment = {**os.environ, "LD_PRELOAD": found[0], "FAKETIME": "+10y"}
-    shown = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True).stdout.split()
+    shown = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    ).stdout.split()
     assert float(shown[0]) > time.time() + 9 * 365 * 86400
     assert tuple(map(int, shown[1:])) == adjtimex()[:2]
 
@@ -127,5 +174,7 @@ def test_nothing_is_set() -> None:
         assert adjtimex().state >= 0
         return
     script = "import os; from dshealthd.collectors.clock import adjtimex; os.setuid(65534); print(adjtimex().state)"
-    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
     assert int(shown) >= 0

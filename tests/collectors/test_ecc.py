@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.devices.node import Node
+from tests.nvml.node import Node
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def test_totals_and_places(tmp_path: Path) -> None:
-    """SRAM and DRAM errors are told apart, their sum is the total, and parity and SEC-DED errors both count as uncorrected."""
+    """SRAM and DRAM errors are told apart, their sum is the total, and parity and SEC-DED errors
+    both count as uncorrected.
+    """
     with Node(tmp_path, gpus=2) as node:
         node.simulator.set(1, "ecc_volatile_uncorrected_dram", 2)
         node.simulator.set(1, "ecc_volatile_uncorrected_sram", 5)
@@ -21,7 +23,10 @@ def test_totals_and_places(tmp_path: Path) -> None:
         seen = node.collect("ecc")
         wanted = {"gpu": "1", "uuid": node.uuid(1), "type": "uncorrected", "counter": "volatile"}
         assert seen.value("gpu_ecc_errors_total", **wanted) == 7
-        assert seen.values("gpu_ecc_location_errors_total", **wanted) == {("dram",): 2, ("sram",): 5}
+        assert seen.values("gpu_ecc_location_errors_total", **wanted) == {
+            ("dram",): 2,
+            ("sram",): 5,
+        }
         assert seen.value("gpu_sram_threshold_exceeded", gpu="1") == 1
         assert seen.value("gpu_sram_threshold_exceeded", gpu="0") == 0
 
@@ -31,20 +36,44 @@ def test_sram_of_ampere(tmp_path: Path) -> None:
     with Node(tmp_path, profile="a100", gpus=1) as node:
         node.simulator.set(0, "ecc_aggregate_uncorrected_sram", 3)
         seen = node.collect("ecc")
-    assert seen.value("gpu_ecc_location_errors_total", location="sram", type="uncorrected", counter="aggregate") == 3
-    assert seen.value("gpu_ecc_location_errors_total", location="sram", type="corrected", counter="volatile") == 0
+    assert (
+        seen.value(
+            "gpu_ecc_location_errors_total",
+            location="sram",
+            type="uncorrected",
+            counter="aggregate",
+        )
+        == 3
+    )
+    assert (
+        seen.value(
+            "gpu_ecc_location_errors_total", location="sram", type="corrected", counter="volatile"
+        )
+        == 0
+    )
     assert not seen.values("gpu_sram_threshold_exceeded")
 
 
 def test_row_remapping(tmp_path: Path) -> None:
     """Rows that were replaced, that wait, and that could not be replaced are told apart."""
     with Node(tmp_path, gpus=2) as node:
-        for key, value in {"correctable": 6, "uncorrectable": 1, "pending": 1, "failure": 1}.items():
+        for key, value in {
+            "correctable": 6,
+            "uncorrectable": 1,
+            "pending": 1,
+            "failure": 1,
+        }.items():
             node.simulator.set(1, f"remapped_{key}", value)
         seen = node.collect("ecc")
-        assert seen.values("gpu_remapped_rows", gpu="1", uuid=node.uuid(1)) == {("corrected",): 6, ("uncorrected",): 1}
+        assert seen.values("gpu_remapped_rows", gpu="1", uuid=node.uuid(1)) == {
+            ("corrected",): 6,
+            ("uncorrected",): 1,
+        }
     for metric in ("gpu_remapped_rows_pending", "gpu_remapped_rows_failed"):
-        assert {labels[0]: value for labels, value in seen.values(metric).items()} == {"0": 0, "1": 1}
+        assert {labels[0]: value for labels, value in seen.values(metric).items()} == {
+            "0": 0,
+            "1": 1,
+        }
     assert not seen.values("gpu_retired_pages")
 
 

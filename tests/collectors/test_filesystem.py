@@ -1,4 +1,7 @@
-"""Space, inodes and write tests of paths: on this machine's file systems, on full, read-only and frozen ones."""
+"""Space, inodes and write tests of paths.
+
+On this machine's file systems, on full, read-only and frozen ones.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd import registry
-from dshealthd.collector import Context, Fault, Metric, Reason
+from dshealthd.collection import registry
+from dshealthd.collection.supervisor import Backoff, Supervisor
 from dshealthd.collectors import filesystem
-from dshealthd.host import Host
-from dshealthd.options import Duration, Errors, decode, encode
-from dshealthd.result import Outcome, Result, attempt
-from dshealthd.supervisor import Backoff, Supervisor
+from dshealthd.core.collector import Context, Fault, Metric, Reason
+from dshealthd.core.host import Host
+from dshealthd.core.options import Duration, Errors, decode, encode
+from dshealthd.core.result import Outcome, Result, attempt
 from tests import frozen
 
 if TYPE_CHECKING:
@@ -38,10 +41,15 @@ class Clock:
 
 
 def collector(
-    options: filesystem.Options, clock: Callable[[], float] = time.monotonic, host: Host | None = None, hung: dict[str, Fault] | None = None
+    options: filesystem.Options,
+    clock: Callable[[], float] = time.monotonic,
+    host: Host | None = None,
+    hung: dict[str, Fault] | None = None,
 ) -> filesystem.Filesystem:
     """Return a collector; the parts in `hung` are under quarantine."""
-    context = Context(host=host or Host(), monotonic=clock, wall=time.time, approach=(hung or {}).get)
+    context = Context(
+        host=host or Host(), monotonic=clock, wall=time.time, entering=(hung or {}).get
+    )
     return filesystem.Filesystem(options, context)
 
 
@@ -52,7 +60,9 @@ def collect(subject: filesystem.Filesystem) -> Result:
 
 def value(result: Result, metric: Metric, *labels: str) -> float | None:
     """Return the value of a series, None if it is not there."""
-    return {sample.labels: sample.value for sample in result.samples if sample.metric is metric}.get(labels)
+    return {
+        sample.labels: sample.value for sample in result.samples if sample.metric is metric
+    }.get(labels)
 
 
 def reasons(result: Result) -> set[tuple[str, ...]]:
@@ -64,7 +74,9 @@ def reasons(result: Result) -> set[tuple[str, ...]]:
 def tmpfs(directory: Path, options: str) -> Iterator[Path]:
     """Mount a tmpfs, or skip where mounting is not permitted."""
     directory.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", directory], check=False, capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "none", directory], check=False, capture_output=True
+    )
     if mounted.returncode:
         pytest.skip(f"mounting is not permitted here: {mounted.stderr.decode().strip()}")
     try:
@@ -74,12 +86,17 @@ def tmpfs(directory: Path, options: str) -> Iterator[Path]:
 
 
 def test_this_machine() -> None:
-    """Sizes and inodes are those that df(1) shows in the same moment; the mount is the one that it names."""
+    """Sizes and inodes are those that df(1) shows in the same moment.
+
+    The mount is the one that it names.
+    """
     result = collect(collector(filesystem.Options()))
     assert result.outcome is Outcome.OK
     for path in ("/", "/dev/shm"):
         columns = ["df", "-B1", "--output=size,avail,itotal,fstype,target", path]
-        size, available, files, kind, target = subprocess.run(columns, check=True, capture_output=True, text=True).stdout.split()[-5:]
+        size, available, files, kind, target = subprocess.run(
+            columns, check=True, capture_output=True, text=True
+        ).stdout.split()[-5:]
         assert value(result, filesystem.SIZE, path) == int(size)
         free = value(result, filesystem.FREE, path)
         assert free is not None
@@ -108,7 +125,10 @@ def test_all_paths_missing(tmp_path: Path) -> None:
 
 
 def test_paths_of_a_host_below_a_root(tmp_path: Path) -> None:
-    """In a container, paths are looked up below the host's root and named as the host names them; mounts are those of process 1."""
+    """In a container, paths are looked up below the host's root and named as the host names them.
+
+    Mounts are those of process 1.
+    """
     with tmpfs(tmp_path / "host", "size=1m,nr_inodes=100"):
         (tmp_path / "host" / "data").mkdir()
         (tmp_path / "proc" / "1").mkdir(parents=True)
@@ -134,7 +154,10 @@ def test_malformed_mounts(tmp_path: Path) -> None:
 
 
 def test_write(tmp_path: Path) -> None:
-    """A directory that can be written to is timed, and nothing is left there; the test is not repeated before it is due."""
+    """A directory that can be written to is timed, and nothing is left there.
+
+    The test is not repeated before it is due.
+    """
     clock = Clock()
     path = str(tmp_path)
     subject = collector(filesystem.Options(write_test=(path,), write_interval=Duration(60)), clock)
@@ -195,7 +218,9 @@ def test_no_inodes(tmp_path: Path) -> None:
 def test_read_only(tmp_path: Path) -> None:
     """A file system mounted read-only is told from a full one."""
     with tmpfs(tmp_path / "ro", "size=64k,ro") as read_only:
-        result = collect(collector(filesystem.Options(paths=(str(read_only),), write_test=(str(read_only),))))
+        result = collect(
+            collector(filesystem.Options(paths=(str(read_only),), write_test=(str(read_only),)))
+        )
     assert value(result, filesystem.READ_ONLY, str(read_only)) == 1
     assert reasons(result) == {(str(read_only), "read_only")}
 
@@ -218,10 +243,18 @@ def test_permission(tmp_path: Path) -> None:
 
 
 def test_quarantined(tmp_path: Path) -> None:
-    """A path that hung is left alone and reported; a write test that hung takes nothing from what is known of its space."""
+    """A path that hung is left alone and reported.
+
+    A write test that hung takes nothing from what is known of its space.
+    """
     path = str(tmp_path)
-    hung = {"/": Fault("/", Reason.TIMEOUT, "hung"), f"write {path}": Fault(f"write {path}", Reason.STUCK, "hung")}
-    result = collect(collector(filesystem.Options(paths=("/", path), write_test=(path,)), hung=hung))
+    hung = {
+        "/": Fault("/", Reason.TIMEOUT, "hung"),
+        f"write {path}": Fault(f"write {path}", Reason.STUCK, "hung"),
+    }
+    result = collect(
+        collector(filesystem.Options(paths=("/", path), write_test=(path,)), hung=hung)
+    )
     assert result.outcome is Outcome.OK
     assert list(result.faults) == list(hung.values())
     assert reasons(result) == {("/", "timeout"), (path, "stuck")}
@@ -246,14 +279,29 @@ def test_bad_options(table: dict[str, object], error: str) -> None:
 
 
 def test_frozen_mount(tmp_path: Path) -> None:
-    """FAULT 23: a frozen file system costs one path a worker; the others stay fresh, and it is back after the thaw without a restart."""
+    """FAULT 23: a frozen file system costs one path a worker.
+
+    The others stay fresh, and it is back after the thaw without a restart.
+    """
 
     async def main(mount: frozen.Mount) -> None:
         path = str(mount.directory)
-        options = filesystem.Options(paths=("/", path), write_test=(path, "/dev/shm"), deadline=Duration(0.5), write_interval=Duration(0.1))
-        hello = {"worker": "storage", "host": encode(Host()), "collectors": {"filesystem": encode(options)}, "log_level": 50}
+        options = filesystem.Options(
+            paths=("/", path),
+            write_test=(path, "/dev/shm"),
+            deadline=Duration(0.5),
+            write_interval=Duration(0.1),
+        )
+        hello = {
+            "worker": "storage",
+            "host": encode(Host()),
+            "collectors": {"filesystem": encode(options)},
+            "log_level": 50,
+        }
         metrics = {"filesystem": registry.metrics(filesystem.Filesystem)}
-        supervisor = Supervisor("storage", hello, {"filesystem": 0.5}, metrics, time.monotonic, Backoff(0.2, 0.4))
+        supervisor = Supervisor(
+            "storage", hello, {"filesystem": 0.5}, metrics, time.monotonic, Backoff(0.2, 0.4)
+        )
         results: list[Result] = []
 
         async def sweep() -> Result:
@@ -271,7 +319,9 @@ def test_frozen_mount(tmp_path: Path) -> None:
                 result = await sweep()
                 assert result.outcome is Outcome.OK
                 assert reasons(result) == {(path, "stuck")}
-                assert [(fault.part, fault.reason) for fault in result.faults] == [(f"write {path}", Reason.STUCK)]
+                assert [(fault.part, fault.reason) for fault in result.faults] == [
+                    (f"write {path}", Reason.STUCK)
+                ]
                 assert value(result, filesystem.WRITABLE, path) == 0
                 assert value(result, filesystem.WRITE_SECONDS, path) is None
                 assert value(result, filesystem.WRITABLE, "/dev/shm") == 1
@@ -279,7 +329,9 @@ def test_frozen_mount(tmp_path: Path) -> None:
                 assert value(result, filesystem.SIZE, path) is not None
                 await asyncio.sleep(0.2)
             assert time.monotonic() - started < 10
-            starts = {sample.metric.name: sample.value for sample in supervisor.samples()}["dshealthd_worker_starts_total"]
+            starts = {sample.metric.name: sample.value for sample in supervisor.samples()}[
+                "dshealthd_worker_starts_total"
+            ]
             assert starts == 2, "one for the first, one in place of the stuck one, no more"
             mount.thaw()
             deadline = time.monotonic() + 10

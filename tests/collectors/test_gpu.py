@@ -1,4 +1,7 @@
-"""The collectors of GPUs together: their exposition on four generations of parts, their number of series, their cost."""
+"""The collectors of GPUs together.
+
+Their exposition on four generations of parts, their number of series, their cost.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.collectors.gpu import THROTTLE_REASONS
-from dshealthd.exposition import Format, render
-from tests.devices.node import GPU_COLLECTORS, Node
+from dshealthd.core.exposition import Format, render
+from tests.nvml.node import GPU_COLLECTORS, Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FIXTURES = Path(__file__).parent / "fixtures"
-SERIES = {"h100": 1163, "a100": 931, "v100": 803, "b200": 1171}
+SERIES = {"h100": 1187, "a100": 955, "v100": 803, "b200": 1195}
 
 
 @pytest.fixture
@@ -30,7 +33,10 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 @pytest.mark.parametrize("profile", SERIES)
 def test_exposition(tmp_path: Path, profile: str) -> None:
-    """What two GPUs of each generation export is what the fixture says, series by series; time stands at one second of uptime."""
+    """What two GPUs of each generation export is what the fixture says, series by series.
+
+    Time stands at one second of uptime.
+    """
     with Node(tmp_path, profile=profile, gpus=2) as node:
         node.simulator.set(None, "frozen", 1)
         node.simulator.set(None, "throttle_reasons", "0x48")
@@ -40,6 +46,31 @@ def test_exposition(tmp_path: Path, profile: str) -> None:
         result = seen.results[name]
         text = render(result.samples, Format.PROMETHEUS)
         assert text == (FIXTURES / name / f"{profile}.prom").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("absent", ["nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"])
+def test_either_name_of_the_temperature(node: Node, absent: str) -> None:
+    """The core's temperature is read by whichever of NVML's two functions the library has."""
+    node.simulator.fault("fail", 13, function=absent)
+    seen = node.collect("gpu")
+    assert seen.value("gpu_temperature_celsius", gpu="1", sensor="core") == 36
+    assert not seen.reasons()
+
+
+def test_margin_limits(node: Node) -> None:
+    """Where a part gives no absolute limits, all four are told as margins, as NVML signs them."""
+    name = "gpu_temperature_margin_limit_celsius"
+    assert node.collect("gpu").values(name, gpu="1", uuid=node.uuid(1)) == {("slowdown",): -2}
+    for key, value in {"shutdown": -8, "slowdown": -2, "memory_max": 5, "gpu_max": 1}.items():
+        node.simulator.set(1, f"tlimit_{key}", value)
+        node.simulator.set(1, f"threshold_{key}", "unsupported")
+    seen = node.collect("gpu", advance=60)
+    assert seen.values(name, gpu="1", uuid=node.uuid(1)) == {
+        ("shutdown",): -8,
+        ("slowdown",): -2,
+        ("memory_max",): 5,
+        ("max_operating",): 1,
+    }
 
 
 SCENARIO = {
@@ -70,24 +101,40 @@ SCENARIO = {
 
 @pytest.mark.parametrize("profile", SERIES)
 def test_values_are_those_of_the_scenario(tmp_path: Path, profile: str) -> None:
-    """Every plain value of every GPU is the scenario's, in the metric's unit, under the GPU's own index and UUID."""
+    """Every plain value of every GPU is the scenario's, in the metric's unit, under the GPU's own
+    index and UUID.
+    """
     with Node(tmp_path, profile=profile) as node:
         seen = node.collect()
         for (metric, *labels), (key, scale) in SCENARIO.items():
             values = seen.values(metric)
             for gpu in range(8):
-                assert values[str(gpu), node.uuid(gpu), *labels] == pytest.approx(float(node.simulator.value(gpu, key)) * scale), (
+                assert values[str(gpu), node.uuid(gpu), *labels] == pytest.approx(
+                    float(node.simulator.value(gpu, key)) * scale
+                ), (
                     metric,
                     gpu,
                 )
         for gpu in range(8):
-            address, serial = node.simulator.value(gpu, "pci")[4:].lower(), node.simulator.value(gpu, "serial")
-            assert len(seen.values("gpu_info", uuid=node.uuid(gpu), pci=address, serial=serial, gpu=str(gpu))) == 1
+            address, serial = (
+                node.simulator.value(gpu, "pci")[4:].lower(),
+                node.simulator.value(gpu, "serial"),
+            )
+            assert (
+                len(
+                    seen.values(
+                        "gpu_info", uuid=node.uuid(gpu), pci=address, serial=serial, gpu=str(gpu)
+                    )
+                )
+                == 1
+            )
 
 
 @pytest.mark.parametrize(("profile", "series"), SERIES.items())
 def test_number_of_series(tmp_path: Path, profile: str, series: int) -> None:
-    """Eight GPUs with all their links cost a known number of series, which leaves room for the rest of the agent below 1,500."""
+    """Eight GPUs with all their links cost a known number of series, which leaves room for the rest
+    of the agent below 1,500.
+    """
     with Node(tmp_path, profile=profile) as node:
         seen = node.collect()
     assert sum(len(result.samples) for result in seen.results.values()) == series
@@ -104,7 +151,14 @@ def test_promtool(tmp_path: Path) -> None:
         node.simulator.fault("fail", 15, gpu=1)
         seen = node.collect()
     text = "".join(render(result.samples, Format.PROMETHEUS) for result in seen.results.values())
-    linted = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False, timeout=30)
+    linted = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
     assert (linted.returncode, linted.stdout, linted.stderr) == (0, "", "")
 
 
@@ -115,11 +169,18 @@ def test_throttle_reasons(node: Node) -> None:
     node.simulator.set(1, "throttle_reasons", 0x20)
     seen = node.collect("gpu")
     active = {
-        reason for reason, value in ((labels[1], value) for labels, value in seen.values("gpu_throttle_active", gpu="0").items()) if value
+        reason
+        for reason, value in (
+            (labels[1], value)
+            for labels, value in seen.values("gpu_throttle_active", gpu="0").items()
+        )
+        if value
     }
     assert active == {"hw_slowdown", "hw_thermal_slowdown"}
     assert len(seen.values("gpu_throttle_active", gpu="0")) == len(THROTTLE_REASONS)
-    assert {labels[1]: value for labels, value in seen.values("gpu_throttle_active", gpu="1").items()} == {
+    assert {
+        labels[1]: value for labels, value in seen.values("gpu_throttle_active", gpu="1").items()
+    } == {
         "gpu_idle": 0,
         "sw_thermal_slowdown": 1,
     }
@@ -134,20 +195,30 @@ def test_throttle_bits_are_those_of_pynvml() -> None:
 
 
 def test_modes(node: Node) -> None:
-    """Persistence, compute, ECC and MIG mode are told in words, the pending ones too; a mode that the part lacks is empty."""
+    """Persistence, compute, ECC and MIG mode are told in words, the pending ones too.
+
+    A mode that the part lacks is empty.
+    """
     node.simulator.set(0, "persistence_mode", 0)
     node.simulator.set(0, "compute_mode", 3)
     node.simulator.set(0, "ecc_pending", 0)
     node.simulator.set(1, "mig_mode", "unsupported")
     seen = node.collect("gpu")
-    assert set(seen.values("gpu_mode_info", gpu="0", uuid=node.uuid(0))) == {("off", "exclusive_process", "on", "off", "off", "off")}
-    assert set(seen.values("gpu_mode_info", gpu="1", uuid=node.uuid(1))) == {("on", "default", "on", "on", "", "")}
+    assert set(seen.values("gpu_mode_info", gpu="0", uuid=node.uuid(0))) == {
+        ("off", "exclusive_process", "on", "off", "off", "off")
+    }
+    assert set(seen.values("gpu_mode_info", gpu="1", uuid=node.uuid(1))) == {
+        ("on", "default", "on", "on", "", "")
+    }
 
 
 def test_memory_without_a_sensor(node: Node) -> None:
     """A memory temperature of 0 is no temperature."""
     node.simulator.set(0, "memory_temperature", 0)
-    assert {labels[0] for labels in node.collect("gpu").values("gpu_temperature_celsius", sensor="memory")} == {"1"}
+    assert {
+        labels[0]
+        for labels in node.collect("gpu").values("gpu_temperature_celsius", sensor="memory")
+    } == {"1"}
 
 
 def test_unknown_performance_state(node: Node) -> None:
@@ -193,12 +264,21 @@ print(min(costs))
 
 
 def test_cost_of_a_sweep(tmp_path: Path) -> None:
-    """A sweep of eight GPUs, samples included, costs less than twice the same calls in plain pynvml."""
+    """A sweep of eight GPUs, samples included, costs less than twice the same calls in plain
+    pynvml.
+    """
     with Node(tmp_path) as node:
         node.collect()
         ours = min(node.collect().cpu for _ in range(20))
         environment = os.environ | node.simulator.environment()
-    raw = subprocess.run([sys.executable, "-c", RAW], env=environment, capture_output=True, text=True, check=True, timeout=60)
+    raw = subprocess.run(
+        [sys.executable, "-c", RAW],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     assert ours < 2 * float(raw.stdout)
 
 

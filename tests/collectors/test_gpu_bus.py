@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import CollectorOptions, Context, Sample
 from dshealthd.collectors.gpu_bus import EXPECTED, GpuBus
-from dshealthd.host import Host
-from dshealthd.result import Outcome, Result, attempt
+from dshealthd.core.collector import CollectorOptions, Context, Sample
+from dshealthd.core.host import Host
+from dshealthd.core.result import Outcome, Result, attempt
 from tests.nvml.simulator import Simulator
 
 if TYPE_CHECKING:
@@ -22,11 +22,16 @@ def collect(collector: GpuBus) -> Result:
 
 def collector(root: Path) -> GpuBus:
     """Return a collector on a tree like /sys."""
-    return GpuBus(CollectorOptions(), Context(host=Host(sysfs=root), monotonic=time.monotonic, wall=time.time))
+    return GpuBus(
+        CollectorOptions(), Context(host=Host(sysfs=root), monotonic=time.monotonic, wall=time.time)
+    )
 
 
 def test_gpus_and_their_loss(tmp_path: Path) -> None:
-    """GPUs on the bus are counted, with no driver needed; once seen, a bus without them counts 0."""
+    """GPUs on the bus are counted, with no driver needed.
+
+    Once seen, a bus without them counts 0.
+    """
     simulator = Simulator(tmp_path / "simulator")
     simulator.pci_sysfs(tmp_path / "sys")
     bus = collector(tmp_path / "sys")

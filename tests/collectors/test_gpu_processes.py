@@ -7,9 +7,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Reason
-from tests.devices.node import Node
+from dshealthd.core.collector import Reason
 from tests.jobs.machines import TORCH
+from tests.nvml.node import Node
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,10 +21,20 @@ def test_count_and_sum(tmp_path: Path) -> None:
         node.simulator.set(1, "processes", "4194305:1048576, 4194306:2097152")
         node.simulator.set(2, "processes", "4194305:1048576, 4194307:na")
         seen = node.collect("gpu_processes")
-    assert {labels[0]: value for labels, value in seen.values("gpu_compute_processes").items()} == {"0": 0, "1": 2, "2": 2}
-    memory = {labels[0]: value for labels, value in seen.values("gpu_compute_processes_memory_bytes").items()}
+    assert {labels[0]: value for labels, value in seen.values("gpu_compute_processes").items()} == {
+        "0": 0,
+        "1": 2,
+        "2": 2,
+    }
+    memory = {
+        labels[0]: value
+        for labels, value in seen.values("gpu_compute_processes_memory_bytes").items()
+    }
     assert memory == {"0": 0, "1": 3145728}
-    assert {sample.metric.labels for sample in seen.results["gpu_processes"].samples} == {("gpu", "uuid"), ()}
+    assert {sample.metric.labels for sample in seen.results["gpu_processes"].samples} == {
+        ("gpu", "uuid"),
+        (),
+    }
 
 
 def test_older_drivers(tmp_path: Path) -> None:
@@ -37,10 +47,14 @@ def test_older_drivers(tmp_path: Path) -> None:
 
 
 def test_ranks_of_jobs(tmp_path: Path) -> None:
-    """A real process with a launcher's environment is told as its rank on the GPUs that it has a context on, until it ends."""
+    """A real process with a launcher's environment is told as its rank on the GPUs that it has a
+    context on, until it ends.
+    """
     job = {**os.environ, **TORCH, "RANK": "5", "SLURM_JOB_ID": "77"}
     with Node(tmp_path, gpus=3) as node:
-        with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1, env=job) as rank:
+        with subprocess.Popen(
+            [sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1, env=job
+        ) as rank:
             assert rank.stdout is not None
             rank.stdout.readline()
             for gpu in (0, 2):
@@ -49,16 +63,23 @@ def test_ranks_of_jobs(tmp_path: Path) -> None:
             again = node.collect("gpu_processes")
             rank.communicate(b"\n", timeout=20)
         after = node.collect("gpu_processes")
-    assert seen.values("job_gpu_info") == {("slurm-77", "5", gpu, node.uuid(int(gpu))): 1 for gpu in ("0", "2")}
+    assert seen.values("job_gpu_info") == {
+        ("slurm-77", "5", gpu, node.uuid(int(gpu))): 1 for gpu in ("0", "2")
+    }
     assert seen.value("gpu_compute_processes_unknown") == 0
     assert again.values("job_gpu_info") == seen.values("job_gpu_info")
-    assert not [part for part in again.approached if f"process {rank.pid}" in part], "an environment is read once"
+    assert not [part for part in again.approached if f"process {rank.pid}" in part], (
+        "an environment is read once"
+    )
     assert after.values("job_gpu_info") == {}
     assert after.value("gpu_compute_processes_unknown") == 0
 
 
 def test_process_that_hangs(tmp_path: Path) -> None:
-    """A process that hung when it was looked at is left out and counted; the GPU that it is on is told as before, and is not at fault."""
+    """A process that hung when it was looked at is left out and counted.
+
+    The GPU that it is on is told as before, and is not at fault.
+    """
     with Node(tmp_path, gpus=1) as node:
         node.simulator.set(0, "processes", f"{os.getpid()}:1048576")
         seen = node.collect("gpu_processes", blocked={f"process {os.getpid()}": Reason.STUCK})

@@ -1,4 +1,7 @@
-"""InfiniBand and RoCE ports from a tree like /sys: two ConnectX-7, a RoCE port, a port that is down, an adapter without counters."""
+"""InfiniBand and RoCE ports from a tree like /sys.
+
+Two ConnectX-7, a RoCE port, a port that is down, an adapter without counters.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd import registry
-from dshealthd.collector import Context, Fault, Metric, Reason
+from dshealthd.collection import registry
+from dshealthd.collection.supervisor import Backoff, Supervisor
 from dshealthd.collectors.infiniband import (
     ERRORS,
     FLAPS,
@@ -33,12 +36,12 @@ from dshealthd.collectors.infiniband import (
     Infiniband,
     Options,
 )
-from dshealthd.devices.adapter import History, parse_rate, parse_state, read_attribute
-from dshealthd.exposition import Format, render
-from dshealthd.host import Host
-from dshealthd.options import encode
-from dshealthd.result import Outcome, Result, attempt
-from dshealthd.supervisor import Backoff, Supervisor
+from dshealthd.core.collector import Context, Fault, Metric, Reason
+from dshealthd.core.exposition import Format, render
+from dshealthd.core.host import Host
+from dshealthd.core.options import encode
+from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.linux.infiniband import History, parse_rate, parse_state, read_attribute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,12 +61,16 @@ class Reads:
         self.seen: Counter[str] = Counter()
 
     def __call__(self, place: str) -> bytes:
-        """Return the content of a file; OSError with the number that stands for the end of its path."""
+        """Return the content of a file; OSError with the number that stands for the end of its
+        path.
+        """
         self.seen[place] += 1
         for end, number in self.refused.items():
             if place.endswith(end):
                 raise OSError(number, os.strerror(number), place)
-        return next((text for end, text in self.answers.items() if place.endswith(end)), None) or read_attribute(place)
+        return next(
+            (text for end, text in self.answers.items() if place.endswith(end)), None
+        ) or read_attribute(place)
 
     def count(self, end: str) -> int:
         """Return how often files with this end were read."""
@@ -80,7 +87,12 @@ class Bench:
         self.reads = Reads()
         self.approached: list[str] = []
         self.blocked: dict[str, Fault] = {}
-        context = Context(host=Host(sysfs=sysfs), monotonic=lambda: self.now, wall=time.time, approach=self._approach)
+        context = Context(
+            host=Host(sysfs=sysfs),
+            monotonic=lambda: self.now,
+            wall=time.time,
+            entering=self._approach,
+        )
         self.collector = Infiniband(Options(**options), context, self.reads)  # type: ignore[arg-type] # checked where the config is decoded
 
     def _approach(self, part: str) -> Fault | None:
@@ -144,7 +156,9 @@ def test_golden(bench: Bench) -> None:
 def test_lint(bench: Bench) -> None:
     """Promtool has nothing to say about names, types and help."""
     text = render(bench.collect().samples, Format.PROMETHEUS)
-    checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False
+    )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
@@ -154,7 +168,9 @@ def test_series_are_bounded(bench: Bench) -> None:
 
 
 def test_as_node_exporter_reads_it(bench: Bench) -> None:
-    """What node_exporter reports of the same tree is what this collector reports, where both have a value."""
+    """What node_exporter reports of the same tree is what this collector reports, where both have a
+    value.
+    """
     program = shutil.which("prometheus-node-exporter")
     if program is None:
         pytest.skip("node_exporter is not installed")
@@ -174,7 +190,10 @@ def test_as_node_exporter_reads_it(bench: Bench) -> None:
     for name, (metric, more) in ours.items():
         for labels, value in values(result, metric).items():
             if labels[2:] == more and labels[0] != "irdma0":  # where it makes zeros of "N/A"
-                assert theirs[f'node_infiniband_{name}{{device="{labels[0]}",port="{labels[1]}"}}'] == value
+                assert (
+                    theirs[f'node_infiniband_{name}{{device="{labels[0]}",port="{labels[1]}"}}']
+                    == value
+                )
                 compared += 1
     assert compared == 4 * len(ours) - 1  # the rate of the port that is down has no value here
 
@@ -190,17 +209,26 @@ def _node_exporter(program: str, sysfs: Path) -> Mapping[str, float]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            address = next(line.split("address=")[1].split()[0] for line in process.stderr if "address=" in line)
+            address = next(
+                line.split("address=")[1].split()[0]
+                for line in process.stderr
+                if "address=" in line
+            )
             with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
                 lines = answer.read().decode().splitlines()
         finally:
             process.kill()
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
+    return {
+        name: float(value)
+        for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    }
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, 524])
 def test_refused_files_are_asked_for_once(bench: Bench, number: int) -> None:
-    """A counter or sensor that the driver refuses is no fault, has no series, and is not read again."""
+    """A counter or sensor that the driver refuses is no fault, has no series, and is not read
+    again.
+    """
     bench.reads.refused = {"/out_of_buffer": number, "/temp2_input": number}
     for _ in range(3):
         result = bench.collect()
@@ -216,7 +244,10 @@ def test_refused_files_are_asked_for_once(bench: Bench, number: int) -> None:
 
 
 def test_refused_files_are_asked_for_again_after_a_return(bench: Bench) -> None:
-    """A device that is registered anew may support what it refused before; the others are not asked."""
+    """A device that is registered anew may support what it refused before.
+
+    The others are not asked.
+    """
     bench.reads.refused = {"/out_of_buffer": errno.EINVAL}
     bench.collect()
     bench.reads.refused = {}
@@ -227,12 +258,18 @@ def test_refused_files_are_asked_for_again_after_a_return(bench: Bench) -> None:
 
 
 def test_not_available_text_is_no_number(bench: Bench) -> None:
-    """Counters that read "N/A (no PMA)" give neither zeros nor faults, are read once, and the port is reported all the same."""
+    """Counters that read "N/A (no PMA)" give neither zeros nor faults, are read once, and the port
+    is reported all the same.
+    """
     for _ in range(2):
         result = bench.collect()
         assert not result.faults
         assert up(result)["irdma0"] == 1
-        assert not any(labels[0] == "irdma0" for metric in (ERRORS, TRANSMIT_BYTES) for labels in values(result, metric))
+        assert not any(
+            labels[0] == "irdma0"
+            for metric in (ERRORS, TRANSMIT_BYTES)
+            for labels in values(result, metric)
+        )
     assert bench.reads.count("irdma0/ports/1/counters/symbol_error") == 1
 
 
@@ -242,12 +279,20 @@ def test_all_bits_set_is_no_count(bench: Bench) -> None:
 
 
 def test_odd_device_leaves_the_others_alone(bench: Bench) -> None:
-    """A device whose files fail is one fault for its counters and one for its state; the others are complete."""
-    bench.reads.refused = {f"mlx5_1/ports/1/{file}": errno.EIO for file in ("state", "counters/symbol_error", "counters/link_downed")}
+    """A device whose files fail is one fault for its counters and one for its state.
+
+    The others are complete.
+    """
+    bench.reads.refused = {
+        f"mlx5_1/ports/1/{file}": errno.EIO
+        for file in ("state", "counters/symbol_error", "counters/link_downed")
+    }
     result = bench.collect()
     assert result.outcome is Outcome.OK
     assert up(result) == {"irdma0": 1, "mlx5_0": 1, "mlx5_2": 1, "mlx5_3": 0}
-    assert [(fault.part, fault.reason) for fault in result.faults] == [("infiniband mlx5_1 port 1", Reason.IO_ERROR)] * 2
+    assert [(fault.part, fault.reason) for fault in result.faults] == [
+        ("infiniband mlx5_1 port 1", Reason.IO_ERROR)
+    ] * 2
     assert result.faults[0].detail.endswith("and 1 more files")
     assert values(result, ERRORS)["mlx5_1", "1", "packet_seq_err"] == 29
     bench.reads.refused = {}
@@ -297,18 +342,26 @@ def test_unknown_states(bench: Bench) -> None:
         pytest.param([(False, 3), (True, 3)], 0, id="comes up"),
         pytest.param([(True, 3), (True, 4)], 1, id="down and up again between two samples"),
         pytest.param([(True, 3), (True, 6)], 3, id="three times between two samples"),
-        pytest.param([(True, 3), (False, 4), (True, 4)], 1, id="seen and counted in the same sample"),
-        pytest.param([(True, 3), (False, 3), (False, 4), (True, 4)], 1, id="seen before it is counted"),
+        pytest.param(
+            [(True, 3), (False, 4), (True, 4)], 1, id="seen and counted in the same sample"
+        ),
+        pytest.param(
+            [(True, 3), (False, 3), (False, 4), (True, 4)], 1, id="seen before it is counted"
+        ),
         pytest.param([(True, 3), (False, 5), (True, 5)], 2, id="seen once, counted twice"),
         pytest.param([(True, 255), (False, 255), (True, 255)], 1, id="counter at its limit"),
         pytest.param([(True, None), (False, None), (True, None)], 1, id="no counter"),
-        pytest.param([(True, 3), (False, 3), (True, 3), (True, 4)], 2, id="orderly shutdown, then a flap"),
+        pytest.param(
+            [(True, 3), (False, 3), (True, 3), (True, 4)], 2, id="orderly shutdown, then a flap"
+        ),
         pytest.param([(True, 9), (True, 0), (True, 1)], 1, id="counter cleared"),
         pytest.param([(True, 9), (True, 2)], 2, id="counter cleared and grown"),
     ],
 )
 def test_flaps(samples: list[tuple[bool, int | None]], flaps: int) -> None:
-    """Each time a port leaves ACTIVE counts once, whether the state shows it, `link_downed`, or both."""
+    """Each time a port leaves ACTIVE counts once, whether the state shows it, `link_downed`, or
+    both.
+    """
     history = History()
     for active, downed in samples:
         history.observe(active=active, downed=downed)
@@ -316,7 +369,10 @@ def test_flaps(samples: list[tuple[bool, int | None]], flaps: int) -> None:
 
 
 def test_flaps_are_counted_from_the_files(bench: Bench) -> None:
-    """The state and `link_downed` of a port are what its flaps are counted from; other ports have none."""
+    """The state and `link_downed` of a port are what its flaps are counted from.
+
+    Other ports have none.
+    """
     assert values(bench.collect(), FLAPS)["mlx5_1", "1"] == 0
     bench.write(f"{PORT_1}/state", "1: DOWN")
     bench.write(f"{PORT_1}/counters/link_downed", "4")
@@ -325,11 +381,16 @@ def test_flaps_are_counted_from_the_files(bench: Bench) -> None:
     assert ("mlx5_1", "1") not in values(result, RATE)
     bench.write(f"{PORT_1}/state", "4: ACTIVE")
     bench.write(f"{PORT_1}/counters/link_downed", "6")
-    assert values(bench.collect(), FLAPS) == {(device, "1"): 3 * (device == "mlx5_1") for device in DEVICES}
+    assert values(bench.collect(), FLAPS) == {
+        (device, "1"): 3 * (device == "mlx5_1") for device in DEVICES
+    }
 
 
 def test_device_vanishes_and_returns(bench: Bench) -> None:
-    """A device that is gone has port_up 0, state gone and one flap more, and nothing else; after its return it is as before."""
+    """A device that is gone has port_up 0, state gone and one flap more, and nothing else.
+
+    After its return it is as before.
+    """
     before = bench.collect()
     place = bench.remove("mlx5_1")
     for _ in range(3):
@@ -337,7 +398,11 @@ def test_device_vanishes_and_returns(bench: Bench) -> None:
         assert gone.outcome is Outcome.OK
         assert not gone.faults
         assert up(gone) == {**up(before), "mlx5_1": 0}
-        ours = {(sample.metric, sample.labels[2:]): sample.value for sample in gone.samples if sample.labels[0] == "mlx5_1"}
+        ours = {
+            (sample.metric, sample.labels[2:]): sample.value
+            for sample in gone.samples
+            if sample.labels[0] == "mlx5_1"
+        }
         assert ours == {(UP, ()): 0, (STATE, ("gone",)): 1, (FLAPS, ()): 1}
     (place / "ports/1/counters/link_downed").write_text("0\n")
     bench.register("mlx5_1", place)
@@ -369,7 +434,10 @@ def test_driver_unloaded(bench: Bench) -> None:
 
 
 def test_machine_without_infiniband(tmp_path: Path) -> None:
-    """No directory: absent. An empty one in which no device was ever seen: not available. Both are ordinary."""
+    """No directory: absent.
+
+    An empty one in which no device was ever seen: not available. Both are ordinary.
+    """
     host = Host(sysfs=tmp_path)
     assert Infiniband.absent(Options(), host) == f"{tmp_path}/class/infiniband does not exist"
     (tmp_path / "class/infiniband").mkdir(parents=True)
@@ -386,7 +454,9 @@ def test_excluded_devices(sysfs: Path) -> None:
 
 
 def test_quarantined_device_is_not_touched(bench: Bench) -> None:
-    """A device under quarantine gives its fault, no file of it is read, and if it vanishes it is known to be gone."""
+    """A device under quarantine gives its fault, no file of it is read, and if it vanishes it is
+    known to be gone.
+    """
     fault = Fault("infiniband mlx5_1", Reason.STUCK, "hangs")
     bench.blocked = {fault.part: fault}
     result = bench.collect()
@@ -399,7 +469,9 @@ def test_quarantined_device_is_not_touched(bench: Bench) -> None:
 
 
 def test_description_is_refreshed(bench: Bench) -> None:
-    """A network interface that was renamed is shown by its new name after five minutes, without being asked for each time."""
+    """A network interface that was renamed is shown by its new name after five minutes, without
+    being asked for each time.
+    """
     bench.collect()
     net = (bench.sysfs / "class/infiniband/mlx5_0/device/net").resolve()
     (net / "ibp24s0").rename(net / "fabric0")
@@ -414,9 +486,23 @@ def test_efa(tmp_path: Path) -> None:
     """An AWS adapter has its traffic, in bytes, and its errors in hw_counters alone."""
     port = tmp_path / "class/infiniband/rdmap0s6/ports/1"
     (port / "hw_counters").mkdir(parents=True)
-    files = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "100 Gb/sec (4X EDR)", "link_layer": "Unspecified"}
-    counts = {"tx_bytes": "4000", "rx_bytes": "5000", "tx_pkts": "4", "rx_drops": "7", "rdma_read_bytes": "1"}
-    for name, text in {**files, **{f"hw_counters/{name}": text for name, text in counts.items()}}.items():
+    files = {
+        "state": "4: ACTIVE",
+        "phys_state": "5: LinkUp",
+        "rate": "100 Gb/sec (4X EDR)",
+        "link_layer": "Unspecified",
+    }
+    counts = {
+        "tx_bytes": "4000",
+        "rx_bytes": "5000",
+        "tx_pkts": "4",
+        "rx_drops": "7",
+        "rdma_read_bytes": "1",
+    }
+    for name, text in {
+        **files,
+        **{f"hw_counters/{name}": text for name, text in counts.items()},
+    }.items():
         (port / name).write_text(text + "\n")
     result = Bench(tmp_path).collect()
     assert not result.faults
@@ -433,15 +519,25 @@ def test_holds_no_file_open(bench: Bench) -> None:
 
 
 def test_device_that_hangs(sysfs: Path) -> None:
-    """In a real worker, a device whose file never answers costs its deadline once; the others are reported, and later it is back."""
+    """In a real worker, a device whose file never answers costs its deadline once.
+
+    The others are reported, and later it is back.
+    """
 
     async def main() -> None:
         state = sysfs / PORT_1 / "state"
         state.unlink()
         os.mkfifo(state)  # an open of it waits for a writer, which never comes
-        hello = {"worker": "fabric", "host": encode(Host(sysfs=sysfs)), "collectors": {"infiniband": encode(Options())}, "log_level": 50}
+        hello = {
+            "worker": "fabric",
+            "host": encode(Host(sysfs=sysfs)),
+            "collectors": {"infiniband": encode(Options())},
+            "log_level": 50,
+        }
         metrics = {"infiniband": registry.metrics(Infiniband)}
-        supervisor = Supervisor("fabric", hello, {"infiniband": 0.5}, metrics, time.monotonic, Backoff(0.3, 0.3))
+        supervisor = Supervisor(
+            "fabric", hello, {"infiniband": 0.5}, metrics, time.monotonic, Backoff(0.3, 0.3)
+        )
         results: list[Result] = []
         try:
             await supervisor.collect(["infiniband"], lambda _name, result: results.append(result))
@@ -452,7 +548,9 @@ def test_device_that_hangs(sysfs: Path) -> None:
         finally:
             await supervisor.close()
         hung, well = results
-        assert [(fault.part, fault.reason) for fault in hung.faults] == [("infiniband mlx5_1", Reason.TIMEOUT)]
+        assert [(fault.part, fault.reason) for fault in hung.faults] == [
+            ("infiniband mlx5_1", Reason.TIMEOUT)
+        ]
         assert set(up(hung)) == DEVICES - {"mlx5_1"}
         assert set(up(well)) == DEVICES
         assert not well.faults
@@ -472,7 +570,12 @@ def test_parsers_reject_with_value_error(text: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("text", "gigabits"),
-    [(b"400 Gb/sec (4X NDR)\n", 400), (b"2.5 Gb/sec (1X SDR)\n", 2.5), (b"800 Gb/sec (4X XDR)", 800), (b"25 Gb/sec", 25)],
+    [
+        (b"400 Gb/sec (4X NDR)\n", 400),
+        (b"2.5 Gb/sec (1X SDR)\n", 2.5),
+        (b"800 Gb/sec (4X XDR)", 800),
+        (b"25 Gb/sec", 25),
+    ],
 )
 def test_rate(text: bytes, gigabits: float) -> None:
     """A rate is in bytes per second, whatever the width and the generation in brackets."""

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collector import Context, Fault, Reason
 from dshealthd.collectors.job_environment import MAX_PROBLEMS, JobEnvironment
-from dshealthd.exposition import Format, render
-from dshealthd.host import Host
+from dshealthd.core.collector import Context, Fault, Reason
+from dshealthd.core.exposition import Format, render
+from dshealthd.core.host import Host
+from dshealthd.core.result import Outcome, Result, attempt
 from dshealthd.jobs.environment import MAX_NAMES
-from dshealthd.result import Outcome, Result, attempt
+from tests.jobs.elf import library
 from tests.jobs.machines import Machine, environ
 
 if TYPE_CHECKING:
@@ -31,7 +32,11 @@ Values = dict[tuple[str, ...], float]
 
 def values(result: Result, name: str) -> Values:
     """Return the samples of one metric by their labels, without job and run."""
-    return {sample.labels[2:]: sample.value for sample in result.samples if sample.metric.name == f"dshealthd_job_{name}"}
+    return {
+        sample.labels[2:]: sample.value
+        for sample in result.samples
+        if sample.metric.name == f"dshealthd_job_{name}"
+    }
 
 
 class Node:
@@ -43,20 +48,43 @@ class Node:
         (self.machine.process(40) / "comm").write_text("bash\n")
         self.blocked: set[str] = set()
         host = Host(procfs=root / "proc", sysfs=root / "sys", rootfs=root)
-        self.context = Context(host=host, monotonic=self.machine.clock, wall=self.machine.clock, approach=self._approach)
+        self.context = Context(
+            host=host,
+            monotonic=self.machine.clock,
+            wall=self.machine.clock,
+            entering=self._approach,
+        )
         self.collector = JobEnvironment(JobEnvironment.Options(**options), self.context)  # type: ignore[arg-type] # of several types
 
     def _approach(self, part: str) -> Fault | None:
         return Fault(part, Reason.STUCK, "hung") if part in self.blocked else None
 
-    def rank(self, number: int, changed: Mapping[str, str] | None = None, *, pid: int = 0, parent: int = 40) -> int:
+    def rank(
+        self,
+        number: int,
+        changed: Mapping[str, str] | None = None,
+        *,
+        pid: int = 0,
+        parent: int = 40,
+    ) -> int:
         """Add a rank, and return its pid."""
         pid = pid or 100 + number
-        self.machine.process(pid, {**RUN, "RANK": str(number), "LOCAL_RANK": str(number), **(changed or {})}, parent=parent, start=pid)
+        self.machine.process(
+            pid,
+            {**RUN, "RANK": str(number), "LOCAL_RANK": str(number), **(changed or {})},
+            parent=parent,
+            start=pid,
+        )
         net = self.machine.root / str(pid) / "net"
         net.mkdir(exist_ok=True)
-        names = os.listdir(self.root / "sys/class/net") if (self.root / "sys/class/net").exists() else []
-        (net / "dev").write_text("Inter-|\n face |\n" + "".join(f"{name:>6}: 0 0\n" for name in names))
+        names = (
+            os.listdir(self.root / "sys/class/net")
+            if (self.root / "sys/class/net").exists()
+            else []
+        )
+        (net / "dev").write_text(
+            "Inter-|\n face |\n" + "".join(f"{name:>6}: 0 0\n" for name in names)
+        )
         return pid
 
     def interfaces(self, **states: str) -> None:
@@ -99,8 +127,14 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_fixture() -> None:
-    """Two ranks of a job of two nodes below torchrun below srun, with a data loader, and a run beside it: the whole output."""
-    context = Context(host=Host(procfs=FIXTURES / "proc", sysfs=FIXTURES / "sys"), monotonic=time.monotonic, wall=time.time)
+    """Two ranks of a job of two nodes below torchrun below srun, with a data loader, and a run
+    beside it: the whole output.
+    """
+    context = Context(
+        host=Host(procfs=FIXTURES / "proc", sysfs=FIXTURES / "sys"),
+        monotonic=time.monotonic,
+        wall=time.time,
+    )
     result = attempt(JobEnvironment(JobEnvironment.Options(), context), time.monotonic)
     assert (result.outcome, result.faults) == (Outcome.OK, ())
     assert render(result.samples, Format.PROMETHEUS) == (FIXTURES / "expected.prom").read_text()
@@ -109,7 +143,9 @@ def test_fixture() -> None:
 def test_no_job(node: Node) -> None:
     """Without training there are no series, and none that say 0, but for the runs left out."""
     result = node.sweep()
-    assert [(sample.metric.name, sample.value) for sample in result.samples] == [("dshealthd_job_runs_left_out", 0)]
+    assert [(sample.metric.name, sample.value) for sample in result.samples] == [
+        ("dshealthd_job_runs_left_out", 0)
+    ]
 
 
 def test_run(node: Node) -> None:
@@ -121,12 +157,19 @@ def test_run(node: Node) -> None:
     assert values(result, "processes") == {("2",): 1, ("3",): 1}
     metrics = ("world_size", "master_port", "ranks", "lowest_rank", "orphaned_ranks")
     assert [values(result, name)[()] for name in metrics] == [4, 29500, 2, 2, 0]
-    assert {labels[0] for labels in values(result, "rendezvous_kin_info")} == {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"}
+    assert {labels[0] for labels in values(result, "rendezvous_kin_info")} == {
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "WORLD_SIZE",
+    }
     assert values(result, "environment_problems") == {}
 
 
 def test_rank_used_twice(node: Node) -> None:
-    """Two processes with one rank are told as that; those that it has started are not (fault 21)."""
+    """Two processes with one rank are told as that.
+
+    Those that it has started are not (fault 21).
+    """
     node.rank(0)
     node.rank(1)
     node.rank(1, pid=200)
@@ -138,15 +181,24 @@ def test_rank_used_twice(node: Node) -> None:
 
 
 def test_daemon_of_a_rank_is_no_rank(node: Node) -> None:
-    """A daemon of another program that an earlier rank has left behind has its environment, and is not that rank."""
-    for pid, program in ((node.rank(1), "python3.11"), (node.rank(1, pid=200, parent=1), "sccache")):
+    """A daemon of another program that an earlier rank has left behind has its environment, and is
+    not that rank.
+    """
+    for pid, program in (
+        (node.rank(1), "python3.11"),
+        (node.rank(1, pid=200, parent=1), "sccache"),
+    ):
         (node.machine.root / str(pid) / "exe").symlink_to(f"/usr/bin/{program}")
     assert values(node.sweep(), "processes") == {("1",): 1}
 
 
-@pytest.mark.parametrize(("variable", "value"), [("WORLD_SIZE", "3"), ("MASTER_PORT", "29501"), ("MASTER_ADDR", "node2")])
+@pytest.mark.parametrize(
+    ("variable", "value"), [("WORLD_SIZE", "3"), ("MASTER_PORT", "29501"), ("MASTER_ADDR", "node2")]
+)
 def test_ranks_that_disagree(node: Node, variable: str, value: str) -> None:
-    """Ranks that disagree about one variable are two runs, and have the digest of all but this variable in common."""
+    """Ranks that disagree about one variable are two runs, and have the digest of all but this
+    variable in common.
+    """
     node.rank(0)
     node.rank(1, {variable: value})
     kin: dict[str, list[str]] = {}
@@ -157,7 +209,10 @@ def test_ranks_that_disagree(node: Node, variable: str, value: str) -> None:
 
 
 def test_orphans(node: Node) -> None:
-    """A rank that has lost its launcher is left over; one below process 1 may be a service of systemd's, which says so."""
+    """A rank that has lost its launcher is left over.
+
+    One below process 1 may be a service of systemd's, which says so.
+    """
     node.rank(0)
     node.rank(1, {"SYSTEMD_EXEC_PID": "101"}, parent=1)
     (node.machine.root / "1/comm").write_text("systemd\n")
@@ -167,7 +222,10 @@ def test_orphans(node: Node) -> None:
 
 
 def test_orphans_unknown(node: Node) -> None:
-    """Below the first process of a container it is not known who started a rank: unknown is not 0."""
+    """Below the first process of a container it is not known who started a rank.
+
+    Unknown is not 0.
+    """
     node.rank(0, parent=1)
     (node.machine.root / "1/comm").write_text("tini\n")
     assert values(node.sweep(), "orphaned_ranks") == {}
@@ -179,7 +237,10 @@ def test_orphans_unknown(node: Node) -> None:
         ({"RANK": "4"}, ("4", "RANK", "beyond")),
         ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, ("0", "LOCAL_RANK", "beyond")),
         ({"LOCAL_RANK": "2"}, ("0", "LOCAL_RANK", "beyond")),
-        ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "1", "TORCHELASTIC_RUN_ID": "x"}, ("0", "LOCAL_RANK", "beyond")),
+        (
+            {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "1", "TORCHELASTIC_RUN_ID": "x"},
+            ("0", "LOCAL_RANK", "beyond"),
+        ),
         ({"CUDA_VISIBLE_DEVICES": "0,2"}, ("0", "CUDA_VISIBLE_DEVICES", "absent")),
         ({"CUDA_VISIBLE_DEVICES": "1,1"}, ("0", "CUDA_VISIBLE_DEVICES", "repeated")),
     ],
@@ -202,7 +263,9 @@ def test_ordinals(node: Node, changed: dict[str, str], problem: tuple[str, ...])
     ],
 )
 def test_ordinals_that_fit(node: Node, changed: dict[str, str]) -> None:
-    """A rank below the number of GPUs, one with a GPU of its own, and a training that hides all GPUs are right."""
+    """A rank below the number of GPUs, one with a GPU of its own, and a training that hides all
+    GPUs are right.
+    """
     node.gpus(2)
     node.rank(0, changed)
     assert node.problems() == {}
@@ -232,7 +295,9 @@ def test_ordinals_without_gpus(node: Node) -> None:
     ],
 )
 def test_interfaces(node: Node, value: str, problem: str) -> None:
-    """What NCCL_SOCKET_IFNAME leaves is nothing, nothing that runs, or the loopback interface alone in a run of several nodes."""
+    """What NCCL_SOCKET_IFNAME leaves is nothing, nothing that runs, or the loopback interface alone
+    in a run of several nodes.
+    """
     node.interfaces(lo="up", eth0="up", eth1="down", ib0="disabled")
     node.rank(0)
     node.rank(1, {"NCCL_SOCKET_IFNAME": value})
@@ -268,7 +333,9 @@ def test_loopback_on_one_node(node: Node) -> None:
     ],
 )
 def test_adapters(node: Node, value: str, problems: tuple[str, ...]) -> None:
-    """What NCCL_IB_HCA leaves is nothing or not active, or one of the adapters that it names singly is."""
+    """What NCCL_IB_HCA leaves is nothing or not active, or one of the adapters that it names singly
+    is.
+    """
     node.adapter("mlx5_0", "4: ACTIVE")
     node.adapter("mlx5_1", "4: ACTIVE", "1: DOWN")
     node.adapter("mlx5_2", "1: DOWN")
@@ -291,13 +358,70 @@ def test_adapter_that_does_not_answer(node: Node) -> None:
     node.rank(0, {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"})
     result = node.sweep()
     assert values(result, "environment_problems") == {}
-    assert {fault.part: fault.reason for fault in result.faults} == {"adapter mlx5_0": Reason.STUCK, "adapter mlx5_1": Reason.MALFORMED}
+    assert {fault.part: fault.reason for fault in result.faults} == {
+        "adapter mlx5_0": Reason.STUCK,
+        "adapter mlx5_1": Reason.MALFORMED,
+    }
+
+
+@pytest.mark.parametrize(
+    ("release", "problems"),
+    [
+        ("2.30.7", {("0", "NCCL_SOCKET_IFNAME", "misspelt"): 1, ("0", "other", "unknown"): 1}),
+        ("2.33.1", {}),
+    ],
+)
+def test_library_newer_than_the_names(
+    node: Node, tmp_path: Path, release: str, problems: Values
+) -> None:
+    """What a library newer than our table may read is called neither misspelt nor unknown."""
+    pid = node.rank(0, {"NCCL_SOCKET_IFNAMES": "eth0", "NCCL_ENTIRELY_NEW": "1"})
+    place = tmp_path / "libnccl.so.2"
+    library(place, f"\0NCCL version {release}+cuda13.1\0".encode())
+    process = node.machine.root / str(pid)
+    for name in ("root", "cwd", "status", "auxv"):
+        (process / name).unlink(missing_ok=True)
+        (process / name).symlink_to(f"/proc/self/{name}")
+    (process / "maps").write_text(
+        f"7f00-7f01 r--p 00000000 fe:00 {place.stat().st_ino} {place}\n", encoding="ascii"
+    )
+    assert node.problems() == problems
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NCCL_CE_CHUNK_SIZE",
+        "NCCL_DEBUG_LEVELS",
+        "NCCL_DYNAMIC_CHUNK_SIZE",
+        "NCCL_IB_RAIL_POLICY",
+        "NCCL_P2P_PER_CHANNEL_REG_NET_BW",
+        "NCCL_PROGRESS_COUNTERS",
+    ],
+)
+def test_names_of_later_releases(node: Node, name: str) -> None:
+    """Names that releases after our table's, or plugins of clouds, read are no problem."""
+    node.rank(0, {name: "1"})
+    assert node.problems() == {}
 
 
 def test_names_and_values(node: Node) -> None:
-    """Names that nothing reads, values out of range and transports that are off are told once, with how many ranks and the lowest."""
-    wrong = {"NCCL_TIMEOUT": "1800", "NCCL_SOCKET_IFNAMES": "eth0", "NCCL_IB_TIMEOUT": "1000", "NCCL_P2P_DISABLE": "1"}
-    more = {"NCCL_SHM_DISABLE": "true", "NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_OWN_PLUGINS_KNOB": "1", "DEEPSPEED_DEBUG": "1"}
+    """Names that nothing reads, values out of range and transports that are off are told once, with
+    how many ranks and the lowest.
+    """
+    wrong = {
+        "NCCL_TIMEOUT": "1800",
+        "NCCL_SOCKET_IFNAMES": "eth0",
+        "NCCL_IB_TIMEOUT": "1000",
+        "NCCL_P2P_DISABLE": "1",
+    }
+    more = {
+        "NCCL_SHM_DISABLE": "true",
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_NET": "Socket",
+        "NCCL_OWN_PLUGINS_KNOB": "1",
+        "DEEPSPEED_DEBUG": "1",
+    }
     for number in range(1, 4):
         node.rank(number, {**wrong, **more})
     assert node.problems() == {
@@ -313,7 +437,9 @@ def test_names_and_values(node: Node) -> None:
     }
 
 
-@pytest.mark.parametrize(("value", "disabled"), [("LOC", True), ("0", True), ("SYS", False), ("1", False), ("", False)])
+@pytest.mark.parametrize(
+    ("value", "disabled"), [("LOC", True), ("0", True), ("SYS", False), ("1", False), ("", False)]
+)
 def test_level_that_disables(node: Node, value: str, disabled: bool) -> None:  # noqa: FBT001 - a parameter
     """NCCL_P2P_LEVEL=LOC is NCCL_P2P_DISABLE=1 by another name."""
     node.rank(0, {"NCCL_P2P_LEVEL": value})
@@ -321,7 +447,10 @@ def test_level_that_disables(node: Node, value: str, disabled: bool) -> None:  #
 
 
 def test_settings_that_differ(node: Node) -> None:
-    """A rank with another value of what all must share is told; not to set it is a value of its own."""
+    """A rank with another value of what all must share is told.
+
+    Not to set it is a value of its own.
+    """
     for number in range(3):
         node.rank(number, {"NCCL_ALGO": "Ring"})
     node.rank(3)
@@ -337,7 +466,9 @@ def test_settings_that_differ(node: Node) -> None:
 
 
 def test_fingerprints_are_equal_on_all_nodes(tmp_path: Path) -> None:
-    """Nodes whose ranks have the same settings have the same fingerprint, in a number that a float holds; others have another."""
+    """Nodes whose ranks have the same settings have the same fingerprint, in a number that a float
+    holds; others have another.
+    """
     found = []
     for index, value in enumerate(("LL", "LL", "Simple")):
         node = Node(tmp_path / str(index))
@@ -348,27 +479,42 @@ def test_fingerprints_are_equal_on_all_nodes(tmp_path: Path) -> None:
 
 
 def test_configuration_file(node: Node) -> None:
-    """`/etc/nccl.conf` of the process's own root counts, below its environment; names in it are looked at, too."""
+    """`/etc/nccl.conf` of the process's own root counts, below its environment.
+
+    Names in it are looked at, too.
+    """
     place = node.machine.root / str(node.rank(0, {"NCCL_ALGO": "Ring"})) / "root/etc"
     place.mkdir(parents=True)
-    (place / "nccl.conf").write_text("# ours\nNCCL_ALGO=rubbish\nNCCL_P2P_DISABLE=1\nNCCL_TIMEOUT=1\n")
-    assert node.problems() == {("0", "NCCL_P2P_DISABLE", "disabled"): 1, ("0", "NCCL_TIMEOUT", "unread"): 1}
+    (place / "nccl.conf").write_text(
+        "# ours\nNCCL_ALGO=rubbish\nNCCL_P2P_DISABLE=1\nNCCL_TIMEOUT=1\n"
+    )
+    assert node.problems() == {
+        ("0", "NCCL_P2P_DISABLE", "disabled"): 1,
+        ("0", "NCCL_TIMEOUT", "unread"): 1,
+    }
 
 
 def test_configuration_file_that_cannot_be_read(node: Node) -> None:
-    """A fault says at each collection that a part of the settings is unknown, until it can be read; the environment is told."""
+    """A fault says at each collection that a part of the settings is unknown, until it can be read;
+    the environment is told.
+    """
     place = node.machine.root / str(node.rank(0, {"NCCL_P2P_DISABLE": "1"})) / "root/etc/nccl.conf"
     place.mkdir(parents=True)  # a directory: EISDIR
     for _ in range(2):
         result = node.sweep()
-        assert [(fault.part, fault.reason) for fault in result.faults] == [("process 100", Reason.IO_ERROR)]
+        assert [(fault.part, fault.reason) for fault in result.faults] == [
+            ("process 100", Reason.IO_ERROR)
+        ]
         assert values(result, "environment_problems") == {("0", "NCCL_P2P_DISABLE", "disabled"): 1}
     place.rmdir()
     assert node.sweep().faults == ()
 
 
 def test_process_that_hangs(node: Node) -> None:
-    """What was read of a process before it hung goes on being told; one that hangs from the start is not touched."""
+    """What was read of a process before it hung goes on being told.
+
+    One that hangs from the start is not touched.
+    """
     node.rank(0, {"NCCL_P2P_DISABLE": "1"})
     before = node.problems()
     node.blocked.add("process 100")
@@ -376,13 +522,15 @@ def test_process_that_hangs(node: Node) -> None:
 
 
 def test_vanishing_process(node: Node) -> None:
-    """A rank that ends between the table's look and the collector's is no fault, and nothing is lost of the others."""
+    """A rank that ends between the table's look and the collector's is no fault, and nothing is
+    lost of the others.
+    """
     node.interfaces(lo="up", eth0="up")
     for number in range(2):
         node.rank(number, {"NCCL_SOCKET_IFNAME": "eth9"})
     ended = False
 
-    def approach(part: str) -> Fault | None:
+    def entering(part: str) -> Fault | None:
         nonlocal ended
         if part == "process 100" and (node.machine.root / "101/stat").exists() and table_has_read():
             ended = True
@@ -395,7 +543,7 @@ def test_vanishing_process(node: Node) -> None:
         looks.append("process 100")
         return len(looks) == 2  # the first is the table's
 
-    node.context.approach = approach
+    node.context.entering = entering
     result = node.sweep()
     assert ended
     assert result.faults == ()
@@ -403,9 +551,16 @@ def test_vanishing_process(node: Node) -> None:
 
 
 def test_huge_and_odd_environments(node: Node) -> None:
-    """2 MiB of environment, and names that are no text, hide nothing of what is allowed, and nothing else comes out (fault 22)."""
+    """2 MiB of environment, and names that are no text, hide nothing of what is allowed, and
+    nothing else comes out (fault 22).
+    """
     odd = b"\xff\xfe=1\0NCCL_\xff\xfe=1\0=\0\0NCCL_ALGO\0"
-    data = odd + environ({**RUN, "RANK": "0", "NCCL_P2P_DISABLE": "1", "AWS_SECRET": "hush"}) + b"X=" + b"x" * (2 << 20)
+    data = (
+        odd
+        + environ({**RUN, "RANK": "0", "NCCL_P2P_DISABLE": "1", "AWS_SECRET": "hush"})
+        + b"X="
+        + b"x" * (2 << 20)
+    )
     node.machine.process(100, data)
     result = node.sweep()
     assert result.faults == ()
@@ -414,11 +569,19 @@ def test_huge_and_odd_environments(node: Node) -> None:
 
 
 def test_many_processes_with_many_variables(node: Node) -> None:
-    """200 ranks with 300 variables each are told in a bounded number of series, and cost a bounded time from the second look on."""
+    """200 ranks with 300 variables each are told in a bounded number of series, and cost a bounded
+    time from the second look on.
+    """
     wrong = {f"NCCL_{'ABCDEFGHIJ'[index % 10]}{index}": "1" for index in range(MAX_NAMES)}
-    wrong |= {f"{name}S": "x" for name in ("NCCL_DEBUG", "NCCL_IB_HCA", "NCCL_ALGO", "NCCL_IB_TIMEOUT")}
+    wrong |= {
+        f"{name}S": "x" for name in ("NCCL_DEBUG", "NCCL_IB_HCA", "NCCL_ALGO", "NCCL_IB_TIMEOUT")
+    }
     for number in range(200):
-        node.rank(number, {**wrong, **{f"OTHER_{index}": "x" for index in range(40)}, "WORLD_SIZE": "200"}, pid=1000 + number)
+        node.rank(
+            number,
+            {**wrong, **{f"OTHER_{index}": "x" for index in range(40)}, "WORLD_SIZE": "200"},
+            pid=1000 + number,
+        )
     result = node.sweep()
     assert values(result, "ranks") == {(): 200}
     assert len(values(result, "processes")) == 64
@@ -445,20 +608,39 @@ def test_runs_left_out(tmp_path: Path) -> None:
     for number in range(5):
         node.rank(0, {"MASTER_PORT": str(29500 + number)}, pid=100 + number)
     result = node.sweep()
-    assert {sample.value for sample in result.samples if sample.metric.name == "dshealthd_job_master_port"} == {29500, 29501}
-    assert {sample.value for sample in result.samples if sample.metric.name == "dshealthd_job_runs_left_out"} == {3}
+    assert {
+        sample.value
+        for sample in result.samples
+        if sample.metric.name == "dshealthd_job_master_port"
+    } == {29500, 29501}
+    assert {
+        sample.value
+        for sample in result.samples
+        if sample.metric.name == "dshealthd_job_runs_left_out"
+    } == {3}
 
 
 @contextmanager
 def started(*ranks: Mapping[str, str]) -> Iterator[list[int]]:
-    """Start real processes with these variables, and nothing else of this test's that concerns training."""
+    """Start real processes with these variables, and nothing else of this test's that concerns
+    training.
+    """
     with ExitStack() as stack:
         pids = []
         for variables in ranks:
             command = [sys.executable, "-c", "print(flush=True); input()"]
-            clean = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL_", "CUDA_", "TORCH", "SLURM"))}
+            clean = {
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("NCCL_", "CUDA_", "TORCH", "SLURM"))
+            }
             child = stack.enter_context(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**clean, **RUN, **variables})
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env={**clean, **RUN, **variables},
+                )
             )
             stack.callback(child.terminate)
             assert child.stdout is not None
@@ -477,7 +659,9 @@ def of_job(result: Result, name: str, job: str) -> Values:
 
 
 def test_real_processes() -> None:
-    """Real ranks with faults in their environments are told by the real `/proc` and `/sys`, and gone when they have ended."""
+    """Real ranks with faults in their environments are told by the real `/proc` and `/sys`, and
+    gone when they have ended.
+    """
     context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
     collector = JobEnvironment(JobEnvironment.Options(), context)
     job, own = f"slurm-{os.getpid()}", {"SLURM_JOB_ID": str(os.getpid())}
@@ -496,7 +680,9 @@ def test_real_processes() -> None:
         ("1", "NCCL_P2P_DISABLE", "disabled"): 1,
         ("1", "NCCL_TIMEOUT", "unread"): 1,
     }
-    kin = [labels for labels in of_job(result, "rendezvous_kin_info", job) if labels[0] == "WORLD_SIZE"]
+    kin = [
+        labels for labels in of_job(result, "rendezvous_kin_info", job) if labels[0] == "WORLD_SIZE"
+    ]
     assert len(kin) == 1, "both runs differ in WORLD_SIZE alone, so that they have one kin"
     context.sweep += 1
     assert of_job(attempt(collector, context.monotonic), "ranks", job) == {}
@@ -507,13 +693,19 @@ def test_real_orphan() -> None:
     job = f"slurm-{os.getpid()}"
     program = (
         "import os, subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'print(flush=True); input()'], env={**os.environ, 'RANK': '0'})\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'print(flush=True); input()'], "
+        "env={**os.environ, 'RANK': '0'})\n"
         "child.wait()"
     )
     context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
     collector = JobEnvironment(JobEnvironment.Options(), context)
     environment = {**os.environ, **RUN, "SLURM_JOB_ID": str(os.getpid())}
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as launcher:
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    ) as launcher:
         assert launcher.stdout is not None
         launcher.stdout.readline()
         context.sweep += 1
@@ -544,7 +736,9 @@ def test_real_torchrun() -> None:
     collector = JobEnvironment(JobEnvironment.Options(), context)
     job = f"slurm-{os.getpid()}"
     environment = {**os.environ, "SLURM_JOB_ID": str(os.getpid()), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, env=environment) as launcher:
+    with subprocess.Popen(
+        command, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, env=environment
+    ) as launcher:
         assert launcher.stdout is not None
         for _ in range(2):
             assert launcher.stdout.readline() == b"here\n"

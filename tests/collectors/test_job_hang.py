@@ -1,4 +1,7 @@
-"""Jobs that stand still, with real processes that send real heartbeats; `tests/symptoms` has what follows from several nodes."""
+"""Jobs that stand still, with real processes that send real heartbeats.
+
+`tests/symptoms` has what follows from several nodes.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Context
 from dshealthd.collectors.job_hang import JobHang, JobHangOptions
 from dshealthd.collectors.training import Training
-from dshealthd.exposition import Format, render
-from dshealthd.host import Host
+from dshealthd.core.collector import Context
+from dshealthd.core.exposition import Format, render
+from dshealthd.core.host import Host
+from dshealthd.core.options import Duration
+from dshealthd.core.result import Outcome, Result, attempt
 from dshealthd.jobs.hangs.hang import Class, Culprit, Hang, Hangs
-from dshealthd.options import Duration
-from dshealthd.result import Outcome, Result, attempt
 from tests.jobs import rank
 
 if TYPE_CHECKING:
@@ -44,7 +47,13 @@ class Node:
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, rank.__file__, str(path / "h.sock")],
-                env={"PATH": os.defpath, "PYTHONPATH": str(ROOT), **RENDEZVOUS, "RANK": str(number), "LOCAL_RANK": str(number)},
+                env={
+                    "PATH": os.defpath,
+                    "PYTHONPATH": str(ROOT),
+                    **RENDEZVOUS,
+                    "RANK": str(number),
+                    "LOCAL_RANK": str(number),
+                },
                 stdin=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
@@ -63,7 +72,9 @@ class Node:
         """Collect once, and return the values by metric and labels, without prefix and job."""
         return shown(attempt(self.hang, time.monotonic))
 
-    async def until(self, condition: Callable[[Mapping[tuple[str, ...], float]], bool]) -> dict[tuple[str, ...], float]:
+    async def until(
+        self, condition: Callable[[Mapping[tuple[str, ...], float]], bool]
+    ) -> dict[tuple[str, ...], float]:
         """Collect until something is so."""
         while not condition(values := self.look()):
             await asyncio.sleep(0.1)
@@ -71,7 +82,9 @@ class Node:
 
     async def trained(self) -> None:
         """Wait until both ranks have made steps enough to know what is usual."""
-        await self.until(lambda values: all(values.get(("step_bound_seconds", number)) == 1.0 for number in "01"))
+        await self.until(
+            lambda values: all(values.get(("step_bound_seconds", number)) == 1.0 for number in "01")
+        )
 
     def close(self) -> None:
         """End the ranks and the agent."""
@@ -88,7 +101,10 @@ class Node:
 def shown(result: Result) -> dict[tuple[str, ...], float]:
     """Return the values of a collection by metric and labels, without prefix and job."""
     assert result.outcome is Outcome.OK, result.detail
-    return {(sample.metric.name.removeprefix("dshealthd_job_"), *sample.labels[1:]): sample.value for sample in result.samples}
+    return {
+        (sample.metric.name.removeprefix("dshealthd_job_"), *sample.labels[1:]): sample.value
+        for sample in result.samples
+    }
 
 
 @contextlib.contextmanager
@@ -99,12 +115,15 @@ def node(path: Path) -> Iterator[Node]:
 
 
 def hanging(values: Mapping[tuple[str, ...], float]) -> bool:
-    """Tell whether a job stands still."""
+    """Tell whether a job is hung."""
     return any(name == "hang" and value == 1 for (name, *_), value in values.items())
 
 
 def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
-    """A rank that gets SIGSTOP while the other waits for it is named with its pid; both go on, and it is over."""
+    """A rank that gets SIGSTOP while the other waits for it is named with its pid.
+
+    Both go on, and it is over.
+    """
 
     async def run() -> None:
         with node(tmp_path) as found:
@@ -153,7 +172,9 @@ def test_a_rank_without_input(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails(tmp_path: Path) -> None:
-    """A rank that ends with an error while the other waits is the one at fault, and how it ended is told with the time."""
+    """A rank that ends with an error while the other waits is the one at fault, and how it ended is
+    told with the time.
+    """
 
     async def run() -> None:
         with node(tmp_path) as found:
@@ -166,14 +187,19 @@ def test_a_rank_that_fails(tmp_path: Path) -> None:
             assert before <= values["rank_ended_timestamp_seconds", "1", "failed"] <= time.time()
             found.ranks[0].kill()
             values = await found.until(lambda values: ("hang", "process") not in values)
-            assert {name[1:] for name in values if name[0] == "rank_ended_timestamp_seconds"} == {("0", "killed"), ("1", "failed")}
+            assert {name[1:] for name in values if name[0] == "rank_ended_timestamp_seconds"} == {
+                ("0", "killed"),
+                ("1", "failed"),
+            }
             assert ("hang", "none") not in values
 
     asyncio.run(asyncio.wait_for(run(), 15))
 
 
 def test_pauses_are_no_hang(tmp_path: Path) -> None:
-    """While one rank is in a checkpoint, or computes, or is done, the job does not stand still, however long the other waits."""
+    """While one rank is in a checkpoint, or computes, or is done, the job does not stand still,
+    however long the other waits.
+    """
 
     async def run(what: str) -> None:
         with node(tmp_path) as found:
@@ -199,7 +225,13 @@ def test_text(tmp_path: Path) -> None:
     text = asyncio.run(asyncio.wait_for(run(), 15))
     assert text.count("dshealthd_job_overdue_seconds{") == 2
     if shutil.which("promtool") is not None:
-        check = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+        check = subprocess.run(
+            ["promtool", "check", "metrics"],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
 
 

@@ -11,18 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.collector import Context, Metric, Reason
 from dshealthd.collectors import kernel
-from dshealthd.exposition import Format, render
-from dshealthd.host import Host
-from dshealthd.result import Outcome, Result, attempt
+from dshealthd.core.collector import Context, Metric, Reason
+from dshealthd.core.exposition import Format, render
+from dshealthd.core.host import Host
+from dshealthd.core.result import Outcome, Result, attempt
 
 FIXTURE = Path(__file__).parent / "fixtures" / "kernel"
 
 
 def collector(base: Path) -> kernel.Kernel:
     """Return a collector that reads `proc` and `sys` of a directory."""
-    context = Context(host=Host(procfs=base / "proc", sysfs=base / "sys"), monotonic=time.monotonic, wall=time.time)
+    context = Context(
+        host=Host(procfs=base / "proc", sysfs=base / "sys"),
+        monotonic=time.monotonic,
+        wall=time.time,
+    )
     return kernel.Kernel(kernel.Kernel.Options(), context)
 
 
@@ -33,7 +37,11 @@ def collect(base: Path) -> Result:
 
 def value(result: Result, metric: Metric, *labels: str) -> float:
     """Return the one value of a series."""
-    (found,) = (sample.value for sample in result.samples if sample.metric is metric and sample.labels == labels)
+    (found,) = (
+        sample.value
+        for sample in result.samples
+        if sample.metric is metric and sample.labels == labels
+    )
     return found
 
 
@@ -58,20 +66,52 @@ def test_missing_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["loadavg", "uptime", "sys/vm/swappiness"])
 @pytest.mark.parametrize("text", ["", "x", "1 2 x y z"])
 def test_malformed(tmp_path: Path, path: str, text: str) -> None:
-    """A file that cannot be understood is an error."""
+    """A file that cannot be understood is a fault of its own; the others are read."""
     shutil.copytree(FIXTURE, tmp_path, dirs_exist_ok=True)
     (tmp_path / "proc" / path).write_text(text)
     if path == "uptime" and text.startswith("1"):
         return
     result = collect(tmp_path)
-    assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.MALFORMED)
+    assert result.outcome is Outcome.OK
+    assert [(fault.part, fault.reason) for fault in result.faults] == [(path, Reason.MALFORMED)]
+    assert value(result, kernel.SYSCTL, "vm.max_map_count") > 0
+
+
+@pytest.mark.parametrize(
+    ("missing", "metric"),
+    [
+        ("uptime", kernel.UPTIME),
+        ("loadavg", kernel.THREADS),
+        ("stat", kernel.BOOTED),
+        ("cmdline", kernel.PARAMETER),
+    ],
+)
+def test_one_file_is_missing(tmp_path: Path, missing: str, metric: Metric) -> None:
+    """A missing file costs what it alone tells, and is a fault."""
+    whole = {sample.metric for sample in collect(FIXTURE).samples}
+    shutil.copytree(FIXTURE, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "proc" / missing).unlink()
+    result = collect(tmp_path)
+    assert [(fault.part, fault.reason) for fault in result.faults] == [(missing, Reason.NOT_FOUND)]
+    lost = {metric, kernel.LOAD} if missing == "loadavg" else {metric}
+    assert {sample.metric for sample in result.samples} == whole - lost
+
+
+def test_nothing_can_be_read(tmp_path: Path) -> None:
+    """Without any of its files the collector is down."""
+    result = collect(tmp_path)
+    assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.NOT_FOUND)
 
 
 def test_settings_are_read_once_a_minute(tmp_path: Path) -> None:
     """Settings are kept between reads; what moves is read each time."""
     shutil.copytree(FIXTURE, tmp_path, dirs_exist_ok=True)
     clock = [0.0]
-    context = Context(host=Host(procfs=tmp_path / "proc", sysfs=tmp_path / "sys"), monotonic=lambda: clock[0], wall=time.time)
+    context = Context(
+        host=Host(procfs=tmp_path / "proc", sysfs=tmp_path / "sys"),
+        monotonic=lambda: clock[0],
+        wall=time.time,
+    )
     subject = kernel.Kernel(kernel.Kernel.Options(), context)
     attempt(subject, time.monotonic)
     (tmp_path / "proc/sys/vm/swappiness").write_text("1\n")
@@ -104,5 +144,7 @@ def test_this_machine() -> None:
     assert value(result, kernel.BOOTED) == psutil.boot_time()
     assert abs(value(result, kernel.UPTIME) - time.clock_gettime(time.CLOCK_BOOTTIME)) < 5
     assert value(result, kernel.CPUS) == psutil.cpu_count()
-    assert value(result, kernel.SYSCTL, "vm.swappiness") == int(Path("/proc/sys/vm/swappiness").read_text())
+    assert value(result, kernel.SYSCTL, "vm.swappiness") == int(
+        Path("/proc/sys/vm/swappiness").read_text()
+    )
     assert 0 < value(result, kernel.THREADS) < value(result, kernel.THREADS_LIMIT)

@@ -1,4 +1,6 @@
-"""The kernel log collector: what it counts, what it refuses, and how it goes on after a restart and a reboot."""
+"""The kernel log collector: what it counts, what it refuses, and how it goes on after a restart and
+a reboot.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,51 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collector import Context, Metric, Reason
 from dshealthd.collectors import kernel_log
-from dshealthd.exposition import Format, render
-from dshealthd.host import Host
-from dshealthd.kernel.kmsg import Reader
-from dshealthd.kernel.ledger import Ledger
-from dshealthd.options import Duration
-from dshealthd.result import Outcome, Result, attempt
+from dshealthd.core.collector import Context, Metric, Reason
+from dshealthd.core.counter_file import CounterFile
+from dshealthd.core.exposition import Format, render
+from dshealthd.core.host import Host
+from dshealthd.core.options import Duration
+from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.linux.kmsg import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 FIXTURE = Path(__file__).parent / "fixtures" / "kernel_log"
 GPUS = ("0000:1b:00.0", "0000:4b:00.0", "0000:66:00.0", "0000:cb:00.0")
-CODES = (13, 31, 32, 38, 43, 44, 45, 46, 48, 56, 57, 58, 61, 62, 63, 64, 68, 69, 74, 79, 92, 94, 95, 109, 110, 119, 120, 121, 154)
+CODES = (
+    13,
+    31,
+    32,
+    38,
+    43,
+    44,
+    45,
+    46,
+    48,
+    56,
+    57,
+    58,
+    61,
+    62,
+    63,
+    64,
+    68,
+    69,
+    74,
+    79,
+    92,
+    94,
+    95,
+    109,
+    110,
+    119,
+    120,
+    121,
+    154,
+)
 
 
 class Machine:
@@ -46,7 +78,9 @@ class Machine:
         self.boot_id.write_text("3e57bd9a-f89b-4fe2-a24f-69bc0c2fd69f\n")
         os.mkfifo(self.kmsg)
         self.end = os.open(self.kmsg, os.O_RDWR | os.O_NONBLOCK)
-        fcntl.fcntl(self.end, fcntl.F_SETFL, os.O_DIRECT | os.O_NONBLOCK)  # one write is one read, as with the device
+        fcntl.fcntl(
+            self.end, fcntl.F_SETFL, os.O_DIRECT | os.O_NONBLOCK
+        )  # one write is one read, as with the device
         fcntl.fcntl(self.end, fcntl.F_SETPIPE_SZ, 1 << 20)  # room for 256 records
         devices = base / "sys" / "bus" / "pci" / "devices"
         for address, vendor, kind in [
@@ -79,7 +113,14 @@ class Machine:
     def collect(self, collector: kernel_log.KernelLog, seconds: float = 1.0) -> Result:
         """Let time pass and collect."""
         self.monotonic += seconds
-        return attempt(collector, lambda: self.monotonic)
+        result = attempt(collector, lambda: self.monotonic)
+        ledger = collector._ledger
+        if ledger is None:
+            return result
+        assert ledger.writer.wait(20.0)
+        if result.outcome is not Outcome.OK or not (result.faults or ledger.writer.error):
+            return result
+        return attempt(collector, lambda: self.monotonic)  # which says what came of the write
 
     def saved(self) -> dict[str, object]:
         """Return what the state file holds."""
@@ -120,8 +161,18 @@ def lost(result: Result) -> float:
     return values(result, kernel_log.LOST)[()]
 
 
+def close(collector: kernel_log.KernelLog) -> None:
+    """Close a collector, and wait until it is saved."""
+    collector.close()
+    if collector._ledger is not None:
+        assert collector._ledger.writer.wait(20.0)
+
+
 def test_golden(machine: Machine) -> None:
-    """A realistic log gives exactly the expected exposition: GPUs by index and address, nothing from spoofed lines, gaps as losses."""
+    """A realistic log gives exactly the expected exposition.
+
+    GPUs by index and address, nothing from spoofed lines, gaps as losses.
+    """
     records = (FIXTURE / "kmsg.txt").read_text().replace("\n ", "\0 ").splitlines()
     machine.log(record.replace("\0", "\n").encode() + b"\n" for record in records)
     with contextlib.closing(machine.collector()) as collector:
@@ -143,7 +194,9 @@ def test_nothing_new_is_cheap(machine: Machine) -> None:
 
 @pytest.mark.parametrize("facility", [1, 3, 4, 16, 23])
 def test_other_facility(machine: Machine, facility: int) -> None:
-    """FAULT 20: an Xid that some program wrote into the kernel log is refused, and none of the log is lost by it."""
+    """FAULT 20: an Xid that some program wrote into the kernel log is refused, and none of the log
+    is lost by it.
+    """
     collector = machine.collector()
     machine.log([xid(0, facility=facility), xid(1)])
     result = machine.collect(collector)
@@ -151,9 +204,14 @@ def test_other_facility(machine: Machine, facility: int) -> None:
     assert lost(result) == 0
 
 
-@pytest.mark.skipif(not os.access("/dev/kmsg", os.W_OK), reason="writing to /dev/kmsg is not permitted")
+@pytest.mark.skipif(
+    not os.access("/dev/kmsg", os.W_OK), reason="writing to /dev/kmsg is not permitted"
+)
 def test_spoof_on_real_device(machine: Machine) -> None:
-    """FAULT 20 on this machine's own kernel: what is written to /dev/kmsg arrives with another facility and is refused."""
+    """FAULT 20 on this machine's own kernel.
+
+    What is written to /dev/kmsg arrives with another facility and is refused.
+    """
     line = f"NVRM: Xid (PCI:0000:66:00): 79, written by a test of dshealthd, {os.getpid()} {time.time_ns()}"
     machine.kmsg.unlink()
     machine.kmsg.symlink_to("/dev/kmsg")
@@ -169,12 +227,17 @@ def test_spoof_on_real_device(machine: Machine) -> None:
 
 
 class Flood:
-    """A `read(2)` of 800,000 Xid lines of 29 kinds on four GPUs, of which the kernel overwrites some before they are read."""
+    """A `read(2)` of 800,000 Xid lines of 29 kinds on four GPUs, of which the kernel overwrites
+    some before they are read.
+    """
 
     count = 800_000
 
     def __init__(self) -> None:
-        lines = (f"NVRM: Xid (PCI:{gpu[:-2]}): {code}, pid=1, name=x, y\n" for gpu, code in itertools.product(GPUS, CODES))
+        lines = (
+            f"NVRM: Xid (PCI:{gpu[:-2]}): {code}, pid=1, name=x, y\n"
+            for gpu, code in itertools.product(GPUS, CODES)
+        )
         self._lines = [line.encode() for line in lines]
         self._sequence = 0
         self.given = 0
@@ -193,7 +256,10 @@ class Flood:
 
 
 def test_flood(machine: Machine) -> None:
-    """FAULT 16: of 800,000 Xid lines of 29 kinds each is counted or counted as lost; series, state and work per collection stay bounded."""
+    """FAULT 16: of 800,000 Xid lines of 29 kinds each is counted or counted as lost.
+
+    Series, state and work per collection stay bounded.
+    """
     machine.options = kernel_log.Options(read_records=20_000, read_time=Duration(0.5))
     collector = machine.collector()
     flood = Flood()
@@ -208,11 +274,13 @@ def test_flood(machine: Machine) -> None:
     assert len(values(result, kernel_log.XIDS)) == len(GPUS) * len(CODES)
     assert {labels[0] for labels in values(result, kernel_log.XIDS)} == {"0", "1", "2", "3"}
     assert (machine.state / "kernel_log.json").stat().st_size < 64 << 10
-    collector.close()
+    close(collector)
 
 
 def test_flood_through_a_fifo(machine: Machine) -> None:
-    """FAULT 16 through a descriptor: what one collection may not read any more is read by the next, and nothing is lost."""
+    """FAULT 16 through a descriptor: what one collection may not read any more is read by the next,
+    and nothing is lost.
+    """
     machine.options = kernel_log.Options(read_records=70)
     collector = machine.collector()
     for start in range(0, 2000, 100):
@@ -221,11 +289,14 @@ def test_flood_through_a_fifo(machine: Machine) -> None:
         result = machine.collect(collector)
     assert total(result) == 2000
     assert lost(result) == 0
-    collector.close()
+    close(collector)
 
 
 def test_series_limit(machine: Machine) -> None:
-    """Addresses and numbers without end make no series without end: what is too much is counted as other."""
+    """Addresses and numbers without end make no series without end.
+
+    What is too much is counted as other.
+    """
     machine.options = kernel_log.Options(series_limit=20)
     collector = machine.collector()
     machine.log(xid(number, number + 1, f"0000:{number:02x}:00") for number in range(100))
@@ -235,7 +306,7 @@ def test_series_limit(machine: Machine) -> None:
     assert len(values(result, kernel_log.XIDS)) <= 21
     assert values(result, kernel_log.XIDS)["", "", "other"] > 80
     assert values(result, kernel_log.EVENTS)[("time_wait_overflow",)] == 1
-    collector.close()
+    close(collector)
 
 
 def test_gap(machine: Machine) -> None:
@@ -244,25 +315,79 @@ def test_gap(machine: Machine) -> None:
     machine.log([xid(0), xid(5)])
     result = machine.collect(collector)
     assert (total(result), lost(result)) == (2, 4)
-    collector.close()
+    close(collector)
 
 
 def test_restart(machine: Machine) -> None:
-    """FAULT 19: a new agent counts on: what the first one counted is not counted again, what came while there was none is not missed."""
+    """FAULT 19: a new agent counts on.
+
+    What the first one counted is not counted again, what came while there was none is not missed.
+    """
     first = machine.collector()
     machine.log([noise(0), xid(1), xid(2), noise(3)])
     machine.collect(first)
-    first.close()
+    close(first)
     second = machine.collector()
-    machine.log([noise(0), xid(1), xid(2), noise(3), xid(4), noise(5), xid(6)])  # the device gives its whole ring to whoever opens it
+    machine.log(
+        [noise(0), xid(1), xid(2), noise(3), xid(4), noise(5), xid(6)]
+    )  # the device gives its whole ring to whoever opens it
     result = machine.collect(second)
     assert values(result, kernel_log.XIDS) == {("2", "0000:66:00.0", "79"): 4}
     assert lost(result) == 0
-    second.close()
+    close(second)
+
+
+def test_times(machine: Machine) -> None:
+    """An Xid has the time of its line where it was there before us, else the time of reading it.
+
+    A kernel clock that has drifted by hours, and an agent that was away, do not make it old.
+    """
+    machine.monotonic = 100_000.0
+    first = machine.collector()
+    machine.log([xid(1, 48), noise(2)])
+    before = values(machine.collect(first), kernel_log.LAST_XID)
+    assert before["2", "0000:66:00.0", "48"] == 1_700_000_000.001, "its own time, soon after boot"
+    machine.collect(first)
+    machine.log([xid(3, 119)])
+    live = values(machine.collect(first), kernel_log.LAST_XID)
+    assert live["2", "0000:66:00.0", "119"] == 1_700_000_000.0 + machine.monotonic
+    close(first)
+    machine.monotonic += 5_000.0
+    second = machine.collector()
+    machine.log([xid(1, 48), noise(2), xid(3, 119), xid(4, 79)])
+    resumed = values(machine.collect(second), kernel_log.LAST_XID)
+    assert resumed["2", "0000:66:00.0", "79"] == 1_700_000_000.0 + machine.monotonic
+    assert resumed["2", "0000:66:00.0", "119"] == live["2", "0000:66:00.0", "119"]
+    close(second)
+
+
+def test_last_of_each_kind(machine: Machine) -> None:
+    """What is asked for, and how bad an NVLink error is, have times, so that the last one counts."""
+    collector = machine.collector()
+    machine.log(
+        [
+            (
+                b"4,0,1000,-;NVRM: Xid (PCI:0000:66:00): 154, GPU recovery action changed from "
+                b"0x0 (None) to 0x1 (GPU Reset Required)\n"
+            ),
+            (
+                b"4,1,2000000,-;NVRM: Xid (PCI:0000:66:00): 154, GPU recovery action changed "
+                b"from 0x1 (GPU Reset Required) to 0x0 (None)\n"
+            ),
+        ]
+    )
+    shown = values(machine.collect(collector), kernel_log.LAST_RECOVERY)
+    assert shown == {
+        ("2", "0000:66:00.0", "gpu_reset"): 1_700_000_000.001,
+        ("2", "0000:66:00.0", "none"): 1_700_000_002.0,
+    }
+    close(collector)
 
 
 def test_killed(machine: Machine) -> None:
-    """An agent that is killed between two saves leaves a state from which each record is counted exactly once."""
+    """An agent that is killed between two saves leaves a state from which each record is counted
+    exactly once.
+    """
     first = machine.collector()
     machine.log([xid(0)])
     machine.collect(first)
@@ -273,7 +398,7 @@ def test_killed(machine: Machine) -> None:
     first._reader.close()
     machine.log([xid(0), xid(1), xid(2), xid(3)])
     assert total(machine.collect(second)) == 4
-    second.close()
+    close(second)
 
 
 def test_overwritten_between_agents(machine: Machine) -> None:
@@ -281,31 +406,35 @@ def test_overwritten_between_agents(machine: Machine) -> None:
     first = machine.collector()
     machine.log([xid(0), xid(2)])
     assert lost(machine.collect(first)) == 1
-    first.close()
+    close(first)
     second = machine.collector()
     machine.log([xid(13)])
     result = machine.collect(second)
     assert (total(result), lost(result)) == (3, 11)
-    second.close()
+    close(second)
 
 
 def test_reboot(machine: Machine) -> None:
-    """FAULT 19: after a reboot counting starts afresh, with what the log has from before the agent started."""
+    """FAULT 19: after a reboot counting starts afresh, with what the log has from before the agent
+    started.
+    """
     first = machine.collector()
     machine.log([xid(0), xid(1, 48)])
     machine.collect(first)
-    first.close()
+    close(first)
     machine.boot_id.write_text("00000000-0000-4000-8000-000000000000\n")
     second = machine.collector()
     machine.log([noise(0), xid(1, 63)])
     result = machine.collect(second)
     assert values(result, kernel_log.XIDS) == {("2", "0000:66:00.0", "63"): 1}
     assert not result.faults
-    second.close()
+    close(second)
 
 
 def test_state_is_written_rarely(machine: Machine) -> None:
-    """The state file is written when something was counted, at most every few seconds, and not at all when nothing happens."""
+    """The state file is written when something was counted, at most every few seconds, and not at
+    all when nothing happens.
+    """
     collector = machine.collector()
     machine.log([xid(0)])
     machine.collect(collector)
@@ -325,7 +454,7 @@ def test_state_is_written_rarely(machine: Machine) -> None:
     assert machine.saved()["position"] == 5
     written = place.stat().st_ino
     machine.collect(collector, 3600.0)
-    collector.close()
+    close(collector)
     assert place.stat().st_ino == written
     assert sorted(os.listdir(machine.state)) == ["kernel_log.json"]
 
@@ -366,12 +495,16 @@ def test_broken_state(machine: Machine, content: str, caplog: pytest.LogCaptureF
     assert total(result) == 2
     assert not result.faults
     assert machine.saved()["position"] == 2
-    collector.close()
+    close(collector)
 
 
 def test_position_of_another_log(machine: Machine) -> None:
-    """A saved position that the log never reached is given up, not waited for: the log is read from its beginning."""
-    Ledger(machine.state, "kernel_log", machine.boot_id.read_text().strip()).save({"version": 1, "position": 900, "lost": 3, "counts": []})
+    """A saved position that the log never reached is given up, not waited for.
+
+    The log is read from its beginning.
+    """
+    ledger = CounterFile(machine.state, "kernel_log", machine.boot_id.read_text().strip())
+    ledger.save({"version": 1, "position": 900, "lost": 3, "counts": []})
     collector = machine.collector()
     machine.log([xid(0)])
     result = machine.collect(collector)
@@ -379,11 +512,13 @@ def test_position_of_another_log(machine: Machine) -> None:
     machine.log([xid(0), xid(1)])  # the device, opened anew, gives all again
     result = machine.collect(collector)
     assert total(result) == 2
-    collector.close()
+    close(collector)
 
 
 def test_state_directory_is_missing(machine: Machine) -> None:
-    """Without a place for the state everything is counted all the same, and the fault stays reported until there is one."""
+    """Without a place for the state everything is counted all the same, and the fault stays
+    reported until there is one.
+    """
     machine.state.rmdir()
     collector = machine.collector()
     machine.log([xid(0)])
@@ -394,7 +529,7 @@ def test_state_directory_is_missing(machine: Machine) -> None:
     machine.state.mkdir()
     assert not machine.collect(collector, 6.0).faults
     assert machine.saved()["position"] == 1
-    collector.close()
+    close(collector)
 
 
 def test_no_boot_id(machine: Machine) -> None:
@@ -405,13 +540,20 @@ def test_no_boot_id(machine: Machine) -> None:
     result = machine.collect(collector)
     assert total(result) == 1
     assert [fault.reason for fault in result.faults] == [Reason.NOT_FOUND]
-    collector.close()
+    close(collector)
     assert not os.listdir(machine.state)
 
 
 def test_full_disk(machine: Machine) -> None:
-    """A full tmpfs of 64 KiB leaves the old state as it was; counting goes on, and what was saved is taken up when there is room again."""
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", machine.state], check=False, capture_output=True)
+    """A full tmpfs of 64 KiB leaves the old state as it was.
+
+    Counting goes on, and what was saved is taken up when there is room again.
+    """
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", machine.state],
+        check=False,
+        capture_output=True,
+    )
     if mounted.returncode:
         pytest.skip(f"mounting is not permitted here: {mounted.stderr.decode().strip()}")
     try:
@@ -419,7 +561,10 @@ def test_full_disk(machine: Machine) -> None:
         machine.log([xid(0)])
         machine.collect(collector)
         before = machine.saved()
-        with contextlib.suppress(OSError), (machine.state / "ballast").open("wb", buffering=0) as ballast:
+        with (
+            contextlib.suppress(OSError),
+            (machine.state / "ballast").open("wb", buffering=0) as ballast,
+        ):
             while ballast.write(b"x" * 4096):
                 pass
         machine.log([xid(1)])
@@ -431,7 +576,7 @@ def test_full_disk(machine: Machine) -> None:
         (machine.state / "ballast").unlink()
         assert not machine.collect(collector, 6.0).faults
         assert machine.saved()["position"] == 2
-        collector.close()
+        close(collector)
     finally:
         subprocess.run(["umount", "--lazy", machine.state], check=True)
 
@@ -442,7 +587,7 @@ def test_absent(machine: Machine) -> None:
     collector = machine.collector()
     assert "kmsg" in (kernel_log.KernelLog.absent(machine.options, collector.host) or "")
     assert machine.collect(collector).outcome is Outcome.NOT_AVAILABLE
-    collector.close()
+    close(collector)
 
 
 @contextlib.contextmanager
@@ -482,11 +627,13 @@ def test_no_permission(public: Machine) -> None:
         assert not outcome.samples
     machine.kmsg.chmod(0o600)
     assert machine.collect(collector, 60.0).outcome is Outcome.OK
-    collector.close()
+    close(collector)
 
 
 def test_closing_again_and_again(machine: Machine) -> None:
-    """FAULT 18: a log that closes shows as an error, with all that was counted, and is taken up again after a back-off."""
+    """FAULT 18: a log that closes shows as an error, with all that was counted, and is taken up
+    again after a back-off.
+    """
     collector = machine.collector()
     machine.log([xid(0)])
     machine.collect(collector)
@@ -506,4 +653,4 @@ def test_closing_again_and_again(machine: Machine) -> None:
     assert len(calls) <= 8
     steps = [lambda: xid(1), lambda: b""]
     assert total(machine.collect(collector, 60.0)) == 2
-    collector.close()
+    close(collector)

@@ -1,4 +1,7 @@
-"""The agent's connection to itself: how it ends in namespaces where it cannot work, and that it leaves nothing behind."""
+"""The agent's connection to itself.
+
+How it ends in namespaces where it cannot work, and that it leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.collector import Context
 from dshealthd.collectors.loopback import Loopback
-from dshealthd.host import Host
-from dshealthd.result import Outcome, Result, attempt
+from dshealthd.core.collector import Context
+from dshealthd.core.host import Host
+from dshealthd.core.result import Outcome, Result, attempt
 from tests.netns import network_namespace, ss
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -22,17 +25,27 @@ RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 def collector() -> Loopback:
     """Return the collector as it is configured by default."""
-    return Loopback(Loopback.Options(), Context(host=Host(), monotonic=time.monotonic, wall=time.time))
+    return Loopback(
+        Loopback.Options(), Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+    )
 
 
 def outcomes(result: Result) -> dict[str, float]:
     """Return the counts of attempts that are not 0, by outcome."""
-    return {labels[0]: value for metric, labels, value in result.samples if metric.name.endswith("_total") and value}
+    return {
+        labels[0]: value
+        for metric, labels, value in result.samples
+        if metric.name.endswith("_total") and value
+    }
 
 
 def gauges(result: Result) -> dict[str, float]:
     """Return the other values by name."""
-    return {metric.name: value for metric, _, value in result.samples if not metric.name.endswith("_total")}
+    return {
+        metric.name: value
+        for metric, _, value in result.samples
+        if not metric.name.endswith("_total")
+    }
 
 
 def reject(rule: str) -> None:
@@ -44,7 +57,10 @@ def reject(rule: str) -> None:
 
 
 def test_a_working_loopback_is_up() -> None:
-    """The connection is made in less than its deadline; every outcome is shown from the beginning, so that rates start at zero."""
+    """The connection is made in less than its deadline.
+
+    Every outcome is shown from the beginning, so that rates start at zero.
+    """
     with network_namespace():
         result = attempt(collector(), time.monotonic)
     assert result.outcome is Outcome.OK
@@ -52,12 +68,25 @@ def test_a_working_loopback_is_up() -> None:
     assert gauges(result)["dshealthd_loopback_up"] == 1
     assert 0 < gauges(result)["dshealthd_loopback_connect_seconds"] < 0.1
     assert {labels[0] for _, labels, _ in result.samples if labels} == {
-        *("ok", "refused", "aborted", "reset", "timed_out", "unreachable", "no_port", "denied", "no_memory", "other")
+        *(
+            "ok",
+            "refused",
+            "aborted",
+            "reset",
+            "timed_out",
+            "unreachable",
+            "no_port",
+            "denied",
+            "no_memory",
+            "other",
+        )
     }
 
 
 def test_nothing_is_left_behind() -> None:
-    """After a hundred connections there is no socket in any state, TIME_WAIT least of all, and no descriptor more than before."""
+    """After a hundred connections there is no socket in any state, TIME_WAIT least of all, and no
+    descriptor more than before.
+    """
     with network_namespace():
         agent = collector()
         before = len(os.listdir("/proc/self/fd"))
@@ -69,7 +98,10 @@ def test_nothing_is_left_behind() -> None:
 
 
 def test_refused() -> None:
-    """A reset in answer to the connection is told as refused; no time is shown for it, and nothing is left behind."""
+    """A reset in answer to the connection is told as refused.
+
+    No time is shown for it, and nothing is left behind.
+    """
     with network_namespace():
         reject("reject with tcp reset")
         result = attempt(collector(), time.monotonic)
@@ -80,7 +112,10 @@ def test_refused() -> None:
 
 
 def test_timed_out() -> None:
-    """Packets that vanish are told as timed out, within the deadline: the agent is not held up longer."""
+    """Packets that vanish are told as timed out, within the deadline.
+
+    The agent is not held up longer.
+    """
     with network_namespace():
         reject("drop")
         before = time.monotonic()
@@ -105,11 +140,16 @@ def test_no_port() -> None:
 
 
 def test_the_agent_s_own_limit_is_no_finding() -> None:
-    """Without descriptors nothing is known of the loopback: an error of the collector, and no attempt is counted."""
+    """Without descriptors nothing is known of the loopback.
+
+    An error of the collector, and no attempt is counted.
+    """
     agent = collector()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(map(int, os.listdir("/proc/self/fd")))
-    spare = [os.open("/dev/null", os.O_RDONLY) for _ in range(highest)]  # no number below the limit stays free
+    spare = [
+        os.open("/dev/null", os.O_RDONLY) for _ in range(highest)
+    ]  # no number below the limit stays free
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(spare), limits[1]))
         result = attempt(agent, time.monotonic)

@@ -9,11 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dshealthd.collector import CollectorOptions, Context, Reason
 from dshealthd.collectors import memory
-from dshealthd.exposition import Format, render
-from dshealthd.host import Host
-from dshealthd.result import Outcome, Result, attempt
+from dshealthd.core.collector import CollectorOptions, Context, Reason
+from dshealthd.core.exposition import Format, render
+from dshealthd.core.host import Host
+from dshealthd.core.result import Outcome, Result, attempt
 
 FIXTURE = Path(__file__).parent / "fixtures" / "memory"
 
@@ -31,7 +31,9 @@ def test_fixture() -> None:
 
 
 def test_this_machine() -> None:
-    """Total and available memory are what psutil says in the same moment, to within what changes between the two."""
+    """Total and available memory are what psutil says in the same moment, to within what changes
+    between the two.
+    """
     values = {sample.metric: sample.value for sample in collected(Path("/proc")).samples}
     theirs = psutil.virtual_memory()
     assert values[memory.TOTAL] == theirs.total
@@ -44,17 +46,39 @@ def test_missing_fields_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 1024 kB\nMemAvailable: 512 kB\n", encoding="ascii")
     (tmp_path / "vmstat").write_text("nr_free_pages 7\n", encoding="ascii")
     result = collected(tmp_path)
-    assert {sample.metric: sample.value for sample in result.samples} == {memory.TOTAL: 1048576, memory.AVAILABLE: 524288}
+    assert {sample.metric: sample.value for sample in result.samples} == {
+        memory.TOTAL: 1048576,
+        memory.AVAILABLE: 524288,
+    }
 
 
-@pytest.mark.parametrize(("file", "text"), [("meminfo", "MemTotal: lots kB\n"), ("meminfo", "MemTotal\n"), ("vmstat", "oom_kill\n")])
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("meminfo", "MemTotal: lots kB\n"), ("meminfo", "MemTotal\n"), ("vmstat", "oom_kill\n")],
+)
 def test_malformed_files_are_named(tmp_path: Path, file: str, text: str) -> None:
-    """A file that makes no sense is an error `malformed` that names it, not a number."""
+    """A file that makes no sense is a fault `malformed` that names it, not a number."""
     shutil.copytree(FIXTURE / "proc", tmp_path / "proc")
     (tmp_path / "proc" / file).write_text(text, encoding="ascii")
     result = collected(tmp_path / "proc")
-    assert (result.outcome, result.reason, result.samples) == (Outcome.ERROR, Reason.MALFORMED, ())
-    assert f"proc/{file}: " in result.detail
+    (fault,) = result.faults
+    assert (fault.part, fault.reason) == (file, Reason.MALFORMED)
+    assert f"proc/{file}: " in fault.detail
+
+
+@pytest.mark.parametrize("missing", ["meminfo", "vmstat"])
+def test_one_file_is_missing(tmp_path: Path, missing: str) -> None:
+    """What one of the files tells is there without the other, whose absence is a fault."""
+    shutil.copytree(FIXTURE / "proc", tmp_path / "proc")
+    (tmp_path / "proc" / missing).unlink()
+    result = collected(tmp_path / "proc")
+    assert result.outcome is Outcome.OK
+    assert [(fault.part, fault.reason) for fault in result.faults] == [(missing, Reason.NOT_FOUND)]
+    metrics = {sample.metric for sample in result.samples}
+    assert (memory.TOTAL in metrics, memory.OOM_KILLS in metrics) == (
+        missing != "meminfo",
+        missing != "vmstat",
+    )
 
 
 def test_no_procfs_is_an_error(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collector import Reason
-from tests.devices.node import Node
+from dshealthd.core.collector import Reason
+from tests.nvml.node import Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,10 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_mig_devices(node: Node) -> None:
-    """Each MIG device is shown with its UUID, its instance, its profile and its memory; the undivided GPU has none."""
+    """Each MIG device is shown with its UUID, its instance, its profile and its memory.
+
+    The undivided GPU has none.
+    """
     node.simulator.set(1, "mig2_memory_used", 4096)
     node.simulator.set(1, "mig2_uuid", "MIG-2")
     seen = node.collect()

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.collector import Context, Fault, Metric, Reason
 from dshealthd.collectors.network import (
     CARRIER_CHANGES,
     MTU,
@@ -33,9 +32,10 @@ from dshealthd.collectors.network import (
     parse_net_dev,
     speed_of,
 )
-from dshealthd.exposition import Format, render
-from dshealthd.host import Host, read
-from dshealthd.result import Outcome, Result, attempt
+from dshealthd.core.collector import Context, Fault, Metric, Reason
+from dshealthd.core.exposition import Format, render
+from dshealthd.core.host import Host, read
+from dshealthd.core.result import Outcome, Result, attempt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +47,10 @@ ASKED = {"eno1", "bond0", "ens3f0np0", "ibp24s0", "eth0"}
 
 
 class Bench:
-    """A collector on a copy of the fixture; notes what is read and approached, and refuses files that it is told to."""
+    """A collector on a copy of the fixture.
+
+    Notes what is read and approached, and refuses files that it is told to.
+    """
 
     def __init__(self, root: Path, **options: object) -> None:
         """Make the collector; `options` are its own."""
@@ -57,7 +60,9 @@ class Bench:
         self.touched: list[str] = []
         self.blocked: dict[str, Fault] = {}
         host = Host(procfs=root / "proc", sysfs=root / "sys")
-        context = Context(host=host, monotonic=lambda: self.now, wall=time.time, approach=self._approach)
+        context = Context(
+            host=host, monotonic=lambda: self.now, wall=time.time, entering=self._approach
+        )
         self.collector = Network(Options(**options), context, self._read)  # type: ignore[arg-type] # checked where the config is decoded
 
     def _approach(self, part: str) -> Fault | None:
@@ -114,23 +119,41 @@ def test_golden(bench: Bench) -> None:
 def test_lint(bench: Bench) -> None:
     """Promtool has nothing to say about names, types and help."""
     text = render(bench.collect().samples, Format.PROMETHEUS)
-    checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False
+    )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
 def test_hardware_and_bonds_are_chosen(bench: Bench) -> None:
-    """Interfaces with hardware, and bonds; no loopback, bridge, veth pair, VLAN, and no virtual function of this host."""
+    """Interfaces with hardware, and bonds.
+
+    No loopback, bridge, veth pair, VLAN, and no virtual function of this host.
+    """
     assert set(values(bench.collect(), MTU)) == WITH_HARDWARE | {"bond0"}
 
 
 def test_include_and_exclude(root: Path) -> None:
-    """Patterns add interfaces and take them away; what is excluded stays out even if it is included."""
+    """Patterns add interfaces and take them away.
+
+    What is excluded stays out even if it is included.
+    """
     result = Bench(root, include=("veth*", "ens3f0v*", "lo"), exclude=("eno*", "lo")).collect()
-    assert set(values(result, MTU)) == {"bond0", "ens3f0np0", "ens3f0v0", "ibp24s0", "eth0", "usb0", "veth1a2b3c"}
+    assert set(values(result, MTU)) == {
+        "bond0",
+        "ens3f0np0",
+        "ens3f0v0",
+        "ibp24s0",
+        "eth0",
+        "usb0",
+        "veth1a2b3c",
+    }
 
 
 def test_absent(root: Path, tmp_path: Path) -> None:
-    """A machine without such an interface says so, before a worker starts for it, and in the collector too."""
+    """A machine without such an interface says so, before a worker starts for it, and in the
+    collector too.
+    """
     host = Host(procfs=root / "proc", sysfs=root / "sys")
     assert Network.absent(Options(), host) is None
     nothing = Options(exclude=("*",))
@@ -143,11 +166,17 @@ def test_state_of_a_driver_that_does_not_say(bench: Bench) -> None:
     """An operstate of unknown is neither up nor down."""
     result = bench.collect()
     assert "usb0" not in values(result, UP)
-    assert [sample.labels for sample in result.samples if sample.metric is STATE and sample.labels[0] == "usb0"] == [("usb0", "unknown")]
+    assert [
+        sample.labels
+        for sample in result.samples
+        if sample.metric is STATE and sample.labels[0] == "usb0"
+    ] == [("usb0", "unknown")]
 
 
 def test_speed_is_read_when_the_carrier_changes(bench: Bench) -> None:
-    """The speed of an interface that is up is read at first, when its carrier has changed, and once a minute; the value stays between."""
+    """The speed of an interface that is up is read at first, when its carrier has changed, and once
+    a minute; the value stays between.
+    """
     assert values(bench.collect(), SPEED)["eno1"] == 25e9 / 8
     assert asked(bench) == ASKED
     bench.now = 59
@@ -163,7 +192,10 @@ def test_speed_is_read_when_the_carrier_changes(bench: Bench) -> None:
 
 
 def test_speed_is_unknown_without_a_link(bench: Bench) -> None:
-    """A driver that answers EINVAL has no speed and is no fault; an interface that is down is not asked and shows none."""
+    """A driver that answers EINVAL has no speed and is no fault.
+
+    An interface that is down is not asked and shows none.
+    """
     bench.refused = {"eno1/speed": errno.EINVAL, "bond0/speed": errno.EOPNOTSUPP}
     bench.write("ibp24s0/operstate", "down")
     result = bench.collect()
@@ -183,7 +215,10 @@ def test_only_speed_is_approached(bench: Bench) -> None:
 
 
 def test_speed_under_quarantine(bench: Bench) -> None:
-    """An interface whose driver hung has all but its speed, which is not asked for, and a fault; afterwards it has its speed again."""
+    """An interface whose driver hung has all but its speed, which is not asked for, and a fault.
+
+    Afterwards it has its speed again.
+    """
     fault = Fault("network eno1", Reason.TIMEOUT, "hangs")
     bench.blocked = {fault.part: fault}
     for _ in range(2):
@@ -199,7 +234,10 @@ def test_speed_under_quarantine(bench: Bench) -> None:
 
 
 def test_odd_interface_leaves_the_others_alone(bench: Bench) -> None:
-    """Files that fail or make no sense are one fault an interface; its traffic and the other interfaces are reported."""
+    """Files that fail or make no sense are one fault an interface.
+
+    Its traffic and the other interfaces are reported.
+    """
     bench.refused = {"eno1/mtu": errno.EIO, "eth0/speed": errno.EIO}
     bench.write("bond0/operstate", "sideways")
     bench.write("ibp24s0/carrier_changes", "few")
@@ -217,7 +255,10 @@ def test_odd_interface_leaves_the_others_alone(bench: Bench) -> None:
 
 
 def test_nothing_can_be_read(bench: Bench) -> None:
-    """When every interface fails, the attempt fails; traffic, which is known, is reported all the same."""
+    """When every interface fails, the attempt fails.
+
+    Traffic, which is known, is reported all the same.
+    """
     bench.refused = {f"{name}/operstate": errno.EACCES for name in (*WITH_HARDWARE, "bond0")}
     result = bench.collect()
     assert result.outcome is Outcome.ERROR
@@ -227,23 +268,36 @@ def test_nothing_can_be_read(bench: Bench) -> None:
 
 
 def test_malformed_traffic(bench: Bench) -> None:
-    """A line of /proc/net/dev that is too short is a fault of its interface; of one that is left out it is not looked at."""
+    """A line of /proc/net/dev that is too short is a fault of its interface.
+
+    Of one that is left out it is not looked at.
+    """
     place = bench.root / "proc/net/dev"
     lines = place.read_text().splitlines()
-    place.write_text("\n".join(line[:40] if "eno1:" in line or "docker0:" in line else line for line in lines) + "\n")
+    place.write_text(
+        "\n".join(line[:40] if "eno1:" in line or "docker0:" in line else line for line in lines)
+        + "\n"
+    )
     result = bench.collect()
-    assert [(fault.part, fault.reason) for fault in result.faults] == [("network eno1", Reason.MALFORMED)]
+    assert [(fault.part, fault.reason) for fault in result.faults] == [
+        ("network eno1", Reason.MALFORMED)
+    ]
     assert "eno1" not in values(result, RECEIVE_BYTES)
     assert len(values(result, RECEIVE_BYTES)) == 6
 
 
 def test_interface_vanishes_and_returns(bench: Bench) -> None:
-    """An interface that is gone has no series; one of the same name that comes later is looked at afresh."""
+    """An interface that is gone has no series.
+
+    One of the same name that comes later is looked at afresh.
+    """
     bench.collect()
     link, proc = bench.root / "sys/class/net/ibp24s0", bench.root / "proc/net/dev"
     target, text = os.readlink(link), proc.read_text()
     link.unlink()
-    proc.write_text("".join(line for line in text.splitlines(keepends=True) if "ibp24s0" not in line))
+    proc.write_text(
+        "".join(line for line in text.splitlines(keepends=True) if "ibp24s0" not in line)
+    )
     result = bench.collect()
     assert not result.faults
     assert "ibp24s0" not in values(result, RECEIVE_BYTES)
@@ -254,7 +308,9 @@ def test_interface_vanishes_and_returns(bench: Bench) -> None:
 
 
 def test_against_ip() -> None:
-    """On this machine, traffic, MTU and state are what `ip` gets over netlink just before and just after."""
+    """On this machine, traffic, MTU and state are what `ip` gets over netlink just before and just
+    after.
+    """
     host = Host()
     if Network.absent(Options(), host) is not None or shutil.which("ip") is None:
         pytest.skip("no interface with hardware, or no ip")
@@ -266,7 +322,11 @@ def test_against_ip() -> None:
     assert values(result, MTU)
     for name, mtu in values(result, MTU).items():
         assert mtu == after[name]["mtu"]
-        for metric, path in ((RECEIVE_BYTES, "rx bytes"), (RECEIVE_PACKETS, "rx packets"), (TRANSMIT_BYTES, "tx bytes")):
+        for metric, path in (
+            (RECEIVE_BYTES, "rx bytes"),
+            (RECEIVE_PACKETS, "rx packets"),
+            (TRANSMIT_BYTES, "tx bytes"),
+        ):
             assert int(before[name][path]) <= values(result, metric)[name] <= int(after[name][path])
         state = before[name]["operstate"]
         if state == after[name]["operstate"] and state != "UNKNOWN":
@@ -277,10 +337,21 @@ def _ip() -> Mapping[str, dict[str, int | str]]:
     shown = subprocess.run(["ip", "-s", "-j", "link"], capture_output=True, check=True)
     links = json.loads(shown.stdout)
     counts = {
-        link["ifname"]: {f"{way} {key}": link["stats64"][way][key] for way in ("rx", "tx") for key in ("bytes", "packets")}
+        link["ifname"]: {
+            f"{way} {key}": link["stats64"][way][key]
+            for way in ("rx", "tx")
+            for key in ("bytes", "packets")
+        }
         for link in links
     }
-    return {link["ifname"]: {"mtu": link["mtu"], "operstate": link["operstate"], **counts[link["ifname"]]} for link in links}
+    return {
+        link["ifname"]: {
+            "mtu": link["mtu"],
+            "operstate": link["operstate"],
+            **counts[link["ifname"]],
+        }
+        for link in links
+    }
 
 
 def test_series_are_bounded(bench: Bench) -> None:
@@ -288,7 +359,10 @@ def test_series_are_bounded(bench: Bench) -> None:
     assert max(Counter(sample.labels[0] for sample in bench.collect().samples).values()) == 14
 
 
-@pytest.mark.parametrize(("megabits", "speed"), [(25000, 3.125e9), (10, 1.25e6), (-1, None), (0, None), (4294967295, None)])
+@pytest.mark.parametrize(
+    ("megabits", "speed"),
+    [(25000, 3.125e9), (10, 1.25e6), (-1, None), (0, None), (4294967295, None)],
+)
 def test_speed(megabits: int, speed: float | None) -> None:
     """Speed is in bytes per second; -1, also when written without its sign, means unknown."""
     assert speed_of(megabits) == speed

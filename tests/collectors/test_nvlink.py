@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.collectors.nvlink import bit_error_ratio
-from tests.devices.node import Node
+from tests.nvml.node import Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,9 @@ def node(tmp_path: Path) -> Iterator[Node]:
         yield made
 
 
-@pytest.mark.parametrize(("code", "ratio"), [(0x10F, 1e-15), (0x50C, 5e-12), (0x000, 0.0), (0xF02, 0.15)])
+@pytest.mark.parametrize(
+    ("code", "ratio"), [(0x10F, 1e-15), (0x50C, 5e-12), (0x000, 0.0), (0xF02, 0.15)]
+)
 def test_bit_error_ratio(code: int, ratio: float) -> None:
     """NVML writes a ratio as mantissa and negative exponent."""
     assert bit_error_ratio(code) == pytest.approx(ratio)
@@ -29,7 +31,10 @@ def test_bit_error_ratio(code: int, ratio: float) -> None:
 
 @pytest.mark.parametrize(("state", "up"), [(0, 0), (1, 1), (2, 1), (3, 0)])
 def test_state(node: Node, state: int, up: int) -> None:
-    """A link that sleeps to save power is up, one whose traffic is disabled is not; the others are not touched by it."""
+    """A link that sleeps to save power is up, one whose traffic is disabled is not.
+
+    The others are not touched by it.
+    """
     node.simulator.set(1, "nvlink7_state", state)
     seen = node.collect("nvlink")
     assert seen.value("nvlink_up", gpu="1", uuid=node.uuid(1), link="7") == up
@@ -43,7 +48,11 @@ def test_errors_of_a_link(node: Node) -> None:
     for key, value in {"replay": 3, "recovery": 1, "crc_flit": 250}.items():
         node.simulator.set(0, f"nvlink4_{key}", value)
     seen = node.collect("nvlink")
-    assert seen.values("nvlink_errors_total", gpu="0", uuid=node.uuid(0), link="4") == {("replay",): 3, ("recovery",): 1, ("crc",): 250}
+    assert seen.values("nvlink_errors_total", gpu="0", uuid=node.uuid(0), link="4") == {
+        ("replay",): 3,
+        ("recovery",): 1,
+        ("crc",): 250,
+    }
     assert sum(seen.values("nvlink_errors_total").values()) == 254
 
 
@@ -62,13 +71,30 @@ def test_drivers_without_fields(node: Node) -> None:
 def test_nvlink_5(tmp_path: Path) -> None:
     """NVLink 5 has errors of its own, and a bit error ratio, of which the worst link's is shown."""
     with Node(tmp_path, profile="b200", gpus=1) as node:
-        for key, value in {"rcv_errors": 2, "recovery_events": 1, "plr_xmit_retry_blocks": 70, "effective_ber": 0x30B}.items():
+        for key, value in {
+            "rcv_errors": 2,
+            "recovery_events": 1,
+            "plr_xmit_retry_blocks": 70,
+            "effective_ber": 0x30B,
+        }.items():
             node.simulator.set(0, f"nvlink17_{key}", value)
         seen = node.collect("nvlink")
         wanted = seen.values("nvlink_errors_total", gpu="0", uuid=node.uuid(0), link="17")
-    assert wanted == {("receive",): 2, ("recovery",): 1, ("retransmit",): 70}
+    assert wanted == {("receive",): 2, ("link_recovery",): 1, ("retransmit",): 70}
     assert seen.value("nvlink_effective_bit_error_ratio") == pytest.approx(3e-11)
     assert {labels[2]: value for labels, value in seen.values("nvlinks").items()} == {"5.0": 18}
+
+
+def test_nvlink_5_with_the_older_counters(tmp_path: Path) -> None:
+    """A part that also answers for the older recovery counter does not hide the newer one by it."""
+    with Node(tmp_path, profile="b200", gpus=1) as node:
+        node.simulator.set(0, "nvlink17_recovery_events", 5)
+        node.simulator.set(0, "field.162", 0)
+        seen = node.collect("nvlink")
+        found = seen.values("nvlink_errors_total", gpu="0", uuid=node.uuid(0), link="17")
+    assert (found["recovery",], found["link_recovery",]) == (0, 5)
+    series = [sample[:2] for sample in seen.results["nvlink"].samples]
+    assert len(set(series)) == len(series)
 
 
 def test_traffic_and_speed(node: Node) -> None:
@@ -84,7 +110,11 @@ def test_remote_ends(node: Node) -> None:
     node.simulator.set(0, "nvlink3_remote_type", 0)
     node.simulator.set(0, "nvlink4_remote_type", 255)
     seen = node.collect("nvlink")
-    assert seen.values("nvlinks", gpu="0", uuid=node.uuid(0)) == {("4.0", "switch"): 16, ("4.0", "gpu"): 1, ("4.0", "unknown"): 1}
+    assert seen.values("nvlinks", gpu="0", uuid=node.uuid(0)) == {
+        ("4.0", "switch"): 16,
+        ("4.0", "gpu"): 1,
+        ("4.0", "unknown"): 1,
+    }
 
 
 def test_gpu_without_links(node: Node) -> None:
@@ -109,10 +139,22 @@ def test_gpu_without_links(node: Node) -> None:
         (2, 0, 1, 0x0, None),
     ],
 )
-def test_fabric(node: Node, state: int, status: int, summary: int, mask: int, healthy: int | None) -> None:
-    """The fabric is healthy by its own summary, or by its mask where there is none; before the registration ends nothing is said."""
-    for key, value in {"state": state, "status": status, "health_summary": summary, "health_mask": mask}.items():
+def test_fabric(
+    node: Node, state: int, status: int, summary: int, mask: int, healthy: int | None
+) -> None:
+    """The fabric is healthy by its own summary, or by its mask where there is none.
+
+    Before the registration ends nothing is said.
+    """
+    for key, value in {
+        "state": state,
+        "status": status,
+        "health_summary": summary,
+        "health_mask": mask,
+    }.items():
         node.simulator.set(0, f"fabric_{key}", value)
     seen = node.collect("nvlink")
     assert seen.value("gpu_fabric_state", gpu="0") == state
-    assert seen.values("gpu_fabric_healthy", gpu="0", uuid=node.uuid(0)) == ({} if healthy is None else {(): healthy})
+    assert seen.values("gpu_fabric_healthy", gpu="0", uuid=node.uuid(0)) == (
+        {} if healthy is None else {(): healthy}
+    )

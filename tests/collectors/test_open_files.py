@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collector import Context, Reason
 from dshealthd.collectors.open_files import OpenFiles, parse_file_nr
-from dshealthd.exposition import Format, render
-from dshealthd.host import Host, read
-from dshealthd.options import Duration
-from dshealthd.result import Outcome, Result, attempt
+from dshealthd.core.collector import Context, Reason
+from dshealthd.core.exposition import Format, render
+from dshealthd.core.host import Host, read
+from dshealthd.core.options import Duration
+from dshealthd.core.result import Outcome, Result, attempt
 from tests.jobs.machines import TORCH, Machine
 
 if TYPE_CHECKING:
@@ -29,7 +29,10 @@ Values = dict[tuple[str, ...], float]
 
 def values(result: Result, *names: str) -> Values:
     """Return the samples of these metrics, by name without prefix and labels."""
-    found = {(sample.metric.name.removeprefix("dshealthd_"), *sample.labels): sample.value for sample in result.samples}
+    found = {
+        (sample.metric.name.removeprefix("dshealthd_"), *sample.labels): sample.value
+        for sample in result.samples
+    }
     return {key: value for key, value in found.items() if not names or key[0] in names}
 
 
@@ -67,16 +70,24 @@ def test_fixture() -> None:
 
 
 def test_system_wide(real: Agent) -> None:
-    """The count of the whole system is the kernel's own, to within what other processes do meanwhile."""
+    """The count of the whole system is the kernel's own, to within what other processes do
+    meanwhile.
+    """
     before = parse_file_nr(read("/proc/sys/fs/file-nr"))
     found = values(real.sweep())
     after = parse_file_nr(read("/proc/sys/fs/file-nr"))
-    assert min(before[0], after[0]) - 300 <= found["open_files", "system", ""] <= max(before[0], after[0]) + 300
+    assert (
+        min(before[0], after[0]) - 300
+        <= found["open_files", "system", ""]
+        <= max(before[0], after[0]) + 300
+    )
     assert found["open_files_limit", "system", ""] == before[1] == after[1]
 
 
 def test_real_job(real: Agent) -> None:
-    """Of two real ranks, the one that has fewer files left is told, though the other has more open; memory limits likewise."""
+    """Of two real ranks, the one that has fewer files left is told, though the other has more open;
+    memory limits likewise.
+    """
     program = (
         "import os, resource, sys\n"
         "limit, held, locked = map(int, sys.argv[1:])\n"
@@ -90,7 +101,11 @@ def test_real_job(real: Agent) -> None:
         for rank, numbers in enumerate((["64", "60", "1048576"], ["1000", "200", "65536"])):
             variables = {**os.environ, **TORCH, "RANK": str(rank), "SLURM_JOB_ID": str(os.getpid())}
             command = [sys.executable, "-c", program, *numbers]
-            ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables))
+            ranks.append(
+                subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables
+                )
+            )
             assert ranks[-1].stdout is not None
             ranks[-1].stdout.readline()
         found = values(real.sweep())
@@ -108,18 +123,26 @@ def test_real_job(real: Agent) -> None:
 
 @pytest.mark.skipif(not os.stat("/proc/self/fd").st_size, reason="takes Linux 6.2")
 def test_worst_of_all_processes(real: Agent) -> None:
-    """A real process that is no training process, near its limit, is the worst of all; when it has ended, another one is, at once."""
+    """A real process that is no training process, near its limit, is the worst of all.
+
+    When it has ended, another one is, at once.
+    """
     program = (
         "import os, resource\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
         "try:\n    while True: os.dup(0)\nexcept OSError: print(flush=True); input()"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout is not None
         child.stdout.readline()
         found = values(real.sweep())
         child.communicate(b"\n", timeout=20)
-    assert (found["open_files", "process", ""], found["open_files_limit", "process", ""]) == (256, 256)
+    assert (found["open_files", "process", ""], found["open_files_limit", "process", ""]) == (
+        256,
+        256,
+    )
     after = values(real.sweep())
     assert after["open_files", "process", ""] < after["open_files_limit", "process", ""]
 
@@ -139,7 +162,10 @@ def test_no_job(machine: Machine) -> None:
 
 
 def test_unreadable_process(machine: Machine) -> None:
-    """A process of a job whose descriptors cannot be counted is a fault; the others are told, and it is not counted as 0."""
+    """A process of a job whose descriptors cannot be counted is a fault.
+
+    The others are told, and it is not counted as 0.
+    """
     machine.process(50, TORCH, descriptors=7, soft="10")
     machine.process(51, TORCH, descriptors=9, soft="10")
     (machine.root / "51/fd").rename(machine.root / "51/away")
@@ -174,14 +200,25 @@ def test_ended_between_listing_and_count(machine: Machine) -> None:
 def test_number_of_jobs_is_bounded(machine: Machine) -> None:
     """More jobs than the configured number are counted and not shown; the oldest stay."""
     for number in range(5):
-        machine.process(100 + number, {**TORCH, "SLURM_JOB_ID": str(number)}, start=500 - number, descriptors=number + 1)
+        machine.process(
+            100 + number,
+            {**TORCH, "SLURM_JOB_ID": str(number)},
+            start=500 - number,
+            descriptors=number + 1,
+        )
     found = values(Agent(machine.context(), {"max_jobs": 2}).sweep())
-    assert {key[2] for key in found if key[0] == "open_files" and key[1] == "job"} == {"slurm-3", "slurm-4"}
+    assert {key[2] for key in found if key[0] == "open_files" and key[1] == "job"} == {
+        "slurm-3",
+        "slurm-4",
+    }
     assert found["open_files_jobs_left_out",] == 3
 
 
 def test_limits_are_read_again(machine: Machine) -> None:
-    """A limit that is raised while the job runs shows after the full interval; counts that are expensive here do as well."""
+    """A limit that is raised while the job runs shows after the full interval.
+
+    Counts that are expensive here do as well.
+    """
     machine.process(50, TORCH, descriptors=7, soft="10")
     agent = Agent(machine.context(), {"full_interval": Duration(30)})
     agent.sweep()
@@ -209,7 +246,9 @@ def test_hidden_processes_are_a_fault(machine: Machine) -> None:
     """Where `/proc` hides processes, that is said; system-wide numbers stay."""
     machine.end(1)
     result = Agent(machine.context()).sweep()
-    assert [(fault.part, fault.reason) for fault in result.faults] == [("processes", Reason.PERMISSION_DENIED)]
+    assert [(fault.part, fault.reason) for fault in result.faults] == [
+        ("processes", Reason.PERMISSION_DENIED)
+    ]
     assert values(result)["open_files", "system", ""] == 1024
 
 

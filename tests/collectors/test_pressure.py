@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.collector import Context, Reason
 from dshealthd.collectors import pressure
-from dshealthd.exposition import Format, render
-from dshealthd.host import Host
-from dshealthd.result import Outcome, Result, attempt
+from dshealthd.core.collector import Context, Reason
+from dshealthd.core.exposition import Format, render
+from dshealthd.core.host import Host
+from dshealthd.core.result import Outcome, Result, attempt
 
 FIXTURE = Path(__file__).parent / "fixtures" / "pressure"
 
@@ -34,7 +34,9 @@ def test_kernel_without_psi(tmp_path: Path) -> None:
     assert collect(tmp_path).outcome is Outcome.NOT_AVAILABLE
 
 
-@pytest.mark.parametrize("text", ["some\n", "some avg10=0.00 total=x\n", "some avg10=0.00\n", "some avg10 total\n"])
+@pytest.mark.parametrize(
+    "text", ["some\n", "some avg10=0.00 total=x\n", "some avg10=0.00\n", "some avg10 total\n"]
+)
 def test_malformed(tmp_path: Path, text: str) -> None:
     """A file that cannot be understood is an error, and no pressure of 0."""
     (tmp_path / "pressure").mkdir()
@@ -54,5 +56,9 @@ def test_this_machine() -> None:
     before = total()
     result = collect(Path("/proc"))
     after = total()
-    (value,) = (sample.value for sample in result.samples if sample.metric is pressure.STALLED and sample.labels == ("cpu", "some"))
+    (value,) = (
+        sample.value
+        for sample in result.samples
+        if sample.metric is pressure.STALLED and sample.labels == ("cpu", "some")
+    )
     assert before <= round(value * 1e6) <= after

@@ -1,4 +1,7 @@
-"""The rendezvous ports and who listens there: on a fixture, against `ss`, and with a real orphan."""
+"""The rendezvous ports and who listens there.
+
+On a fixture, against `ss`, and with a real orphan.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collector import Context
 from dshealthd.collectors.rendezvous import Rendezvous, parse_ports
-from dshealthd.exposition import Format, render
-from dshealthd.host import Host
-from dshealthd.kernel.netlink import State
-from dshealthd.kernel.sockets import FEW
-from dshealthd.options import Errors, decode
-from dshealthd.result import Outcome, attempt
+from dshealthd.core.collector import Context
+from dshealthd.core.exposition import Format, render
+from dshealthd.core.host import Host
+from dshealthd.core.options import Errors, decode
+from dshealthd.core.result import Outcome, attempt
+from dshealthd.linux.netlink import State
+from dshealthd.linux.sockets import FEW
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
 
 if TYPE_CHECKING:
@@ -36,7 +39,12 @@ LAUNCHER = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 
 class Agent:
     """The collector, round by round."""
 
-    def __init__(self, procfs: Path = Path("/proc"), monotonic: Callable[[], float] = time.monotonic, ports: str = "29500-29600") -> None:
+    def __init__(
+        self,
+        procfs: Path = Path("/proc"),
+        monotonic: Callable[[], float] = time.monotonic,
+        ports: str = "29500-29600",
+    ) -> None:
         self.context = Context(host=Host(procfs=procfs), monotonic=monotonic, wall=time.time)
         self.collector = Rendezvous(Rendezvous.Options(ports=ports), self.context)
 
@@ -45,7 +53,10 @@ class Agent:
         self.context.sweep += 1
         result = attempt(self.collector, time.monotonic)
         assert result.outcome is Outcome.OK, result.detail
-        return {(metric.name.removeprefix("dshealthd_rendezvous_"), *labels): value for metric, labels, value in result.samples}
+        return {
+            (metric.name.removeprefix("dshealthd_rendezvous_"), *labels): value
+            for metric, labels, value in result.samples
+        }
 
     def until(self, key: tuple[str, ...]) -> dict[tuple[str, ...], float]:
         """Collect until this value is not 0, for at most ten seconds."""
@@ -55,7 +66,15 @@ class Agent:
         return values
 
 
-def process(proc: Path, pid: int, parent: int, comm: str, sockets: tuple[int, ...] = (), started: int = 0, environ: str = "") -> None:
+def process(
+    proc: Path,
+    pid: int,
+    parent: int,
+    comm: str,
+    sockets: tuple[int, ...] = (),
+    started: int = 0,
+    environ: str = "",
+) -> None:
     """Put a process into a `/proc`; `started` in ticks since boot."""
     place = proc / str(pid)
     shutil.rmtree(place, ignore_errors=True)
@@ -65,19 +84,25 @@ def process(proc: Path, pid: int, parent: int, comm: str, sockets: tuple[int, ..
         (place / f"fd/{number}").symlink_to(f"socket:[{inode}]")
     (place / "comm").write_text(comm + "\n")
     (place / "environ").write_text(environ.replace(" ", "\0") + "\0")
-    (place / "stat").write_text(f"{pid} ({comm}) S {parent} {pid} {pid} 0 -1 {' '.join('0' * 13)} {started} 0 0\n")
+    (place / "stat").write_text(
+        f"{pid} ({comm}) S {parent} {pid} {pid} 0 -1 {' '.join('0' * 13)} {started} 0 0\n"
+    )
 
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """Give a `/proc` whose listeners have the inodes 595058, 595073 and 595087, with a systemd and no owners yet."""
+    """Give a `/proc` whose listeners have the inodes 595058, 595073 and 595087, with a systemd and
+    no owners yet.
+    """
     shutil.copytree(FIXTURES / "tcp/proc", tmp_path, dirs_exist_ok=True)
     process(tmp_path, 1, 0, "systemd")
     return tmp_path
 
 
 def test_fixture(proc: Path) -> None:
-    """An orphan of systemd, a child of its launcher and a listener of nobody to be found, each with its age; clients are told apart."""
+    """An orphan of systemd, a child of its launcher and a listener of nobody to be found, each with
+    its age; clients are told apart.
+    """
     process(proc, 4000, 1, "python3", (111, 595058), started=1000_00, environ="RANK=0 PATH=/bin")
     process(proc, 5000, 1, "torchrun")
     process(proc, 5001, 5000, "pt_main (x) y", (595073,), started=86000_00)
@@ -85,7 +110,9 @@ def test_fixture(proc: Path) -> None:
     result = attempt(agent.collector, time.monotonic)
     assert result.outcome is Outcome.OK
     text = "".join(
-        line for line in render(result.samples, Format.PROMETHEUS).splitlines(keepends=True) if 'age_seconds{orphaned="unk' not in line
+        line
+        for line in render(result.samples, Format.PROMETHEUS).splitlines(keepends=True)
+        if 'age_seconds{orphaned="unk' not in line
     )
     assert text == (FIXTURES / "rendezvous/expected.prom").read_text()
     assert agent.collect()["listener_age_seconds", "unknown"] < 5
@@ -111,10 +138,25 @@ def orphaned(proc: Path) -> str:
         (("tini", 1), "A=1", "unknown"),
         (("", 0), "A=1", "false"),
     ],
-    ids=["orphan", "service", "child of service", "user's orphan", "user's service", "shell", "container's shell", "tini", "first process"],
+    ids=[
+        "orphan",
+        "service",
+        "child of service",
+        "user's orphan",
+        "user's service",
+        "shell",
+        "container's shell",
+        "tini",
+        "first process",
+    ],
 )
-def test_who_takes_in_orphans(proc: Path, parent: tuple[str, int], environ: str, verdict: str) -> None:
-    """Systemd knows its services from its orphans; of another process 1 it cannot be said; any other parent is one."""
+def test_who_takes_in_orphans(
+    proc: Path, parent: tuple[str, int], environ: str, verdict: str
+) -> None:
+    """Systemd knows its services from its orphans; of another process 1 it cannot be said.
+
+    Any other parent is one.
+    """
     comm, pid = parent
     process(proc, 4000, pid, "python3", (595058,), environ=environ)
     if pid:
@@ -137,7 +179,9 @@ def test_a_parent_lost_under_our_eyes_makes_an_orphan(proc: Path) -> None:
 
 
 def test_a_socket_that_changes_hands_is_followed(proc: Path) -> None:
-    """When the owner ends and a child has kept the socket, as data loaders do, the child is found, and what it is."""
+    """When the owner ends and a child has kept the socket, as data loaders do, the child is found,
+    and what it is.
+    """
     process(proc, 900, 1, "launcher")
     process(proc, 4000, 900, "python3", (595058,))
     agent = Agent(proc)
@@ -151,7 +195,9 @@ def test_a_socket_that_changes_hands_is_followed(proc: Path) -> None:
 
 
 def test_an_owner_that_cannot_be_seen_is_unknown(proc: Path) -> None:
-    """Without the right to look into a process, its listener is neither an orphan nor healthy, and nothing fails."""
+    """Without the right to look into a process, its listener is neither an orphan nor healthy, and
+    nothing fails.
+    """
     process(proc, 4000, 900, "python3")
     shutil.rmtree(proc / "4000/fd")
     (proc / "4000/fd").write_text("no directory: it cannot be listed")
@@ -179,7 +225,9 @@ def test_the_age_of_a_new_listener_begins_when_it_appears(proc: Path) -> None:
 
 
 def test_a_search_goes_on_from_round_to_round(proc: Path) -> None:
-    """However many descriptors there are, a round looks at a few, and the owner is found in the end."""
+    """However many descriptors there are, a round looks at a few, and the owner is found in the
+    end.
+    """
     process(proc, 900, 1, "launcher")
     for pid in range(2000, 2040):
         process(proc, pid, 900, "other", (pid,))
@@ -194,7 +242,9 @@ def test_a_search_goes_on_from_round_to_round(proc: Path) -> None:
 
 
 def test_a_search_in_vain_rests(proc: Path) -> None:
-    """A listener whose owner was not found is searched for again after a minute, not in each round; a new one at once."""
+    """A listener whose owner was not found is searched for again after a minute, not in each round;
+    a new one at once.
+    """
     clock = [0.0]
     agent = Agent(proc, lambda: clock[0])
     assert agent.collect()["listeners", "unknown"] == 3
@@ -206,14 +256,20 @@ def test_a_search_in_vain_rests(proc: Path) -> None:
     assert agent.collect()["listeners", "false"] == 1
     process(proc, 4001, 900, "python3", (600000,))
     lines = (proc / "net/tcp").read_text()
-    (proc / "net/tcp").write_text(lines + lines.splitlines(keepends=True)[1].replace("595058", "600000").replace("733C", "733E"))
+    (proc / "net/tcp").write_text(
+        lines
+        + lines.splitlines(keepends=True)[1].replace("595058", "600000").replace("733C", "733E")
+    )
     clock[0] = 62.0
     assert agent.collect()["listeners", "false"] == 2
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
 def test_states_agree_with_ss(*, many: bool) -> None:
-    """By state, the sockets in the range are what `ss` lists with that filter, of both families; those outside do not count."""
+    """By state, the sockets in the range are what `ss` lists with that filter, of both families.
+
+    Those outside do not count.
+    """
     with network_namespace():
         ends: list[socket.socket] = []
         for address in (V4, V6):
@@ -229,14 +285,19 @@ def test_states_agree_with_ss(*, many: bool) -> None:
         clients = ss("( dport >= 29500 and dport <= 29600 )")
         for end in ends:
             end.close()
-    assert {state.label: ours["sockets", state.label] for state in State} == {state.label: truth[state.label] for state in State}
+    assert {state.label: ours["sockets", state.label] for state in State} == {
+        state.label: truth[state.label] for state in State
+    }
     assert (truth["listen"], truth["established"], truth["time_wait"]) == (4, 4, 16)
     assert ours["client_sockets", "established"] == clients["established"] == 4
     assert (ours["ports",], ours["ports_used",]) == (101, 2)
 
 
 def test_an_orphan_is_found() -> None:
-    """A real listener is its launcher's; when the launcher is killed it is an orphan, as old as it has been seen."""
+    """A real listener is its launcher's.
+
+    When the launcher is killed it is an orphan, as old as it has been seen.
+    """
     with network_namespace():
         command = [sys.executable, "-c", LAUNCHER, LISTENER.format(port=29517)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
@@ -253,7 +314,9 @@ def test_an_orphan_is_found() -> None:
                 values = agent.collect()
             finally:
                 os.kill(pid, 9)
-        assert Counter({label: values["listeners", label] for label in ("true", "false", "unknown")}) == {
+        assert Counter(
+            {label: values["listeners", label] for label in ("true", "false", "unknown")}
+        ) == {
             "true": 1,
             "false": 0,
             "unknown": 0,
@@ -262,9 +325,12 @@ def test_an_orphan_is_found() -> None:
 
 
 def test_without_privileges_the_owner_is_unknown() -> None:
-    """An agent without capabilities counts the sockets all the same, and says that it does not know whose the listener is."""
+    """An agent without capabilities counts the sockets all the same, and says that it does not know
+    whose the listener is.
+    """
     program = (
-        "from tests.collectors.test_rendezvous import Agent; a = Agent(); a.collect(); v = a.collect();"
+        "from tests.collectors.test_rendezvous import Agent; a = Agent(); a.collect(); v = "
+        "a.collect();"
         "print(v['sockets', 'listen'], v['listeners', 'unknown'], v['listeners', 'false'])"
     )
     with network_namespace():
@@ -303,7 +369,9 @@ os.waitpid(pid, 0)
 
 
 def test_an_orphan_of_before_is_found() -> None:
-    """An agent that starts after the launcher was killed finds the orphan that systemd has taken in, in a namespace with one of its own."""
+    """An agent that starts after the launcher was killed finds the orphan that systemd has taken
+    in, in a namespace with one of its own.
+    """
     with network_namespace():
         command = [
             "unshare",
@@ -316,7 +384,9 @@ def test_an_orphan_of_before_is_found() -> None:
             LAUNCHER,
             LISTENER.format(port=29555),
         ]
-        done = subprocess.run([*command, *sys.path], check=False, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [*command, *sys.path], check=False, capture_output=True, text=True, timeout=60
+        )
     assert done.returncode == 0, done.stderr
     number, age = map(float, done.stdout.split())
     assert number == 1
@@ -324,10 +394,18 @@ def test_an_orphan_of_before_is_found() -> None:
 
 
 def test_ports_are_checked() -> None:
-    """A range of ports is written first-last, or as one port; what is none is refused with its key."""
+    """A range of ports is written first-last, or as one port.
+
+    What is none is refused with its key.
+    """
     assert parse_ports("29500-29600") == (29500, 29600)
     assert parse_ports("29500") == (29500, 29500)
     for malformed in ("", "0-5", "5-4", "1-65536", "a-b", "1-2-3", "-5"):
         errors = Errors()
         decode(Rendezvous.Options, {"ports": malformed}, "collectors.rendezvous", errors)
-        assert errors == [f'collectors.rendezvous.ports: "{malformed}" is not a range of ports such as "29500-29600"']
+        assert errors == [
+            (
+                f'collectors.rendezvous.ports: "{malformed}" is not a range of ports such as '
+                '"29500-29600"'
+            )
+        ]

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.collector import Context, Fault, Reason
 from dshealthd.collectors.software import (
     Software,
     fingerprint,
@@ -24,10 +23,11 @@ from dshealthd.collectors.software import (
     parse_dpkg_version,
     parse_os_release,
 )
-from dshealthd.exposition import Format, render
-from dshealthd.host import Host
-from dshealthd.options import Errors, decode
-from dshealthd.result import Outcome, Result, attempt
+from dshealthd.core.collector import Context, Fault, Reason
+from dshealthd.core.exposition import Format, render
+from dshealthd.core.host import Host
+from dshealthd.core.options import Errors, decode
+from dshealthd.core.result import Outcome, Result, attempt
 from tests.jobs.machines import TORCH
 
 if TYPE_CHECKING:
@@ -39,10 +39,19 @@ FIXTURES = Path(__file__).parent / "fixtures" / "software"
 class Node:
     """A collector on a tree of files, asked sweep by sweep."""
 
-    def __init__(self, base: Path, *environments: str, approach: Callable[[str], Fault | None] = lambda _part: None) -> None:
+    def __init__(
+        self,
+        base: Path,
+        *environments: str,
+        entering: Callable[[str], Fault | None] = lambda _part: None,
+    ) -> None:
         host = Host(procfs=base / "proc", sysfs=base / "sys", rootfs=base / "root")
-        self.context = Context(host=host, monotonic=time.monotonic, wall=time.time, approach=approach)
-        self.collector = Software(Software.Options(environments=tuple(map(Path, environments))), self.context)
+        self.context = Context(
+            host=host, monotonic=time.monotonic, wall=time.time, entering=entering
+        )
+        self.collector = Software(
+            Software.Options(environments=tuple(map(Path, environments))), self.context
+        )
 
     def sweep(self) -> Result:
         """Collect in a new sweep."""
@@ -52,13 +61,22 @@ class Node:
 
 def versions(result: Result) -> dict[tuple[str, str, str], str]:
     """Return versions by component, environment and job."""
-    samples = [sample for sample in result.samples if sample.metric.name == "dshealthd_software_info"]
-    return {(component, environment, job): version for _, (component, version, environment, job), _ in samples}
+    samples = [
+        sample for sample in result.samples if sample.metric.name == "dshealthd_software_info"
+    ]
+    return {
+        (component, environment, job): version
+        for _, (component, version, environment, job), _ in samples
+    }
 
 
 def fingerprints(result: Result) -> dict[tuple[str, ...], float]:
     """Return fingerprints by component, environment and job."""
-    return {sample.labels: sample.value for sample in result.samples if sample.metric.name == "dshealthd_software_fingerprint"}
+    return {
+        sample.labels: sample.value
+        for sample in result.samples
+        if sample.metric.name == "dshealthd_software_fingerprint"
+    }
 
 
 @pytest.fixture
@@ -68,7 +86,9 @@ def base(tmp_path: Path) -> Path:
 
 
 def test_fixture() -> None:
-    """An Ubuntu node with OFED, a configured environment and a job in a container with another one: the whole output."""
+    """An Ubuntu node with OFED, a configured environment and a job in a container with another one:
+    the whole output.
+    """
     result = Node(FIXTURES, "/opt/venv").sweep()
     assert (result.outcome, result.faults) == (Outcome.OK, ())
     assert render(result.samples, Format.PROMETHEUS) == (FIXTURES / "expected.prom").read_text()
@@ -77,7 +97,9 @@ def test_fixture() -> None:
 def test_this_node() -> None:
     """Kernel, system and this interpreter's environment are those of this machine."""
     context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
-    result = attempt(Software(Software.Options(environments=(Path(sys.prefix),)), context), time.monotonic)
+    result = attempt(
+        Software(Software.Options(environments=(Path(sys.prefix),)), context), time.monotonic
+    )
     found = versions(result)
     assert result.outcome is Outcome.OK
     assert found["kernel", "", ""] == os.uname().release
@@ -86,10 +108,14 @@ def test_this_node() -> None:
 
 
 def test_real_job() -> None:
-    """A real process with a launcher's environment is asked what it runs with, through its own root."""
+    """A real process with a launcher's environment is asked what it runs with, through its own
+    root.
+    """
     context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
     variables = {**os.environ, **TORCH, "SLURM_JOB_ID": str(os.getpid())}
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=variables) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=variables
+    ) as child:
         result = attempt(Software(Software.Options(), context), time.monotonic)
         child.communicate(b"\n", timeout=20)
     assert versions(result)["python", "", f"slurm-{os.getpid()}"] == platform.python_version()
@@ -97,16 +123,24 @@ def test_real_job() -> None:
 
 def test_same_software_has_the_same_fingerprint(base: Path) -> None:
     """Two nodes that differ in their own disks, boot and comments only have equal fingerprints."""
-    (base / "proc/cmdline").write_text("root=/dev/nvme0n1p2 BOOT_IMAGE=x hugepages=1024 quiet iommu=pt ro\n")
+    (base / "proc/cmdline").write_text(
+        "root=/dev/nvme0n1p2 BOOT_IMAGE=x hugepages=1024 quiet iommu=pt ro\n"
+    )
     (base / "root/etc/nccl.conf").write_text("NCCL_SOCKET_IFNAME=bond0\n\nNCCL_IB_HCA=mlx5\n")
-    assert fingerprints(Node(base, "/opt/venv").sweep()) == fingerprints(Node(FIXTURES, "/opt/venv").sweep())
+    assert fingerprints(Node(base, "/opt/venv").sweep()) == fingerprints(
+        Node(FIXTURES, "/opt/venv").sweep()
+    )
 
 
 @pytest.mark.parametrize(
     ("file", "text", "component"),
     [
         ("proc/sys/kernel/osrelease", "6.8.0-31-generic\n", "kernel"),
-        ("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19\n", "driver"),
+        (
+            "proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19\n",
+            "driver",
+        ),
         ("proc/driver/nvidia/params", "EnableMSI: 0\n", "driver_parameters"),
         ("proc/cmdline", "iommu=off\n", "kernel_command_line"),
         ("proc/sys/kernel/numa_balancing", "1\n", "sysctl"),
@@ -135,7 +169,10 @@ def test_upgrade_is_noticed(base: Path) -> None:
 
 
 def test_without_driver_and_fabric(base: Path) -> None:
-    """On a machine without GPU and InfiniBand their components are left out, without an error; that NCCL has no settings is known."""
+    """On a machine without GPU and InfiniBand their components are left out, without an error.
+
+    That NCCL has no settings is known.
+    """
     for path in ("proc/driver", "sys", "root/usr", "root/var", "root/etc"):
         shutil.rmtree(base / path)
     result = Node(base).sweep()
@@ -145,7 +182,9 @@ def test_without_driver_and_fabric(base: Path) -> None:
 
 
 def test_other_sources(base: Path) -> None:
-    """Without their first sources, the driver's version comes from its module and libibverbs' from the name of its file."""
+    """Without their first sources, the driver's version comes from its module and libibverbs' from
+    the name of its file.
+    """
     shutil.rmtree(base / "proc/driver")
     shutil.rmtree(base / "root/var")
     (base / "root/usr/lib64").mkdir()
@@ -157,22 +196,31 @@ def test_other_sources(base: Path) -> None:
 def test_configured_environment_that_is_not_there() -> None:
     """A configured environment without a Python is a fault; the others are told."""
     result = Node(FIXTURES, "/missing", "/opt/venv").sweep()
-    assert [(fault.part, fault.reason) for fault in result.faults] == [("environment /missing", Reason.NOT_FOUND)]
+    assert [(fault.part, fault.reason) for fault in result.faults] == [
+        ("environment /missing", Reason.NOT_FOUND)
+    ]
     assert ("torch", "/opt/venv", "") in versions(result)
 
 
 def test_hung_environment() -> None:
-    """An environment on a file system that hung is left out, with its fault; every part is announced before it is touched."""
+    """An environment on a file system that hung is left out, with its fault.
+
+    Every part is announced before it is touched.
+    """
     announced = []
 
-    def approach(part: str) -> Fault | None:
+    def entering(part: str) -> Fault | None:
         announced.append(part)
         return Fault(part, Reason.TIMEOUT, "hung") if part == "environment /opt/venv" else None
 
-    result = Node(FIXTURES, "/opt/venv", approach=approach).sweep()
-    assert [(fault.part, fault.reason) for fault in result.faults] == [("environment /opt/venv", Reason.TIMEOUT)]
+    result = Node(FIXTURES, "/opt/venv", entering=entering).sweep()
+    assert [(fault.part, fault.reason) for fault in result.faults] == [
+        ("environment /opt/venv", Reason.TIMEOUT)
+    ]
     assert {environment for _, environment, _ in versions(result)} == {""}
-    assert {"environment /opt/venv", "job slurm-123", "driver", "rdma_core", "process 5100"} <= set(announced)
+    assert {"environment /opt/venv", "job slurm-123", "driver", "rdma_core", "process 5100"} <= set(
+        announced
+    )
 
 
 def test_damaged_driver_file(base: Path) -> None:
@@ -184,11 +232,16 @@ def test_damaged_driver_file(base: Path) -> None:
 
 
 def test_library_replaced_under_a_job(base: Path) -> None:
-    """A job whose NCCL was upgraded on disk is a fault: the version on disk is not the one that it runs."""
+    """A job whose NCCL was upgraded on disk is a fault.
+
+    The version on disk is not the one that it runs.
+    """
     maps = base / "proc/5100/maps"
     maps.write_text(maps.read_text().replace("libnccl.so.2", "libnccl.so.2 (deleted)"))
     result = Node(base).sweep()
-    assert [(fault.part, fault.reason) for fault in result.faults] == [("job slurm-123", Reason.NOT_FOUND)]
+    assert [(fault.part, fault.reason) for fault in result.faults] == [
+        ("job slurm-123", Reason.NOT_FOUND)
+    ]
     assert not [job for _, _, job in versions(result) if job]
 
 
@@ -227,7 +280,10 @@ def test_relative_environment_is_refused() -> None:
 
 
 def test_dpkg_status() -> None:
-    """Versions are those of installed packages: not of removed ones, of namesakes or of descriptions."""
+    """Versions are those of installed packages.
+
+    Not of removed ones, of namesakes or of descriptions.
+    """
     status = (FIXTURES / "root/var/lib/dpkg/status").read_bytes()
     assert parse_dpkg_version(status, "libibverbs1") == "58mlnx43-1.58307"
     assert parse_dpkg_version(status, "libnl-3-200") is None
@@ -238,13 +294,20 @@ def test_real_dpkg_status() -> None:
     """The real package database gives what dpkg says."""
     if shutil.which("dpkg-query") is None:
         pytest.skip("no Debian")
-    answer = subprocess.run(["dpkg-query", "-W", "-f", "${Version}", "libc6"], check=True, capture_output=True, text=True)
+    answer = subprocess.run(
+        ["dpkg-query", "-W", "-f", "${Version}", "libc6"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     assert parse_dpkg_version(Path("/var/lib/dpkg/status").read_bytes(), "libc6") == answer.stdout
 
 
 @given(st.text())
 def test_any_text(text: str) -> None:
-    """No file of a host makes a parser fail, and every fingerprint is a number that a float holds exactly."""
+    """No file of a host makes a parser fail, and every fingerprint is a number that a float holds
+    exactly.
+    """
     parse_os_release(text)
     parse_dpkg_version(b"Package: x\n" + text.encode(errors="replace"), "x")
     for settings in (parse_command_line(text), parse_configuration(text)):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collector import Context
 from dshealthd.collectors.tcp import Tcp
-from dshealthd.exposition import Format, render
-from dshealthd.host import Host
-from dshealthd.kernel.netlink import State
-from dshealthd.kernel.sockets import FEW
-from dshealthd.result import Outcome, attempt
+from dshealthd.core.collector import Context
+from dshealthd.core.exposition import Format, render
+from dshealthd.core.host import Host
+from dshealthd.core.result import Outcome, attempt
+from dshealthd.linux.netlink import State
+from dshealthd.linux.sockets import FEW
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ FIXTURE = Path(__file__).parent / "fixtures/tcp"
 
 def collector(procfs: Path = Path("/proc")) -> Tcp:
     """Return the collector for a `/proc`."""
-    return Tcp(Tcp.Options(), Context(host=Host(procfs=procfs), monotonic=time.monotonic, wall=time.time))
+    return Tcp(
+        Tcp.Options(), Context(host=Host(procfs=procfs), monotonic=time.monotonic, wall=time.time)
+    )
 
 
 @pytest.fixture
@@ -56,7 +58,9 @@ def every_state() -> Iterator[None]:
 
 
 def test_fixture() -> None:
-    """From node_exporter-style files: both families added up, and every state there, those without sockets too."""
+    """From node_exporter-style files: both families added up, and every state there, those without
+    sockets too.
+    """
     result = attempt(collector(FIXTURE / "proc"), time.monotonic)
     assert result.outcome is Outcome.OK
     assert render(result.samples, Format.PROMETHEUS) == (FIXTURE / "expected.prom").read_text()
@@ -64,7 +68,9 @@ def test_fixture() -> None:
 
 @pytest.mark.usefixtures("every_state")
 def test_every_state_agrees_with_ss() -> None:
-    """With few sockets in TIME_WAIT, every state of both families is what `ss` says in the same moment."""
+    """With few sockets in TIME_WAIT, every state of both families is what `ss` says in the same
+    moment.
+    """
     ours = {labels[0]: value for _, labels, value in attempt(collector(), time.monotonic).samples}
     truth = ss()
     assert ours == {state.label: truth[state.label] for state in State}
@@ -75,7 +81,9 @@ def test_every_state_agrees_with_ss() -> None:
 
 @pytest.mark.usefixtures("every_state")
 def test_many_in_time_wait_agree_with_ss() -> None:
-    """Where TIME_WAIT comes from sockstat, which counts closed sockets in FIN_WAIT2 with it, all states still are what `ss` says."""
+    """Where TIME_WAIT comes from sockstat, which counts closed sockets in FIN_WAIT2 with it, all
+    states still are what `ss` says.
+    """
     for address in (V4, V6):
         port = listener(address)
         leave_time_wait(port, FEW // 2 + 50, server=True)

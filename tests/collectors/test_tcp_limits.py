@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collector import Context, Reason
 from dshealthd.collectors.tcp_limits import TcpLimits, parse_range, parse_reserved
-from dshealthd.exposition import Format, render
-from dshealthd.host import Host
-from dshealthd.kernel.sockets import FEW
-from dshealthd.result import Outcome, Result, attempt
+from dshealthd.core.collector import Context, Reason
+from dshealthd.core.exposition import Format, render
+from dshealthd.core.host import Host
+from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.linux.sockets import FEW
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace
 
 if TYPE_CHECKING:
@@ -38,22 +38,33 @@ def values(result: Result) -> dict[str, float]:
 
 def ports_of_ss() -> set[int]:
     """Return all local ports that `ss` lists."""
-    lines = subprocess.run(["ss", "-tanH"], check=True, capture_output=True, text=True, timeout=20).stdout.splitlines()
+    lines = subprocess.run(
+        ["ss", "-tanH"], check=True, capture_output=True, text=True, timeout=20
+    ).stdout.splitlines()
     return {int(line.split()[3].rpartition(":")[2]) for line in lines}
 
 
 def test_fixture() -> None:
-    """From node_exporter-style files: reserved ports are not given out, and a port with several sockets is one port."""
+    """From node_exporter-style files: reserved ports are not given out, and a port with several
+    sockets is one port.
+    """
     result = collect(FIXTURES / "tcp/proc")
     assert result.outcome is Outcome.OK
-    assert render(result.samples, Format.PROMETHEUS) == (FIXTURES / "tcp_limits/expected.prom").read_text()
+    assert (
+        render(result.samples, Format.PROMETHEUS)
+        == (FIXTURES / "tcp_limits/expected.prom").read_text()
+    )
 
 
 def test_reserved_ports_are_not_in_use(tmp_path: Path) -> None:
-    """A socket on a reserved port takes nothing from what the kernel gives out, so that in use never exceeds the total."""
+    """A socket on a reserved port takes nothing from what the kernel gives out, so that in use
+    never exceeds the total.
+    """
     shutil.copytree(FIXTURES / "tcp/proc", tmp_path, dirs_exist_ok=True)
     before = values(collect(tmp_path))
-    (tmp_path / "sys/net/ipv4/ip_local_reserved_ports").write_text("36192\n")  # 0x8d60, an established client of the fixture
+    (tmp_path / "sys/net/ipv4/ip_local_reserved_ports").write_text(
+        "36192\n"
+    )  # 0x8d60, an established client of the fixture
     after = values(collect(tmp_path))
     assert after["ephemeral_ports_used"] == before["ephemeral_ports_used"] - 1
     assert after["ephemeral_ports"] == 60999 - 32768
@@ -61,7 +72,10 @@ def test_reserved_ports_are_not_in_use(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
 def test_ports_in_use_agree_with_ss(*, many: bool) -> None:
-    """Distinct local ports inside the range, TIME_WAIT too, are what `ss` lists; sysctls are the kernel's; ports outside do not count."""
+    """Distinct local ports inside the range, TIME_WAIT too, are what `ss` lists.
+
+    Sysctls are the kernel's; ports outside do not count.
+    """
     with network_namespace():
         ends: list[socket.socket] = []
         for address in (V4, V6):
@@ -72,7 +86,10 @@ def test_ports_in_use_agree_with_ss(*, many: bool) -> None:
         ours, truth = values(collect()), ports_of_ss()
         for end in ends:
             end.close()
-        settings = {path: int((Path("/proc/sys/net") / path).read_text()) for path in ("ipv4/tcp_max_tw_buckets", "core/somaxconn")}
+        settings = {
+            path: int((Path("/proc/sys/net") / path).read_text())
+            for path in ("ipv4/tcp_max_tw_buckets", "core/somaxconn")
+        }
     first, last = int(ours["ephemeral_port_first"]), int(ours["ephemeral_port_last"])
     assert (first, last) == (32768, 60999)
     assert ours["ephemeral_ports_used"] == len([port for port in truth if first <= port <= last])
@@ -88,7 +105,9 @@ def test_one_unreadable_setting_leaves_the_others(tmp_path: Path) -> None:
     (tmp_path / "sys/net/ipv4/tcp_tw_reuse").unlink()
     result = collect(tmp_path)
     assert result.outcome is Outcome.OK
-    assert [(fault.part, fault.reason) for fault in result.faults] == [("net/ipv4/tcp_fin_timeout", Reason.MALFORMED)]
+    assert [(fault.part, fault.reason) for fault in result.faults] == [
+        ("net/ipv4/tcp_fin_timeout", Reason.MALFORMED)
+    ]
     assert values(result).keys() == {
         *("time_wait_limit", "listen_backlog_limit", "ephemeral_port_first", "ephemeral_port_last"),
         *("ephemeral_ports", "ephemeral_ports_used"),
@@ -101,7 +120,11 @@ def test_nothing_is_not_available(tmp_path: Path) -> None:
     (tmp_path / "sys/net/ipv4").mkdir(parents=True)
     (tmp_path / "sys/net/ipv4/tcp_fin_timeout").write_text("")
     result = collect(tmp_path)
-    assert (result.outcome, result.reason, len(result.faults)) == (Outcome.ERROR, Reason.MALFORMED, 1)
+    assert (result.outcome, result.reason, len(result.faults)) == (
+        Outcome.ERROR,
+        Reason.MALFORMED,
+        1,
+    )
 
 
 def test_ranges() -> None:

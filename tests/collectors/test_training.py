@@ -1,4 +1,6 @@
-"""The metrics of heartbeats: what is shown of a message, of which process, and where there is nothing to show."""
+"""The metrics of heartbeats: what is shown of a message, of which process, and where there is
+nothing to show.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from dshealthd.collector import Context, Reason
 from dshealthd.collectors.training import Training, group, samples
-from dshealthd.exposition import Format, render
-from dshealthd.host import Host
+from dshealthd.core.collector import Context, Reason
+from dshealthd.core.exposition import Format, render
+from dshealthd.core.host import Host
+from dshealthd.core.result import Outcome, Result, attempt
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.processes import TrainingProcess
-from dshealthd.result import Outcome, Result, attempt
 from dshealthd.training.message import Memory, Message, Phase, Stage
 from tests.jobs.heartbeats.senders import sending
 from tests.jobs.machines import TORCH
@@ -76,13 +78,17 @@ def test_everything_that_a_message_says() -> None:
         ("memory_bytes", "reserved"): 2,
         ("memory_bytes", "peak"): 3,
     }
-    assert all(sample.labels[:2] == ("slurm-1", "7") for sample in samples(message, 99.0, "slurm-1", "7"))
+    assert all(
+        sample.labels[:2] == ("slurm-1", "7") for sample in samples(message, 99.0, "slurm-1", "7")
+    )
 
 
 def test_unknown_is_not_shown() -> None:
     """A message that knows nothing but the step gives the step and when it was."""
     names = {sample.metric.name for sample in samples(Message(step=1, sent=0.0), 1.0, "run-1", "0")}
-    assert names == {f"dshealthd_job_{name}" for name in ("step", "heartbeat_timestamp_seconds", "phase")}
+    assert names == {
+        f"dshealthd_job_{name}" for name in ("step", "heartbeat_timestamp_seconds", "phase")
+    }
 
 
 def entry(pid: int, start: int, *, parent: int = 1, rank: str = "3") -> tuple[Identity, Sender]:
@@ -94,13 +100,24 @@ def entry(pid: int, start: int, *, parent: int = 1, rank: str = "3") -> tuple[Id
 
 
 def test_processes_of_one_rank() -> None:
-    """Of two processes of one rank the one that started last is shown; a child with its parent's rank is not counted at all."""
-    ranks = group([entry(50, 300), entry(40, 100), entry(41, 400, parent=40), entry(60, 200, rank="4")])
-    assert {key: [who.process.pid for who, _ in found] for key, found in ranks.items()} == {("run-1", 3): [40, 50], ("run-1", 4): [60]}
+    """Of two processes of one rank the one that started last is shown.
+
+    A child with its parent's rank is not counted at all.
+    """
+    ranks = group(
+        [entry(50, 300), entry(40, 100), entry(41, 400, parent=40), entry(60, 200, rank="4")]
+    )
+    assert {key: [who.process.pid for who, _ in found] for key, found in ranks.items()} == {
+        ("run-1", 3): [40, 50],
+        ("run-1", 4): [60],
+    }
 
 
 def test_ranks_on_metrics(tmp_path: Path) -> None:
-    """Ranks that report are shown with their job; those above max_ranks are counted; the text is what Prometheus reads."""
+    """Ranks that report are shown with their job; those above max_ranks are counted.
+
+    The text is what Prometheus reads.
+    """
 
     async def run() -> Result:
         training = collector(tmp_path / "h.sock", tmp_path, max_ranks=2)
@@ -121,7 +138,13 @@ def test_ranks_on_metrics(tmp_path: Path) -> None:
     result = asyncio.run(asyncio.wait_for(run(), 10))
     text = render(result.samples, Format.PROMETHEUS)
     if shutil.which("promtool") is not None:
-        check = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+        check = subprocess.run(
+            ["promtool", "check", "metrics"],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
     assert text.count("dshealthd_job_step{") == 2
     assert 'launcher="torch",world_size="16"} 1' in text
@@ -134,12 +157,17 @@ def test_ranks_on_metrics(tmp_path: Path) -> None:
 def test_single_collection(tmp_path: Path) -> None:
     """`dshealthd metrics` takes the socket from no agent."""
     result = collected(collector(tmp_path / "h.sock", None))
-    assert (result.outcome, result.detail) == (Outcome.NOT_AVAILABLE, "heartbeats come in while an agent runs")
+    assert (result.outcome, result.detail) == (
+        Outcome.NOT_AVAILABLE,
+        "heartbeats come in while an agent runs",
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_directory(tmp_path: Path) -> None:
-    """Where nobody made the directory there is nothing to report to, and the page says what makes it."""
+    """Where nobody made the directory there is nothing to report to, and the page says what makes
+    it.
+    """
     result = collected(collector(tmp_path / "none" / "h.sock", tmp_path))
     assert result.outcome is Outcome.NOT_AVAILABLE
     assert "RuntimeDirectory=" in result.detail

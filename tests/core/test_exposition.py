@@ -14,8 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from dshealthd.collector import Buckets, Kind, Metric, Sample
-from dshealthd.exposition import MAX_LABEL_LENGTH, Format, clean, negotiate, render
+from dshealthd.core.collector import Buckets, Kind, Metric, Sample
+from dshealthd.core.exposition import MAX_LABEL_LENGTH, Format, clean, negotiate, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,20}[a-z]", fullmatch=True)
-texts = st.text(alphabet=st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")) | st.sampled_from('\\"'), max_size=30)
+texts = st.text(
+    alphabet=st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")) | st.sampled_from('\\"'),
+    max_size=30,
+)
 
 
 @st.composite
@@ -32,12 +35,20 @@ def families(draw: st.DrawFn) -> list[Sample]:
     samples: list[Sample] = []
     for name in draw(st.lists(names, unique=True, max_size=4)):
         kind = draw(st.sampled_from(Kind))
-        labels = tuple(draw(st.lists(names.filter(lambda name: name != "le"), unique=True, max_size=3)))
-        metric = Metric(f"x_{name}_total" if kind is Kind.COUNTER else f"x_{name}_g", kind, draw(texts), labels)
-        series = draw(st.lists(st.tuples(*(texts for _ in labels)), unique=True, min_size=1, max_size=3))
+        labels = tuple(
+            draw(st.lists(names.filter(lambda name: name != "le"), unique=True, max_size=3))
+        )
+        metric = Metric(
+            f"x_{name}_total" if kind is Kind.COUNTER else f"x_{name}_g", kind, draw(texts), labels
+        )
+        series = draw(
+            st.lists(st.tuples(*(texts for _ in labels)), unique=True, min_size=1, max_size=3)
+        )
         if kind is Kind.HISTOGRAM:
             for values in series:
-                buckets = Buckets(sorted(draw(st.lists(st.floats(0, 1e5), unique=True, max_size=3))))
+                buckets = Buckets(
+                    sorted(draw(st.lists(st.floats(0, 1e5), unique=True, max_size=3)))
+                )
                 for value in draw(st.lists(st.floats(0, 1e12), max_size=5)):
                     buckets.observe(value)
                 samples += buckets.samples(metric, *values)
@@ -61,7 +72,10 @@ class Reference(Collector):
             if metric.kind is Kind.HISTOGRAM:
                 *values, part = labels
                 if part == "sum":
-                    family = found.setdefault(metric, HistogramMetricFamily(metric.name, metric.help, labels=metric.labels))
+                    family = found.setdefault(
+                        metric,
+                        HistogramMetricFamily(metric.name, metric.help, labels=metric.labels),
+                    )
                     assert isinstance(family, HistogramMetricFamily)
                     family.add_metric(values, buckets=buckets, sum_value=value)
                     buckets = []
@@ -77,10 +91,14 @@ class Reference(Collector):
 
 @given(families())
 def test_equals_prometheus_client(samples: list[Sample]) -> None:
-    """Both formats are byte for byte what the reference implementation writes for the same families."""
+    """Both formats are byte for byte what the reference implementation writes for the same
+    families.
+    """
     registry = prometheus_client.CollectorRegistry()
     registry.register(Reference(samples))
-    assert render(samples, Format.PROMETHEUS).encode() == prometheus_client.generate_latest(registry)
+    assert render(samples, Format.PROMETHEUS).encode() == prometheus_client.generate_latest(
+        registry
+    )
     text = render(samples, Format.OPENMETRICS) + Format.OPENMETRICS.end
     assert text.encode() == prometheus_client.openmetrics.exposition.generate_latest(registry)  # type: ignore[no-untyped-call] # theirs
 
@@ -91,7 +109,10 @@ def test_equals_prometheus_client(samples: list[Sample]) -> None:
         ("", Format.PROMETHEUS),
         ("*/*", Format.PROMETHEUS),
         ("text/plain;version=0.0.4", Format.PROMETHEUS),
-        ("application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", Format.OPENMETRICS),
+        (
+            "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+            Format.OPENMETRICS,
+        ),
         ("application/openmetrics-text;version=0.0.1", Format.PROMETHEUS),
     ],
 )
@@ -116,6 +137,8 @@ def test_first_of_two_equal_series_counts() -> None:
 
 
 def test_wrong_number_of_labels_is_refused() -> None:
-    """A sample with too few or too many label values is a defect that shows at once, with the metric's name."""
+    """A sample with too few or too many label values is a defect that shows at once, with the
+    metric's name.
+    """
     with pytest.raises(TypeError, match="x takes the labels"):
         Metric("x", Kind.GAUGE, "X.", ("a",))(math.pi)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dshealthd.collector import Fault, Kind, Metric, Reason, Sample
-from dshealthd.exposition import Format
-from dshealthd.result import Outcome, Result, failed, not_available
-from dshealthd.snapshot import Snapshot
+from dshealthd.core.collector import Fault, Kind, Metric, Reason, Sample
+from dshealthd.core.exposition import Format
+from dshealthd.core.result import Outcome, Result, failed, not_available
+from dshealthd.core.snapshot import Snapshot
 
 VALUE = Metric("x_value", Kind.GAUGE, "X.")
 
@@ -33,7 +33,12 @@ def make() -> tuple[Snapshot, Clock]:
 def lines(snapshot: Snapshot) -> dict[str, float]:
     """Return the series of a scrape."""
     text = snapshot.body(Format.PROMETHEUS, lambda: ()).decode()
-    return {key: float(value) for key, _, value in (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))}
+    return {
+        key: float(value)
+        for key, _, value in (
+            line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")
+        )
+    }
 
 
 def ok(value: float, *faults: Fault) -> Result:
@@ -58,7 +63,10 @@ def test_success() -> None:
 
 
 def test_failure_takes_the_samples_away() -> None:
-    """After a failure the old samples are gone, not zero; up is 0, the reason stands, and the age of the last success stays."""
+    """After a failure the old samples are gone, not zero.
+
+    Up is 0, the reason stands, and the age of the last success stays.
+    """
     snapshot, clock = make()
     snapshot.put("c", ok(7.0))
     clock.now += 5
@@ -77,7 +85,9 @@ def test_failure_takes_the_samples_away() -> None:
 
 
 def test_absence_is_neither_up_nor_down() -> None:
-    """A machine without the source has `available` 0 and no `up` at all, so that no rule on `up == 0` fires."""
+    """A machine without the source has `available` 0 and no `up` at all, so that no rule on `up ==
+    0` fires.
+    """
     snapshot, _ = make()
     snapshot.put("c", not_available("no such hardware"))
     assert lines(snapshot) == {'dshealthd_collector_available{collector="c"}': 0.0}
@@ -87,7 +97,14 @@ def test_faults_of_parts_are_counted() -> None:
     """A collector of which one part fails is up, and says why and how often."""
     snapshot, _ = make()
     for _ in range(3):
-        snapshot.put("c", ok(7.0, Fault("gpu 3", Reason.GPU_LOST, "fell off the bus"), Fault("gpu 5", Reason.GPU_LOST, "the same")))
+        snapshot.put(
+            "c",
+            ok(
+                7.0,
+                Fault("gpu 3", Reason.GPU_LOST, "fell off the bus"),
+                Fault("gpu 5", Reason.GPU_LOST, "the same"),
+            ),
+        )
     shown = lines(snapshot)
     assert shown['dshealthd_collector_up{collector="c"}'] == 1.0
     assert shown['dshealthd_collector_failing{collector="c",reason="gpu_lost"}'] == 1.0
@@ -95,7 +112,9 @@ def test_faults_of_parts_are_counted() -> None:
 
 
 def test_silence_expires() -> None:
-    """Samples of a collector from which nothing comes any more disappear by themselves, also from a cached body."""
+    """Samples of a collector from which nothing comes any more disappear by themselves, also from a
+    cached body.
+    """
     snapshot, clock = make()
     snapshot.put("c", ok(7.0))
     assert "x_value" in lines(snapshot)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd import wire
-from dshealthd.collector import Fault, Reason, Sample, gauge
-from dshealthd.result import Outcome, Result
+from dshealthd.core import wire
+from dshealthd.core.collector import Fault, Reason, Sample, gauge
+from dshealthd.core.result import Outcome, Result
 
 A = gauge("x_a", "A.", "part")
 B = gauge("x_b", "B.")
@@ -29,14 +29,17 @@ def sent(encoder: wire.Encoder, result: Result) -> dict[str, Any]:
     return message
 
 
-samples = st.builds(lambda label, value: A(value, label), st.text(max_size=5), st.floats(allow_nan=False)) | st.builds(
-    B, st.floats(allow_nan=False)
-)
+samples = st.builds(
+    lambda label, value: A(value, label), st.text(max_size=5), st.floats(allow_nan=False)
+) | st.builds(B, st.floats(allow_nan=False))
 results = st.builds(
     Result,
     outcome=st.sampled_from(Outcome),
     samples=st.lists(samples, max_size=6).map(tuple),
-    faults=st.lists(st.builds(Fault, st.text(max_size=3), st.sampled_from(Reason), st.text(max_size=3)), max_size=2).map(tuple),
+    faults=st.lists(
+        st.builds(Fault, st.text(max_size=3), st.sampled_from(Reason), st.text(max_size=3)),
+        max_size=2,
+    ).map(tuple),
     reason=st.none() | st.sampled_from(Reason),
     detail=st.text(max_size=5),
     duration=st.floats(0, 10),
@@ -46,7 +49,9 @@ results = st.builds(
 
 @given(st.lists(results, max_size=4))
 def test_results_arrive_as_they_were(sweeps: list[Result]) -> None:
-    """A sequence of results is equal on the other side, although a series is named only the first time."""
+    """A sequence of results is equal on the other side, although a series is named only the first
+    time.
+    """
     encoder, decoder = wire.Encoder(), wire.Decoder(METRICS)
     for result in sweeps:
         assert decoder.unpack(sent(encoder, result)) == result
@@ -75,14 +80,19 @@ def test_a_series_is_named_once() -> None:
     ],
 )
 def test_nonsense_is_refused(nonsense: dict[str, Any]) -> None:
-    """A frame of the wrong shape raises one of the errors that the supervisor turns into `malformed`."""
+    """A frame of the wrong shape raises one of the errors that the supervisor turns into
+    `malformed`.
+    """
     message = sent(wire.Encoder(), Result(Outcome.OK, (B(1.0),)))
     with pytest.raises(wire.type_error):
         wire.Decoder(METRICS).unpack({**message, **nonsense})
 
 
 def test_progress_page() -> None:
-    """What a worker writes about its whereabouts is what the agent reads through its own mapping; a long part is cut, not refused."""
+    """What a worker writes about its whereabouts is what the agent reads through its own mapping.
+
+    A long part is cut, not refused.
+    """
     descriptor = wire.Progress.create()
     writer, reader = wire.Progress(descriptor), wire.Progress(descriptor)
     os.close(descriptor)
@@ -93,3 +103,14 @@ def test_progress_page() -> None:
     writer.write(now, "filesystem", "/" + "x" * 5000)
     assert reader.read()[2].startswith("/xxx")
     assert isinstance(A(1.0, "p"), Sample)
+
+
+def test_series_of_ended_jobs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that has named many series in its life names them anew and goes on."""
+    monkeypatch.setattr(wire, "_RENAMED", 20)
+    monkeypatch.setattr(wire, "MAX_SERIES", 40)
+    encoder, decoder = wire.Encoder(), wire.Decoder(METRICS)
+    for job in range(500):
+        result = Result(Outcome.OK, tuple(A(float(rank), f"{job}/{rank}") for rank in range(8)))
+        assert decoder.unpack(sent(encoder, result)) == result
+    assert len(decoder._series) <= 40

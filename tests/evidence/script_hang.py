@@ -1,7 +1,9 @@
-"""A training of two ranks that hangs: python script_hang.py; rank 1 never enters the fourth all-reduce. Rank 0 prints when it waits there.
+"""A training of two ranks that hangs: python script_hang.py.
 
-gloo has no thread that listens at the FIFO of the flight recorder, as NCCL's process group has: one of this script's does it, and writes
-what torch itself dumps.
+Rank 1 never enters the fourth all-reduce. Rank 0 prints when it waits there.
+
+gloo has no thread that listens at the FIFO of the flight recorder, as NCCL's process group has: one
+of this script's does it, and writes what torch itself dumps.
 """
 
 import contextlib

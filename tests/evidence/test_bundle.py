@@ -23,14 +23,28 @@ def new(tmp_path: Path, job: str = "slurm-7", now: float = NOW, **others: Any) -
 
 
 def test_a_bundle_is_named_by_time_and_job(tmp_path: Path) -> None:
-    """The name tells both again, and sorts by time; a second one of the same second has one of its own."""
+    """The name tells both again, and sorts by time.
+
+    A second one of the same second has one of its own.
+    """
     bundle = new(tmp_path)
     assert bundle.path.name == "20261121T142900Z-slurm-7"
     assert parse_name(bundle.path.name) == Kept("20261121T142900Z-slurm-7", "slurm-7", NOW)
-    assert parse_name(new(tmp_path).path.name) == Kept("20261121T142900Z-slurm-7-again2", "slurm-7", NOW)
+    assert parse_name(new(tmp_path).path.name) == Kept(
+        "20261121T142900Z-slurm-7-again2", "slurm-7", NOW
+    )
 
 
-@pytest.mark.parametrize("name", ["lost+found", "20261121T142900Z-", "20269921T142900Z-a", "20261121T142900Z-../x", ".20261121T142900Z-a"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lost+found",
+        "20261121T142900Z-",
+        "20269921T142900Z-a",
+        "20261121T142900Z-../x",
+        ".20261121T142900Z-a",
+    ],
+)
 def test_other_names_are_no_bundles(name: str) -> None:
     """What somebody else put there is neither listed nor removed."""
     assert parse_name(name) is None
@@ -45,8 +59,16 @@ def test_none_but_the_owner_can_read(tmp_path: Path) -> None:
         bundle.summarize("2")
     finally:
         os.umask(before)
-    modes = {place.name: stat.S_IMODE(place.stat().st_mode) for place in (bundle.path.parent, bundle.path, *bundle.path.iterdir())}
-    assert modes == {"evidence": 0o700, bundle.path.name: 0o700, "a.txt": 0o600, "summary.txt": 0o600}
+    modes = {
+        place.name: stat.S_IMODE(place.stat().st_mode)
+        for place in (bundle.path.parent, bundle.path, *bundle.path.iterdir())
+    }
+    assert modes == {
+        "evidence": 0o700,
+        bundle.path.name: 0o700,
+        "a.txt": 0o600,
+        "summary.txt": 0o600,
+    }
 
 
 def test_a_directory_that_others_can_read_is_refused(tmp_path: Path) -> None:
@@ -123,11 +145,39 @@ def test_a_disk_that_is_nearly_full_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_what_root_takes_for_an_agent_becomes_the_agent_s(tmp_path: Path) -> None:
-    """Evidence by hand, as root, goes to the owner of the agent's state, who can read and remove it."""
+    """Evidence by hand, as root, goes to the owner of the agent's state, who can read and remove
+    it.
+    """
     os.chown(tmp_path, 1234, 1235)
     bundle = new(tmp_path)
     bundle.append("a.txt", b"1")
     bundle.summarize("2")
     bundle.hand_over()
-    owners = {(place.stat().st_uid, place.stat().st_gid) for place in (bundle.path.parent, bundle.path, *bundle.path.iterdir())}
+    owners = {
+        (place.stat().st_uid, place.stat().st_gid)
+        for place in (bundle.path.parent, bundle.path, *bundle.path.iterdir())
+    }
     assert owners == {(1234, 1235)}
+
+
+def test_one_user_s_many_jobs_take_nobody_else_s_bundle(tmp_path: Path) -> None:
+    """Room is made at the cost of who has most, by number and by bytes."""
+
+    def add(job: str, number: int, user: int | None, **others: Any) -> None:
+        limits = {"max_bundles": 4, "max_bytes": 10_000, "bundle_bytes": 1000, "min_free": 0}
+        bundle = make(tmp_path / "evidence", job, NOW + number, user=user, **{**limits, **others})
+        bundle.append("a.txt", b"x" * 900)
+
+    add("victim", 0, 1000)
+    add("by-hand", 1, None)
+    for number in range(17):
+        add(f"tiny-{number}", 2 + number, 666)
+    jobs = [entry.job for entry in kept(tmp_path / "evidence")]
+    assert jobs == ["victim", "by-hand", "tiny-15", "tiny-16"]
+    add("tiny-17", 20, 666, max_bytes=3000)
+    jobs = [entry.job for entry in kept(tmp_path / "evidence")]
+    assert jobs == ["victim", "by-hand", "tiny-17"]
+    for number in range(3):
+        add(f"victim-{number}", 30 + number, 1000)
+    jobs = [entry.job for entry in kept(tmp_path / "evidence")]
+    assert jobs == ["by-hand", "tiny-17", "victim-1", "victim-2"]

@@ -1,10 +1,14 @@
-"""Whole collections of jobs of real processes, seen through a `/proc` that shows these alone: RAS, kernel lines, and what is missing."""
+"""Whole collections of jobs of real processes, seen through a `/proc` that shows these alone.
+
+RAS, kernel lines, and what is missing.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,11 +17,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.core.host import Host
 from dshealthd.evidence.bundle import make
 from dshealthd.evidence.collection import Collection
 from dshealthd.evidence.findings import Case
-from dshealthd.host import Host
-from tests.jobs.ras.server import Communicator, Process, Rank, document
+from dshealthd.jobs.ras.protocol import MAY_BE_SENT
+from tests.jobs.ras.server import Communicator, Process, Rank, document, library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,15 +53,27 @@ class Node:
         self.show(process.pid)
         return process.pid
 
-    def ras(self, behaviour: str, *contents: bytes, job: int) -> int:
+    def ras(self, behaviour: str, *contents: bytes, job: int, version: str = "2.29.7") -> int:
         """Run a process of rank 0 that answers in the place of NCCL's RAS."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         places = [self.root / f"answer-{number}" for number in range(len(contents))]
         for place, content in zip(places, contents, strict=True):
             place.write_bytes(content)
-        environment = {"RANK": "0", "WORLD_SIZE": "3", "SLURM_JOB_ID": str(job), "NCCL_RAS_ADDR": f"127.0.0.1:{port}"}
-        process = Process(behaviour, *places, port=port, environment=environment)
+        environment = {
+            "RANK": "0",
+            "WORLD_SIZE": "3",
+            "SLURM_JOB_ID": str(job),
+            "NCCL_RAS_ADDR": f"127.0.0.1:{port}",
+        }
+        process = Process(
+            behaviour,
+            *places,
+            port=port,
+            environment=environment,
+            library=library(self.root, version),
+            record=self.root / "record",
+        )
         self.stack.callback(process.close)
         self.show(process.popen.pid)
         return process.popen.pid
@@ -64,10 +81,26 @@ class Node:
     def collect(self, case: Case) -> tuple[str, dict[str, bytes], bool]:
         """Take evidence, and return the summary, the files and whether it was whole."""
         (self.root / "state").mkdir()
-        bundle = make(self.root / "state/evidence", case.job, NOW, max_bundles=9, max_bytes=1 << 30, bundle_bytes=1 << 26, min_free=0)
+        bundle = make(
+            self.root / "state/evidence",
+            case.job,
+            NOW,
+            max_bundles=9,
+            max_bytes=1 << 30,
+            bundle_bytes=1 << 26,
+            min_free=0,
+        )
         host = Host(procfs=self.root / "proc", dev=self.root / "dev")
         collection = Collection(case, host, bundle, node="node-a", begun=NOW, py_spy=None)
-        collection.begin("", {"rounds": [{"time": NOW - 60, "kind": "light", "outcome": "ok"}, {"time": NOW - 9999, "kind": "pair"}]})
+        collection.begin(
+            "",
+            {
+                "rounds": [
+                    {"time": NOW - 60, "kind": "light", "outcome": "ok"},
+                    {"time": NOW - 9999, "kind": "pair"},
+                ]
+            },
+        )
         collection.collect()
         collection.end(None, 0.0)
         return (
@@ -86,17 +119,35 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_ras_is_asked_twice_and_tells_who_is_behind(node: Node) -> None:
-    """Both raw answers are kept, and the summary names the rank that has launched fewer and the one that is dead."""
+    """Both raw answers are kept, and the summary names the rank that has launched fewer and the one
+    that is dead.
+    """
     ranks = [Rank(0, pid=1), Rank(1, pid=2, counts={"AllReduce": 999})]
     dead = Rank(2, pid=3, flags=("unresponsive", "considered_dead"))
     answer = document(Communicator(ranks, [dead]))
     node.ras("json", answer, answer, job=7)
     text, files, whole = node.collect(Case(job="slurm-7", reason="desync"))
     assert "NCCL RAS: rank 2 on 192.0.2.1 GPU 0 is dead" in text
-    assert "NCCL RAS: rank 1 on 192.0.2.1 GPU 0 has launched 1 AllReduce fewer than the rank that is furthest" in text
+    assert (
+        "NCCL RAS: rank 1 on 192.0.2.1 GPU 0 has launched 1 AllReduce fewer than the rank "
+        "that is furthest"
+    ) in text
     assert files["nccl-ras-1.json"] == files["nccl-ras-2.json"] == answer
     assert json.loads(files["nccl-ras.json"])["idle"] == 1
+    said = (node.root / "record").read_bytes().splitlines(keepends=True)
+    assert set(said) <= MAY_BE_SENT
+    assert said.count(b"VERBOSE STATUS\n") == 2
     assert whole
+
+
+@pytest.mark.parametrize("version", ["2.27.7", "2.29.1", ""])
+def test_a_release_that_may_crash_is_not_asked(node: Node, version: str) -> None:
+    """Evidence of a hang is not worth the job: not one byte is sent, and the summary says why."""
+    node.ras("text", b"never", job=7, version=version)
+    text, files, _ = node.collect(Case(job="slurm-7", reason="desync"))
+    assert "NCCL RAS: not asked, un" in text
+    assert not any(name.startswith("nccl-ras") for name in files)
+    assert not (node.root / "record").exists()
 
 
 def test_a_ras_that_stalls_costs_its_own_part(node: Node) -> None:
@@ -106,7 +157,7 @@ def test_a_ras_that_stalls_costs_its_own_part(node: Node) -> None:
     text, files, whole = node.collect(Case(job="slurm-7", reason="waiting"))
     assert time.monotonic() - started < 30
     assert "NCCL RAS: no whole answer in time" in text
-    assert "rank-0.kernel.txt" in files
+    assert any(re.fullmatch(r"rank-0-\d+\.kernel\.txt", name) for name in files)
     assert whole
 
 
@@ -123,7 +174,7 @@ def test_a_process_of_another_job_is_left_alone(node: Node) -> None:
     text, files, _ = node.collect(Case(job="slurm-7", reason="waiting"))
     assert f"pid {mine}" in text
     assert f"pid {other}" not in text
-    assert "rank-0.kernel.txt" in files
+    assert f"rank-0-{mine}.kernel.txt" in files
 
 
 def test_a_rank_whose_environment_tells_nothing_is_known_by_its_heartbeat(node: Node) -> None:
@@ -131,11 +182,13 @@ def test_a_rank_whose_environment_tells_nothing_is_known_by_its_heartbeat(node: 
     with subprocess.Popen(["sleep", "60"], env={}) as process:
         node.show(process.pid)
         os.kill(process.pid, signal.SIGSTOP)
-        text, files, whole = node.collect(Case(job="slurm-7", reason="process", ranks=((5, process.pid),)))
+        text, files, whole = node.collect(
+            Case(job="slurm-7", reason="process", ranks=((5, process.pid),))
+        )
         process.kill()
     assert f"rank 5, node-a, pid {process.pid}" in text
     assert "stopped" in text
-    assert "rank-5.kernel.txt" in files
+    assert f"rank-5-{process.pid}.kernel.txt" in files
     assert whole
 
 
@@ -149,12 +202,18 @@ def test_a_rank_that_has_ended_meanwhile_is_said_to_be_gone(node: Node) -> None:
 
 
 def test_kernel_lines_and_rounds_of_the_last_time_are_kept(node: Node) -> None:
-    """The kernel's words are there as they were, and rounds of the last hour; older rounds are left out."""
+    """The kernel's words are there as they were, and rounds of the last hour.
+
+    Older rounds are left out.
+    """
     now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
     os.mkfifo(node.root / "dev/kmsg")
     keeper = os.open(node.root / "dev/kmsg", os.O_RDWR)
     # A FIFO gives no records of its own: one is all that a read of it can hold.
-    os.write(keeper, f"6,11,{now},-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus\n".encode())
+    os.write(
+        keeper,
+        f"6,11,{now},-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus\n".encode(),
+    )
     text, files, _ = node.collect(Case(job="", reason="requested"))
     os.close(keeper)
     assert b"NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus" in files["kernel-log.txt"]
@@ -166,7 +225,10 @@ def test_a_node_where_nothing_can_be_read_says_so(node: Node) -> None:
     """Without `/proc` and kernel log there is a bundle that says what is missing and why."""
     (node.root / "proc").rmdir()
     text, _, whole = node.collect(Case(job="slurm-7", reason="waiting", ranks=((5, 4711),)))
-    assert "environments of the ranks, and with them RAS and flight recorders: [Errno 2] No such file or directory" in text
+    assert (
+        "environments of the ranks, and with them RAS and flight recorders: [Errno 2] No "
+        "such file or directory"
+    ) in text
     assert "kernel log: [Errno 2] No such file or directory" in text
     assert "metrics: the agent was not asked" in text
     assert not whole

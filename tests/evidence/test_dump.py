@@ -1,4 +1,7 @@
-"""The reader of flight recorders' dumps: genuine ones, ones that another program made, and ones that are made to do harm."""
+"""The reader of flight recorders' dumps.
+
+Genuine ones, ones that another program made, and ones that are made to do harm.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,16 @@ sys.stdout.flush()
 """
 
 
-def entry(number: int, name: str = "nccl:all_reduce", state: str = "scheduled", **others: Any) -> dict[str, Any]:
+def entry(
+    number: int, name: str = "nccl:all_reduce", state: str = "scheduled", **others: Any
+) -> dict[str, Any]:
     """Return an entry as torch 2.13 writes it for NCCL."""
     frames = [
-        {"name": "all_reduce", "filename": "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", "line": 1},
+        {
+            "name": "all_reduce",
+            "filename": "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py",
+            "line": 1,
+        },
         {"name": "forward", "filename": "/home/user/train.py", "line": 55},
     ]
     return {
@@ -62,17 +71,39 @@ def entry(number: int, name: str = "nccl:all_reduce", state: str = "scheduled", 
 
 def dump(*entries: Any, **others: Any) -> bytes:
     """Return a dump of these entries."""
-    return pickle.dumps({"version": "2.10", "pg_config": {"0": {"name": "0", "ranks": "[0, 1]"}}, "entries": list(entries), **others}, 2)
+    return pickle.dumps(
+        {
+            "version": "2.10",
+            "pg_config": {"0": {"name": "0", "ranks": "[0, 1]"}},
+            "entries": list(entries),
+            **others,
+        },
+        2,
+    )
 
 
 def read_in_child(data: bytes) -> Step:
     """Have a dump read as a collection has it read."""
-    (step,) = run([functools.partial(Step, "digest", functools.partial(read_dump, data=data), 15.0, 0, lambda _name, _data: None)], 1)
+    (step,) = run(
+        [
+            functools.partial(
+                Step,
+                "digest",
+                functools.partial(read_dump, data=data),
+                15.0,
+                0,
+                lambda _name, _data: None,
+            )
+        ],
+        1,
+    )
     return step
 
 
 def test_a_dump_of_torch_itself_is_read(tmp_path: Path) -> None:
-    """What torch's own function dumps of real collectives over gloo, with frames, is understood, and needs no name."""
+    """What torch's own function dumps of real collectives over gloo, with frames, is understood,
+    and needs no name.
+    """
     output = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", GENUINE, str(tmp_path / "store")],
         env={**os.environ, "TORCH_FR_BUFFER_SIZE": "100"},
@@ -82,23 +113,35 @@ def test_a_dump_of_torch_itself_is_read(tmp_path: Path) -> None:
     ).stdout
     (group,) = digest(output)["groups"]
     assert (group["name"], group["entered"]) == ("0 default_pg", 4)
-    assert [operation["name"] for operation in group["last"]] == ["all_reduce", "all_reduce", "all_reduce", "barrier"]
+    assert [operation["name"] for operation in group["last"]] == [
+        "all_reduce",
+        "all_reduce",
+        "all_reduce",
+        "barrier",
+    ]
     assert group["last"][0]["sizes"] == "4x2"
     assert group["last"][0]["at"].endswith("<module>")
 
 
 def test_the_first_pending_operation_is_told_with_the_training_s_own_line() -> None:
-    """Of what NCCL completed nothing is pending, and the place is the innermost frame that is not torch's."""
+    """Of what NCCL completed nothing is pending, and the place is the innermost frame that is not
+    torch's.
+    """
     found = digest(dump(entry(7, state="completed"), entry(8, state="started"), entry(9)))
     (group,) = found["groups"]
     assert (group["entered"], group["completed"], group["ranks"]) == (9, 7, "[0, 1]")
-    assert [(operation["number"], operation["state"]) for operation in group["pending"]] == [(8, "started"), (9, "scheduled")]
+    assert [(operation["number"], operation["state"]) for operation in group["pending"]] == [
+        (8, "started"),
+        (9, "scheduled"),
+    ]
     assert group["pending"][0]["at"] == "/home/user/train.py:55 forward"
 
 
 def test_status_of_the_group_counts_where_entries_do_not_tell() -> None:
     """Gloo leaves its entries scheduled for ever; the group's status tells what is complete."""
-    found = digest(dump(entry(1), entry(2), entry(3), pg_status={"0": {"last_completed_collective": 2}}))
+    found = digest(
+        dump(entry(1), entry(2), entry(3), pg_status={"0": {"last_completed_collective": 2}})
+    )
     assert [operation["number"] for operation in found["groups"][0]["pending"]] == [3]
 
 
@@ -161,14 +204,29 @@ def test_any_bytes_end_in_a_document_or_one_error(data: bytes) -> None:
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4) | st.tuples(inner, inner),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+        | st.tuples(inner, inner)
+    ),
     max_leaves=10,
 )
-KEYS = ("frames", "process_group", "pg_id", "collective_seq_id", "profiling_name", "input_sizes", "state", "is_p2p")
+KEYS = (
+    "frames",
+    "process_group",
+    "pg_id",
+    "collective_seq_id",
+    "profiling_name",
+    "input_sizes",
+    "state",
+    "is_p2p",
+)
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(KEYS), VALUES), max_size=4), VALUES, VALUES)
-def test_plain_values_of_any_shape_are_digested(entries: list[dict[str, Any]], config: Any, status: Any) -> None:
+def test_plain_values_of_any_shape_are_digested(
+    entries: list[dict[str, Any]], config: Any, status: Any
+) -> None:
     """An entry may hold anything; what makes no sense is left out, and the rest is JSON."""
     good = [entry(1), *({**entry(number), **strange} for number, strange in enumerate(entries, 2))]
     found = digest(dump(*good, pg_config=config, pg_status=status))
@@ -193,9 +251,16 @@ def test_what_shares_itself_a_billion_times_is_read_at_once() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        pytest.param(b"\x80\x02r" + struct.pack("<I", 0xFFFFFFF0) + b".", id="memo of four billion entries"),
-        pytest.param(b"\x80\x02" + b"]r" + struct.pack("<I", 0x7FFFFFF0) + b".", id="memo of two billion entries"),
-        pytest.param(b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b".", id="byte array of a terabyte"),
+        pytest.param(
+            b"\x80\x02r" + struct.pack("<I", 0xFFFFFFF0) + b".", id="memo of four billion entries"
+        ),
+        pytest.param(
+            b"\x80\x02" + b"]r" + struct.pack("<I", 0x7FFFFFF0) + b".",
+            id="memo of two billion entries",
+        ),
+        pytest.param(
+            b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b".", id="byte array of a terabyte"
+        ),
     ],
 )
 def test_a_bomb_of_memory_ends_in_its_own_process(data: bytes) -> None:
@@ -212,7 +277,10 @@ def test_a_nest_a_million_deep_is_read_or_refused() -> None:
 
 
 def test_the_largest_dump_that_is_taken_cannot_take_all_memory() -> None:
-    """Each byte of it makes an object of 64; the process of nobody's has no room for that, and says so."""
+    """Each byte of it makes an object of 64.
+
+    The process of nobody's has no room for that, and says so.
+    """
     step = read_in_child(b"\x80\x02(" + b"}" * flight_recorder.MAX_DUMP + b"l.")
     assert step.problem == "it takes more memory than it may have"
 
@@ -223,7 +291,10 @@ def test_the_reader_is_nobody_and_can_open_nothing() -> None:
     def misuse(_emit: object) -> dict[str, Any]:
         read_dump(_emit, data=dump(entry(1)))  # type: ignore[arg-type] # emits nothing
         found: dict[str, Any] = {"user": os.geteuid()}
-        acts: dict[str, Callable[[], int]] = {"file": lambda: os.open("/dev/null", os.O_RDONLY), "process": os.fork}
+        acts: dict[str, Callable[[], int]] = {
+            "file": lambda: os.open("/dev/null", os.O_RDONLY),
+            "process": os.fork,
+        }
         for name, act in acts.items():
             try:
                 act()
@@ -232,7 +303,9 @@ def test_the_reader_is_nobody_and_can_open_nothing() -> None:
                 found[name] = False
         return found
 
-    (step,) = run([functools.partial(Step, "misuse", misuse, 15.0, 0, lambda _name, _data: None)], 1)
+    (step,) = run(
+        [functools.partial(Step, "misuse", misuse, 15.0, 0, lambda _name, _data: None)], 1
+    )
     assert step.answer["file"] is False
     if os.geteuid() == 0:
         assert step.answer == {"user": 65534, "file": False, "process": False}

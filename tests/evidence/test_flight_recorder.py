@@ -1,4 +1,7 @@
-"""The flight recorder of a rank, asked through its FIFO: with real processes of the rank's user, some of which play tricks."""
+"""The flight recorder of a rank, asked through its FIFO.
+
+With real processes of the rank's user, some of which play tricks.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.core.host import Host
 from dshealthd.evidence import flight_recorder
 from dshealthd.evidence.step import Step, run
-from dshealthd.host import Host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,13 +59,16 @@ def place(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def rank(place: Path, *, pipe: bool = True, text: str = "the dump") -> Iterator[int]:
-    """Run a process that does as torch does, as a user of its own where the tests run as root, and give its pid."""
+    """Run a process that does as torch does, as a user of its own where the tests run as root, and
+    give its pid.
+    """
     arguments = [str(place / "fr_3.pipe") if pipe else "", str(place / "dump_3"), text]
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", RANK, *arguments],
         stdout=subprocess.PIPE,
         cwd="/",
-        executable="/usr/bin/python3",  # the environment of the tests may be out of the user's reach
+        # the environment of the tests may be out of the user's reach
+        executable="/usr/bin/python3",
         user=RANK_USER if os.geteuid() == 0 else None,
         group=RANK_USER if os.geteuid() == 0 else None,
         extra_groups=[] if os.geteuid() == 0 else None,
@@ -77,14 +83,22 @@ def rank(place: Path, *, pipe: bool = True, text: str = "the dump") -> Iterator[
 
 def take(pid: int, place: Path, **others: str) -> tuple[Step, dict[str, bytes]]:
     """Ask the rank as a collection does."""
-    environment = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{place}/fr_", "TORCH_FR_DUMP_TEMP_FILE": f"{place}/dump_", **others}
+    environment = {
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{place}/fr_",
+        "TORCH_FR_DUMP_TEMP_FILE": f"{place}/dump_",
+        **others,
+    }
     files: dict[str, bytes] = {}
 
     def keep(name: str, data: bytes) -> None:
         files[name] = files.get(name, b"") + data
 
-    function = functools.partial(flight_recorder.take, host=Host(), pid=pid, rank=3, environment=environment)
-    (step,) = run([functools.partial(Step, "recorder", function, 15.0, flight_recorder.MAX_DUMP + 1, keep)], 1)
+    function = functools.partial(
+        flight_recorder.take, host=Host(), pid=pid, rank=3, environment=environment
+    )
+    (step,) = run(
+        [functools.partial(Step, "recorder", function, 15.0, flight_recorder.MAX_DUMP + 1, keep)], 1
+    )
     return step, files
 
 
@@ -93,8 +107,11 @@ def test_a_rank_dumps_when_it_is_asked(place: Path) -> None:
     with rank(place) as pid:
         step, files = take(pid, place)
         assert Path(f"/proc/{pid}/stat").exists()
-    assert (step.problem, step.answer) == ("", {"file": "rank-3.flight-recorder.pickle", "note": ""})
-    assert files == {"rank-3.flight-recorder.pickle": b"the dump"}
+    assert (step.problem, step.answer) == (
+        "",
+        {"file": f"rank-3-{pid}.flight-recorder.pickle", "note": ""},
+    )
+    assert files == {f"rank-3-{pid}.flight-recorder.pickle": b"the dump"}
 
 
 def test_the_new_dump_is_taken_and_not_the_old_one(place: Path) -> None:
@@ -104,14 +121,16 @@ def test_the_new_dump_is_taken_and_not_the_old_one(place: Path) -> None:
         os.chown(place / "dump_3", RANK_USER, RANK_USER)
     with rank(place) as pid:
         step, files = take(pid, place)
-    assert files == {"rank-3.flight-recorder.pickle": b"the dump"}
+    assert files == {f"rank-3-{pid}.flight-recorder.pickle": b"the dump"}
     assert step.answer["note"] == ""
 
 
 def test_the_older_name_of_the_variable_counts_where_the_newer_is_not_set(place: Path) -> None:
     """Torch before 2.8 knows TORCH_NCCL_DEBUG_INFO_TEMP_FILE."""
     with rank(place) as pid:
-        step, _ = take(pid, place, TORCH_FR_DUMP_TEMP_FILE="", TORCH_NCCL_DEBUG_INFO_TEMP_FILE=f"{place}/dump_")
+        step, _ = take(
+            pid, place, TORCH_FR_DUMP_TEMP_FILE="", TORCH_NCCL_DEBUG_INFO_TEMP_FILE=f"{place}/dump_"
+        )
     assert step.problem == ""
 
 
@@ -130,7 +149,7 @@ def test_a_rank_that_is_stopped_leaves_its_old_dump_and_a_word(place: Path) -> N
         started = time.monotonic()
         step, files = take(pid, place)
         assert time.monotonic() - started < flight_recorder.PATIENCE + 2
-    assert files == {"rank-3.flight-recorder.pickle": b"the dump"}
+    assert files == {f"rank-3-{pid}.flight-recorder.pickle": b"the dump"}
     assert step.answer["note"].endswith("not of now: no new one")
 
 
@@ -138,9 +157,15 @@ def test_a_rank_without_the_variables_is_said_to_be(place: Path) -> None:
     """Most trainings set nothing; that is a reason, not an error."""
     with rank(place, pipe=False) as pid:
         step, _ = take(pid, place, TORCH_NCCL_DEBUG_INFO_PIPE_FILE="", TORCH_FR_DUMP_TEMP_FILE="")
-        assert step.problem == "its environment sets neither TORCH_NCCL_DEBUG_INFO_PIPE_FILE nor TORCH_FR_DUMP_TEMP_FILE"
+        assert step.problem == (
+            "its environment sets neither TORCH_NCCL_DEBUG_INFO_PIPE_FILE nor "
+            "TORCH_FR_DUMP_TEMP_FILE"
+        )
         step, _ = take(pid, place, TORCH_FR_DUMP_TEMP_FILE="")
-        assert step.problem == "its environment does not say where dumps go: TORCH_FR_DUMP_TEMP_FILE is not set"
+        assert (
+            step.problem
+            == "its environment does not say where dumps go: TORCH_FR_DUMP_TEMP_FILE is not set"
+        )
 
 
 def test_a_fifo_that_nobody_reads_blocks_nobody(place: Path) -> None:
@@ -175,7 +200,9 @@ def test_a_link_in_the_fifo_s_place_is_not_followed(place: Path) -> None:
 
 
 def test_a_dump_that_is_a_link_is_not_followed(place: Path, tmp_path: Path) -> None:
-    """A user who links the dump to a file that only the agent can read gets nothing of it into the bundle."""
+    """A user who links the dump to a file that only the agent can read gets nothing of it into the
+    bundle.
+    """
     secret = tmp_path / "secret"
     secret.write_text("of the agent")
     secret.chmod(0o600)
@@ -205,7 +232,7 @@ def test_a_dump_of_another_user_is_refused(place: Path) -> None:
     (place / "dump_3").write_text("of root")
     with rank(place, pipe=False) as pid:
         step, files = take(pid, place)
-    assert step.problem == f"{place}/dump_3 belongs to user 0, and the rank to {RANK_USER}"
+    assert step.problem == f"{place}/dump_3 belongs to user 0, and the process to {RANK_USER}"
     assert files == {}
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.core.host import Host
 from dshealthd.evidence import kernel_view, stacks
 from dshealthd.evidence.privileges import CAP_SYS_PTRACE
 from dshealthd.evidence.step import Function, Step, run
-from dshealthd.host import Host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,9 @@ def rank(tmp_path: Path, *, user: int | None = None) -> Iterator[int]:
     command = [sys.executable, str(script), "--password=swordfish"]
     if user is not None:
         command = ["/usr/bin/python3", "-I", "-S", "-c", SCRIPT, "--password=swordfish"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd="/", user=user, group=user, env={"TOKEN": "opensesame"}) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, cwd="/", user=user, group=user, env={"TOKEN": "opensesame"}
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         try:
@@ -73,12 +75,14 @@ def spied(pid: int, program: str | None = None) -> tuple[Step, dict[str, str]]:
 
 
 def test_py_spy_tells_where_the_training_waits(tmp_path: Path) -> None:
-    """The training's own line is told, every thread is written, and neither arguments nor variables are."""
+    """The training's own line is told, every thread is written, and neither arguments nor variables
+    are.
+    """
     with rank(tmp_path) as pid:
         step, files = spied(pid)
     assert step.problem == ""
     assert re.search(r"train\.py:[45] load_batch$", step.answer["at"])
-    text = files["rank-3.stacks.txt"]
+    text = files[f"rank-3-{pid}.stacks.txt"]
     assert "load_batch" in text
     assert "(loader)" in text or "'loader'" in text
     assert not any(secret in text for secret in ("hunter2", "swordfish", "opensesame"))
@@ -94,12 +98,18 @@ def test_a_stopped_process_has_stacks_and_stays_stopped(tmp_path: Path) -> None:
     assert re.search(r"train\.py:[45] load_batch$", step.answer["at"])
     assert view.answer["state"] == "stopped"
     assert view.answer["cpu"] == 0
-    assert not any(secret in files["rank-3.kernel.txt"] for secret in ("hunter2", "swordfish", "opensesame"))
+    assert not any(
+        secret in files[f"rank-3-{pid}.kernel.txt"]
+        for secret in ("hunter2", "swordfish", "opensesame")
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes a process of another user")
 def test_another_user_s_process_is_looked_at_as_that_user(tmp_path: Path) -> None:
-    """Py-spy gets the rank's user and no more, and reads its memory all the same; it may be installed where that user cannot go."""
+    """Py-spy gets the rank's user and no more, and reads its memory all the same.
+
+    It may be installed where that user cannot go.
+    """
     hidden = tmp_path / "hidden"
     hidden.mkdir(mode=0o700)
     spy = hidden / "py-spy"
@@ -117,8 +127,14 @@ def test_another_user_s_process_is_looked_at_as_that_user(tmp_path: Path) -> Non
 def test_the_one_who_looks_has_the_rank_s_rights(tmp_path: Path) -> None:
     """What runs in py-spy's place is the rank's user, with one capability and no way to more."""
     spy = tmp_path / "py-spy"
-    for name, value in (("Uid", "\t".join(["4321"] * 4)), ("CapEff", f"{1 << CAP_SYS_PTRACE:016x}"), ("NoNewPrivs", "1")):
-        spy.write_text(f"#!/bin/sh\ngrep ^{name}: /proc/self/status >&2\nexit 1\n", encoding="utf-8")
+    for name, value in (
+        ("Uid", "\t".join(["4321"] * 4)),
+        ("CapEff", f"{1 << CAP_SYS_PTRACE:016x}"),
+        ("NoNewPrivs", "1"),
+    ):
+        spy.write_text(
+            f"#!/bin/sh\ngrep ^{name}: /proc/self/status >&2\nexit 1\n", encoding="utf-8"
+        )
         spy.chmod(0o755)
         with rank(tmp_path, user=RANK_USER) as pid:
             step, _ = spied(pid, str(spy))
@@ -132,7 +148,7 @@ def test_without_py_spy_the_kernel_s_view_is_left(tmp_path: Path) -> None:
         view, files = take(functools.partial(kernel_view.look, host=Host(), pid=pid, rank=3))
     assert step.problem == "py-spy is not installed"
     assert view.answer["state"] == "sleeping"
-    text = files["rank-3.kernel.txt"]
+    text = files[f"rank-3-{pid}.kernel.txt"]
     assert f"thread {pid} " in text
     assert text.count("\nthread ") == 2
     assert "CPU time since the first look: 0.00 of a core" in text
@@ -156,7 +172,18 @@ def test_what_is_no_python_is_said_to_be_none() -> None:
     assert files == {}
 
 
-@pytest.mark.parametrize("output", [b"", b"[]", b"{}", b"[1]", b'[{"frames": 1}]', b"[" * 100_000, json.dumps([{"frames": [{}]}]).encode()])
+@pytest.mark.parametrize(
+    "output",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"[1]",
+        b'[{"frames": 1}]',
+        b"[" * 100_000,
+        json.dumps([{"frames": [{}]}]).encode(),
+    ],
+)
 def test_what_py_spy_never_prints_is_an_error(output: bytes) -> None:
     """Another version's output, or garbage, is one kind of error."""
     with pytest.raises(ValueError):  # noqa: PT011 - of json itself, or ours

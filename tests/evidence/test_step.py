@@ -1,4 +1,7 @@
-"""Steps in processes of their own: what they find, what they leave when they hang, and what they cannot do to others."""
+"""Steps in processes of their own.
+
+What they find, what they leave when they hang, and what they cannot do to others.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ class Files:
         self.content[name] = self.content.get(name, b"") + data
 
 
-def take(function: Function, seconds: float = 5.0, max_bytes: int = 1000) -> tuple[Step, dict[str, bytes]]:
+def take(
+    function: Function, seconds: float = 5.0, max_bytes: int = 1000
+) -> tuple[Step, dict[str, bytes]]:
     """Run one step."""
     files = Files()
     (step,) = run([functools.partial(Step, "one", function, seconds, max_bytes, files.keep)], 1)
@@ -75,7 +80,9 @@ def test_what_a_step_started_ends_with_it() -> None:
     run([functools.partial(Step, "one", function, 1.0, 1000, files.keep)], 1)
     stat = Path(f"/proc/{int(files.content['pid'])}/stat")
     end = time.monotonic() + 5
-    while stat.exists() and stat.read_text(encoding="ascii").rpartition(")")[2].split()[0] not in "ZX":  # nobody here may reap it
+    while (
+        stat.exists() and stat.read_text(encoding="ascii").rpartition(")")[2].split()[0] not in "ZX"
+    ):  # nobody here may reap it
         assert time.monotonic() < end
         time.sleep(0.02)
 
@@ -129,7 +136,13 @@ def test_steps_run_side_by_side_and_in_turn() -> None:
         return begun, time.monotonic()
 
     files = Files()
-    steps = run([functools.partial(Step, str(number), function, 20.0, 0, files.keep) for number in range(6)], 3)
+    steps = run(
+        [
+            functools.partial(Step, str(number), function, 20.0, 0, files.keep)
+            for number in range(6)
+        ],
+        3,
+    )
     assert [step.name for step in steps] == [str(number) for number in range(6)]
     spans = [step.answer for step in steps]
     assert max(sum(begun <= at < ended for begun, ended in spans) for at, _ in spans) in {2, 3}

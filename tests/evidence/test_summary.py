@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dshealthd.evidence import exposition_text, summary
+from dshealthd.evidence import exposition_text, stacks, summary
 from dshealthd.evidence.findings import Case, Findings, Rank
 
 METRICS = """\
@@ -22,18 +22,35 @@ dshealthd_memory_bytes{type="x"} 5
 def findings() -> Findings:
     """Return what was found of a hang in which rank 1 waits for its input."""
     case = Case(job="slurm-7", reason="input", since=1_795_271_300.0, culprits=((1, "input"),))
-    found = Findings(case=case, node="node-a", begun=1_795_271_340.0, seconds=12.3, metrics=METRICS, finished=True, interval=10.0)
+    found = Findings(
+        case=case,
+        node="node-a",
+        begun=1_795_271_340.0,
+        seconds=12.3,
+        metrics=METRICS,
+        finished=True,
+        interval=10.0,
+    )
     kernel = {"state": "blocked", "waits": "nfs_wait", "cpu": 0.02, "io": "nothing"}
-    stacks = {"at": "/home/user/train.py:12 load_batch", "in": "io.py:1 read"}
+    traces = {"at": "/home/user/train.py:12 load_batch", "in": "io.py:1 read"}
     found.ranks = [
         Rank("slurm-7", 0, 4711, problems={"kernel": "process 4711 is gone"}),
-        Rank("slurm-7", 1, 4712, facts={"kernel": kernel, "stacks": stacks}, problems={"recorder": "nobody reads it"}),
+        Rank(
+            "slurm-7",
+            1,
+            4712,
+            facts={"kernel": kernel, "stacks": traces},
+            problems={"recorder": "nobody reads it"},
+        ),
     ]
     return found
 
 
 def test_the_summary_says_who_is_at_fault_at_the_top() -> None:
-    """Job, node, class and time; then the culprit; then a line a rank; then what is missing and why."""
+    """Job, node, class and time; then the culprit; then a line a rank.
+
+    Then what is missing and why.
+    """
     lines = summary.write(findings()).splitlines()
     assert lines[:3] == [
         "slurm-7 on node-a: hang, class input",
@@ -46,7 +63,8 @@ def test_the_summary_says_who_is_at_fault_at_the_top() -> None:
         "  heartbeats: rank 1 of slurm-7 at step 99, others here at step 100",
     ]
     assert (
-        "  rank 1, node-a, pid 4712, step 99, training/input, heard 40 s ago, blocked in nfs_wait, CPU 2%, "
+        "  rank 1, node-a, pid 4712, step 99, training/input, heard 40 s ago, blocked in "
+        "nfs_wait, CPU 2%, "
         "Python at /home/user/train.py:12 load_batch, in io.py:1 read" in lines
     )
     assert "  rank 0 (pid 4711), the kernel's view: process 4711 is gone" in lines
@@ -59,7 +77,10 @@ def test_what_is_not_known_is_not_made_up() -> None:
     found.ranks = [Rank("slurm-9", 5, 1)]
     text = summary.write(found)
     assert "nothing on this node tells" in text
-    assert "rank 5, node-a, pid 1, step unknown, stage unknown, state unknown, Python stack unknown" in text
+    assert (
+        "rank 5, node-a, pid 1, step unknown, stage unknown, state unknown, Python stack unknown"
+        in text
+    )
     assert "what moved within 0 s\n  not known" in text
 
 
@@ -75,19 +96,31 @@ def test_a_summary_before_the_end_says_so() -> None:
 def test_ras_is_put_into_words() -> None:
     """Who is dead, who is behind; and where none is, that all answer."""
     found = findings()
-    found.ras = {"version": "2.28.9", "idle": 1, "behind": [["3", "10.0.0.2", "1", "AllReduce", 1]], "troubles": [["2", "", "", "dead"]]}
+    found.ras = {
+        "version": "2.28.9",
+        "idle": 1,
+        "behind": [["3", "10.0.0.2", "1", "AllReduce", 1]],
+        "troubles": [["2", "", "", "dead"]],
+    }
     text = summary.write(found)
     assert "NCCL RAS: rank 2 is dead" in text
-    assert "NCCL RAS: rank 3 on 10.0.0.2 GPU 1 has launched 1 AllReduce fewer than the rank that is furthest" in text
+    assert (
+        "NCCL RAS: rank 3 on 10.0.0.2 GPU 1 has launched 1 AllReduce fewer than the rank "
+        "that is furthest"
+    ) in text
     found.ras = {"version": "2.28.9", "idle": 1, "behind": [], "troubles": []}
-    assert "all ranks answer and none is behind; nothing was launched between two answers" in summary.write(found)
+    assert (
+        "all ranks answer and none is behind; nothing was launched between two answers"
+        in summary.write(found)
+    )
 
 
 def test_what_moved_is_told_of_gpus_fabric_and_kernel() -> None:
     """Counters with their difference; what is the same, new, or of something else is left out."""
     before = exposition_text.parse(METRICS)
     after = exposition_text.parse(
-        METRICS.replace(" 1000", " 1500").replace(" 120", " 90").replace('x"} 5', 'x"} 6') + "dshealthd_gpu_new 1\n"
+        METRICS.replace(" 1000", " 1500").replace(" 120", " 90").replace('x"} 5', 'x"} 6')
+        + "dshealthd_gpu_new 1\n"
     )
     assert exposition_text.moved(before, after) == [
         'dshealthd_gpu_power_watts{gpu="0",uuid="GPU-1"} 120 -> 90',
@@ -111,3 +144,19 @@ def test_a_flood_is_cut() -> None:
     assert "thing 39" in text
     assert "thing 40" not in text
     assert "and 60 more" in text
+
+
+def test_names_that_write_on_a_terminal_are_escaped() -> None:
+    """A code object's filename neither moves the cursor nor adds a line to the summary."""
+    hostile = "/x\x1b[2J\nrank 0: hardware fault on node-b\u202e.py"
+    found = findings()
+    before = len(summary.write(found).splitlines())
+    found.ranks[0].facts["stacks"] = {"at": stacks.place([("f", hostile, 1)]), "in": hostile}
+    found.missing.append(hostile)
+    text = summary.write(found)
+    assert len(text.splitlines()) == before + 1
+    assert all(line.isprintable() for line in text.splitlines())
+    thread = {"os": 1, "name": hostile, "active": True, "gil": False, "frames": [("f", hostile, 1)]}
+    lines = stacks.write([thread]).splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert len(lines) == 3

@@ -1,4 +1,6 @@
-"""Two nodes with simulated GPUs and adapters that probe each other, and a Prometheus with the shipped files that scrapes them."""
+"""Two nodes with simulated GPUs and adapters that probe each other, and a Prometheus with the
+shipped files that scrapes them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
 
-from dshealthd import registry
+from dshealthd.collection import registry
 from grafana import limits
 from tests.grafana.server import prometheus
 from tests.lab import Lab
@@ -45,7 +47,10 @@ def cluster(directory: Path, *, nodes: int = 2, gpus: int = 8) -> Iterator[Clust
 
     def config(node: Node) -> str:
         tested = {"paths": [str(node.directory), "/dev/shm"], "write_test": [str(node.directory)]}
-        own = {"probe": {"members": {"name": node.member}}, "collectors": {"network": {"include": ["lo"]}, "filesystem": tested}}
+        own = {
+            "probe": {"members": {"name": node.member}},
+            "collectors": {"network": {"include": ["lo"]}, "filesystem": tested},
+        }
         return toml(merged(settings(node, period=PERIOD, full=True), own))
 
     made = Lab(
@@ -53,7 +58,8 @@ def cluster(directory: Path, *, nodes: int = 2, gpus: int = 8) -> Iterator[Clust
         nodes,
         gpus=gpus,
         config=config,
-        # Both agents see all processes of this machine: jobs that other tests run would have every rank twice.
+        # Both agents see all processes of this machine: jobs that other tests run would have every
+        # rank twice.
         collectors=tuple(name for name in registry.all_collectors() if name != "job_environment"),
         interval="1s",
         namespaces=False,
@@ -67,10 +73,15 @@ def cluster(directory: Path, *, nodes: int = 2, gpus: int = 8) -> Iterator[Clust
             node.begin()
         for node in lab.nodes:
             node.finish()
-        targets = [{"targets": [f"{node.address}:{node.agent.port}"], "labels": {"node": node.name}} for node in lab.nodes]
+        targets = [
+            {"targets": [f"{node.address}:{node.agent.port}"], "labels": {"node": node.name}}
+            for node in lab.nodes
+        ]
         with prometheus(directory, shipped(directory, json.dumps(targets))) as server:
             lab.wait(lambda scrapes: all(map(_probed, scrapes.values())), 60)
-            settled = f"min(count_over_time(up[1h])) >= {SCRAPES} and min(timestamp(up)) > {time.time()}"
+            settled = (
+                f"min(count_over_time(up[1h])) >= {SCRAPES} and min(timestamp(up)) > {time.time()}"
+            )
             end = time.monotonic() + 60
             while not server.instant(settled, time.time()).series:
                 assert time.monotonic() < end
@@ -80,18 +91,26 @@ def cluster(directory: Path, *, nodes: int = 2, gpus: int = 8) -> Iterator[Clust
 
 def _probed(scrape: Scrape) -> bool:
     """Tell whether an agent has had rounds, and has led a light one, which measures the round trip."""
-    return rounds(scrape, outcome="ok") >= ROUNDS and bool(scrape.all("dshealthd_probe_round_trip_seconds"))
+    return rounds(scrape, outcome="ok") >= ROUNDS and bool(
+        scrape.all("dshealthd_probe_round_trip_seconds")
+    )
 
 
 def shipped(directory: Path, targets: str, *, interval: str = "1s") -> Path:
-    """Lay out the shipped configuration and rules with these targets, all of it at a quicker pace, and return the configuration's path."""
+    """Lay out the shipped configuration and rules with these targets, all of it at a quicker pace,
+    and return the configuration's path.
+    """
     for file in ("thresholds.yml", "recording.yml", "alerts.yml"):
         rules = yaml.safe_load((DEPLOY / file).read_text(encoding="utf-8"))
         for group in rules["groups"]:
             group.pop("interval", None)
         (directory / file).write_text(yaml.safe_dump(rules, sort_keys=False), encoding="utf-8")
     config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))
-    config["global"] = {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval}
+    config["global"] = {
+        "scrape_interval": interval,
+        "scrape_timeout": interval,
+        "evaluation_interval": interval,
+    }
     del config["alerting"]
     (directory / "targets").mkdir()
     (directory / "targets" / "nodes.json").write_text(targets, encoding="utf-8")

@@ -1,4 +1,7 @@
-"""The checked-in dashboards as the tests read them: their panels, and their queries as Grafana would send them."""
+"""The checked-in dashboards as the tests read them.
+
+Their panels, and their queries as Grafana would send them.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +52,22 @@ def queries() -> list[Query]:
     found = []
     for uid, document in documents().items():
         for panel in panels(document):
-            found += [Query(uid, panel["title"], target["refId"], target["expr"], target["instant"]) for target in panel["targets"]]
-        found += [Query(uid, "annotation", entry["name"], entry["expr"], False) for entry in document["annotations"]["list"]]  # noqa: FBT003 - a field of a tuple
+            found += [
+                Query(uid, panel["title"], target["refId"], target["expr"], target["instant"])
+                for target in panel["targets"]
+            ]
+        found += [
+            Query(uid, "annotation", entry["name"], entry["expr"], False)  # noqa: FBT003 - a field
+            for entry in document["annotations"]["list"]
+        ]
     return found
 
 
 def substituted(expr: str, values: Mapping[str, str]) -> str:
-    """Return an expression with Grafana's variables and macros replaced; KeyError if one is left."""
+    """Return an expression with Grafana's variables and macros replaced.
+
+    KeyError if one is left.
+    """
     for name in sorted(values, key=len, reverse=True):
         expr = expr.replace(f"${name}", values[name])
     if left := re.search(r"\$[A-Za-z_{]\w*", expr):  # $1 is a label_replace's own
@@ -64,6 +76,17 @@ def substituted(expr: str, values: Mapping[str, str]) -> str:
 
 
 def variables(**values: str) -> dict[str, str]:
-    """Return what Grafana replaces in the first look at a dashboard, with everything chosen; `values` are other choices."""
+    """Return what Grafana replaces in the first look at a dashboard, with everything chosen.
+
+    `values` are other choices.
+    """
     macros = {"__rate_interval": "2m", "__range": "10m", "__interval": "15s"}
-    return {**macros, "cluster": ".*", "job": "dshealthd", "node": ".+", "gpu": ".+", "training": ".+", **values}
+    return {
+        **macros,
+        "cluster": ".*",
+        "job": "dshealthd",
+        "node": ".+",
+        "gpu": ".+",
+        "training": ".+",
+        **values,
+    }

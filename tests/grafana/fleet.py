@@ -1,6 +1,9 @@
-"""A fleet in the data folder of a Prometheus: what one simulated node exports, for as many nodes, some of them with faults.
+"""A fleet in the data folder of a Prometheus.
 
-The text goes through `promtool tsdb create-blocks-from openmetrics`. The shipped rules run on it as they would on scraped series.
+What one simulated node exports, for as many nodes, some of them with faults.
+
+The text goes through `promtool tsdb create-blocks-from openmetrics`. The shipped rules run on it as
+they would on scraped series.
 """
 
 from __future__ import annotations
@@ -24,23 +27,38 @@ if TYPE_CHECKING:
     from tests.grafana.server import Answer
 
 OFFSETS = (-720, -420, -60, -5)
-"""When there are samples, in seconds from the moment at which they are made. A Prometheus records nothing from before its blocks' end."""
+"""When there are samples, in seconds from the moment at which they are made.
+
+A Prometheus records nothing from before its blocks' end.
+"""
 HEALTHY = 2
 """At how many of these times the sick nodes still are well."""
 SICK = "node-2"
 SICK_EVERY = 8
 """The second of so many nodes has every fault."""
 KEPT_WHOLE = 8
-"""How many nodes have all series; the others those of the dashboards about many nodes, without dense ones that stay 0."""
+"""How many nodes have all series; the others those of the dashboards about many nodes, without
+dense ones that stay 0.
+"""
 DENSE = 100
-"""More series of one metric than this on a node are too many for what is always shown of a fleet."""
-TROUBLE = ("ALERTS", "dshealthd:suspect:", "dshealthd:node:drift", "dshealthd:node:gpus_waiting", "dshealthd:job:hang")
+"""More series of one metric than this on a node are too many for what is always shown of a fleet.
+"""
+TROUBLE = (
+    "ALERTS",
+    "dshealthd:suspect:",
+    "dshealthd:node:drift",
+    "dshealthd:node:gpus_waiting",
+    "dshealthd:job:hang",
+)
 """What rules record of sick nodes only."""
 COUNTERS = ("_total", "_bucket", "_count", "_sum")
 
 
 def faults(node: int, nodes: int) -> list[Series]:
-    """Return the series that a sick node has, or has otherwise than a healthy one: one for each condition that panels look for."""
+    """Return the series that a sick node has, or has otherwise than a healthy one.
+
+    One for each condition that panels look for.
+    """
     gpu = {"gpu": "3"}
     port = {"device": "mlx5_0", "port": "1"}
     peer = f"node-{node % nodes + 1}"
@@ -49,7 +67,9 @@ def faults(node: int, nodes: int) -> list[Series]:
         Series("dshealthd_gpu_up", gpu, 1, 0),
         Series("dshealthd_gpu_fault", {**gpu, "reason": "gpu_lost"}, 1, 1),
         Series("dshealthd_gpu_remapped_rows_pending", {"gpu": "1"}, 0, 1),
-        Series("dshealthd_gpu_throttle_active", {"gpu": "2", "reason": "hw_thermal_slowdown"}, 1, 1),
+        Series(
+            "dshealthd_gpu_throttle_active", {"gpu": "2", "reason": "hw_thermal_slowdown"}, 1, 1
+        ),
         Series("dshealthd_gpu_utilization_ratio", {"gpu": "5"}, 1, 1),
         Series("dshealthd_gpu_memory_activity_ratio", {"gpu": "5"}, 0.01, 0.01),
         Series("dshealthd_gpu_power_watts", {"gpu": "5"}, 130, 130),
@@ -62,8 +82,15 @@ def faults(node: int, nodes: int) -> list[Series]:
         Series("dshealthd_infiniband_port_up", port, 1, 0),
         Series("dshealthd_infiniband_port_flaps_total", port, 0, 3),
         Series("dshealthd_infiniband_port_errors_total", {**port, "type": "symbol_error"}, 0, 50),
-        Series("dshealthd_xid_errors_total", {"gpu": "3", "pci": "0000:3b:00.0", "xid": "79"}, 1, 1),
-        Series("dshealthd_xid_last_timestamp_seconds", {"gpu": "3", "pci": "0000:3b:00.0", "xid": "79"}, 1.7e9, 1.7e9),
+        Series(
+            "dshealthd_xid_errors_total", {"gpu": "3", "pci": "0000:3b:00.0", "xid": "79"}, 1, 1
+        ),
+        Series(
+            "dshealthd_xid_last_timestamp_seconds",
+            {"gpu": "3", "pci": "0000:3b:00.0", "xid": "79"},
+            1.7e9,
+            1.7e9,
+        ),
         Series("dshealthd_kernel_events_total", {"event": "oom_kill"}, 0, 2),
         Series("dshealthd_path_failing", {"path": "/data", "reason": "io_error"}, 1, 1),
         Series("dshealthd_collector_failing", {"collector": "gpu", "reason": "gpu_lost"}, 1, 1),
@@ -75,7 +102,12 @@ def faults(node: int, nodes: int) -> list[Series]:
         Series("dshealthd_probe_peer_disagrees", {"peer": peer, "reason": "clock"}, 1, 1),
         Series("dshealthd_probe_skips_total", {"reason": "busy"}, 0, 9),
         Series("dshealthd_suspect", accused, 1, 1),
-        Series("dshealthd_suspect", {"kind": "gpu", "component": f"{peer}/gpu-3", "reason": "slow"}, 1, 1),
+        Series(
+            "dshealthd_suspect",
+            {"kind": "gpu", "component": f"{peer}/gpu-3", "reason": "slow"},
+            1,
+            1,
+        ),
     ]
 
 
@@ -83,7 +115,10 @@ class Fleet:
     """A fleet of so many nodes like one that was scraped, at about the present."""
 
     def __init__(self, template: Scrape, nodes: int, recorded: Answer | None = None) -> None:
-        """Prepare it. `recorded` is what rules had of a node with all faults, and of the fleet, in a smaller one."""
+        """Prepare it.
+
+        `recorded` is what rules had of a node with all faults, and of the fleet, in a smaller one.
+        """
         self.nodes = nodes
         pairs = zip(recorded.series, recorded.values, strict=True) if recorded else ()
         self._recorded = [(labels, values[-1]) for labels, values in pairs]
@@ -99,7 +134,14 @@ class Fleet:
             file.write("# EOF\n")
         promtool = shutil.which("promtool")
         assert promtool
-        command = [promtool, "tsdb", "create-blocks-from", "openmetrics", str(text), str(directory / "data")]
+        command = [
+            promtool,
+            "tsdb",
+            "create-blocks-from",
+            "openmetrics",
+            str(text),
+            str(directory / "data"),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
         assert done.returncode == 0, done.stderr
         text.unlink()
@@ -119,18 +161,29 @@ class Fleet:
                     yield from _lines(name, target, dict(labels), zip(values, times, strict=True))
         for series in own.values():
             if wanted is None or series.name in wanted:
-                yield from _lines(series.name, target, series.labels, zip(_values(series), times, strict=True))
+                yield from _lines(
+                    series.name, target, series.labels, zip(_values(series), times, strict=True)
+                )
         if self._recorded:
             yield from self._of_rules(node, times[-1])
 
     def _of_rules(self, node: int, when: str) -> Iterator[str]:
-        """Yield the last sample of what rules record of a node and, with the first, of the fleet; and of their alerts."""
+        """Yield the last sample of what rules record of a node and, with the first, of the fleet.
+
+        And of their alerts.
+        """
         instance, sick = f"10.0.{node // 250}.{node % 250}:10061", node % SICK_EVERY == 2
         for labels, value in self._recorded:
             of_node = "node" in labels
-            if (of_node and (sick or not labels["__name__"].startswith(TROUBLE))) or (not of_node and node == 1):
+            if (of_node and (sick or not labels["__name__"].startswith(TROUBLE))) or (
+                not of_node and node == 1
+            ):
                 told = {**labels, "instance": instance} if "instance" in labels else labels
-                text = ",".join(f'{name}="{told[name].replace(SICK, f"node-{node}")}"' for name in told if name != "__name__")
+                text = ",".join(
+                    f'{name}="{told[name].replace(SICK, f"node-{node}")}"'
+                    for name in told
+                    if name != "__name__"
+                )
                 is_verdict = labels["__name__"] == "dshealthd:node:severity"
                 yield f"{labels['__name__']}{{{text}}} {value if sick or not is_verdict else 0:g} {when}\n"
 
@@ -151,16 +204,34 @@ def names(*boards: str) -> set[str]:
 def _values(series: Series) -> list[float]:
     """Return a series' value at each time; counters that ever counted anything grow besides."""
     values = [series.before] * HEALTHY + [series.after] * (len(OFFSETS) - HEALTHY)
-    return [value + step * (value > 0 and series.name.endswith(COUNTERS)) for step, value in enumerate(values)]
+    return [
+        value + step * (value > 0 and series.name.endswith(COUNTERS))
+        for step, value in enumerate(values)
+    ]
 
 
-def _lines(name: str, target: str, labels: Mapping[str, str], samples: Iterable[tuple[float, str]]) -> Iterator[str]:
-    """Yield lines. Labels are as a scrape leaves them: a metric's own `job` is moved aside, and empty ones do not exist."""
-    renamed = {("exported_job" if label == "job" else label): value for label, value in labels.items() if value}
+def _lines(
+    name: str, target: str, labels: Mapping[str, str], samples: Iterable[tuple[float, str]]
+) -> Iterator[str]:
+    """Yield lines.
+
+    Labels are as a scrape leaves them: a metric's own `job` is moved aside, and empty ones do not
+    exist.
+    """
+    renamed = {
+        ("exported_job" if label == "job" else label): value
+        for label, value in labels.items()
+        if value
+    }
     text = "".join(f',{label}="{value}"' for label, value in renamed.items())
     yield from (f"{name}{{{target}{text}}} {value:g} {when}\n" for value, when in samples)
 
 
 def _key(name: str, labels: Mapping[str, str]) -> tuple[str, frozenset[tuple[str, str]]]:
-    """Return what tells a series from others of its node; the number of a GPU does without its UUID."""
-    return name, frozenset((label, value) for label, value in labels.items() if value and label != "uuid")
+    """Return what tells a series from others of its node.
+
+    The number of a GPU does without its UUID.
+    """
+    return name, frozenset(
+        (label, value) for label, value in labels.items() if value and label != "uuid"
+    )

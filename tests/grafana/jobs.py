@@ -1,4 +1,7 @@
-"""The series of a training job on a node of the fleet in `fleet.py`: its ranks there, and what becomes of them on a sick node."""
+"""The series of a training job on a node of the fleet in `fleet.py`.
+
+Its ranks there, and what becomes of them on a sick node.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ class Series(NamedTuple):
 
 
 def series(node: int, *, sick: bool) -> list[Series]:
-    """Return the series of the job on a node; on a sick one a rank is stopped, and the loss of others is NaN."""
+    """Return the series of the job on a node.
+
+    On a sick one a rank is stopped, and the loss of others is NaN.
+    """
     job = f"slurm-{node % JOBS}"
     run = {"job": job, "run": f"{node % JOBS:012x}"}
     operation = {"operation": "AllReduce", "size": "16", "nodes": "2", "message": "256MiB-"}
@@ -55,8 +61,16 @@ def series(node: int, *, sick: bool) -> list[Series]:
             _steady("job_gradient_norm", 1.5, **rank),
             _steady("job_memory_bytes", 60e9, **rank, type="reserved"),
             _steady("job_overdue_seconds", 40.0 * sick, **rank),
-            _steady("job_nccl_bus_bandwidth_bytes_per_second", 350e9, job=job, uuid=f"GPU-{number}", **operation),
-            _steady("job_nccl_operation_seconds", 0.004, job=job, uuid=f"GPU-{number}", **operation),
+            _steady(
+                "job_nccl_bus_bandwidth_bytes_per_second",
+                350e9,
+                job=job,
+                uuid=f"GPU-{number}",
+                **operation,
+            ),
+            _steady(
+                "job_nccl_operation_seconds", 0.004, job=job, uuid=f"GPU-{number}", **operation
+            ),
         ]
     return found + (_sick(job, str(RANKS * node + 1)) if sick else [])
 
@@ -65,9 +79,19 @@ def _sick(job: str, rank: str) -> list[Series]:
     """Return what a job has only where something is wrong with it."""
     place = {"job": job, "rank": rank, "host": "10.0.0.2", "gpu": "1"}
     return [
-        _steady("job_hang_culprit_info", 1, job=job, rank=rank, **{"class": "process"}, reason="stopped"),
+        _steady(
+            "job_hang_culprit_info", 1, job=job, rank=rank, **{"class": "process"}, reason="stopped"
+        ),
         _steady("job_rank_ended_timestamp_seconds", 1.7e9, job=job, rank=rank, how="killed"),
-        _steady("job_environment_problems", 2, job=job, run="0", rank=rank, variable="NCCL_ALGO", problem="differs"),
+        _steady(
+            "job_environment_problems",
+            2,
+            job=job,
+            run="0",
+            rank=rank,
+            variable="NCCL_ALGO",
+            problem="differs",
+        ),
         _steady("job_nccl_rank_trouble_info", 1, **place, trouble="unresponsive"),
         _steady("job_nccl_rank_operations_behind", 1, **place, operation="AllReduce"),
     ]

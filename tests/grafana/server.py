@@ -37,9 +37,17 @@ class Prometheus:
         """It listens on a port of 127.0.0.1."""
         self._url = f"http://127.0.0.1:{port}/api/v1/"
 
-    def ask(self, query: Query, expr: str, end: float, *, span: float = 600.0, steps: int = 40) -> Answer:
-        """Run a panel's query as Grafana does, over `span` seconds or, if it is instant, at their end; RuntimeError if it is refused."""
-        return self.instant(expr, end) if query.instant else self.range(expr, end - span, end, span / steps)
+    def ask(
+        self, query: Query, expr: str, end: float, *, span: float = 600.0, steps: int = 40
+    ) -> Answer:
+        """Run a panel's query as Grafana does, over `span` seconds or, if it is instant, at their
+        end; RuntimeError if it is refused.
+        """
+        return (
+            self.instant(expr, end)
+            if query.instant
+            else self.range(expr, end - span, end, span / steps)
+        )
 
     def instant(self, expr: str, when: float) -> Answer:
         """Run an instant query."""
@@ -47,7 +55,9 @@ class Prometheus:
 
     def range(self, expr: str, start: float, end: float, step: float) -> Answer:
         """Run a query over time."""
-        return self._answer("query_range", query=expr, start=f"{start:.3f}", end=f"{end:.3f}", step=f"{step:g}")
+        return self._answer(
+            "query_range", query=expr, start=f"{start:.3f}", end=f"{end:.3f}", step=f"{step:g}"
+        )
 
     def ready(self) -> bool:
         """Tell whether the server answers queries."""
@@ -70,18 +80,30 @@ class Prometheus:
         if not isinstance(result, list) or (result and not isinstance(result[0], dict)):
             return Answer([{}], [[float(result[1])]], seconds)
         pairs = [entry.get("values") or [entry["value"]] for entry in result]
-        return Answer([entry["metric"] for entry in result], [[float(value) for _, value in found] for found in pairs], seconds)
+        return Answer(
+            [entry["metric"] for entry in result],
+            [[float(value) for _, value in found] for found in pairs],
+            seconds,
+        )
 
 
 @contextlib.contextmanager
 def prometheus(directory: Path, config: Path) -> Iterator[Prometheus]:
-    """Run a server on a configuration, with its data in `directory`/data, until it answers; and end it."""
+    """Run a server on a configuration, with its data in `directory`/data, until it answers.
+
+    And end it.
+    """
     binary = shutil.which("prometheus")
     assert binary, "./dev test installs Debian's prometheus"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])
     log = directory / "prometheus.log"
-    command = [binary, f"--config.file={config}", f"--storage.tsdb.path={directory / 'data'}", f"--web.listen-address=127.0.0.1:{port}"]
+    command = [
+        binary,
+        f"--config.file={config}",
+        f"--storage.tsdb.path={directory / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     server = Prometheus(port)

@@ -1,6 +1,8 @@
-"""The checked-in dashboards are those that the code makes, Grafana's model accepts them, and they follow the rules of dashboard-linter.
+"""The checked-in dashboards are those that the code makes, Grafana's model accepts them, and they
+follow the rules of dashboard-linter.
 
-The rules are those of https://github.com/grafana/dashboard-linter, with `node` in the place of `instance`, as the alert rules have it.
+The rules are those of https://github.com/grafana/dashboard-linter, with `node` in the place of
+`instance`, as the alert rules have it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PANELS = [pytest.param(uid, panel, id=f"{uid}-{panel['title']}") for uid, document in documents().items() for panel in panels(document)]
+PANELS = [
+    pytest.param(uid, panel, id=f"{uid}-{panel['title']}")
+    for uid, document in documents().items()
+    for panel in panels(document)
+]
 QUERIES = [pytest.param(query, id=query.place) for query in queries()]
 RULE_LABELS = {
     *("alertname", "alertstate", "severity", "symptom", "kind", "part", "peer", "reason"),
@@ -39,10 +45,14 @@ RULE_LABELS = {
 
 
 def test_up_to_date(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--check` passes on what is checked in, and names a file that differs, one that is missing and one that nothing makes."""
+    """`--check` passes on what is checked in, and names a file that differs, one that is missing
+    and one that nothing makes.
+    """
     assert main(["--check"]) == 0
     for file in FILES[1:]:
-        (tmp_path / file.name).write_text(file.read_text(encoding="utf-8").replace("Which", "Who"), encoding="utf-8")
+        (tmp_path / file.name).write_text(
+            file.read_text(encoding="utf-8").replace("Which", "Who"), encoding="utf-8"
+        )
     (tmp_path / "dshealthd-old.json").write_text("{}", encoding="utf-8")
     (tmp_path / "other.json").write_text("{}", encoding="utf-8")
     assert main([str(tmp_path), "--check"]) == 1
@@ -51,19 +61,32 @@ def test_up_to_date(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "dshealthd-old.json" in named
     assert "other.json" not in named
     assert main([str(tmp_path)]) == 0
-    assert {file.name: file.read_text(encoding="utf-8") for file in tmp_path.glob("dshealthd-*")} == {
-        file.name: file.read_text(encoding="utf-8") for file in FILES
-    }
+    assert {
+        file.name: file.read_text(encoding="utf-8") for file in tmp_path.glob("dshealthd-*")
+    } == {file.name: file.read_text(encoding="utf-8") for file in FILES}
 
 
 def test_thresholds_and_runbooks_are_the_users(tmp_path: Path) -> None:
     """Another file of thresholds changes colours, and another place of the runbooks the links."""
     text = limits.FILE.read_text(encoding="utf-8")
-    changed = re.sub(r"(record: dshealthd:threshold:gpu_temperature_celsius\n\s+expr: )vector\(\S+\)", r"\1vector(71.5)", text)
+    changed = re.sub(
+        r"(record: dshealthd:threshold:gpu_temperature_celsius\n\s+expr: )vector\(\S+\)",
+        r"\1vector(71.5)",
+        text,
+    )
     assert changed != text
     (tmp_path / "thresholds.yml").write_text(changed, encoding="utf-8")
     assert (
-        main([str(tmp_path / "new"), "--thresholds", str(tmp_path / "thresholds.yml"), "--runbooks", "https://wiki.example/runbooks/"]) == 0
+        main(
+            [
+                str(tmp_path / "new"),
+                "--thresholds",
+                str(tmp_path / "thresholds.yml"),
+                "--runbooks",
+                "https://wiki.example/runbooks/",
+            ]
+        )
+        == 0
     )
     node = (tmp_path / "new" / "dshealthd-node.json").read_text(encoding="utf-8")
     assert '"value": 71.5' in node
@@ -72,20 +95,30 @@ def test_thresholds_and_runbooks_are_the_users(tmp_path: Path) -> None:
 
 
 def test_a_threshold_that_is_missing_or_computed_is_named(tmp_path: Path) -> None:
-    """What a dashboard needs and the file lacks is a KeyError with both names, a threshold that is no number a ValueError."""
+    """What a dashboard needs and the file lacks is a KeyError with both names, a threshold that is
+    no number a ValueError.
+    """
     file = tmp_path / "thresholds.yml"
-    file.write_text("groups: [{name: a, rules: [{record: 'dshealthd:threshold:x', expr: vector(3e8)}]}]", encoding="utf-8")
+    file.write_text(
+        "groups: [{name: a, rules: [{record: 'dshealthd:threshold:x', expr: vector(3e8)}]}]",
+        encoding="utf-8",
+    )
     assert limits.read(file)["x"] == 3e8
     with pytest.raises(KeyError, match=r"thresholds\.yml has no rule dshealthd:threshold:y"):
         limits.read(file)["y"]
-    file.write_text("groups: [{name: a, rules: [{record: 'dshealthd:threshold:x', expr: scalar(up)}]}]", encoding="utf-8")
+    file.write_text(
+        "groups: [{name: a, rules: [{record: 'dshealthd:threshold:x', expr: scalar(up)}]}]",
+        encoding="utf-8",
+    )
     with pytest.raises(ValueError, match="dshealthd:threshold:x is no threshold"):
         limits.read(file)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_round_trip(file: Path) -> None:
-    """Grafana's model, loaded from a file and written back, is the file: no key is misspelt, none has a value of a wrong kind.
+    """Grafana's model, loaded from a file and written back, is the file.
+
+    No key is misspelt, none has a value of a wrong kind.
 
     Left out is the place of links and annotations, which the SDK always writes and never reads.
     """
@@ -95,7 +128,11 @@ def test_round_trip(file: Path) -> None:
 
     def bare(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: bare(entry) for key, entry in value.items() if (key, entry) != ("placement", "inControlsMenu")}
+            return {
+                key: bare(entry)
+                for key, entry in value.items()
+                if (key, entry) != ("placement", "inControlsMenu")
+            }
         return [bare(entry) for entry in value] if isinstance(value, list) else value
 
     assert bare(again) == document
@@ -103,10 +140,15 @@ def test_round_trip(file: Path) -> None:
 
 @pytest.mark.parametrize("uid", documents())
 def test_variables(uid: str) -> None:
-    """The data source is a variable, cluster and scrape job may be several and may be all, and no variable has a fixed data source."""
+    """The data source is a variable, cluster and scrape job may be several and may be all, and no
+    variable has a fixed data source.
+    """
     listed = {variable["name"]: variable for variable in documents()[uid]["templating"]["list"]}
     assert list(listed)[:3] == ["datasource", "cluster", "job"]
-    assert (listed["datasource"]["type"], listed["datasource"]["query"]) == ("datasource", "prometheus")
+    assert (listed["datasource"]["type"], listed["datasource"]["query"]) == (
+        "datasource",
+        "prometheus",
+    )
     assert listed["cluster"]["allValue"] == ".*", "series without such a label count too"
     for name, variable in listed.items():
         assert variable.get("label"), name
@@ -120,7 +162,10 @@ def test_variables(uid: str) -> None:
 
 @pytest.mark.parametrize("uid", documents())
 def test_identity(uid: str) -> None:
-    """A dashboard has a stable uid and the tag by which others link to it; panels have ids and titles of their own, and do not overlap."""
+    """A dashboard has a stable uid and the tag by which others link to it.
+
+    Panels have ids and titles of their own, and do not overlap.
+    """
     document = documents()[uid]
     assert uid.startswith("dshealthd-")
     assert document["editable"] is False
@@ -132,7 +177,9 @@ def test_identity(uid: str) -> None:
     for panel in document["panels"]:
         position = panel["gridPos"]
         cells = {
-            (x, y) for x in range(position["x"], position["x"] + position["w"]) for y in range(position["y"], position["y"] + position["h"])
+            (x, y)
+            for x in range(position["x"], position["x"] + position["w"])
+            for y in range(position["y"], position["y"] + position["h"])
         }
         assert not cells & taken, panel["title"]
         assert position["x"] + position["w"] <= 24, panel["title"]
@@ -141,7 +188,9 @@ def test_identity(uid: str) -> None:
 
 @pytest.mark.parametrize(("uid", "panel"), PANELS)
 def test_panel(uid: str, panel: dict[str, Any]) -> None:
-    """A panel has a description, the variable data source, a unit, queries of their own names, and says so where nothing is known."""
+    """A panel has a description, the variable data source, a unit, queries of their own names, and
+    says so where nothing is known.
+    """
     assert panel["description"].endswith(".")
     assert len(panel["description"]) > 20
     assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
@@ -165,10 +214,15 @@ def test_panel(uid: str, panel: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_query(query: Any) -> None:
-    """A query parses; rates are taken over Grafana's own interval; its selectors choose cluster, scrape job and node; all names exist."""
+    """A query parses; rates are taken over Grafana's own interval.
+
+    Its selectors choose cluster, scrape job and node; all names exist.
+    """
     expr = substituted(query.expr, variables())
     promql_parser.parse(expr)
-    assert not re.search(r"\b(?:rate|irate)\([^()]*\[(?!\$__rate_interval)", query.expr), "rate over a fixed window"
+    assert not re.search(r"\b(?:rate|irate)\([^()]*\[(?!\$__rate_interval)", query.expr), (
+        "rate over a fixed window"
+    )
     declared, recorded = labels_of(), records()
     for selector in _selectors(promql_parser.parse(expr)):
         name = str(selector.name)
@@ -177,20 +231,34 @@ def test_query(query: Any) -> None:
         if name in recorded:
             assert matched <= {"cluster", "node", "peer", "exported_job"}
         elif name.startswith("ALERTS"):
-            assert matched <= {"cluster", "alertname", "alertstate", "severity", "node", "exported_job"}
+            assert matched <= {
+                "cluster",
+                "alertname",
+                "alertstate",
+                "severity",
+                "node",
+                "exported_job",
+            }
         else:
             assert "job" in matched
-            assert matched <= declared[name] | TARGET_LABELS, f"{name} has no label {matched - declared[name] - TARGET_LABELS}"
+            assert matched <= declared[name] | TARGET_LABELS, (
+                f"{name} has no label {matched - declared[name] - TARGET_LABELS}"
+            )
         if query.board == "dshealthd-node":
             assert matched & {"node", "peer"}, f"{name} is of all nodes"
 
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_labels_exist(query: Any) -> None:
-    """Labels that a query groups by or joins on are those of a metric in it, of its targets, of alerts, or made by the query itself."""
+    """Labels that a query groups by or joins on are those of a metric in it, of its targets, of
+    alerts, or made by the query itself.
+    """
     expr = substituted(query.expr, variables())
     made = set(re.findall(r'"(\w+)"', expr))
-    used = [labels_of().get(str(selector.name), RULE_LABELS) for selector in _selectors(promql_parser.parse(expr))]
+    used = [
+        labels_of().get(str(selector.name), RULE_LABELS)
+        for selector in _selectors(promql_parser.parse(expr))
+    ]
     known = made.union(TARGET_LABELS, *used)
     for group in re.findall(r"\b(?:by|on|ignoring) \(([^()]*)\)", expr):
         names = {name.strip() for name in group.split(",")} - {""}
@@ -210,7 +278,11 @@ def test_links() -> None:
     for body in text.values():
         for target, query in re.findall(r'"url": "/d/([\w-]+)/[^?]*\?([^"]*)"', body):
             names = {variable["name"] for variable in boards[target]["templating"]["list"]}
-            assert set(re.findall(r"var-(\w+)=", query)) | set(re.findall(r"\$\{(\w+):queryparam\}", query)) <= names
+            assert (
+                set(re.findall(r"var-(\w+)=", query))
+                | set(re.findall(r"\$\{(\w+):queryparam\}", query))
+                <= names
+            )
     for board in ("dshealthd-fleet", "dshealthd-jobs", "dshealthd-node"):
         assert f"{RUNBOOKS}/${{__data.fields.symptom}}.md" in text[board]
     assert all_symptoms(), "the runbooks are the symptoms' files"
@@ -218,22 +290,35 @@ def test_links() -> None:
 
 @pytest.mark.parametrize("uid", documents())
 def test_annotations(uid: str) -> None:
-    """Pages and tickets are drawn into graphs, one line a rule; pages are shown unasked."""
+    """Alerts are drawn into graphs, one line a rule; pages are shown unasked, and all of jobs."""
     entries = {entry["name"]: entry for entry in documents()[uid]["annotations"]["list"]}
-    assert {name: entry["enable"] for name, entry in entries.items()} == {"Pages": True, "Tickets": False}
-    assert all(entry["expr"].startswith("count by (alertname, symptom) (ALERTS{") for entry in entries.values())
-    assert all(('node="$node"' in entry["expr"]) is (uid == "dshealthd-node") for entry in entries.values())
+    shown = {name: entry["enable"] for name, entry in entries.items()}
+    of_jobs = uid == "dshealthd-jobs"
+    assert shown == ({"Alerts": True} if of_jobs else {"Pages": True, "Tickets": False})
+    assert all(
+        entry["expr"].startswith("count by (alertname, symptom) (ALERTS{")
+        for entry in entries.values()
+    )
+    assert all(
+        ('node="$node"' in entry["expr"]) is (uid == "dshealthd-node") for entry in entries.values()
+    )
 
 
 def test_provisioning() -> None:
-    """Grafana's provisioning files parse, name the data source type, and are for files that nobody edits in the browser."""
+    """Grafana's provisioning files parse, name the data source type, and are for files that nobody
+    edits in the browser.
+    """
     folder = FILES[0].parent.parent / "provisioning"
     source = yaml.safe_load((folder / "datasources" / "dshealthd.yml").read_text(encoding="utf-8"))
     assert source["apiVersion"] == 1
     assert [entry["type"] for entry in source["datasources"]] == ["prometheus"]
     shipped = yaml.safe_load((limits.FILE.parent / "prometheus.yml").read_text(encoding="utf-8"))
-    assert source["datasources"][0]["jsonData"]["timeInterval"] == shipped["global"]["scrape_interval"]
-    (provider,) = yaml.safe_load((folder / "dashboards" / "dshealthd.yml").read_text(encoding="utf-8"))["providers"]
+    assert (
+        source["datasources"][0]["jsonData"]["timeInterval"] == shipped["global"]["scrape_interval"]
+    )
+    (provider,) = yaml.safe_load(
+        (folder / "dashboards" / "dshealthd.yml").read_text(encoding="utf-8")
+    )["providers"]
     assert provider["allowUiUpdates"] is False
     assert provider["options"]["path"].endswith("/grafana/dashboards")
 

@@ -1,7 +1,8 @@
-"""Every query of the dashboards, asked as Grafana asks it, of a real Prometheus with the shipped rules.
+"""Every query of the dashboards, asked as Grafana asks it, of a real Prometheus with the shipped
+rules.
 
-First of one that scrapes two real agents with simulated GPUs; then of one whose data folder holds a fleet with faults, for what is empty
-where all is well; then of 800 nodes.
+First of one that scrapes two real agents with simulated GPUs; then of one whose data folder holds a
+fleet with faults, for what is empty where all is well; then of 800 nodes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ MOST_SAMPLES = 50e6
 """For an hour of a fleet; also what Prometheus by default holds at most of one query at a time."""
 ANY = "*"
 """A reference to all queries of a panel."""
-ALERTS = [("fleet", "Firing alerts"), ("fleet", "Firing alerts by rule"), ("fleet", "Alerts"), ("node", "Firing alerts")]
+ALERTS = [
+    ("fleet", "Firing alerts"),
+    ("fleet", "Firing alerts by rule"),
+    ("fleet", "Alerts"),
+    ("node", "Firing alerts"),
+]
 OF_THE_FLEET = {"Jobs that stand still", "Ranks left out"}
 """What the dashboard of jobs can tell where there is no job."""
 QUIET: Mapping[tuple[str, str, str], str] = {
@@ -44,7 +50,10 @@ QUIET: Mapping[tuple[str, str, str], str] = {
     },
     **{
         (board, panel, ANY): "no alert fires"
-        for board, panel in (*ALERTS, *((board, "annotation") for board in ("fleet", "node", "probes")))
+        for board, panel in (
+            *ALERTS,
+            *((board, "annotation") for board in ("fleet", "node", "probes")),
+        )
     },
     ("jobs", "Ranks left out", ANY): "job_environment does not run in this lab, which says why",
     ("fleet", "Accused by the probes", ANY): "the probes accuse nobody",
@@ -76,12 +85,16 @@ QUIET: Mapping[tuple[str, str, str], str] = {
 }
 """What returns nothing on two healthy nodes, and why."""
 QUERIES = [pytest.param(query, id=query.place) for query in queries()]
-LARGE = [pytest.param(query, id=query.place) for query in queries() if query.board != "dshealthd-node"]
+LARGE = [
+    pytest.param(query, id=query.place) for query in queries() if query.board != "dshealthd-node"
+]
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two healthy nodes with eight H100 each that probe each other with gloo, scraped for some seconds."""
+    """Two healthy nodes with eight H100 each that probe each other with gloo, scraped for some
+    seconds.
+    """
     with cluster(tmp_path_factory.mktemp("two")) as made:
         yield made
 
@@ -100,7 +113,9 @@ def eight(template: Scrape, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with prometheus(directory, shipped(directory, "[]")) as server:
         end = time.monotonic() + 60
         while not all(server.instant(expr, time.time()).series for expr in SETTLED):
-            assert time.monotonic() < end, (directory / "prometheus.log").read_text(encoding="utf-8")
+            assert time.monotonic() < end, (directory / "prometheus.log").read_text(
+                encoding="utf-8"
+            )
             time.sleep(0.5)
         yield server
 
@@ -118,10 +133,16 @@ SETTLED = (
 
 
 @pytest.fixture(scope="module")
-def many(template: Scrape, eight: Prometheus, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """Eight hundred nodes, every eighth with all faults and with the alerts that the rules had for one such; no rules of its own."""
+def many(
+    template: Scrape, eight: Prometheus, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
+    """Eight hundred nodes, every eighth with all faults and with the alerts that the rules had for
+    one such; no rules of its own.
+    """
     directory = tmp_path_factory.mktemp("many")
-    recorded = eight.instant(f'{{__name__=~"ALERTS|ALERTS_FOR_STATE|dshealthd:.+",node=~"{SICK}|"}}', time.time())
+    recorded = eight.instant(
+        f'{{__name__=~"ALERTS|ALERTS_FOR_STATE|dshealthd:.+",node=~"{SICK}|"}}', time.time()
+    )
     Fleet(template, MANY, recorded).write(directory)
     config = directory / "prometheus.yml"
     config.write_text("global: {}\n", encoding="utf-8")
@@ -131,15 +152,23 @@ def many(template: Scrape, eight: Prometheus, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_two_healthy_nodes(two: Cluster, query: Query) -> None:
-    """A query returns series from real agents, but for those that look for what is wrong, and these return no error."""
+    """A query returns series from real agents, but for those that look for what is wrong, and these
+    return no error.
+    """
     expr = substituted(query.expr, _chosen(query, node="node-1"))
     answer = two.prometheus.ask(query, expr, _end())
     assert answer.series or _quiet(query), f"nothing: {expr}"
 
 
 def test_quiet_ones_exist() -> None:
-    """Whatever is excused from returning anything on healthy nodes is a query of a dashboard, and is asked again where there are faults."""
-    excused = {(query.board.removeprefix("dshealthd-"), query.panel, ref) for query in queries() for ref in (query.ref, ANY)}
+    """Whatever is excused from returning anything on healthy nodes is a query of a dashboard, and
+    is asked again where there are faults.
+    """
+    excused = {
+        (query.board.removeprefix("dshealthd-"), query.panel, ref)
+        for query in queries()
+        for ref in (query.ref, ANY)
+    }
     assert set(QUIET) <= excused
 
 
@@ -161,7 +190,8 @@ def test_series_are_few(many: Prometheus, query: Query) -> None:
 
 @pytest.mark.parametrize("query", LARGE)
 def test_samples_are_few(many: Prometheus, query: Query) -> None:
-    """An hour of 800 nodes, scraped every five seconds, has Prometheus read no more samples for a panel than it reads in seconds.
+    """An hour of 800 nodes, scraped every five seconds, has Prometheus read no more samples for a
+    panel than it reads in seconds.
 
     Dense metrics are counted short; the next test is about them.
     """
@@ -176,27 +206,42 @@ def test_samples_are_few(many: Prometheus, query: Query) -> None:
 
 
 def test_the_reckoning() -> None:
-    """A selector costs one sample a series and point, a range all in it, a subquery its points; what is fixed in time is read once."""
+    """A selector costs one sample a series and point, a range all in it, a subquery its points.
+
+    What is fixed in time is read once.
+    """
     series = {"a": 10, 'b{c="d"}': 3}.__getitem__
     assert samples("sum(a)", series, steps=240) == 2400
     assert samples('a - b{c="d"} offset 1h', series, steps=1) == 13
     assert samples("topk(5, rate(a[20s]))", series, steps=240) == 10 * 4 * 240
     assert samples("max_over_time(a[1h] @ end())", series, steps=240) == 10 * 720
-    assert samples("a and topk(1, max_over_time((rate(a[20s]))[15m:1m] @ end()))", series, steps=240) == 2400 + 10 * 4 * 15
+    assert (
+        samples("a and topk(1, max_over_time((rate(a[20s]))[15m:1m] @ end()))", series, steps=240)
+        == 2400 + 10 * 4 * 15
+    )
 
 
 def test_what_is_dense_is_asked_for(template: Scrape) -> None:
-    """Metrics with a hundred series a node, as link errors have, are read for many nodes only in rows that somebody has to open."""
+    """Metrics with a hundred series a node, as link errors have, are read for many nodes only in
+    rows that somebody has to open.
+    """
     dense = {name for name, series in template.series.items() if len(series) > DENSE}
     assert {"dshealthd_nvlink_errors_total", "dshealthd_infiniband_port_errors_total"} <= dense
-    shut = {(uid, panel["title"]) for uid, document in documents().items() for row in document["panels"] for panel in row.get("panels", [])}
+    shut = {
+        (uid, panel["title"])
+        for uid, document in documents().items()
+        for row in document["panels"]
+        for panel in row.get("panels", [])
+    }
     for query in queries():
         if query.board != "dshealthd-node" and any(f"{name}{{" in query.expr for name in dense):
             assert (query.board, query.panel) in shut, query.place
 
 
 def test_the_worst_come_first(many: Prometheus) -> None:
-    """The grid has a square for every node, those with a page first, and none of a healthy one before them."""
+    """The grid has a square for every node, those with a page first, and none of a healthy one
+    before them.
+    """
     (grid,) = (query for query in queries() if query.panel == "Nodes by what fires")
     answer = many.ask(grid, substituted(grid.expr, variables()), _end())
     values = [values[0] for values in answer.values]
@@ -206,22 +251,33 @@ def test_the_worst_come_first(many: Prometheus) -> None:
 
 
 def test_without_rules_nothing_is_well(two: Cluster) -> None:
-    """Where the rules are not loaded, the numbers of alerts and suspects are unknown, and not 0: their queries return nothing."""
+    """Where the rules are not loaded, the numbers of alerts and suspects are unknown, and not 0.
+
+    Their queries return nothing.
+    """
     for query in queries():
         if query.panel in {"Nodes with a page", "Nodes with a ticket"}:
-            without = substituted(query.expr, variables()).replace("DshealthdWatchdog", "DshealthdNobody")
-            assert two.prometheus.ask(query, substituted(query.expr, variables()), _end()).values == [[0.0]]
+            without = substituted(query.expr, variables()).replace(
+                "DshealthdWatchdog", "DshealthdNobody"
+            )
+            assert two.prometheus.ask(
+                query, substituted(query.expr, variables()), _end()
+            ).values == [[0.0]]
             assert two.prometheus.ask(query, without, _end()).series == []
 
 
 def _chosen(query: Query, *, node: str, **macros: str) -> dict[str, str]:
     """Return what is chosen in a dashboard: one node, where it is about one."""
     values = {"__rate_interval": "5m", **macros}
-    return variables(node=node, **values) if query.board == "dshealthd-node" else variables(**values)
+    return (
+        variables(node=node, **values) if query.board == "dshealthd-node" else variables(**values)
+    )
 
 
 def _end() -> float:
-    """Return the next full minute: subqueries look at full minutes only, and a minute ago there was nothing."""
+    """Return the next full minute: subqueries look at full minutes only, and a minute ago there was
+    nothing.
+    """
     return 60.0 * math.ceil(time.time() / 60)
 
 
@@ -235,4 +291,6 @@ def _limit(query: Query) -> int:
     kinds = {panel["title"]: panel["type"] for panel in panels(documents()[query.board])}
     if query.panel == "Nodes by what fires":
         return NODES
-    return {"stat": 1, "table": 4 * ROWS, "timeseries": 2 * SERIES, "state-timeline": ROWS}.get(kinds.get(query.panel, ""), 2 * SERIES)
+    return {"stat": 1, "table": 4 * ROWS, "timeseries": 2 * SERIES, "state-timeline": ROWS}.get(
+        kinds.get(query.panel, ""), 2 * SERIES
+    )

@@ -1,4 +1,7 @@
-"""Small machines as directory trees: processes that look like those of `/proc`, made by the tests that need many or odd ones."""
+"""Small machines as directory trees.
+
+Processes that look like those of `/proc`, made by the tests that need many or odd ones.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,22 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Context
-from dshealthd.host import Host
+from dshealthd.core.collector import Context
+from dshealthd.core.host import Host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from dshealthd.collector import Fault
+    from dshealthd.core.collector import Fault
 
-TORCH = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+TORCH = {
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "16",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500",
+}
 """What torchrun sets."""
 
 
@@ -31,11 +40,24 @@ class Clock:
 
 
 def stat_line(
-    pid: int, *, comm: bytes = b"python", state: str = "S", parent: int = 1, flags: int = 0, start: int = 100, image: int = 7
+    pid: int,
+    *,
+    comm: bytes = b"python",
+    state: str = "S",
+    parent: int = 1,
+    flags: int = 0,
+    start: int = 100,
+    image: int = 7,
 ) -> bytes:
     """Return a `/proc/<pid>/stat` of 52 fields."""
     fields = [str(field) for field in range(52)]
-    fields[2], fields[3], fields[8], fields[21], fields[49] = state, str(parent), str(flags), str(start), str(image)
+    fields[2], fields[3], fields[8], fields[21], fields[49] = (
+        state,
+        str(parent),
+        str(flags),
+        str(start),
+        str(image),
+    )
     return str(pid).encode() + b" (" + comm + b") " + " ".join(fields[2:]).encode() + b"\n"
 
 
@@ -58,26 +80,39 @@ class Machine:
         self.process(1, {"PATH": "/bin"}, comm=b"systemd", parent=0)
 
     def process(
-        self, pid: int, variables: Mapping[str, str] | bytes = b"", *, descriptors: int = 0, soft: str = "1024", **stat: object
+        self,
+        pid: int,
+        variables: Mapping[str, str] | bytes = b"",
+        *,
+        descriptors: int = 0,
+        soft: str = "1024",
+        **stat: object,
     ) -> Path:
         """Add or replace a process."""
         directory = self.root / str(pid)
         directory.mkdir(exist_ok=True)
         (directory / "stat").write_bytes(stat_line(pid, **stat))  # type: ignore[arg-type] # handed through
-        (directory / "environ").write_bytes(variables if isinstance(variables, bytes) else environ(variables))
+        (directory / "environ").write_bytes(
+            variables if isinstance(variables, bytes) else environ(variables)
+        )
         (directory / "limits").write_text(
             "Limit                     Soft Limit           Hard Limit           Units     \n"
             f"Max open files            {soft:<20} 1048576              files     \n"
             "Max locked memory         8388608              8388608              bytes     \n"
         )
-        (directory / "status").write_text("Name:\tpython\nVmLck:\t      16 kB\nVmPin:\t    2048 kB\n")
+        (directory / "status").write_text(
+            "Name:\tpython\nVmLck:\t      16 kB\nVmPin:\t    2048 kB\n"
+        )
         (directory / "fd").mkdir(exist_ok=True)
         for number in range(descriptors):
             (directory / "fd" / str(number)).touch()
         return directory
 
     def process_quickly(self, pid: int) -> None:
-        """Add a process that does not train, with the two files that the table reads: for crowds."""
+        """Add a process that does not train, with the two files that the table reads.
+
+        For crowds.
+        """
         directory = f"{self.root}/{pid}"
         os.mkdir(directory)
         for name, data in (("stat", stat_line(pid)), ("environ", b"PATH=/bin\0")):
@@ -89,10 +124,10 @@ class Machine:
         """Remove a process."""
         shutil.rmtree(self.root / str(pid))
 
-    def context(self, approach: Callable[[str], Fault | None] | None = None) -> Context:
+    def context(self, entering: Callable[[str], Fault | None] | None = None) -> Context:
         """Return a context on this machine."""
         host = Host(procfs=self.root, sysfs=self.root / "no-sys", rootfs=self.root / "no-root")
         context = Context(host=host, monotonic=self.clock, wall=self.clock)
-        if approach is not None:
-            context.approach = approach
+        if entering is not None:
+            context.entering = entering
         return context

@@ -1,4 +1,7 @@
-"""A rank without torch, run as a process of its own by the tests: it makes steps, until it is told what goes wrong with it."""
+"""A rank without torch, run as a process of its own by the tests.
+
+It makes steps, until it is told what goes wrong with it.
+"""
 
 import select
 import sys

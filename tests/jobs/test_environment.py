@@ -13,12 +13,21 @@ from dshealthd.jobs.environment import ALLOWED, MAX_VALUE, Launcher, job, launch
 if TYPE_CHECKING:
     from random import Random
 
-TORCH = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "MASTER_ADDR": "node1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}
+TORCH = {
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "16",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+}
 
 
 @given(st.binary())
 def test_any_bytes_are_an_environment(data: bytes) -> None:
-    """The parser accepts whatever a process may have written over its environment, and keeps allowed names only."""
+    """The parser accepts whatever a process may have written over its environment, and keeps
+    allowed names only.
+    """
     assert parse_environ(b"RANK=1\0" + data).keys() <= ALLOWED
 
 
@@ -26,18 +35,30 @@ VALUES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"
 OTHERS = st.from_regex(r"[A-Z_]{1,20}", fullmatch=True).filter(lambda name: name not in ALLOWED)
 
 
-@given(st.dictionaries(st.sampled_from(sorted(ALLOWED)), VALUES), st.dictionaries(OTHERS, VALUES), st.randoms())
-def test_allowed_variables_survive_among_others(allowed: dict[str, str], others: dict[str, str], shuffler: Random) -> None:
-    """Whatever else is set, and in whatever order, exactly the allowed variables come out, unchanged."""
+@given(
+    st.dictionaries(st.sampled_from(sorted(ALLOWED)), VALUES),
+    st.dictionaries(OTHERS, VALUES),
+    st.randoms(),
+)
+def test_allowed_variables_survive_among_others(
+    allowed: dict[str, str], others: dict[str, str], shuffler: Random
+) -> None:
+    """Whatever else is set, and in whatever order, exactly the allowed variables come out,
+    unchanged.
+    """
     allowed = {**allowed, "RANK": "0"}
     entries = list({**allowed, **others}.items())
     shuffler.shuffle(entries)
-    assert parse_environ(b"".join(f"{name}={value}\0".encode() for name, value in entries)) == allowed
+    assert (
+        parse_environ(b"".join(f"{name}={value}\0".encode() for name, value in entries)) == allowed
+    )
 
 
 def test_secrets_are_not_kept() -> None:
     """Nothing but the allow-list is kept of a training process's environment."""
-    kept = parse_environ(b"WANDB_API_KEY=secret\0RANK=0\0WORLD_SIZE=1\0AWS_SECRET_ACCESS_KEY=secret\0MASTER_ADDR=a\0")
+    kept = parse_environ(
+        b"WANDB_API_KEY=secret\0RANK=0\0WORLD_SIZE=1\0AWS_SECRET_ACCESS_KEY=secret\0MASTER_ADDR=a\0"
+    )
     assert kept == {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a"}
 
 
@@ -58,10 +79,17 @@ def test_long_value_is_left_out() -> None:
         ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, Launcher.OPENMPI, 2, 4),
         ({"PMI_RANK": "5", "PMI_SIZE": "8"}, Launcher.PMI, 5, 8),
         ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, Launcher.SLURM, 0, None),
-        ({**TORCH, "SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, Launcher.TORCH, 3, 16),
+        (
+            {**TORCH, "SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"},
+            Launcher.TORCH,
+            3,
+            16,
+        ),
     ],
 )
-def test_launchers(environment: dict[str, str], launcher: Launcher, rank: int, size: int | None) -> None:
+def test_launchers(
+    environment: dict[str, str], launcher: Launcher, rank: int, size: int | None
+) -> None:
     """Each launcher's variables give rank and size; torch's own go before the scheduler's."""
     place = launch(environment)
     assert place is not None
@@ -95,11 +123,20 @@ def test_scheduler_names_the_job() -> None:
 
 def test_job_is_equal_on_all_nodes() -> None:
     """What differs between the ranks and nodes of a job does not change its name."""
-    other = {**TORCH, "RANK": "11", "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "3", "VIRTUAL_ENV": "/x", "MASTER_ADDR": " NODE1"}
+    other = {
+        **TORCH,
+        "RANK": "11",
+        "LOCAL_RANK": "3",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "VIRTUAL_ENV": "/x",
+        "MASTER_ADDR": " NODE1",
+    }
     assert job(TORCH, "machine one") == job(other, "machine two")
 
 
-@pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"])
+@pytest.mark.parametrize(
+    "name", ["MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"]
+)
 def test_rendezvous_tells_jobs_apart(name: str) -> None:
     """Another address, port, size or run id is another job."""
     assert job(TORCH, "") != job({**TORCH, name: "8"}, "")
@@ -114,8 +151,14 @@ def test_loopback_job_is_this_machines_own(address: str) -> None:
 
 def test_mpi_names_the_job() -> None:
     """Without an address to meet at, mpirun's own name for the job is the same on all nodes."""
-    environment = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "prterun-node1-4711@1"}
-    assert job(environment, "machine one") == job({**environment, "OMPI_COMM_WORLD_RANK": "0"}, "machine two")
+    environment = {
+        "OMPI_COMM_WORLD_RANK": "2",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "PMIX_NAMESPACE": "prterun-node1-4711@1",
+    }
+    assert job(environment, "machine one") == job(
+        {**environment, "OMPI_COMM_WORLD_RANK": "0"}, "machine two"
+    )
 
 
 @given(st.dictionaries(st.sampled_from(sorted(ALLOWED)), st.text()), st.text())

@@ -1,4 +1,7 @@
-"""What is wrong with environments, whatever stands in them; case by case it is tested with the collector that tells it."""
+"""What is wrong with environments, whatever stands in them.
+
+Case by case it is tested with the collector that tells it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.jobs.environment import ALLOWED, NCCL_COMMON, Launch, Launcher
-from dshealthd.jobs.environment_problems import Problem, adapters, differing, interface, names, place, values
+from dshealthd.jobs.environment_problems import (
+    Problem,
+    adapters,
+    differing,
+    interface,
+    names,
+    place,
+    values,
+)
 from dshealthd.jobs.nccl.names import Misnomer
 from dshealthd.jobs.nccl.settings import Misfit
 
@@ -16,14 +27,20 @@ WRONG = {*Problem, *Misfit, *Misnomer}
 
 
 @given(ENVIRONMENTS, st.integers(0, 10**12), NUMBERS, NUMBERS, st.none() | st.integers(0, 16))
-def test_any_environment_is_judged(environment: dict[str, str], rank: int, local: int | None, size: int | None, gpus: int | None) -> None:
-    """Whatever a user writes, what is told are names of ours and problems of ours, and nothing is raised."""
+def test_any_environment_is_judged(
+    environment: dict[str, str], rank: int, local: int | None, size: int | None, gpus: int | None
+) -> None:
+    """Whatever a user writes, what is told are names of ours and problems of ours, and nothing is
+    raised.
+    """
     launch = Launch(Launcher.TORCH, rank, local, size)
     found = {
         *names(environment),
         *values(environment),
         *place(launch, environment, gpus),
-        *interface(environment.get("NCCL_SOCKET_IFNAME", ""), {"lo": True, "eth0": None}, many_nodes=True),
+        *interface(
+            environment.get("NCCL_SOCKET_IFNAME", ""), {"lo": True, "eth0": None}, many_nodes=True
+        ),
         *adapters(environment.get("NCCL_IB_HCA", ""), {("mlx5_0", 1): True, ("mlx5_1", 1): False}),
     }
     assert {variable for variable, _ in found} <= ALLOWED | {"other"}
@@ -32,7 +49,10 @@ def test_any_environment_is_judged(environment: dict[str, str], rank: int, local
 
 @given(st.dictionaries(st.integers(0, 20), ENVIRONMENTS))
 def test_ranks_with_the_same_settings_never_differ(settings: dict[int, dict[str, str]]) -> None:
-    """A rank differs only if another has another value; of those that are told, the others are at least as many."""
+    """A rank differs only if another has another value.
+
+    Of those that are told, the others are at least as many.
+    """
     found = set(differing(settings))
     for name in NCCL_COMMON:
         those = {rank for rank, (variable, _) in found if variable == name}

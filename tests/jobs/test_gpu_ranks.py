@@ -22,13 +22,18 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_ranks_and_others(machine: Machine) -> None:
-    """A rank is told with its job; another process is known to be none; one that has ended is nothing."""
+    """A rank is told with its job; another process is known to be none.
+
+    One that has ended is nothing.
+    """
     machine.process(50, JOB)
     assert GpuRanks(machine.context()).of([50, 1, 60, 50]) == ({50: Rank("slurm-9", 3)}, 0)
 
 
 def test_unknown_is_counted(machine: Machine) -> None:
-    """A process that may not be read, that waits in the kernel, or whose status makes no sense is counted, and found when that is over."""
+    """A process that may not be read, that waits in the kernel, or whose status makes no sense is
+    counted, and found when that is over.
+    """
     machine.process(50, JOB, state="D")
     machine.process(60, JOB)
     (machine.root / "60/environ").unlink()

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
-import struct
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.jobs.installation import Installations, library_version, parse_assignments, parse_distributions, parse_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from dshealthd.jobs.installation import (
+    Installations,
+    Versions,
+    library_version,
+    parse_assignments,
+    parse_distributions,
+    parse_settings,
+)
+from dshealthd.linux.process_files import Root
+from tests.jobs.elf import library
 
 TORCH = """from typing import Optional
 
@@ -27,16 +32,16 @@ hip: Optional[str] = None
 """
 
 
-def library(path: Path, constants: bytes) -> None:
-    """Write the least of an ELF file with the section `.rodata`."""
-    names = b"\0.rodata\0.shstrtab\0"
-    table = 64 + len(constants) + len(names)
-    header = b"\x7fELF\x02\x01\x01".ljust(40, b"\0") + struct.pack("<Q", table) + b"\0" * 10 + struct.pack("<3H", 64, 3, 2)
-    sections = b"\0" * 64
-    for name, offset, size in ((1, 64, len(constants)), (9, 64 + len(constants), len(names))):
-        sections += struct.pack("<IIQQQQ", name, 1, 0, 0, offset, size).ljust(64, b"\0")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(header + constants + names + sections)
+def installed(root: Path, prefix: str) -> Versions:
+    """Return what is installed at a prefix below a root."""
+    with Root.of_owner(root, prefix) as place:
+        return Installations().environment(place, prefix)
+
+
+def version(path: Path) -> str | None:
+    """Return which NCCL a library is."""
+    with Root.of_owner(path.parent, "/") as root:
+        return library_version(root, f"/{path.name}")
 
 
 def environment(prefix: Path, *distributions: str, torch: str = TORCH) -> Path:
@@ -45,7 +50,9 @@ def environment(prefix: Path, *distributions: str, torch: str = TORCH) -> Path:
     (site / "torch/lib").mkdir(parents=True)
     for name in distributions:
         (site / name).mkdir()
-    (prefix / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\nversion = 3.11.2\n")
+    (prefix / "pyvenv.cfg").write_text(
+        "home = /usr/bin\ninclude-system-site-packages = false\nversion = 3.11.2\n"
+    )
     if torch:
         (site / "torch/version.py").write_text(torch)
     return site
@@ -60,10 +67,27 @@ def test_torch_version_file() -> None:
 
 
 def test_distributions() -> None:
-    """Names of metadata directories give what matters, whichever CUDA NCCL was packaged for; namesakes are left alone."""
-    names = ["nvidia_nccl_cu12-2.21.5.dist-info", "torch-2.3.0+cu121.dist-info", "deepspeed-0.14.4.egg-info", "torch", "x.py"]
-    strangers = ["torchvision-0.18.0.dist-info", "torch_geometric-2.5.dist-info", "deepspeed_kernels-0.0.1.dist-info"]
-    assert parse_distributions(names + strangers) == {("nccl", "2.21.5"), ("torch", "2.3.0+cu121"), ("deepspeed", "0.14.4")}
+    """Names of metadata directories give what matters, whichever CUDA NCCL was packaged for.
+
+    Namesakes are left alone.
+    """
+    names = [
+        "nvidia_nccl_cu12-2.21.5.dist-info",
+        "torch-2.3.0+cu121.dist-info",
+        "deepspeed-0.14.4.egg-info",
+        "torch",
+        "x.py",
+    ]
+    strangers = [
+        "torchvision-0.18.0.dist-info",
+        "torch_geometric-2.5.dist-info",
+        "deepspeed_kernels-0.0.1.dist-info",
+    ]
+    assert parse_distributions(names + strangers) == {
+        ("nccl", "2.21.5"),
+        ("torch", "2.3.0+cu121"),
+        ("deepspeed", "0.14.4"),
+    }
 
 
 @given(st.text())
@@ -76,16 +100,30 @@ def test_any_text_is_parsed(text: str) -> None:
 
 def test_virtual_environment(tmp_path: Path) -> None:
     """Torch with its build, CUDA, NCCL, DeepSpeed and Python are told."""
-    environment(tmp_path / "opt/venv", "torch-2.3.0.dist-info", "nvidia_nccl_cu12-2.20.5.dist-info", "deepspeed-0.14.4.dist-info")
-    found = Installations().environment(str(tmp_path), "/opt/venv")
-    assert dict(found) == {"torch": "2.3.0+cu121", "cuda": "12.1", "nccl": "2.20.5", "deepspeed": "0.14.4", "python": "3.11.2"}
+    environment(
+        tmp_path / "opt/venv",
+        "torch-2.3.0.dist-info",
+        "nvidia_nccl_cu12-2.20.5.dist-info",
+        "deepspeed-0.14.4.dist-info",
+    )
+    found = installed(tmp_path, "/opt/venv")
+    assert dict(found) == {
+        "torch": "2.3.0+cu121",
+        "cuda": "12.1",
+        "nccl": "2.20.5",
+        "deepspeed": "0.14.4",
+        "python": "3.11.2",
+    }
 
 
 def test_without_cuda(tmp_path: Path) -> None:
     """A torch for CPUs has no CUDA and no NCCL, though a library of the system may be there."""
     environment(tmp_path / "opt/venv", torch="__version__ = '2.3.0+cpu'\ncuda = None\n")
     library(tmp_path / "usr/lib/x86_64-linux-gnu/libnccl.so.2", b"NCCL version 2.18.1+cuda12.1\0")
-    assert dict(Installations().environment(str(tmp_path), "/opt/venv")) == {"torch": "2.3.0+cpu", "python": "3.11.2"}
+    assert dict(installed(tmp_path, "/opt/venv")) == {
+        "torch": "2.3.0+cpu",
+        "python": "3.11.2",
+    }
 
 
 def test_system_nccl(tmp_path: Path) -> None:
@@ -95,33 +133,43 @@ def test_system_nccl(tmp_path: Path) -> None:
     system.mkdir(parents=True)
     (system / "libnccl.so.2").symlink_to("libnccl.so.2.21.5")
     (system / "libnccl.so.2.21.5").touch()
-    assert ("nccl", "2.21.5") in Installations().environment(str(tmp_path), "/opt/venv")
+    assert ("nccl", "2.21.5") in installed(tmp_path, "/opt/venv")
 
 
 def test_inherited_packages(tmp_path: Path) -> None:
     """An environment that includes the system's packages has those, unless it has its own."""
     environment(tmp_path / "opt/venv", "deepspeed-0.15.0.dist-info", torch="")
-    (tmp_path / "opt/venv/pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = true\nversion = 3.10.12\n")
+    (tmp_path / "opt/venv/pyvenv.cfg").write_text(
+        "home = /usr/bin\ninclude-system-site-packages = true\nversion = 3.10.12\n"
+    )
     local = tmp_path / "usr/local/lib/python3.10/dist-packages"
     (tmp_path / "usr/lib/python3.10").mkdir(parents=True)
     for name in ("deepspeed-0.14.0.dist-info", "nvidia_nccl_cu12-2.21.5.dist-info"):
         (local / name).mkdir(parents=True)
-    found = Installations().environment(str(tmp_path), "/opt/venv")
+    found = installed(tmp_path, "/opt/venv")
     assert dict(found) == {"deepspeed": "0.15.0", "nccl": "2.21.5", "python": "3.10.12"}
 
 
 def test_environment_that_includes_itself(tmp_path: Path) -> None:
     """An environment made by an interpreter of its own prefix does not go round in circles."""
     environment(tmp_path / "opt/venv")
-    (tmp_path / "opt/venv/pyvenv.cfg").write_text("home = /opt/venv/bin\ninclude-system-site-packages = true\n")
-    assert ("torch", "2.3.0+cu121") in Installations().environment(str(tmp_path), "/opt/venv")
+    (tmp_path / "opt/venv/pyvenv.cfg").write_text(
+        "home = /opt/venv/bin\ninclude-system-site-packages = true\n"
+    )
+    assert ("torch", "2.3.0+cu121") in installed(tmp_path, "/opt/venv")
 
 
 def test_twice_installed(tmp_path: Path) -> None:
-    """A component that a broken upgrade has left twice is told twice: which one is imported is unknown."""
+    """A component that a broken upgrade has left twice is told twice.
+
+    Which one is imported is unknown.
+    """
     environment(tmp_path, "deepspeed-0.14.4.dist-info", "deepspeed-0.15.0.dist-info")
-    found = Installations().environment("/", str(tmp_path))
-    assert {version for component, version in found if component == "deepspeed"} == {"0.14.4", "0.15.0"}
+    found = installed(Path("/"), str(tmp_path))
+    assert {version for component, version in found if component == "deepspeed"} == {
+        "0.14.4",
+        "0.15.0",
+    }
 
 
 def test_no_environment(tmp_path: Path) -> None:
@@ -129,46 +177,62 @@ def test_no_environment(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     for prefix in (tmp_path, tmp_path / "missing"):
         with pytest.raises(FileNotFoundError):
-            Installations().environment("/", str(prefix))
+            installed(Path("/"), str(prefix))
 
 
 def test_remembered_until_it_changes(tmp_path: Path) -> None:
-    """Packages are read again when their directory changes, and forgotten when a round does not ask for them."""
+    """Packages are read again when their directory changes, and forgotten when a round does not ask
+    for them.
+    """
     site = environment(tmp_path, "deepspeed-0.14.4.dist-info")
     installations = Installations()
-    before = installations.site(str(site))
-    (site / "torch/version.py").write_text("__version__ = 'unnoticed'\n")  # pip replaces the metadata, and with it the directory, too
+    root = Root.of_owner(site, "/")
+    before = installations.site(root, "/")
+    (site / "torch/version.py").write_text(
+        "__version__ = 'unnoticed'\n"
+    )  # pip replaces the metadata, and with it the directory, too
     installations.begin()
-    assert installations.site(str(site)) is before
+    assert installations.site(root, "/") is before
     (site / "deepspeed-0.14.4.dist-info").rename(site / "deepspeed-0.15.0.dist-info")
     os.utime(site, ns=(0, 1))
-    assert ("deepspeed", "0.15.0") in installations.site(str(site))
+    assert ("deepspeed", "0.15.0") in installations.site(root, "/")
     installations.begin()
     installations.begin()
     assert not installations._before
+    root.close()
 
 
 def test_this_environment() -> None:
     """The environment of this very interpreter is read from disk as it is."""
-    found = dict(Installations().environment("/", sys.prefix))
+    found = dict(installed(Path("/"), sys.prefix))
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
 @pytest.mark.parametrize("before", [0, (1 << 20) - 10])
 def test_version_in_library(tmp_path: Path, before: int) -> None:
-    """A library without a telling name has its version in what it prints, also where that lies across two reads."""
-    library(tmp_path / "libtorch_cuda.so", b"x" * before + b"NCCL version 2.19.3+cuda12.3\0" + b"x" * 100)
-    assert library_version(str(tmp_path / "libtorch_cuda.so")) == "2.19.3"
+    """A library without a telling name has its version in what it prints, also where that lies
+    across two reads.
+    """
+    library(
+        tmp_path / "libtorch_cuda.so",
+        b"x" * before + b"NCCL version 2.19.3+cuda12.3\0" + b"x" * 100,
+    )
+    assert version(tmp_path / "libtorch_cuda.so") == "2.19.3"
 
 
 @given(st.binary(max_size=200), st.integers(0, 63), st.binary(min_size=1, max_size=8))
-def test_any_bytes_are_a_library(tmp_path_factory: pytest.TempPathFactory, constants: bytes, place: int, damage: bytes) -> None:
-    """A damaged or foreign file has no version; it does not fail, nor is more of it read than there is."""
+def test_any_bytes_are_a_library(
+    tmp_path_factory: pytest.TempPathFactory, constants: bytes, place: int, damage: bytes
+) -> None:
+    """A damaged or foreign file has no version.
+
+    It does not fail, nor is more of it read than there is.
+    """
     path = tmp_path_factory.getbasetemp() / "damaged.so"
     library(path, constants)
     data = bytearray(path.read_bytes())
     data[place : place + len(damage)] = damage
     path.write_bytes(data)
-    assert library_version(str(path)) is None or b"NCCL" in constants
+    assert version(path) is None or b"NCCL" in constants
     path.write_bytes(constants)
-    assert library_version(str(path)) is None
+    assert version(path) is None

@@ -5,20 +5,20 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.installation import Installations
 from dshealthd.jobs.loaded import Libraries, libraries, parse_maps, versions
 from dshealthd.jobs.processes import TrainingProcess
+from dshealthd.linux.process_files import Root
+from tests.jobs.elf import library
 from tests.jobs.machines import TORCH
-from tests.jobs.test_installation import environment, library
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.jobs.test_installation import environment
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
 MAPS = (
@@ -40,25 +40,37 @@ def process(**more: str) -> TrainingProcess:
     return TrainingProcess(50, 100, 1, "run-1", place, variables)
 
 
-def directory(tmp_path: Path, maps: str, command: bytes = b"/opt/venv/bin/python\0train.py\0") -> Path:
+def directory(
+    tmp_path: Path, maps: str, command: bytes = b"/opt/venv/bin/python\0train.py\0"
+) -> Path:
     """Make the `/proc/<pid>` of a process in a container."""
     place = tmp_path / "50"
     (place / "root").mkdir(parents=True)
     (place / "maps").write_text(maps)
     (place / "cmdline").write_bytes(command)
     (place / "exe").symlink_to("/usr/bin/python3.11")
-    environment(place / "root/opt/venv", "torch-2.3.0.dist-info", "nvidia_nccl_cu12-2.20.5.dist-info", "deepspeed-0.14.4.dist-info")
+    environment(
+        place / "root/opt/venv",
+        "torch-2.3.0.dist-info",
+        "nvidia_nccl_cu12-2.20.5.dist-info",
+        "deepspeed-0.14.4.dist-info",
+    )
     return place
 
 
 def read(place: Path, **more: str) -> dict[str, str]:
     """Return what the process runs with."""
-    return dict(versions(str(place), process(**more), libraries(str(place)), Installations()))
+    with Root.of_process(Host(procfs=place.parent), int(place.name)) as root:
+        return dict(
+            versions(root, str(place), process(**more), libraries(str(place)), Installations())
+        )
 
 
 def test_maps() -> None:
     """Torch's directory and NCCL's library are found among the mappings."""
-    assert parse_maps(MAPS.format(nccl=PACKAGED).encode()) == Libraries(SITE, f"{SITE}/nvidia/nccl/lib/libnccl.so.2", None)
+    assert parse_maps(MAPS.format(nccl=PACKAGED).encode()) == Libraries(
+        SITE, f"{SITE}/nvidia/nccl/lib/libnccl.so.2", None
+    )
 
 
 def test_nothing_loaded() -> None:
@@ -72,21 +84,49 @@ def test_replaced_on_disk() -> None:
     assert parse_maps(data.encode()).replaced == f"{SITE}/nvidia/nccl/lib/libnccl.so.2"
 
 
-@given(st.lists(st.sampled_from([b"/torch/lib/libtorch", b"/libnccl.so", b" (deleted)", b"\n", b"\xff", b"/", b"/libtorch_cuda.so"])))
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                b"/torch/lib/libtorch",
+                b"/libnccl.so",
+                b" (deleted)",
+                b"\n",
+                b"\xff",
+                b"/",
+                b"/libtorch_cuda.so",
+            ]
+        )
+    )
+)
 def test_any_maps(pieces: list[bytes]) -> None:
     """Paths are others' to choose: whatever the mappings hold, parsing does not fail."""
     parse_maps(b"".join(pieces))
 
 
 def test_packaged_nccl(tmp_path: Path) -> None:
-    """NCCL loaded from the package has the package's version; Python and DeepSpeed come from the environment in the container."""
+    """NCCL loaded from the package has the package's version.
+
+    Python and DeepSpeed come from the environment in the container.
+    """
     place = directory(tmp_path, MAPS.format(nccl=PACKAGED))
-    assert read(place) == {"torch": "2.3.0+cu121", "cuda": "12.1", "nccl": "2.20.5", "deepspeed": "0.14.4", "python": "3.11.2"}
+    assert read(place) == {
+        "torch": "2.3.0+cu121",
+        "cuda": "12.1",
+        "nccl": "2.20.5",
+        "deepspeed": "0.14.4",
+        "python": "3.11.2",
+    }
 
 
 def test_other_nccl_is_loaded(tmp_path: Path) -> None:
     """NCCL that was put before the package's by LD_LIBRARY_PATH or LD_PRELOAD is the one in use."""
-    place = directory(tmp_path, MAPS.format(nccl=PACKAGED.replace(f"{SITE}/nvidia/nccl/lib/libnccl.so.2", "/opt/nccl/libnccl.so.2")))
+    place = directory(
+        tmp_path,
+        MAPS.format(
+            nccl=PACKAGED.replace(f"{SITE}/nvidia/nccl/lib/libnccl.so.2", "/opt/nccl/libnccl.so.2")
+        ),
+    )
     library(place / "root/opt/nccl/libnccl.so.2", b"NCCL version 2.21.5+cuda12.4\0")
     assert read(place)["nccl"] == "2.21.5"
 
@@ -104,8 +144,14 @@ def test_before_torch_is_loaded(tmp_path: Path) -> None:
 
 
 def test_activated_environment(tmp_path: Path) -> None:
-    """Started as plain `python`, the environment is the activated one; the interpreter behind the link would be another."""
-    assert read(directory(tmp_path, "", b"python\0train.py\0"), VIRTUAL_ENV="/opt/venv")["deepspeed"] == "0.14.4"
+    """Started as plain `python`, the environment is the activated one.
+
+    The interpreter behind the link would be another.
+    """
+    assert (
+        read(directory(tmp_path, "", b"python\0train.py\0"), VIRTUAL_ENV="/opt/venv")["deepspeed"]
+        == "0.14.4"
+    )
 
 
 def test_no_environment_at_all(tmp_path: Path) -> None:
@@ -117,10 +163,12 @@ def test_no_environment_at_all(tmp_path: Path) -> None:
 
 
 def test_this_process() -> None:
-    """On the real `/proc`, this interpreter's own version is found, and torch's where it is installed, without importing it."""
+    """On the real `/proc`, this interpreter's own version is found, and torch's where it is
+    installed, without importing it.
+    """
     place = f"/proc/{os.getpid()}"
     before = "torch" in sys.modules  # by another test of this process
-    found = dict(versions(place, process(), libraries(place), Installations()))
+    found = read(Path(place))
     assert found["python"].startswith("3.")
     installed = {distribution.name.lower() for distribution in importlib.metadata.distributions()}
     assert ("torch" in found) == ("torch" in installed)

@@ -1,4 +1,7 @@
-"""Which interfaces and adapters a process could use: on this machine, and in a network of its own."""
+"""Which interfaces and adapters a process could use.
+
+On this machine, and in a network of its own.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.collector import Context, Fault, Reason
-from dshealthd.host import Host
+from dshealthd.core.collector import Context, Fault, Reason
+from dshealthd.core.host import Host
 from dshealthd.jobs.network_devices import NetworkDevices, parse_names
 
 if TYPE_CHECKING:
@@ -23,14 +26,22 @@ if TYPE_CHECKING:
 HEADER = "Inter-|   Receive\n face |bytes\n"
 
 
-def devices(host: Host, approach: Callable[[str], Fault | None] = lambda _part: None) -> NetworkDevices:
+def devices(
+    host: Host, entering: Callable[[str], Fault | None] = lambda _part: None
+) -> NetworkDevices:
     """Return what there is on a host."""
-    return NetworkDevices(Context(host=host, monotonic=time.monotonic, wall=time.time, approach=approach))
+    return NetworkDevices(
+        Context(host=host, monotonic=time.monotonic, wall=time.time, entering=entering)
+    )
 
 
 def test_names() -> None:
     """Interfaces are named with their colons: an alias has one of its own."""
-    assert parse_names(f"{HEADER}    lo: 1 2 3\neth0:1: 4 5\n  ib0:7 8\n") == ["lo", "eth0:1", "ib0"]
+    assert parse_names(f"{HEADER}    lo: 1 2 3\neth0:1: 4 5\n  ib0:7 8\n") == [
+        "lo",
+        "eth0:1",
+        "ib0",
+    ]
 
 
 @given(st.text())
@@ -43,11 +54,15 @@ def test_this_machine() -> None:
     """The interfaces of this process are those that Python sees, and loopback runs if it is up."""
     found = devices(Host()).interfaces(os.getpid())
     assert found.keys() == set(os.listdir("/sys/class/net")) - {"bonding_masters"}
-    assert found["lo"] == bool(int(Path("/sys/class/net/lo/flags").read_text(encoding="ascii"), 16) & 1)
+    assert found["lo"] == bool(
+        int(Path("/sys/class/net/lo/flags").read_text(encoding="ascii"), 16) & 1
+    )
 
 
 def test_network_of_its_own() -> None:
-    """Of a process in another network namespace it is known which interfaces there are, and not whether they run."""
+    """Of a process in another network namespace it is known which interfaces there are, and not
+    whether they run.
+    """
     if os.getuid() != 0:
         pytest.skip("takes root, for a network namespace")
     command = ["unshare", "--net", sys.executable, "-c", "print(flush=True); input()"]
@@ -69,23 +84,37 @@ def test_process_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_adapters(tmp_path: Path) -> None:
-    """Ports are read once a sweep; one that cannot be read is there, in an unknown state, and a fault."""
-    for name, states in (("mlx5_0", ("4: ACTIVE", "1: DOWN")), ("mlx5_1", ("rubbish",)), ("mlx5_2", ("4: ACTIVE",))):
+    """Ports are read once a sweep; one that cannot be read is there, in an unknown state, and a
+    fault.
+    """
+    for name, states in (
+        ("mlx5_0", ("4: ACTIVE", "1: DOWN")),
+        ("mlx5_1", ("rubbish",)),
+        ("mlx5_2", ("4: ACTIVE",)),
+    ):
         for port, state in enumerate(states, 1):
             place = tmp_path / f"class/infiniband/{name}/ports/{port}"
             place.mkdir(parents=True)
             (place / "state").write_text(state)
     approached = []
 
-    def approach(part: str) -> Fault | None:
+    def entering(part: str) -> Fault | None:
         approached.append(part)
         return Fault(part, Reason.STUCK, "hung") if part == "adapter mlx5_2" else None
 
-    found = devices(Host(sysfs=tmp_path), approach)
+    found = devices(Host(sysfs=tmp_path), entering)
     for _ in range(2):
-        assert found.ports() == {("mlx5_0", 1): True, ("mlx5_0", 2): False, ("mlx5_1", 1): None, ("mlx5_2", 1): None}
+        assert found.ports() == {
+            ("mlx5_0", 1): True,
+            ("mlx5_0", 2): False,
+            ("mlx5_1", 1): None,
+            ("mlx5_2", 1): None,
+        }
     assert approached == ["adapter mlx5_0", "adapter mlx5_1", "adapter mlx5_2"]
-    assert {fault.part: fault.reason for fault in found.faults} == {"adapter mlx5_1": Reason.MALFORMED, "adapter mlx5_2": Reason.STUCK}
+    assert {fault.part: fault.reason for fault in found.faults} == {
+        "adapter mlx5_1": Reason.MALFORMED,
+        "adapter mlx5_2": Reason.STUCK,
+    }
 
 
 def test_no_adapters(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.collector import Context, Fault, Reason
-from dshealthd.host import Host, read_bytes
+from dshealthd.core.collector import Context, Fault, Reason
+from dshealthd.core.host import Host, read_bytes
 from dshealthd.jobs.processes import ENVIRON_LIMIT, SWEEP_LIMIT, ProcessTable, Unseen, parse_stat
 from tests.jobs.machines import TORCH, Machine, environ, stat_line
 
@@ -30,7 +30,9 @@ def machine(tmp_path: Path) -> Machine:
 
 
 class Table(ProcessTable):
-    """A process table whose sweeps are counted by the test, and whose looks at environments are noted."""
+    """A process table whose sweeps are counted by the test, and whose looks at environments are
+    noted.
+    """
 
     def __init__(self, machine: Machine, blocked: str = "") -> None:
         self.looks: list[str] = []
@@ -51,8 +53,13 @@ class Table(ProcessTable):
 
 @given(st.binary(max_size=64))
 def test_stat_is_found_behind_any_name(comm: bytes) -> None:
-    """A process may call itself anything: brackets, newlines and bytes that are no text do not move the fields."""
-    assert parse_stat(stat_line(7, comm=comm, state="R", parent=5, flags=64, start=12345, image=99)) == ("R", 5, 64, 12345, 99)
+    """A process may call itself anything.
+
+    Brackets, newlines and bytes that are no text do not move the fields.
+    """
+    assert parse_stat(
+        stat_line(7, comm=comm, state="R", parent=5, flags=64, start=12345, image=99)
+    ) == ("R", 5, 64, 12345, 99)
 
 
 @given(st.binary())
@@ -82,7 +89,13 @@ def test_training_process(machine: Machine) -> None:
     table = Table(machine)
     table.sweep()
     (process,) = table.refresh()
-    assert (process.pid, process.parent, process.start, process.job, process.launch.rank) == (50, 40, 77, "slurm-9", 3)
+    assert (process.pid, process.parent, process.start, process.job, process.launch.rank) == (
+        50,
+        40,
+        77,
+        "slurm-9",
+        3,
+    )
     assert process.environment == {**TORCH, "SLURM_JOB_ID": "9"}
 
 
@@ -96,7 +109,9 @@ def test_once_a_sweep(machine: Machine) -> None:
 
 
 def test_ten_thousand_processes(machine: Machine) -> None:
-    """Each environment is read once; the second sweep over 10,000 processes reads none, and checks a bounded share (fault 21)."""
+    """Each environment is read once; the second sweep over 10,000 processes reads none, and checks
+    a bounded share (fault 21).
+    """
     for pid in range(1000, 10_999):
         machine.process_quickly(pid)
     machine.process(50, TORCH)
@@ -132,7 +147,9 @@ def test_ended_process_is_gone(machine: Machine) -> None:
 
 
 def test_reused_pid(machine: Machine) -> None:
-    """A pid that another process has taken is told by its start time, in either direction (fault 22)."""
+    """A pid that another process has taken is told by its start time, in either direction (fault
+    22).
+    """
     machine.process(50, TORCH, start=100)
     machine.process(60, {}, start=100)
     table = Table(machine)
@@ -152,7 +169,9 @@ def test_late_exec(machine: Machine) -> None:
 
 
 def test_young_process_is_looked_at_again(machine: Machine) -> None:
-    """A process seen between fork and exec is read again in the next sweep, even if its addresses did not change; and then no more."""
+    """A process seen between fork and exec is read again in the next sweep, even if its addresses
+    did not change; and then no more.
+    """
     machine.process(50, {}, start=999_950)
     table = Table(machine)
     assert table.sweep() == []
@@ -176,13 +195,18 @@ def test_every_process_has_its_turn(machine: Machine) -> None:
 
 
 def test_huge_environment(machine: Machine) -> None:
-    """Of an environment of any size a bounded part is read; what a launcher set is found in it (fault 22)."""
+    """Of an environment of any size a bounded part is read.
+
+    What a launcher set is found in it (fault 22).
+    """
     machine.process(50, environ(TORCH) + b"X=" + b"x" * (4 << 20))
     assert Table(machine).sweep() == [50]
 
 
 def test_environment_too_long_to_read(machine: Machine) -> None:
-    """A process whose environment was read in part only, without a launcher in it, is unseen and not "no training"."""
+    """A process whose environment was read in part only, without a launcher in it, is unseen and
+    not "no training".
+    """
     machine.process(50, b"X=" + b"x" * ENVIRON_LIMIT + b"\0" + environ(TORCH))
     table = Table(machine)
     assert table.sweep() == []
@@ -192,20 +216,27 @@ def test_environment_too_long_to_read(machine: Machine) -> None:
 
 
 def test_reading_is_bounded_in_a_sweep(machine: Machine) -> None:
-    """Huge environments cannot hold up a sweep: what is too much waits, is told as unseen, and gets its turn."""
+    """Huge environments cannot hold up a sweep.
+
+    What is too much waits, is told as unseen, and gets its turn.
+    """
     crowd = SWEEP_LIMIT // ENVIRON_LIMIT + 4
     for pid in range(100, 100 + crowd):
         machine.process(pid, environ(TORCH) + b"X=" + b"x" * ENVIRON_LIMIT)
     table = Table(machine)
     first = table.sweep()
     assert 0 < len(first) < crowd
-    assert crowd <= len(first) + table.unseen[Unseen.DEFERRED] <= crowd + 1  # the first process may wait, too
+    assert (
+        crowd <= len(first) + table.unseen[Unseen.DEFERRED] <= crowd + 1
+    )  # the first process may wait, too
     assert len(table.sweep()) == crowd
     assert table.unseen[Unseen.DEFERRED] == 0
 
 
 def test_many_variables_are_bounded_in_a_sweep(machine: Machine) -> None:
-    """Environments of a million empty variables, which cost more than their length, cannot hold up a sweep either."""
+    """Environments of a million empty variables, which cost more than their length, cannot hold up
+    a sweep either.
+    """
     for pid in range(100, 105):
         machine.process(pid, environ(TORCH) + b"\0" * (ENVIRON_LIMIT // 2))
     table = Table(machine)
@@ -217,7 +248,9 @@ def test_many_variables_are_bounded_in_a_sweep(machine: Machine) -> None:
 
 
 def test_vanishing_process(machine: Machine) -> None:
-    """A process that ends between the listing and any of the reads is gone, and no error (fault 22)."""
+    """A process that ends between the listing and any of the reads is gone, and no error (fault
+    22).
+    """
     machine.process(50, TORCH)
     (machine.root / "60").mkdir()  # listed, and nothing in it
     machine.process(70, TORCH)
@@ -228,7 +261,9 @@ def test_vanishing_process(machine: Machine) -> None:
 
 
 def test_replaced_while_it_is_read(machine: Machine) -> None:
-    """If another process took the pid between the reads, nothing is told of either until the next sweep."""
+    """If another process took the pid between the reads, nothing is told of either until the next
+    sweep.
+    """
     machine.process(50, TORCH, start=100)
 
     class Replaced(Table):
@@ -252,7 +287,10 @@ def test_kernel_threads_and_the_dead_are_not_read(machine: Machine) -> None:
 
 
 def test_uninterruptible_process_is_not_touched(machine: Machine) -> None:
-    """Reading the environment of a process that hangs in a driver may hang as well: it is unseen until it runs again."""
+    """Reading the environment of a process that hangs in a driver may hang as well.
+
+    It is unseen until it runs again.
+    """
     machine.process(50, TORCH, state="D")
     table = Table(machine)
     assert table.sweep() == []
@@ -301,11 +339,14 @@ def test_hidepid(machine: Machine) -> None:
 
 
 def test_no_permission() -> None:
-    """Without privileges, other users' processes are counted as unseen; they are never "no job". On the real `/proc`."""
+    """Without privileges, other users' processes are counted as unseen; they are never "no job".
+
+    On the real `/proc`.
+    """
     program = (
         "import os, time\n"
-        "from dshealthd.collector import Context\n"
-        "from dshealthd.host import Host\n"
+        "from dshealthd.core.collector import Context\n"
+        "from dshealthd.core.host import Host\n"
         "from dshealthd.jobs.processes import ProcessTable, Unseen\n"
         "table = ProcessTable(Context(host=Host(), monotonic=time.monotonic, wall=time.time))\n"
         "os.setgid(65534); os.setuid(65534)\n"
@@ -314,18 +355,26 @@ def test_no_permission() -> None:
     )
     if os.getuid() != 0:
         pytest.skip("takes root, to become nobody")
-    answer = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=30)
+    answer = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, timeout=30
+    )
     assert int(answer.stdout) >= 1
 
 
 def test_real_training_process() -> None:
-    """A real child with a launcher's environment is found, under one name for both its ranks, and gone when it has ended."""
+    """A real child with a launcher's environment is found, under one name for both its ranks, and
+    gone when it has ended.
+    """
     context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
     table = ProcessTable(context)
     table.refresh()
     mark = {"MASTER_ADDR": "192.0.2.7", "MASTER_PORT": str(os.getpid()), "WORLD_SIZE": "2"}
     ranks = [
-        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={**os.environ, **mark, "RANK": rank})
+        subprocess.Popen(
+            [sys.executable, "-c", "input()"],
+            stdin=subprocess.PIPE,
+            env={**os.environ, **mark, "RANK": rank},
+        )
         for rank in ("0", "1")
     ]
     try:

@@ -16,16 +16,24 @@ if TYPE_CHECKING:
 BASE = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
 
 
-def process(pid: int, environment: dict[str, str], *, parent: int = 1, start: int = 0) -> TrainingProcess:
+def process(
+    pid: int, environment: dict[str, str], *, parent: int = 1, start: int = 0
+) -> TrainingProcess:
     """Return a process as the table tells it."""
     place = launch(environment)
     assert place is not None
     return TrainingProcess(pid, start or pid, parent, job(environment, "m"), place, environment)
 
 
-def rank(number: int, changed: Mapping[str, str] | None = None, *, pid: int = 0, parent: int = 1) -> TrainingProcess:
+def rank(
+    number: int, changed: Mapping[str, str] | None = None, *, pid: int = 0, parent: int = 1
+) -> TrainingProcess:
     """Return a rank of the usual run, with some of its variables changed."""
-    return process(pid or 100 + number, {**BASE, "RANK": str(number), "LOCAL_RANK": str(number), **(changed or {})}, parent=parent)
+    return process(
+        pid or 100 + number,
+        {**BASE, "RANK": str(number), "LOCAL_RANK": str(number), **(changed or {})},
+        parent=parent,
+    )
 
 
 def runs(*processes: TrainingProcess, ranks: Ranks | None = None, machine: str = "m") -> list[Run]:
@@ -41,7 +49,11 @@ def pids(run: Run) -> dict[int, list[int]]:
 def kin(of: Iterable[Run]) -> set[str]:
     """Return the variables about which alone these runs differ."""
     first, *others = (run.without("m") for run in of)
-    return {variable for variable in first if all(other.get(variable) == first[variable] for other in others)}
+    return {
+        variable
+        for variable in first
+        if all(other.get(variable) == first[variable] for other in others)
+    }
 
 
 def test_one_run() -> None:
@@ -59,7 +71,10 @@ def test_rank_used_twice() -> None:
 
 
 def test_children_of_ranks_are_no_ranks() -> None:
-    """Data loaders inherit a rank's environment, and are none; they stay what they are when their parent has gone (fault 21)."""
+    """Data loaders inherit a rank's environment, and are none.
+
+    They stay what they are when their parent has gone (fault 21).
+    """
     ranks = Ranks()
     (run,) = runs(rank(0), rank(0, pid=200, parent=100), rank(0, pid=300, parent=200), ranks=ranks)
     assert pids(run) == {0: [100]}
@@ -67,13 +82,19 @@ def test_children_of_ranks_are_no_ranks() -> None:
 
 
 def test_reused_parent() -> None:
-    """A process is no child of one that was started after it: its parent's pid has been given out again."""
+    """A process is no child of one that was started after it.
+
+    Its parent's pid has been given out again.
+    """
     (run,) = runs(rank(1, pid=100), process(200, {**BASE, "RANK": "1"}, parent=100, start=50))
     assert sorted(pids(run)[1]) == [100, 200]
 
 
 def test_launcher_below_a_scheduler() -> None:
-    """Below srun, torchrun is a task of the step and no rank; what it starts are the ranks (fault 21)."""
+    """Below srun, torchrun is a task of the step and no rank.
+
+    What it starts are the ranks (fault 21).
+    """
     slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
     shell = process(10, slurm)
     torchrun = process(20, slurm, parent=10)
@@ -85,19 +106,32 @@ def test_launcher_below_a_scheduler() -> None:
 
 
 def test_two_runs_in_one_allocation() -> None:
-    """A sweep that trains twice side by side in one job of the scheduler has two runs, each with a rank 0."""
-    both = [rank(0, {"MASTER_PORT": str(29500 + port), "SLURM_JOB_ID": "7"}, pid=10 + port) for port in range(2)]
+    """A sweep that trains twice side by side in one job of the scheduler has two runs, each with a
+    rank 0.
+    """
+    both = [
+        rank(0, {"MASTER_PORT": str(29500 + port), "SLURM_JOB_ID": "7"}, pid=10 + port)
+        for port in range(2)
+    ]
     first, second = runs(*both)
     assert first.job == second.job
     assert first.name != second.name
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"), [("MASTER_PORT", "29501"), ("WORLD_SIZE", "3"), ("MASTER_ADDR", "node2"), ("MASTER_ADDR", "127.0.0.1")]
+    ("variable", "value"),
+    [
+        ("MASTER_PORT", "29501"),
+        ("WORLD_SIZE", "3"),
+        ("MASTER_ADDR", "node2"),
+        ("MASTER_ADDR", "127.0.0.1"),
+    ],
 )
 @pytest.mark.parametrize("scheduler", [{}, {"SLURM_JOB_ID": "7"}])
 def test_ranks_that_disagree(variable: str, value: str, scheduler: dict[str, str]) -> None:
-    """A rank with another address, port or size is in a run of its own, and it is seen which of them is the difference."""
+    """A rank with another address, port or size is in a run of its own, and it is seen which of
+    them is the difference.
+    """
     one, other = runs(rank(0, scheduler), rank(1, {variable: value, **scheduler}))
     assert one.name != other.name
     assert kin([one, other]) == {variable}
@@ -109,7 +143,10 @@ def test_ranks_that_disagree_about_two() -> None:
 
 
 def test_loopback_is_right_where_rank_0_is() -> None:
-    """Rank 0 may name its own node by the loopback address: that is no disagreement with ranks elsewhere which name it."""
+    """Rank 0 may name its own node by the loopback address.
+
+    That is no disagreement with ranks elsewhere which name it.
+    """
     (run,) = runs(rank(0, {"MASTER_ADDR": "localhost"}))
     assert "MASTER_ADDR" not in run.without("m")
     (run,) = runs(rank(1, {"MASTER_ADDR": "localhost"}))

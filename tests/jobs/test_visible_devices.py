@@ -11,7 +11,23 @@ import pytest
 from dshealthd.jobs.visible_devices import Visible, visible
 
 LISTS = (
-    *("0,1,2,3", "4,5", "", "-1", "0,-1,1", "3,2,1", "0,0", "0, 1", "1gpu,2", "x", "0,,1", "+1", "NoDevFiles", "0,1,", "7"),
+    *(
+        "0,1,2,3",
+        "4,5",
+        "",
+        "-1",
+        "0,-1,1",
+        "3,2,1",
+        "0,0",
+        "0, 1",
+        "1gpu,2",
+        "x",
+        "0,,1",
+        "+1",
+        "NoDevFiles",
+        "0,1,",
+        "7",
+    ),
     *("GPU-1a,GPU-2b", "GPU-1a,GPU-1a", "GPU-1a,1", "MIG-1,MIG-2", "MIG-1,GPU-2"),
 )
 
@@ -25,7 +41,14 @@ def test_as_torch_reads_them() -> None:
         "    os.environ['CUDA_VISIBLE_DEVICES'] = text\n"
         "    print(*torch.cuda._parse_visible_devices(), sep=',')"
     )
-    answer = subprocess.run([sys.executable, "-c", program, *LISTS], capture_output=True, check=True, text=True, timeout=60, env=os.environ)
+    answer = subprocess.run(
+        [sys.executable, "-c", program, *LISTS],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=60,
+        env=os.environ,
+    )
     assert answer.stdout.splitlines() == [",".join(visible(text, None).devices) for text in LISTS]
 
 
@@ -42,5 +65,8 @@ def test_as_torch_reads_them() -> None:
     ],
 )
 def test_on_a_node_with_four(text: str, seen: Visible) -> None:
-    """An index that the node does not have hides itself and what follows; hidden on purpose is no mistake; UUIDs are believed."""
+    """An index that the node does not have hides itself and what follows.
+
+    Hidden on purpose is no mistake; UUIDs are believed.
+    """
     assert visible(text, 4) == seen

@@ -1,4 +1,7 @@
-"""`python -m tests.lab`: bring a lab up, show it, and take it down at Ctrl-C or SIGTERM; or clean up after labs that were killed."""
+"""`python -m tests.lab`: bring a lab up, show it, and take it down at Ctrl-C or SIGTERM.
+
+Or clean up after labs that were killed.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,42 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.lab", description=__doc__)
     parser.add_argument("--nodes", type=int, default=8, help="how many nodes (%(default)s)")
     parser.add_argument("--gpus", type=int, default=8, help="simulated GPUs of each (%(default)s)")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration to lay over the lab's own on every node")
-    parser.add_argument("--collectors", nargs="*", default=COLLECTORS, metavar="NAME", help="collectors that run (%(default)s)")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="configuration to lay over the lab's own on every node",
+    )
+    parser.add_argument(
+        "--collectors",
+        nargs="*",
+        default=COLLECTORS,
+        metavar="NAME",
+        help="collectors that run (%(default)s)",
+    )
     parser.add_argument("--interval", default="1s", help="how often they do (%(default)s)")
-    parser.add_argument("--directory", type=Path, help="where files go and stay (a temporary one that is removed)")
-    parser.add_argument("--loopback", action="store_true", help="addresses of 127.0.0.0/8 even where namespaces are permitted")
-    parser.add_argument("--clean", action="store_true", help="remove what killed labs left (with --directory, the one there), and end")
+    parser.add_argument(
+        "--directory", type=Path, help="where files go and stay (a temporary one that is removed)"
+    )
+    parser.add_argument(
+        "--loopback",
+        action="store_true",
+        help="addresses of 127.0.0.0/8 even where namespaces are permitted",
+    )
+    parser.add_argument(
+        "--clean",
+        action="store_true",
+        help="remove what killed labs left (with --directory, the one there), and end",
+    )
     options = parser.parse_args()
     directory = options.directory.absolute() if options.directory else None
     if options.clean:
         print("\n".join(records.clean(directory)) or "nothing is left of any lab")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has ignored in what it starts in the background
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # which a shell has ignored in what it starts in the background
     lab = Lab(
         directory,
         options.nodes,
@@ -44,9 +70,15 @@ def main() -> int:
         print(f"\n{'node':10} {'page':28} {'agent':>8}  enter it")
         for node in lab.nodes:
             enter = f"nsenter --target {node.station.pid} --all" if node.station.pid else "-"
-            print(f"{node.name:10} http://{node.address}:{node.agent.port:<5}/ {node.agent.pid:>12}  {enter}")
+            print(
+                f"{node.name:10} http://{node.address}:{node.agent.port:<5}/ "
+                f"{node.agent.pid:>12}  {enter}"
+            )
         if lab.services.pid:
-            print(f"services   {lab.services.address} (the switch) {'':>12}  nsenter --target {lab.services.pid} --all")
+            print(
+                f"services   {lab.services.address} (the switch) {'':>12}  nsenter --target "
+                f"{lab.services.pid} --all"
+            )
         print(f"\nfiles in {lab.directory}; Ctrl-C ends the lab", flush=True)
         signal.pause()
     return 0

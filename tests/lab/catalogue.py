@@ -1,4 +1,7 @@
-"""The faults from which pages come: how each is injected, and the one page or ticket that it is to lead to."""
+"""The faults from which pages come.
+
+How each is injected, and the one page or ticket that it is to lead to.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from tests.lab.paging import Paging
 if TYPE_CHECKING:
     from tests.lab.receiver import Alert
 
-PAGE, TICKET = "page", "ticket"
+PAGE, TICKET, OWNER = "page", "ticket", "job-owner"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +53,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "xid-79": Fault(
         title="Xid 79 in the kernel log",
-        inject=lambda lab, node: hardware.xid(node, lab.kernel_logs[node.name], 2, 79, "pid=4711, GPU has fallen off the bus."),
+        inject=lambda lab, node: hardware.xid(
+            node, lab.kernel_logs[node.name], 2, 79, "pid=4711, GPU has fallen off the bus."
+        ),
         symptom="gpu-lost",
         part=_gpu(2),
     ),
@@ -104,6 +109,7 @@ FAULTS: dict[str, Fault] = {
         title="a process of a training job with nearly all the open files it may have",
         inject=lambda _, node: hardware.open_files(node, 990, 1024),
         symptom="open-files",
+        receiver=TICKET,
         part={"exported_job": JOB_NAME},
     ),
     "disk-full": Fault(

@@ -1,6 +1,9 @@
-"""A small cluster with simulated GPUs, a real Prometheus and a real Alertmanager: break something, and see the page arrive.
+"""A small cluster with simulated GPUs, a real Prometheus and a real Alertmanager.
 
-Nothing of this machine is touched: the nodes are network namespaces, the GPUs a simulated driver, and all is gone at the end. Needs root.
+Break something, and see the page arrive.
+
+Nothing of this machine is touched: the nodes are network namespaces, the GPUs a simulated driver,
+and all is gone at the end. Needs root.
 """
 
 from __future__ import annotations
@@ -42,18 +45,25 @@ class Demo:
     def __init__(self, directory: Path, nodes: int, gpus: int) -> None:
         """Prepare."""
         self._directory = directory
-        self.paging = Paging(directory, nodes, gpus=gpus, progress=say, show=self._show, adapt=self._write_texts)
+        self.paging = Paging(
+            directory, nodes, gpus=gpus, progress=say, show=self._show, adapt=self._write_texts
+        )
         self._began = time.monotonic()
         self._waits_for = ""
         self._came = threading.Event()
 
     def _write_texts(self, config: dict[str, Any]) -> None:
-        """Have Alertmanager write its pages and tickets out, as it would to Slack, beside the webhooks."""
+        """Have Alertmanager write its pages and tickets out, as it would to Slack, beside the
+        webhooks.
+        """
         address = self._directory / "slack-url"
         address.write_text(f"{self.paging.receiver.url}/{SLACK}", encoding="ascii")
         found = {receiver["name"]: receiver for receiver in config["receivers"]}
         for name in ("page", "ticket"):
-            found[name]["slack_configs"] = [entry | {"api_url_file": str(address)} for entry in found[f"{name}-slack"]["slack_configs"]]
+            found[name]["slack_configs"] = [
+                entry | {"api_url_file": str(address)}
+                for entry in found[f"{name}-slack"]["slack_configs"]
+            ]
 
     def _show(self, notification: Notification) -> None:
         """Print what Alertmanager wrote; called by the receiver."""
@@ -66,7 +76,12 @@ class Demo:
         print(f"\n  ┌{'─' * width}")
         for line in (message["title"], "", *message["text"].strip().splitlines()):
             indent = "  │ " + " " * (len(line) - len(line.lstrip()))
-            print(textwrap.fill(line.strip(), width, initial_indent=indent, subsequent_indent=f"{indent}    ") or "  │")
+            print(
+                textwrap.fill(
+                    line.strip(), width, initial_indent=indent, subsequent_indent=f"{indent}    "
+                )
+                or "  │"
+            )
         print(f"  └{'─' * width}\n", flush=True)
         if kind == self._waits_for:
             self._came.set()
@@ -78,7 +93,10 @@ class Demo:
         return self._came.wait(seconds)
 
     def play(self, name: str, *, attended: bool) -> bool:
-        """Inject a fault, show its page, undo it, show that it is over; tell whether both came in time."""
+        """Inject a fault, show its page, undo it, show that it is over.
+
+        Tell whether both came in time.
+        """
         fault, node = FAULTS[name], random.choice(self.paging.lab.nodes)
         kind = fault.receiver.upper()
         with fault.inject(self.paging, node):
@@ -120,9 +138,14 @@ def addresses(demo: Demo, stack: contextlib.ExitStack) -> None:
 
 def main() -> int:
     """Run the demonstration; status 0, or 1 where a page did not come or could not."""
-    parser = argparse.ArgumentParser(prog="make demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="make demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--fault", choices=WITHOUT_PROBES, metavar="NAME", help=f"inject one, show its page and its end: {', '.join(WITHOUT_PROBES)}"
+        "--fault",
+        choices=WITHOUT_PROBES,
+        metavar="NAME",
+        help=f"inject one, show its page and its end: {', '.join(WITHOUT_PROBES)}",
     )
     parser.add_argument("--nodes", type=int, default=3, help="how many nodes (%(default)s)")
     parser.add_argument("--gpus", type=int, default=8, help="simulated GPUs of each (%(default)s)")

@@ -1,7 +1,8 @@
 """Faults of the lab, each a context manager: in force inside it, undone when it is left.
 
-Those of the network act on the way between the nodes, in the switch, where no node can see them; a packet that is dropped is lost without
-a word to its sender. `Lab.limits` says where they cannot be had; they raise NotPermitted then.
+Those of the network act on the way between the nodes, in the switch, where no node can see them; a
+packet that is dropped is lost without a word to its sender. `Lab.limits` says where they cannot be
+had; they raise NotPermitted then.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def slow(node: Node, rate: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def slow_pair(a: Node, b: Node, rate: str) -> Iterator[None]:
-    """Limit what two nodes send each other, in each direction; their ways to others stay as they are."""
+    """Limit what two nodes send each other, in each direction.
+
+    Their ways to others stay as they are.
+    """
     with (
         a.lab.injected(f"slow pair {a.name} {b.name} {rate}"),
         a.lab.shaper(a.station, INTERFACE).limit(rate, b.address),
@@ -65,7 +69,10 @@ def drop_one_way(a: Node, b: Node) -> Iterator[None]:
 
 @contextlib.contextmanager
 def drop_all(node: Node) -> Iterator[None]:
-    """Lose all that a node sends to other nodes and all that these send to it. Its link stays up, and `services` reaches it."""
+    """Lose all that a node sends to other nodes and all that these send to it.
+
+    Its link stays up, and `services` reaches it.
+    """
     rules = [f"ip saddr {node.address} drop", f"ip daddr {node.address} drop"]
     with _in_the_switch(node.lab, f"drop all of {node.name}", "forward", rules):
         yield
@@ -88,20 +95,29 @@ def loss(node: Node, ratio: float) -> Iterator[None]:
     if not 0 < ratio <= 1:
         message = f"a share of packets is above 0 and at most 1, not {ratio}"
         raise ValueError(message)
-    rules = [f"ip {end} {node.address} numgen random mod 10000 < {round(10000 * ratio)} drop" for end in ("saddr", "daddr")]
+    rules = [
+        f"ip {end} {node.address} numgen random mod 10000 < {round(10000 * ratio)} drop"
+        for end in ("saddr", "daddr")
+    ]
     with _in_the_switch(node.lab, f"lose {ratio:.0%} of {node.name}", "forward", rules):
         yield
 
 
 @contextlib.contextmanager
 def reset(node: Node, port: int | None = None) -> Iterator[None]:
-    """Answer TCP to a node's port by RST, as a firewall on it would; without a port, all TCP of the node with others."""
+    """Answer TCP to a node's port by RST, as a firewall on it would.
+
+    Without a port, all TCP of the node with others.
+    """
     if port is None:
         resets = "tcp flags & rst == 0 reject with tcp reset"  # spares the firewall's own
         chains = {"input": [f'iifname != "lo" {resets}'], "output": [f'oifname != "lo" {resets}']}
     else:
         chains = {"input": [f'iifname != "lo" tcp dport {port} reject with tcp reset']}
-    with node.lab.injected(f"reset {node.name}{f' port {port}' if port else ''}"), node.lab.rules(node.station, "inet", chains):
+    with (
+        node.lab.injected(f"reset {node.name}{f' port {port}' if port else ''}"),
+        node.lab.rules(node.station, "inet", chains),
+    ):
         yield
 
 
@@ -110,9 +126,14 @@ def blackhole_dns(node: Node) -> Iterator[None]:
     """Take the other nodes' names away from a node, and let its queries to the name server vanish."""
     before = node.hosts.read_text(encoding="ascii")
     rules = [f"ip saddr {node.address} {protocol} dport 53 drop" for protocol in ("udp", "tcp")]
-    with node.lab.injected(f"black hole for DNS of {node.name}"), node.lab.rules(node.lab.services, "inet", {"input": rules}):
+    with (
+        node.lab.injected(f"black hole for DNS of {node.name}"),
+        node.lab.rules(node.lab.services, "inet", {"input": rules}),
+    ):
         try:
-            node.hosts.write_text(f"127.0.0.1 localhost\n{node.address} {node.name}\n", encoding="ascii")  # in place: it is mounted
+            node.hosts.write_text(
+                f"127.0.0.1 localhost\n{node.address} {node.name}\n", encoding="ascii"
+            )  # in place: it is mounted
             yield
         finally:
             node.hosts.write_text(before, encoding="ascii")
@@ -134,9 +155,17 @@ def pause(pid: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def clock_offset(node: Node, seconds: float) -> Iterator[None]:
-    """Restart a node's agent with a wall clock that is this far off; the monotonic one goes right. Restart it again afterwards."""
+    """Restart a node's agent with a wall clock that is this far off; the monotonic one goes right.
+
+    Restart it again afterwards.
+    """
     library = _faketime()
-    environment = {"LD_PRELOAD": str(library), "FAKETIME": f"{seconds:+g}", "DONT_FAKE_MONOTONIC": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    environment = {
+        "LD_PRELOAD": str(library),
+        "FAKETIME": f"{seconds:+g}",
+        "DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
     with node.lab.injected(f"clock of {node.name} {seconds:+g} s"):
         node.stop()
         try:

@@ -1,4 +1,7 @@
-"""Ways into the lab from this machine, which has no address on the lab's network: ports of 127.0.0.1 that lead to its servers."""
+"""Ways into the lab from this machine, which has no address on the lab's network.
+
+Ports of 127.0.0.1 that lead to its servers.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,12 @@ def _accept(entrance: socket.socket, station: Station, port: int) -> None:
 
 def _carry(client: socket.socket, station: Station, port: int) -> None:
     """Carry bytes both ways until one side ends."""
-    with client, contextlib.suppress(OSError), connect(station, (station.address, port)) as server, selectors.DefaultSelector() as ready:
+    with (
+        client,
+        contextlib.suppress(OSError),
+        connect(station, (station.address, port)) as server,
+        selectors.DefaultSelector() as ready,
+    ):
         ready.register(client, selectors.EVENT_READ, server)
         ready.register(server, selectors.EVENT_READ, client)
         while True:

@@ -1,7 +1,10 @@
-"""Faults of a node's hardware and files, each a context manager: in force inside it, undone when it is left.
+"""Faults of a node's hardware and files, each a context manager.
 
-What stands for the hardware is laid out by `equip`, before the node's agent starts: a kernel log, two InfiniBand adapters, a small file
-system at DATA that can be filled, and one at CHECKPOINTS that can be frozen. GPUs are those of the simulated NVML.
+In force inside it, undone when it is left.
+
+What stands for the hardware is laid out by `equip`, before the node's agent starts: a kernel log,
+two InfiniBand adapters, a small file system at DATA that can be filled, and one at CHECKPOINTS that
+can be frozen. GPUs are those of the simulated NVML.
 """
 
 from __future__ import annotations
@@ -30,13 +33,23 @@ DATA, CHECKPOINTS = "/mnt", "/media"
 """Directories that every Debian has and nobody uses; mounted over on the node alone."""
 DATA_BYTES = 16 << 20
 RENDEZVOUS_PORTS = range(29500, 29601)
-JOB = {"SLURM_JOB_ID": "4711", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
+JOB = {
+    "SLURM_JOB_ID": "4711",
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29400",
+}
 """What makes a process one of a training job: that of JOB_NAME."""
 JOB_NAME = "slurm-4711"
 ADAPTERS = ("mlx5_0", "mlx5_1")
 PORT = "ports/1"
-THAW_SECONDS = 90
-"""After which a frozen file system is thawed whatever happened to the lab."""
+THAW_SECONDS = 240
+"""After which a frozen file system is thawed whatever happened to the lab.
+
+Longer than any test waits for the page of a fault.
+"""
 _INFINIBAND = Path(__file__).parents[1] / "collectors" / "fixtures" / "infiniband" / "sys"
 _HOLD_FILES = "import sys; held = [open('/dev/null') for _ in range(int(sys.argv[1]))]; print(flush=True); sys.stdin.read()"
 
@@ -64,7 +77,9 @@ class KernelLog:
 
 
 def equip(node: Node) -> KernelLog:
-    """Lay out what the faults need, and return the node's kernel log; its agent takes `node.directory / "dev"` for /dev.
+    """Lay out what the faults need, and return the node's kernel log.
+
+    Its agent takes `node.directory / "dev"` for /dev.
 
     NotPermitted where file systems cannot be mounted.
     """
@@ -89,7 +104,9 @@ def equip(node: Node) -> KernelLog:
 
 
 @contextlib.contextmanager
-def _said_by_nvml(node: Node, what: str, gpu: int | None, values: dict[str, Value]) -> Iterator[None]:
+def _said_by_nvml(
+    node: Node, what: str, gpu: int | None, values: dict[str, Value]
+) -> Iterator[None]:
     """Have NVML say other things of one GPU, or of all."""
     with node.lab.injected(f"{what} on {node.name}" + (f" GPU {gpu}" if gpu is not None else "")):
         for key, value in values.items():
@@ -119,7 +136,12 @@ def gpu_missing(node: Node, gpu: int) -> contextlib.AbstractContextManager[None]
 
 def ecc_uncorrectable(node: Node, gpu: int) -> contextlib.AbstractContextManager[None]:
     """A double-bit error in the GPU's memory."""
-    return _said_by_nvml(node, "uncorrectable ECC error", gpu, {"ecc_volatile_uncorrected_dram": 1, "ecc_aggregate_uncorrected_dram": 1})
+    return _said_by_nvml(
+        node,
+        "uncorrectable ECC error",
+        gpu,
+        {"ecc_volatile_uncorrected_dram": 1, "ecc_aggregate_uncorrected_dram": 1},
+    )
 
 
 def row_remap_failure(node: Node, gpu: int) -> contextlib.AbstractContextManager[None]:
@@ -130,7 +152,10 @@ def row_remap_failure(node: Node, gpu: int) -> contextlib.AbstractContextManager
 def thermal_slowdown(node: Node, gpu: int) -> contextlib.AbstractContextManager[None]:
     """A GPU at its slowdown point, whose hardware holds the clocks down."""
     hot: dict[str, Value] = {"temperature": 90, "margin_temperature": -3, "clock_sm": 600}
-    held_down: dict[str, Value] = {"throttle_reasons": "0x48", "violation_hw_thermal": "0~1000000000"}
+    held_down: dict[str, Value] = {
+        "throttle_reasons": "0x48",
+        "violation_hw_thermal": "0~1000000000",
+    }
     return _said_by_nvml(node, "thermal slowdown", gpu, hot | held_down)
 
 
@@ -165,7 +190,10 @@ def infiniband_down(node: Node, adapter: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def time_wait_flood(node: Node, each: int = 3) -> Iterator[None]:
-    """Connections to all rendezvous ports that were closed a moment ago; they go by themselves, a minute later."""
+    """Connections to all rendezvous ports that were closed a moment ago.
+
+    They go by themselves, a minute later.
+    """
 
     def flood() -> None:
         for port in RENDEZVOUS_PORTS:
@@ -180,9 +208,18 @@ def time_wait_flood(node: Node, each: int = 3) -> Iterator[None]:
 @contextlib.contextmanager
 def open_files(node: Node, number: int, limit: int) -> Iterator[None]:
     """A process of a training job with so many open files of as many as its limit allows."""
-    command = ["sh", "-c", f'ulimit -n {limit}; exec "$0" -I -S -c "$1" "$2"', sys.executable, _HOLD_FILES, str(number - 3)]
+    command = [
+        "sh",
+        "-c",
+        f'ulimit -n {limit}; exec "$0" -I -S -c "$1" "$2"',
+        sys.executable,
+        _HOLD_FILES,
+        str(number - 3),
+    ]
     with node.lab.injected(f"{number} of {limit} open files on {node.name}"):
-        process = node.station.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=JOB)
+        process = node.station.popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=JOB
+        )
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"\n"
@@ -212,7 +249,8 @@ def path_hangs(node: Node) -> Iterator[None]:
     """Freeze CHECKPOINTS: who writes there sleeps in the kernel and cannot be killed."""
     enter = ["nsenter", f"--mount=/proc/{node.station.pid}/ns/mnt"]
     with node.lab.injected(f"{CHECKPOINTS} of {node.name} hangs"):
-        # Not of the node's processes, so that it survives them: nothing but a thaw ends what sleeps there, and with it the node.
+        # Not of the node's processes, so that it survives them: nothing but a thaw ends what sleeps
+        # there, and with it the node.
         guard = subprocess.Popen(
             [*enter, "sh", "-c", f"sleep {THAW_SECONDS}; fsfreeze --unfreeze {CHECKPOINTS}"],
             start_new_session=True,
@@ -220,8 +258,12 @@ def path_hangs(node: Node) -> Iterator[None]:
         )
         try:
             node.station.tool("fsfreeze", "--freeze", CHECKPOINTS)
-            yield
+            try:
+                yield
+            finally:
+                if guard.poll() is None:  # otherwise it has thawed it
+                    node.station.tool("fsfreeze", "--unfreeze", CHECKPOINTS)
         finally:
-            node.station.tool("fsfreeze", "--unfreeze", CHECKPOINTS)
-            os.killpg(guard.pid, 9)
-            guard.wait()
+            if guard.poll() is None:
+                os.killpg(guard.pid, 9)
+                guard.wait()

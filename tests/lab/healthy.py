@@ -1,6 +1,8 @@
-"""A healthy lab, for long: `python -m tests.lab.healthy` ends with status 1 if anybody is told of anything.
+"""A healthy lab, for long: `python -m tests.lab.healthy` ends with status 1 if anybody is told of
+anything.
 
-The agents run as shipped and probe each other; Prometheus and Alertmanager are the shipped ones. Only the Watchdog may speak, and has to.
+The agents run as shipped and probe each other; Prometheus and Alertmanager are the shipped ones.
+Only the Watchdog may speak, and has to.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def main() -> int:
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as directory,
-        Paging(Path(directory), options.nodes, gpus=options.gpus, as_shipped=True, period=PERIOD) as lab,
+        Paging(
+            Path(directory), options.nodes, gpus=options.gpus, as_shipped=True, period=PERIOD
+        ) as lab,
     ):
         if lab.lab.limits:
             sys.exit("; ".join(lab.lab.limits))
@@ -37,7 +41,10 @@ def main() -> int:
         lab.receiver.wait(lambda: bool(lab.receiver.told()), seconds)
         minutes = (time.monotonic() - begin) / 60
         told, silence = lab.receiver.told(), lab.receiver.longest_silence(begin)
-        print(f"{options.nodes} nodes with {options.gpus} GPUs for {minutes:.1f} minutes: {len(told)} pages and tickets")
+        print(
+            f"{options.nodes} nodes with {options.gpus} GPUs for {minutes:.1f} minutes: "
+            f"{len(told)} pages and tickets"
+        )
         print(f"at most {silence:.0f} s without a Watchdog")
         for alert in told:
             print(f"  {alert}: {alert.annotations.get('description', '')}")

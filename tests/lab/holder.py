@@ -1,8 +1,11 @@
-"""Process 1 of one of the lab's machines: makes its namespaces, holds them, and takes everything in them along when it ends.
+"""Process 1 of one of the lab's machines.
 
-It is started as the first process of a new pid namespace and ends when its standard input does, so the end of the lab, however it comes,
-is the end of the machine: the kernel kills what runs in the pid namespace and removes the network with its interfaces, rules and mounts.
-It is a plain file for an interpreter without site packages, which starts in a few milliseconds.
+Makes its namespaces, holds them, and takes everything in them along when it ends.
+
+It is started as the first process of a new pid namespace and ends when its standard input does, so
+the end of the lab, however it comes, is the end of the machine: the kernel kills what runs in the
+pid namespace and removes the network with its interfaces, rules and mounts. It is a plain file for
+an interpreter without site packages, which starts in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +20,12 @@ import struct
 import sys
 from typing import Any
 
-_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWNET = 0x00020000, 0x04000000, 0x08000000, 0x40000000
+_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWNET = (
+    0x00020000,
+    0x04000000,
+    0x08000000,
+    0x40000000,
+)
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _CGROUPS = "/sys/fs/cgroup"
@@ -31,12 +39,17 @@ def _check(result: int, what: str) -> None:
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int) -> None:
-    result = _libc.mount(source.encode(), target.encode(), kind and kind.encode(), ctypes.c_ulong(flags), None)
+    result = _libc.mount(
+        source.encode(), target.encode(), kind and kind.encode(), ctypes.c_ulong(flags), None
+    )
     _check(result, f"mount {target}")
 
 
 def _become(plan: dict[str, Any]) -> None:
-    """Make the namespaces; a /proc, /sys and /dev/shm that show them; the host name; and the files that are to be seen in /etc."""
+    """Make the namespaces; a /proc, /sys and /dev/shm that show them; the host name.
+
+    And the files that are to be seen in /etc.
+    """
     _check(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWUTS | _CLONE_NEWIPC | _CLONE_NEWNET), "unshare")
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
     cgroups = os.open(_CGROUPS, os.O_PATH) if os.path.isdir(_CGROUPS) else None

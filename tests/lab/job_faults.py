@@ -1,4 +1,6 @@
-"""The faults of training jobs: how each is brought into a real job, and the one page or ticket that it is to lead to."""
+"""The faults of training jobs: how each is brought into a real job, and the one page or ticket that
+it is to lead to.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.lab import faults, jobs
-from tests.lab.catalogue import PAGE, TICKET
+from tests.lab.catalogue import OWNER, PAGE, TICKET
 from tests.lab.jobs import Job
 from tests.lab.receiver import Alert
 
@@ -56,7 +58,7 @@ class JobFault:
     """What else may be told, and why."""
     seconds: float = 90.0
     """In which it is told."""
-    over: float = 150.0
+    over: float = 330.0
     """In which, after it, that is over."""
 
     def at(self, nodes: Sequence[Node]) -> str | None:
@@ -97,7 +99,9 @@ def out_of_memory(job: Job, rank: int) -> Iterator[None]:
     group.mkdir()
     try:
         (group / "memory.limit_in_bytes").write_text(str(ROOM), encoding="ascii")
-        (group / "cgroup.procs").write_text(str(pid), encoding="ascii")  # what it has by now stays charged to where it was
+        (group / "cgroup.procs").write_text(
+            str(pid), encoding="ascii"
+        )  # what it has by now stays charged to where it was
         with job.mishap("memory-leaks", rank):
             yield
     finally:
@@ -114,7 +118,10 @@ def dropped(job: Job) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def orphan(directory: Path, nodes: Sequence[Node], port: int) -> Iterator[Job]:
-    """Leave the rank 0 of a run behind that was ended before its other ranks came: it still holds the port."""
+    """Leave the rank 0 of a run behind that was ended before its other ranks came.
+
+    It still holds the port.
+    """
     directory.mkdir()
     node = nodes[0]
     place = {
@@ -126,7 +133,9 @@ def orphan(directory: Path, nodes: Sequence[Node], port: int) -> Iterator[Job]:
         "MASTER_PORT": str(port),
     }
     variables = [f"{name}={value}" for name, value in place.items()]
-    rank = shlex.join(["env", *variables, sys.executable, str(jobs.HERE / "script_ddp.py"), "10", str(directory)])
+    rank = shlex.join(
+        ["env", *variables, sys.executable, str(jobs.HERE / "script_ddp.py"), "10", str(directory)]
+    )
     with (directory / "std-rank-0.log").open("wb") as log:
         launcher = node.station.popen(
             ["sh", "-c", f"{rank} & wait"],
@@ -203,6 +212,7 @@ FAULTS: dict[str, JobFault] = {
     "not-a-number": JobFault(
         title="a loss that is NaN",
         symptom="loss-nan",
+        receiver=OWNER,
         rank=1,
         inject=mishap("not-a-number", 1),
         ends=True,
@@ -210,12 +220,14 @@ FAULTS: dict[str, JobFault] = {
     "overflow": JobFault(
         title="the collapse of the fp16 loss scale",
         symptom="loss-scale-collapse",
+        receiver=OWNER,
         inject=mishap("overflow", 0),
         ends=True,
     ),
     "out-of-memory": JobFault(
         title="one rank out of memory",
         symptom="cuda-oom",
+        receiver=OWNER,
         rank=3,
         labels={"how": "killed"},
         inject=lambda job: out_of_memory(job, 3),
@@ -226,6 +238,7 @@ FAULTS: dict[str, JobFault] = {
     "rank-twice": JobFault(
         title="a RANK that is used twice",
         symptom="rendezvous-env-mismatch",
+        receiver=OWNER,
         labels={"alertname": "DshealthdRankUsedTwice"},
         node=1,
         says=r"rank 2\b",
@@ -234,6 +247,7 @@ FAULTS: dict[str, JobFault] = {
     "world-size": JobFault(
         title="a wrong WORLD_SIZE on one node",
         symptom="rendezvous-env-mismatch",
+        receiver=OWNER,
         labels={"alertname": "DshealthdRendezvousDisagrees", "variable": "WORLD_SIZE"},
         node=1,
         says=r"rank 2 3\b",
@@ -258,6 +272,7 @@ FAULTS: dict[str, JobFault] = {
     "open-files": JobFault(
         title="open files near the limit",
         symptom="open-files",
+        receiver=TICKET,
         node=0,
         inject=mishap("files-leak", 0),
     ),

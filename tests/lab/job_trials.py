@@ -1,4 +1,6 @@
-"""Jobs are run and broken, fault by fault, on pairs of nodes at the same time, and what is told of each is kept."""
+"""Jobs are run and broken, fault by fault, on pairs of nodes at the same time, and what is told of
+each is kept.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ if TYPE_CHECKING:
 LEARNT = 60
 """Steps after which a job is known."""
 QUIET = 6.0
-"""Seconds that each fault lasts beyond its page: a round of all rules, in which another page would come."""
+"""Seconds that each fault lasts beyond its page.
+
+A round of all rules, in which another page would come.
+"""
 FOREVER = "1000000"
 ENDING = 15.0
 """Seconds in which what is said of a job that has ended comes to an end as well."""
@@ -46,12 +51,24 @@ def deepspeed(stage: int) -> tuple[str, ...]:
     return "script_deepspeed.py", FOREVER, json.dumps(config)
 
 
-def ddp(directory: Path, nodes: Sequence[Node], port: int, *flags: str) -> AbstractContextManager[Job]:
+def ddp(
+    directory: Path, nodes: Sequence[Node], port: int, *flags: str
+) -> AbstractContextManager[Job]:
     """Start a DDP training whose ranks may have 256 open files each."""
-    return jobs.torchrun(directory, nodes, "script_ddp.py", FOREVER, *flags, port=port, limits=["prlimit", "--nofile=256:1024"])
+    return jobs.torchrun(
+        directory,
+        nodes,
+        "script_ddp.py",
+        FOREVER,
+        *flags,
+        port=port,
+        limits=["prlimit", "--nofile=256:1024"],
+    )
 
 
-def zero(directory: Path, nodes: Sequence[Node], port: int, *, stage: int) -> AbstractContextManager[Job]:
+def zero(
+    directory: Path, nodes: Sequence[Node], port: int, *, stage: int
+) -> AbstractContextManager[Job]:
     """Start a DeepSpeed training."""
     return jobs.torchrun(directory, nodes, *deepspeed(stage), port=port)
 
@@ -61,7 +78,9 @@ def fp16(directory: Path, nodes: Sequence[Node], port: int) -> AbstractContextMa
     return ddp(directory, nodes, port, "--fp16")
 
 
-def wrong_interface(directory: Path, nodes: Sequence[Node], port: int) -> AbstractContextManager[Job]:
+def wrong_interface(
+    directory: Path, nodes: Sequence[Node], port: int
+) -> AbstractContextManager[Job]:
     """Start a training that is told to use an interface that its second node does not have."""
     variables = {nodes[1].name: {"NCCL_SOCKET_IFNAME": "ens1f0"}}
     return jobs.torchrun(directory, nodes, "script_ddp.py", FOREVER, port=port, variables=variables)
@@ -69,7 +88,9 @@ def wrong_interface(directory: Path, nodes: Sequence[Node], port: int) -> Abstra
 
 def rank_twice(directory: Path, nodes: Sequence[Node], port: int) -> AbstractContextManager[Job]:
     """Start a training whose last rank has the number of the one before."""
-    return jobs.by_hand(directory, nodes, "script_ddp.py", FOREVER, port=port, variables={3: {"RANK": "2"}})
+    return jobs.by_hand(
+        directory, nodes, "script_ddp.py", FOREVER, port=port, variables={3: {"RANK": "2"}}
+    )
 
 
 def wrong_size(directory: Path, nodes: Sequence[Node], port: int) -> AbstractContextManager[Job]:
@@ -102,7 +123,10 @@ TRIALS: Sequence[Sequence[Trial]] = (
         Trial(orphan, ["port-held"]),
     ),
 )
-"""Of each pair of nodes. A job that hung and went on is given longer the next time, so that each hangs but once."""
+"""Of each pair of nodes.
+
+A job that hung and went on is given longer the next time, so that each hangs but once.
+"""
 
 
 @dataclass
@@ -151,12 +175,20 @@ def run(lab: Paging, directory: Path, trials: Sequence[Sequence[Trial]]) -> Stor
             continue
         for alert in notification.alerts:
             when = notification.received
-            owners = [name for name, case in cases.items() if case.begin <= when <= case.end and FAULTS[name].names(alert, case.nodes)]
+            owners = [
+                name
+                for name, case in cases.items()
+                if case.begin <= when <= case.end and FAULTS[name].names(alert, case.nodes)
+            ]
             if owners:
                 cases[owners[0]].told.append((when, alert))
             elif not _follows(alert, when, cases):
                 others.append(f"{when - min(case.begin for case in cases.values()):.0f} s: {alert}")
-    left = [str(alert) for alert in lab.receiver.firing() if not _follows(alert, time.monotonic(), cases)]
+    left = [
+        str(alert)
+        for alert in lab.receiver.firing()
+        if not _follows(alert, time.monotonic(), cases)
+    ]
     return Story(cases, others, left)
 
 
@@ -165,7 +197,14 @@ def _follows(alert: Alert, when: float, cases: Mapping[str, Case]) -> bool:
     return any(case.begin <= when and FAULTS[name].follows(alert) for name, case in cases.items())
 
 
-def _play(lab: Paging, trial: Trial, cases: dict[str, Case], nodes: Sequence[Node], directory: Path, port: int) -> None:
+def _play(
+    lab: Paging,
+    trial: Trial,
+    cases: dict[str, Case],
+    nodes: Sequence[Node],
+    directory: Path,
+    port: int,
+) -> None:
     begin = time.monotonic()
     with trial.start(directory, nodes, port) as job:
         for name in trial.faults:
@@ -176,7 +215,10 @@ def _play(lab: Paging, trial: Trial, cases: dict[str, Case], nodes: Sequence[Nod
             case = cases[name] = Case(nodes, begin, names=_names(nodes))
             with fault.inject(job) if fault.inject is not None else contextlib.nullcontext():
                 told = lab.receiver.wait(partial(_firing, lab, name, case), fault.seconds)
-                lab.lab.progress(f"{name}: {'told' if told else 'NOT told'} after {time.monotonic() - case.begin:.1f} s")
+                lab.lab.progress(
+                    f"{name}: {'told' if told else 'NOT told'} after {time.monotonic() - case.begin:.1f} "
+                    "s"
+                )
                 time.sleep(QUIET)
                 case.names |= _names(nodes)
             if not fault.ends:
@@ -192,7 +234,11 @@ def _play(lab: Paging, trial: Trial, cases: dict[str, Case], nodes: Sequence[Nod
 
 def _firing(lab: Paging, name: str, case: Case) -> list[Alert]:
     """Return what fires of a fault, and did not before it."""
-    told = [alert for alert in lab.receiver.told(since=case.begin) if FAULTS[name].names(alert, case.nodes)]
+    told = [
+        alert
+        for alert in lab.receiver.told(since=case.begin)
+        if FAULTS[name].names(alert, case.nodes)
+    ]
     last = {(alert.receiver, alert.fingerprint): alert for alert in told}
     return [alert for alert in last.values() if alert.status == FIRING]
 
@@ -201,11 +247,17 @@ def _end(lab: Paging, name: str, case: Case) -> None:
     """Wait until a fault that is undone is told to be over, and a little longer."""
     case.over = case.over or time.monotonic()
     over = lab.receiver.wait(lambda: not _firing(lab, name, case), FAULTS[name].over)
-    lab.lab.progress(f"{name}: {'over' if over else 'NOT over'} after {time.monotonic() - case.over:.1f} s")
+    lab.lab.progress(
+        f"{name}: {'over' if over else 'NOT over'} after {time.monotonic() - case.over:.1f} s"
+    )
     time.sleep(ENDING)
     case.end = time.monotonic()
 
 
 def _names(nodes: Sequence[Node]) -> frozenset[str]:
     """Return what the agents call the jobs of these nodes."""
-    return frozenset(dict(labels)["job"] for node in nodes for labels in node.scrape().series.get("dshealthd_job_run_info", {}))
+    return frozenset(
+        dict(labels)["job"]
+        for node in nodes
+        for labels in node.scrape().series.get("dshealthd_job_run_info", {})
+    )

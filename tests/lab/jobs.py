@@ -1,4 +1,7 @@
-"""Training jobs on nodes of the lab: real processes under a real launcher on each node, two ranks a node, over gloo."""
+"""Training jobs on nodes of the lab.
+
+Real processes under a real launcher on each node, two ranks a node, over gloo.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +40,22 @@ def socket(node: Node) -> Path:
 
 
 class Job:
-    """A training that runs on some nodes; `launchers` are the processes that were started on each, in the order of the nodes."""
+    """A training that runs on some nodes.
 
-    def __init__(self, directory: Path, nodes: Sequence[Node], launchers: Sequence[subprocess.Popen[bytes]]) -> None:
+    `launchers` are the processes that were started on each, in the order of the nodes.
+    """
+
+    def __init__(
+        self, directory: Path, nodes: Sequence[Node], launchers: Sequence[subprocess.Popen[bytes]]
+    ) -> None:
         self.directory, self.nodes, self.launchers = directory, nodes, launchers
 
     def text(self) -> str:
         """Return what the ranks and the launchers have printed."""
-        return "".join(file.read_text(encoding="utf-8", errors="replace") for file in sorted(self.directory.rglob("std*.log")))
+        return "".join(
+            file.read_text(encoding="utf-8", errors="replace")
+            for file in sorted(self.directory.rglob("std*.log"))
+        )
 
     def steps(self) -> dict[int, list[float]]:
         """Return the durations of the steps of each rank, as the training printed them."""
@@ -54,10 +65,18 @@ class Job:
         return found
 
     def until(self, step: int, seconds: float = 120.0) -> None:
-        """Wait until every rank has made so many steps; AssertionError with the logs if the job ends before, or is too slow."""
+        """Wait until every rank has made so many steps.
+
+        AssertionError with the logs if the job ends before, or is too slow.
+        """
         end = time.monotonic() + seconds
-        while len(steps := self.steps()) < RANKS * len(self.nodes) or min(map(len, steps.values())) < step:
-            assert all(launcher.poll() in {None, 0} for launcher in self.launchers), self.text()[-5000:]
+        while (
+            len(steps := self.steps()) < RANKS * len(self.nodes)
+            or min(map(len, steps.values())) < step
+        ):
+            assert all(launcher.poll() in {None, 0} for launcher in self.launchers), self.text()[
+                -5000:
+            ]
             assert time.monotonic() < end, self.text()[-5000:]
             time.sleep(0.2)
 
@@ -91,8 +110,15 @@ class Job:
                 file.unlink()
 
     def end(self) -> None:
-        """End the job as a scheduler does: SIGTERM for the launchers, which end their ranks; what remains is killed."""
-        ranks = {pid: records.start_time(pid) for launcher in self.launchers for pid in children(launcher.pid)}
+        """End the job as a scheduler does: SIGTERM for the launchers, which end their ranks.
+
+        What remains is killed.
+        """
+        ranks = {
+            pid: records.start_time(pid)
+            for launcher in self.launchers
+            for pid in children(launcher.pid)
+        }
         for launcher in self.launchers:
             launcher.terminate()
         end = time.monotonic() + END_SECONDS
@@ -109,7 +135,12 @@ class Job:
 def children(pid: int) -> list[int]:
     """Return the pids of the children of a process; none if it is gone."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+        return [
+            int(child)
+            for child in Path(f"/proc/{pid}/task/{pid}/children")
+            .read_text(encoding="ascii")
+            .split()
+        ]
     except (FileNotFoundError, ProcessLookupError):
         return []
 
@@ -120,13 +151,25 @@ def variable(pid: int, name: str) -> str | None:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return next((entry.decode().partition("=")[2] for entry in entries if entry.startswith(f"{name}=".encode())), None)
+    return next(
+        (
+            entry.decode().partition("=")[2]
+            for entry in entries
+            if entry.startswith(f"{name}=".encode())
+        ),
+        None,
+    )
 
 
 def environment(node: Node, directory: Path) -> dict[str, str]:
     """Return what the ranks of a node get; DeepSpeed computes on the CPU."""
     own = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket(node)), DIRECTORY: str(directory)}
-    quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
+    quiet = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "PYTHONPATH": str(ROOT),
+        "DS_ACCELERATOR": "cpu",
+    }
     return {**os.environ, **quiet, **own}
 
 
@@ -140,21 +183,40 @@ def torchrun(
     variables: Mapping[str, Mapping[str, str]] | None = None,
     limits: Sequence[str] = (),
 ) -> Iterator[Job]:
-    """Run a script of this folder under torchrun on these nodes, of which the first is the master, and end it.
+    """Run a script of this folder under torchrun on these nodes, of which the first is the master,
+    and end it.
 
-    The script gets `directory` as its second argument, for checkpoints. `variables` are added to the environment by the name of a node;
-    `limits` is a command, such as `prlimit --nofile=256`, that the launchers run under.
+    The script gets `directory` as its second argument, for checkpoints. `variables` are added to
+    the environment by the name of a node; `limits` is a command, such as `prlimit --nofile=256`,
+    that the launchers run under.
     """
     directory.mkdir()
     launchers = []
     for number, node in enumerate(nodes):
-        command = [*limits, sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(nodes)}", f"--node-rank={number}"]
-        command += [f"--nproc-per-node={RANKS}", f"--master-addr={nodes[0].member}", f"--master-port={port}"]
+        command = [
+            *limits,
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={len(nodes)}",
+            f"--node-rank={number}",
+        ]
+        command += [
+            f"--nproc-per-node={RANKS}",
+            f"--master-addr={nodes[0].member}",
+            f"--master-port={port}",
+        ]
         command += ["--redirects=3", f"--log-dir={directory / node.name}"]
         added = (variables or {}).get(node.name, {})
         first, *rest = arguments
         launchers.append(
-            _start(node, [*command, str(HERE / script), first, str(directory), *rest], directory, f"launcher-{node.name}", added)
+            _start(
+                node,
+                [*command, str(HERE / script), first, str(directory), *rest],
+                directory,
+                f"launcher-{node.name}",
+                added,
+            )
         )
     job = Job(directory, nodes, launchers)
     try:
@@ -172,12 +234,25 @@ def by_hand(
     port: int = 29500,
     variables: Mapping[int, Mapping[str, str]] | None = None,
 ) -> Iterator[Job]:
-    """Run a script as `torchrun` does, without a launcher: with RANK and its like set for each rank. `variables` change them, by rank."""
+    """Run a script as `torchrun` does, without a launcher.
+
+    With RANK and its like set for each rank. `variables` change them, by rank.
+    """
     directory.mkdir()
     launchers = []
     for rank in range(RANKS * len(nodes)):
-        place = {"RANK": rank, "LOCAL_RANK": rank % RANKS, "WORLD_SIZE": RANKS * len(nodes), "LOCAL_WORLD_SIZE": RANKS, "MASTER_PORT": port}
-        own = {**{name: str(value) for name, value in place.items()}, "MASTER_ADDR": nodes[0].member, **(variables or {}).get(rank, {})}
+        place = {
+            "RANK": rank,
+            "LOCAL_RANK": rank % RANKS,
+            "WORLD_SIZE": RANKS * len(nodes),
+            "LOCAL_WORLD_SIZE": RANKS,
+            "MASTER_PORT": port,
+        }
+        own = {
+            **{name: str(value) for name, value in place.items()},
+            "MASTER_ADDR": nodes[0].member,
+            **(variables or {}).get(rank, {}),
+        }
         first, *rest = arguments
         command = [sys.executable, str(HERE / script), first, str(directory), *rest]
         launchers.append(_start(nodes[rank // RANKS], command, directory, f"rank-{rank}", own))
@@ -188,7 +263,9 @@ def by_hand(
         job.end()
 
 
-def _start(node: Node, command: Sequence[str], directory: Path, name: str, added: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(
+    node: Node, command: Sequence[str], directory: Path, name: str, added: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     with (directory / f"std-{name}.log").open("wb") as log:
         return node.station.popen(
             command,

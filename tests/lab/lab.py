@@ -38,8 +38,9 @@ _SCRAPE_SECONDS = 2.0
 class Lab:
     """A switch, and nodes with agents; a context manager that starts and ends them.
 
-    `services` is the machine with the switch, for what is not a node (Prometheus, a receiver of alerts); it reaches every node, and every
-    node it. `limits` says what cannot be done where namespaces are not permitted; it is empty otherwise.
+    `services` is the machine with the switch, for what is not a node (Prometheus, a receiver of
+    alerts); it reaches every node, and every node it. `limits` says what cannot be done where
+    namespaces are not permitted; it is empty otherwise.
     """
 
     services: Station
@@ -59,7 +60,8 @@ class Lab:
     ) -> None:
         """Prepare a lab in `directory` (without one, in a temporary one that goes with it).
 
-        `config` is laid over the lab's own, which runs `collectors` every `interval`; without `start` the agents are left to `Node.start`.
+        `config` is laid over the lab's own, which runs `collectors` every `interval`; without
+        `start` the agents are left to `Node.start`.
         """
         if not 1 <= nodes <= MAX_NODES:
             message = f"a lab has 1 to {MAX_NODES} nodes, not {nodes}"
@@ -83,7 +85,9 @@ class Lab:
         try:
             self._make_stations()
             for number, station in enumerate(self._stations[1:], start=1):
-                self.nodes.append(Node(number, station, self, gpus=self._gpus, profile=self._profile))
+                self.nodes.append(
+                    Node(number, station, self, gpus=self._gpus, profile=self._profile)
+                )
             self._write_hostfiles()
             for node in self.nodes:
                 node.config(self._config if isinstance(self._config, str) else self._config(node))
@@ -94,7 +98,12 @@ class Lab:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """End everything."""
         self.close()
 
@@ -125,17 +134,28 @@ class Lab:
             except OSError:
                 return None
 
-        return {node.name: found for node, found in zip(self.nodes, self._each(scrape), strict=True) if found is not None}
+        return {
+            node.name: found
+            for node, found in zip(self.nodes, self._each(scrape), strict=True)
+            if found is not None
+        }
 
-    def wait(self, predicate: Callable[[Mapping[str, Scrape]], object], seconds: float = 20.0) -> dict[str, Scrape]:
-        """Return the first scrapes, by node, for which the predicate holds. Nodes that do not answer are left out of them."""
+    def wait(
+        self, predicate: Callable[[Mapping[str, Scrape]], object], seconds: float = 20.0
+    ) -> dict[str, Scrape]:
+        """Return the first scrapes, by node, for which the predicate holds.
+
+        Nodes that do not answer are left out of them.
+        """
         finish = time.monotonic() + seconds
         while True:
             found = self.scrapes()
             if predicate(found):
                 return found
             if time.monotonic() > finish:
-                logs = "\n".join(f"{node.name}: {line}" for node in self.nodes for line in _tail(node))
+                logs = "\n".join(
+                    f"{node.name}: {line}" for node in self.nodes for line in _tail(node)
+                )
                 message = f"not within {seconds:g} s; {len(found)} of {len(self.nodes)} nodes answer\n{logs}"
                 raise AssertionError(message)
             time.sleep(0.1)
@@ -157,13 +177,22 @@ class Lab:
         return self._shapers.setdefault((station.name, device), Shaper(station, device))
 
     @contextlib.contextmanager
-    def rules(self, station: Station, family: str, chains: Mapping[str, Sequence[str]]) -> Iterator[None]:
-        """Have nftables rules in force on a station, by hook; in a table of their own, so that each fault is undone alone."""
+    def rules(
+        self, station: Station, family: str, chains: Mapping[str, Sequence[str]]
+    ) -> Iterator[None]:
+        """Have nftables rules in force on a station, by hook.
+
+        In a table of their own, so that each fault is undone alone.
+        """
         self._rules += 1
         table = f"{family} fault_{self._rules}"
         text = [f"table {table} {{"]
         for hook, rules in chains.items():
-            text += [f"chain {hook} {{ type filter hook {hook} priority 0; policy accept;", *rules, "}"]
+            text += [
+                f"chain {hook} {{ type filter hook {hook} priority 0; policy accept;",
+                *rules,
+                "}",
+            ]
         station.tool("nft", "-f", "-", text="\n".join([*text, "}\n"]))
         try:
             yield
@@ -171,7 +200,10 @@ class Lab:
             station.tool("nft", "delete", "table", *table.split())
 
     def _each(self, function: Callable[[Node], T]) -> list[T]:
-        """Call a function for every node at once; the first of the errors is raised after all have ended."""
+        """Call a function for every node at once.
+
+        The first of the errors is raised after all have ended.
+        """
         futures = [self._pool.submit(function, node) for node in self.nodes]
         wait(futures)
         return [future.result() for future in futures]
@@ -185,9 +217,15 @@ class Lab:
                 for station in self._stations:
                     station.close()
                 self._stations = []
-                self._fall_back(f"namespaces are not permitted here ({error}); run as root, or under `unshare --user --map-root-user`")
+                self._fall_back(
+                    f"namespaces are not permitted here ({error}); run as root, or under "
+                    "`unshare --user --map-root-user`"
+                )
             else:
-                self.progress(f"network: {self._number} machines and a switch in {time.monotonic() - started:.1f} s")
+                self.progress(
+                    f"network: {self._number} machines and a switch in {time.monotonic() - started:.1f} "
+                    "s"
+                )
         else:
             self._fall_back("namespaces are not asked for")
         self.services = self._stations[0]
@@ -203,26 +241,43 @@ class Lab:
         for limit in self.limits:
             self.progress(f"  {limit}")
         block = ipaddress.IPv4Address("127.64.0.0") + (os.getpid() % (1 << 13)) * 256
-        self._stations = [Loopback(name, str(block + number + 1), self._folder(name)) for number, name in enumerate(self._names())]
+        self._stations = [
+            Loopback(name, str(block + number + 1), self._folder(name))
+            for number, name in enumerate(self._names())
+        ]
 
     def _make_network(self) -> None:
         for tool in ("ip", "tc", "nft"):
             if shutil.which(tool) is None:
                 message = f"{tool} is not installed"
                 raise NotPermitted(message)
-        addresses = [SERVICES, *(NETWORK.network_address + number + 1 for number in range(self._number))]
+        addresses = [
+            SERVICES,
+            *(NETWORK.network_address + number + 1 for number in range(self._number)),
+        ]
         aliases = ["", *(f" {ALL_NODES}" for _ in range(self._number))]
-        known = [f"{address} {name}{alias}" for address, name, alias in zip(addresses, self._names(), aliases, strict=True)]
+        known = [
+            f"{address} {name}{alias}"
+            for address, name, alias in zip(addresses, self._names(), aliases, strict=True)
+        ]
         for address, name in zip(addresses, self._names(), strict=True):
             folder = self._folder(name)
-            (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", "::1 localhost", *known, ""]), encoding="ascii")
+            (folder / "hosts").write_text(
+                "\n".join(["127.0.0.1 localhost", "::1 localhost", *known, ""]), encoding="ascii"
+            )
             (folder / "resolv.conf").write_text(f"nameserver {SERVICES}\n", encoding="ascii")
-            (folder / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files dns\n", encoding="ascii")
-            files = {f"/etc/{file}": folder / file for file in ("hosts", "resolv.conf", "nsswitch.conf")}
+            (folder / "nsswitch.conf").write_text(
+                "passwd: files\ngroup: files\nhosts: files dns\n", encoding="ascii"
+            )
+            files = {
+                f"/etc/{file}": folder / file for file in ("hosts", "resolv.conf", "nsswitch.conf")
+            }
             self._stations.append(Namespaces(name, str(address), folder, files))
         machines = [station for station in self._stations if isinstance(station, Namespaces)]
         opening = [self._pool.submit(machine.open) for machine in machines]
-        wait(opening)  # all of them, so that what one of them lacks finds none of the others half made
+        wait(
+            opening
+        )  # all of them, so that what one of them lacks finds none of the others half made
         for future in opening:
             future.result()
         for machine in machines:
@@ -230,18 +285,34 @@ class Lab:
             self.records.process(f"machine {machine.name}", machine.pid)
         switch, *others = machines
         width = NETWORK.prefixlen
-        links = [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} up", f"addr add {switch.address}/{width} dev {BRIDGE}"]
+        links = [
+            f"link add {BRIDGE} type bridge",
+            f"link set {BRIDGE} up",
+            f"addr add {switch.address}/{width} dev {BRIDGE}",
+        ]
         with contextlib.ExitStack() as stack:
-            namespaces = [os.open(str(machine.netns), os.O_RDONLY | os.O_CLOEXEC) for machine in others]
+            namespaces = [
+                os.open(str(machine.netns), os.O_RDONLY | os.O_CLOEXEC) for machine in others
+            ]
             for machine, namespace in zip(others, namespaces, strict=True):
                 stack.callback(os.close, namespace)
-                links.append(f"link add {machine.name} type veth peer name {INTERFACE} netns /proc/self/fd/{namespace}")
+                links.append(
+                    f"link add {machine.name} type veth peer name {INTERFACE} netns "
+                    f"/proc/self/fd/{namespace}"
+                )
                 links.append(f"link set {machine.name} master {BRIDGE} up")
             switch.tool("ip", "-batch", "-", text="\n".join(links), descriptors=namespaces)
-        limit = Path("/proc/sys/net/ipv4/icmp_ratelimit")  # so that every query is told at once that there is no name server
+        limit = Path(
+            "/proc/sys/net/ipv4/icmp_ratelimit"
+        )  # so that every query is told at once that there is no name server
         switch.inside(lambda: limit.write_text("0", encoding="ascii"))
         for machine in others:
-            machine.tool("ip", "-batch", "-", text=f"addr add {machine.address}/{width} dev {INTERFACE}\nlink set {INTERFACE} up")
+            machine.tool(
+                "ip",
+                "-batch",
+                "-",
+                text=f"addr add {machine.address}/{width} dev {INTERFACE}\nlink set {INTERFACE} up",
+            )
 
     def _names(self) -> list[str]:
         return ["services", *(f"node-{number + 1}" for number in range(self._number))]
@@ -262,7 +333,10 @@ class Lab:
             node.begin()
         for number, node in enumerate(self.nodes, start=1):
             node.finish()
-            self.progress(f"agents: {number} of {len(self.nodes)} serve after {time.monotonic() - started:.1f} s")
+            self.progress(
+                f"agents: {number} of {len(self.nodes)} serve after {time.monotonic() - started:.1f} "
+                "s"
+            )
 
 
 def _tail(node: Node, lines: int = 10) -> list[str]:

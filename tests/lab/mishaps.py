@@ -1,4 +1,7 @@
-"""What goes wrong within a training script of the lab on request: a mishap lasts while a file of its name and rank is there."""
+"""What goes wrong within a training script of the lab on request.
+
+A mishap lasts while a file of its name and rank is there.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +38,19 @@ class Mishaps:
         return bool(self._directory) and os.path.exists(f"{self._directory}/{name}.{self._rank}")
 
     def read(self, batch: Tensor) -> Tensor:
-        """Return what the rank reads as its next batch: late, or with a NaN in it; and let it use up memory or files meanwhile."""
+        """Return what the rank reads as its next batch: late, or with a NaN in it.
+
+        And let it use up memory or files meanwhile.
+        """
         while self.happens("input-stalls"):
             time.sleep(PAUSE)
         if not self.happens("files-leak"):
             self._files.clear()
-        while self.happens("files-leak") and len(os.listdir("/proc/self/fd")) < LEFT_FREE * resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+        while (
+            self.happens("files-leak")
+            and len(os.listdir("/proc/self/fd"))
+            < LEFT_FREE * resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        ):
             self._files.append(open("/dev/null", "rb"))  # noqa: SIM115 - it leaks
         if self.happens("memory-leaks"):
             self._memory.append(bytearray(b"\1") * CHUNK)

@@ -8,7 +8,7 @@ import signal
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import registry
+from dshealthd.collection import registry
 from tests.agents import RunningAgent, announced_port, end, launch
 from tests.lab.station import Namespaces, Station, connect
 from tests.nvml.simulator import Simulator
@@ -37,31 +37,51 @@ def profile(collectors: Iterable[str], interval: str) -> dict[str, Any]:
         raise ValueError(message)
     off = {name: {"enabled": False} for name in registry.all_collectors()}
     on = {name: {"enabled": True, "interval": interval} for name in kept}
-    return merged({"collectors": off}, {"collectors": {**on, "network": {**on.get("network", {}), "include": [INTERFACE]}}})
+    return merged(
+        {"collectors": off},
+        {"collectors": {**on, "network": {**on.get("network", {}), "include": [INTERFACE]}}},
+    )
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Return one configuration laid over another, table by table."""
-    both = {key: merged(below[key], value) for key, value in above.items() if isinstance(value, dict) and isinstance(below.get(key), dict)}
+    both = {
+        key: merged(below[key], value)
+        for key, value in above.items()
+        if isinstance(value, dict) and isinstance(below.get(key), dict)
+    }
     return {**below, **above, **both}
 
 
 def toml(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> str:
     """Write a configuration."""
-    lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items() if not isinstance(value, dict)]
+    lines = [
+        f"{json.dumps(key)} = {json.dumps(value)}"
+        for key, value in table.items()
+        if not isinstance(value, dict)
+    ]
     if lines and path:
         lines.insert(0, f"\n[{'.'.join(map(json.dumps, path))}]")
-    return "\n".join([*lines, *(toml(value, (*path, key)) for key, value in table.items() if isinstance(value, dict))])
+    return "\n".join(
+        [
+            *lines,
+            *(toml(value, (*path, key)) for key, value in table.items() if isinstance(value, dict)),
+        ]
+    )
 
 
 class Node:
-    """A machine of the lab, its GPUs (`gpus`, steered as `tests.nvml.simulator` says) and its agent.
+    """A machine of the lab, its GPUs (`gpus`, steered as `tests.nvml.simulator` says) and its
+    agent.
 
-    `member` is its name in the hostfile: `name`, or the address where names cannot be given. `hostfile` is its own copy of the list of
-    members, `hosts` what it sees as /etc/hosts, `sysfs` what its agent takes for /sys.
+    `member` is its name in the hostfile: `name`, or the address where names cannot be given.
+    `hostfile` is its own copy of the list of members, `hosts` what it sees as /etc/hosts, `sysfs`
+    what its agent takes for /sys.
     """
 
-    def __init__(self, number: int, station: Station, lab: Lab, *, gpus: int, profile: Mapping[str, Any]) -> None:
+    def __init__(
+        self, number: int, station: Station, lab: Lab, *, gpus: int, profile: Mapping[str, Any]
+    ) -> None:
         """Lay out the node's files; nothing runs yet. `number` counts from 1."""
         self.number, self.station, self.lab, self._profile = number, station, lab, profile
         self.name, self.address, self.directory = station.name, station.address, station.directory
@@ -120,7 +140,10 @@ class Node:
         self._starting = None
 
     def start(self, environment: Mapping[str, str] | None = None) -> None:
-        """Start the agent and wait until it serves; `environment` is what it is given beside that of the lab."""
+        """Start the agent and wait until it serves.
+
+        `environment` is what it is given beside that of the lab.
+        """
         self.begin(environment)
         self.finish()
 
@@ -151,7 +174,9 @@ class Node:
         self.agent.process.send_signal(signal.SIGHUP)
 
     def get(self, path: str, timeout: float = 10.0) -> str:
-        """Return an answer of the agent, asked from the node itself, so that no fault of the network is in the way."""
+        """Return an answer of the agent, asked from the node itself, so that no fault of the
+        network is in the way.
+        """
         return self.agent.get(path, timeout)
 
     def scrape(self, timeout: float = 10.0) -> Scrape:
@@ -171,12 +196,18 @@ class Node:
 
 
 def _lay_over_sysfs(root: Path) -> None:
-    """Make a /sys that shows the real one but for PCI devices, and to which a test can add classes such as `infiniband`."""
+    """Make a /sys that shows the real one but for PCI devices, and to which a test can add classes
+    such as `infiniband`.
+    """
     for real, mine, left_out in (
         ("/sys", root, {"bus", "class", "devices"}),
         ("/sys/bus", root / "bus", {"pci"}),
         ("/sys/class", root / "class", {"infiniband"}),
-        ("/sys/devices", root / "devices", {name for name in os.listdir("/sys/devices") if name.startswith("pci")}),
+        (
+            "/sys/devices",
+            root / "devices",
+            {name for name in os.listdir("/sys/devices") if name.startswith("pci")},
+        ),
     ):
         mine.mkdir(parents=True, exist_ok=True)
         for name in os.listdir(real):

@@ -1,4 +1,7 @@
-"""A lab from whose faults pages come: nodes with simulated hardware, the real Prometheus and Alertmanager, and a receiver."""
+"""A lab from whose faults pages come.
+
+Nodes with simulated hardware, the real Prometheus and Alertmanager, and a receiver.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from dshealthd import registry
 from dshealthd.cli import main as dshealthd
-from dshealthd.options import encode
+from dshealthd.collection import registry
+from dshealthd.core.options import encode
 from tests.lab import jobs, probing
 from tests.lab.hardware import CHECKPOINTS, DATA, KernelLog, equip
 from tests.lab.lab import Lab
@@ -28,7 +31,10 @@ if TYPE_CHECKING:
     from tests.lab.receiver import Notification
 
 NOT_THE_NODES_OWN = {"clock", "pressure", "software"}
-"""Collectors of what all nodes share with the machine that the lab runs on: its clock, its load, its environments."""
+"""Collectors of what all nodes share with the machine that the lab runs on.
+
+Its clock, its load, its environments.
+"""
 COLLECTORS = tuple(name for name in registry.all_collectors() if name not in NOT_THE_NODES_OWN)
 HANGS = "2s"
 """Deadline for what may hang."""
@@ -38,16 +44,36 @@ READY_SECONDS = 90.0
 
 
 def settings(node: Node, *, as_shipped: bool = False) -> dict[str, Any]:
-    """Return what a node's configuration has beside the lab's own; `as_shipped`, all intervals and deadlines are the defaults."""
+    """Return what a node's configuration has beside the lab's own.
+
+    `as_shipped`, all intervals and deadlines are the defaults.
+    """
     places: dict[str, Any] = {
         "path": {"dev": str(node.directory / "dev")},
-        "collectors": {"filesystem": {"paths": [DATA], "write_test": [CHECKPOINTS]}, "training": {"socket": str(jobs.socket(node))}},
+        "collectors": {
+            "filesystem": {"paths": [DATA], "write_test": [CHECKPOINTS]},
+            "training": {"socket": str(jobs.socket(node))},
+        },
     }
     if as_shipped:
         defaults = {name: encode(registry.all_collectors()[name].Options()) for name in COLLECTORS}
-        return merged({"collectors": {name: {"interval": options["interval"]} for name, options in defaults.items()}}, places)
-    quick: dict[str, Any] = {name: {"deadline": HANGS} for name, kind in registry.all_collectors().items() if kind.worker == "device"}
-    quick |= {"filesystem": {"write_interval": "1s", "deadline": HANGS}, "open_files": {"full_interval": "1s"}}
+        return merged(
+            {
+                "collectors": {
+                    name: {"interval": options["interval"]} for name, options in defaults.items()
+                }
+            },
+            places,
+        )
+    quick: dict[str, Any] = {
+        name: {"deadline": HANGS}
+        for name, kind in registry.all_collectors().items()
+        if kind.worker == "device"
+    }
+    quick |= {
+        "filesystem": {"write_interval": "1s", "deadline": HANGS},
+        "open_files": {"full_interval": "1s"},
+    }
     return merged({"collectors": quick}, places)
 
 
@@ -75,16 +101,31 @@ class Paging:
     ) -> None:
         """Prepare.
 
-        Where `as_shipped`, the agents sample as seldom, and give up as late, as they do without a configuration; with a `period` in seconds
-        they probe each other, by echoes, which are slow if they take `slow_ratio` times longer than usual. `show` is called with what the
-        receiver gets; `adapt` may change more of Alertmanager's configuration than a lab does anyway.
+        Where `as_shipped`, the agents sample as seldom, and give up as late, as they do without a
+        configuration; with a `period` in seconds they probe each other, by echoes, which are slow
+        if they take `slow_ratio` times longer than usual. `show` is called with what the receiver
+        gets; `adapt` may change more of Alertmanager's configuration than a lab does anyway.
         """
         self._as_shipped, self._period, self._slow_ratio = as_shipped, period, slow_ratio
         self._directory, self._nodes, self._gpus = directory, nodes, gpus
-        self._progress, self._show, self._adapt, self._thresholds = progress, show, adapt, thresholds
+        self._progress, self._show, self._adapt, self._thresholds = (
+            progress,
+            show,
+            adapt,
+            thresholds,
+        )
         self.targets = directory / "targets.json"
         """What Prometheus scrapes, which it reads again as it changes."""
         self.kernel_logs: dict[str, KernelLog] = {}
+
+    def _hurried(self, config: dict[str, Any]) -> None:
+        """Have news of a group sent after seconds, for which the shipped routes wait minutes."""
+        routes = [config["route"]]
+        while routes:
+            route = routes.pop()
+            route["group_interval"] = "5s"
+            routes += route.get("routes", ())
+        self._adapt(config)
 
     def __enter__(self) -> Self:
         """Start the nodes and the servers; what has been started is ended when something fails."""
@@ -104,7 +145,12 @@ class Paging:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """End everything."""
         self._stack.close()
 
@@ -115,27 +161,49 @@ class Paging:
             stack.callback(log.close)
         for node in lab.nodes:
             node.begin()
-        assert dshealthd(["targets", "--hostfile", str(lab.directory / "hostfile"), "--output", str(self.targets)]) == 0
+        assert (
+            dshealthd(
+                [
+                    "targets",
+                    "--hostfile",
+                    str(lab.directory / "hostfile"),
+                    "--output",
+                    str(self.targets),
+                ]
+            )
+            == 0
+        )
         self.receiver = stack.enter_context(Receiver(lab.services, self._show))
         self._progress(f"receiver of pages: {self.receiver.url}")
-        self.alertmanager = stack.enter_context(alertmanager(lab.services, self._directory, self.receiver, self._adapt))
+        self.alertmanager = stack.enter_context(
+            alertmanager(lab.services, self._directory, self.receiver, self._hurried)
+        )
         self._progress(f"Alertmanager: {self.alertmanager.url}")
         for number, node in enumerate(lab.nodes, start=1):
             node.finish()
             self._progress(f"agents: {number} of {len(lab.nodes)} serve")
         discovery = {"file_sd_configs": [{"files": [str(self.targets)]}]}
         where = f"{self.alertmanager.station.address}:{self.alertmanager.port}"
-        self.prometheus = stack.enter_context(prometheus(lab.services, self._directory, discovery, [where], thresholds=self._thresholds))
+        self.prometheus = stack.enter_context(
+            prometheus(
+                lab.services, self._directory, discovery, [where], thresholds=self._thresholds
+            )
+        )
         self._progress(f"Prometheus: {self.prometheus.url}")
 
     def _settings(self, node: Node) -> dict[str, Any]:
         found = settings(node, as_shipped=self._as_shipped)
         if self._period is None:
             return found
-        return merged(found, probing.settings(node, period=self._period, full=False, slow_ratio=self._slow_ratio))
+        return merged(
+            found,
+            probing.settings(node, period=self._period, full=False, slow_ratio=self._slow_ratio),
+        )
 
     def until_watched(self, seconds: float = READY_SECONDS) -> None:
-        """Wait until every node is scraped, the thresholds are known, and the Watchdog has come through all of the chain."""
+        """Wait until every node is scraped, the thresholds are known, and the Watchdog has come
+        through all of the chain.
+        """
         end = time.monotonic() + seconds
         steps = {
             "nodes scraped": f'count(up{{job="dshealthd"}} == 1) == {len(self.lab.nodes)}',
@@ -143,10 +211,15 @@ class Paging:
         }
         for what, expression in steps.items():
             while not self.prometheus.query(expression):
-                assert time.monotonic() < end, f"not within {seconds:g} s: {what}\n{self.prometheus.log.read_text(encoding='utf-8')}"
+                assert time.monotonic() < end, (
+                    f"not within {seconds:g} s: "
+                    f"{what}\n{self.prometheus.log.read_text(encoding='utf-8')}"
+                )
                 time.sleep(0.2)
             self._progress(what)
-        assert self.receiver.wait(lambda: self.receiver.firing("watchdog"), end - time.monotonic()), "no Watchdog came"
+        assert self.receiver.wait(
+            lambda: self.receiver.firing("watchdog"), end - time.monotonic()
+        ), "no Watchdog came"
         self._progress("the Watchdog came through")
 
     def pending(self) -> str:

@@ -1,4 +1,7 @@
-"""Nodes of the lab that probe each other: their configuration, their saboteur, and what their agents say of each other."""
+"""Nodes of the lab that probe each other.
+
+Their configuration, their saboteur, and what their agents say of each other.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ SUSPECT = "dshealthd_suspect"
 KNOWN = 18
 """Good rounds after which a node knows what is usual."""
 CLEAR = 12
-"""Epochs after the end of a fault in which every accusation ends: with four nodes each pair meets every third."""
+"""Epochs after the end of a fault in which every accusation ends.
+
+With four nodes each pair meets every third.
+"""
 DISAGREES = "dshealthd_probe_peer_disagrees"
 SKIPS = "dshealthd_probe_skips_total"
 _SABOTAGE = Path(__file__).with_name("sabotage.py")
@@ -53,11 +59,20 @@ class Suspect(NamedTuple):
 
 
 def settings(
-    node: Node, *, period: float, full: bool, gpus: str = "always", leaves: bool = False, slow_ratio: float = 9.0
+    node: Node,
+    *,
+    period: float,
+    full: bool,
+    gpus: str = "always",
+    leaves: bool = False,
+    slow_ratio: float = 9.0,
 ) -> dict[str, Any]:
-    """Return the section `[probe]` of a node: rounds with gloo where they are `full`, between the agents alone otherwise.
+    """Return the section `[probe]` of a node.
 
-    Two cores that many nodes share make all times jump: only what takes several times (`slow_ratio`) as long as usual counts as slow.
+    Rounds with gloo where they are `full`, between the agents alone otherwise.
+
+    Two cores that many nodes share make all times jump: only what takes several times
+    (`slow_ratio`) as long as usual counts as slow.
     """
     probe: dict[str, Any] = {
         "period": f"{round(1000 * period)}ms",
@@ -92,11 +107,17 @@ def secret(node: Node, key: str) -> Path:
 
 
 def interpreter(node: Node) -> Path:
-    """Return a node's own Python, which runs the worker honestly as long as nothing stands in the node's file `sabotage`."""
+    """Return a node's own Python, which runs the worker honestly as long as nothing stands in the
+    node's file `sabotage`.
+    """
     file = node.directory / "bin" / "python"
     file.parent.mkdir(exist_ok=True)
     options = "-I -B -W ignore"
-    file.write_text(f'#!/bin/sh\nshift {len(options.split()) + 1}\nexec {sys.executable} {options} {_SABOTAGE} "$@"\n', encoding="ascii")
+    file.write_text(
+        f"#!/bin/sh\nshift {len(options.split()) + 1}\nexec {sys.executable} {options} "
+        f'{_SABOTAGE} "$@"\n',
+        encoding="ascii",
+    )
     file.chmod(0o700)
     return file
 
@@ -115,7 +136,9 @@ class Probing(Lab):
         collectors: Sequence[str] = ("memory",),
         start: bool = True,
     ) -> None:
-        """`period` in seconds; with `full` rounds run collectives with gloo, otherwise they are echoes between agents."""
+        """`period` in seconds; with `full` rounds run collectives with gloo, otherwise they are
+        echoes between agents.
+        """
         self.period = period
         super().__init__(
             directory,
@@ -139,30 +162,45 @@ class Probing(Lab):
         """Wait until an epoch begins."""
         time.sleep(max(0.0, epoch * self.period - time.time()))
 
-    def await_(self, condition: Callable[[Mapping[str, Scrape]], object], epochs: float, what: str) -> dict[str, Scrape]:
-        """Return the first scrapes for which a condition holds, at most so many epochs later; what all nodes say is in the error."""
+    def await_(
+        self, condition: Callable[[Mapping[str, Scrape]], object], epochs: float, what: str
+    ) -> dict[str, Scrape]:
+        """Return the first scrapes for which a condition holds, at most so many epochs later.
+
+        What all nodes say is in the error.
+        """
         end = time.monotonic() + epochs * self.period
         while True:
             found = self.scrapes()
             if condition(found):
                 return found
-            assert time.monotonic() < end, f"not within {epochs:g} epochs: {what}\n{self.told(found)}"
+            assert time.monotonic() < end, (
+                f"not within {epochs:g} epochs: {what}\n{self.told(found)}"
+            )
             time.sleep(0.1)
 
     def told(self, scrapes: Mapping[str, Scrape] | None = None) -> str:
         """Return what the agents say of probes, and the ends of their logs."""
         lines = []
         for name, scrape in (scrapes or self.scrapes()).items():
-            lines += [f"{name}: {line}" for line in scrape.text.splitlines() if line.startswith(_SHOWN)]
+            lines += [
+                f"{name}: {line}" for line in scrape.text.splitlines() if line.startswith(_SHOWN)
+            ]
         for node in self.nodes:
             if node.log.exists():
-                lines += [f"{node.name} log: {line}" for line in node.log.read_text(encoding="utf-8").splitlines()[-15:]]
+                lines += [
+                    f"{node.name} log: {line}"
+                    for line in node.log.read_text(encoding="utf-8").splitlines()[-15:]
+                ]
         return "\n".join(lines)
 
 
 @contextlib.contextmanager
 def sabotage(node: Node, what: str) -> Iterator[None]:
-    """Have a node's workers go wrong, as `tests/probe/saboteur.py` says; only of a node whose rounds are full ones."""
+    """Have a node's workers go wrong, as `tests/probe/saboteur.py` says.
+
+    Only of a node whose rounds are full ones.
+    """
     file = node.directory / "sabotage"
     with node.lab.injected(f"sabotage on {node.name}: {what}"):
         file.write_text(what, encoding="ascii")
@@ -213,14 +251,21 @@ def history(node: Node) -> list[dict[str, Any]]:
 
 
 def bad_rounds(node: Node, since: float) -> int:
-    """Return how many of a node's scheduled rounds since a Unix time did not go well; slow ones do."""
-    told = [entry for entry in history(node) if entry["time"] >= since and entry["epoch"] is not None]
+    """Return how many of a node's scheduled rounds since a Unix time did not go well.
+
+    Slow ones do.
+    """
+    told = [
+        entry for entry in history(node) if entry["time"] >= since and entry["epoch"] is not None
+    ]
     return sum(entry["outcome"] not in {"ok", "declined"} for entry in told)
 
 
 def suspects(scrape: Scrape) -> set[Suspect]:
     """Return whom an agent accuses."""
-    return {Suspect(**dict(labels)) for labels, value in scrape.series.get(SUSPECT, {}).items() if value}
+    return {
+        Suspect(**dict(labels)) for labels, value in scrape.series.get(SUSPECT, {}).items() if value
+    }
 
 
 def rounds(scrape: Scrape, **labels: str) -> float:
@@ -237,7 +282,13 @@ def namespaced(lab: Probing) -> Probing:
 
 def begun(lab: Probing, least: int = 3) -> Probing:
     """Wait until every node has had some good rounds."""
-    lab.await_(lambda s: len(s) == len(lab.nodes) and all(rounds(x, outcome="ok") >= least for x in s.values()), 60 + least, "good rounds")
+    lab.await_(
+        lambda s: (
+            len(s) == len(lab.nodes) and all(rounds(x, outcome="ok") >= least for x in s.values())
+        ),
+        60 + least,
+        "good rounds",
+    )
     return lab
 
 
@@ -252,11 +303,17 @@ def named(
     clear: float = CLEAR,
     wrong: int = 3,
 ) -> None:
-    """Inject a fault and have `by`, or anybody, name it, nobody name anything else, and all be taken back after its end.
+    """Inject a fault and have `by`, or anybody, name it, nobody name anything else, and all be
+    taken back after its end.
 
-    It is named after at most `wrong` scheduled rounds that did not go well for who names it first; confirmations come on top.
+    It is named after at most `wrong` scheduled rounds that did not go well for who names it first;
+    confirmations come on top.
     """
-    kind, component = ("link", "--".join(sorted(node.name for node in guilty))) if isinstance(guilty, tuple) else ("node", guilty.name)
+    kind, component = (
+        ("link", "--".join(sorted(node.name for node in guilty)))
+        if isinstance(guilty, tuple)
+        else ("node", guilty.name)
+    )
     right = {Suspect(kind, component, reason) for reason in reasons}
 
     def accusers(scrapes: Mapping[str, Scrape]) -> list[Node]:
@@ -264,7 +321,11 @@ def named(
         assert accused <= right, f"{accused - right} are not {right}\n{lab.told(scrapes)}"
         return [node for node in lab.nodes if node.name in scrapes and suspects(scrapes[node.name])]
 
-    lab.await_(lambda s: len(s) == len(lab.nodes) and not any(map(suspects, s.values())), CLEAR, "no suspects before the fault")
+    lab.await_(
+        lambda s: len(s) == len(lab.nodes) and not any(map(suspects, s.values())),
+        CLEAR,
+        "no suspects before the fault",
+    )
     lab.until_epoch(lab.epoch + 1)
     begin = time.time()
     with fault:
@@ -272,10 +333,19 @@ def named(
         first = lab.elapsed(begin)
         needed = min(bad_rounds(node, begin) for node in accusers(found))
         assert needed <= wrong, lab.told(found)
-        lab.await_(lambda s: set(by) <= set(accusers(s)), epochs, f"{right} by {', '.join(node.name for node in by)}")
+        lab.await_(
+            lambda s: set(by) <= set(accusers(s)),
+            epochs,
+            f"{right} by {', '.join(node.name for node in by)}",
+        )
         everybody = lab.elapsed(begin)
     begin = time.time()
-    lab.await_(lambda s: len(s) == len(lab.nodes) and not any(map(suspects, s.values())), clear, "no suspects after the fault")
+    lab.await_(
+        lambda s: len(s) == len(lab.nodes) and not any(map(suspects, s.values())),
+        clear,
+        "no suspects after the fault",
+    )
     print(
-        f"{component} {'/'.join(reasons)}: {needed} bad rounds, {first:.1f} epochs, {everybody:.1f} all, {lab.elapsed(begin):.1f} to clear"
+        f"{component} {'/'.join(reasons)}: {needed} bad rounds, {first:.1f} epochs, "
+        f"{everybody:.1f} all, {lab.elapsed(begin):.1f} to clear"
     )

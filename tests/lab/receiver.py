@@ -1,4 +1,6 @@
-"""Who is told: a server that takes what Alertmanager sends by webhook, or as it sends to Slack and PagerDuty, and remembers it."""
+"""Who is told: a server that takes what Alertmanager sends by webhook, or as it sends to Slack and
+PagerDuty, and remembers it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ if TYPE_CHECKING:
 
 FIRING, RESOLVED = "firing", "resolved"
 WATCHDOG_MISSED = 100.0
-"""Seconds without the Watchdog, which comes every 60 to 90 s: once a minute at most, when Alertmanager looks at it twice a minute."""
+"""Seconds without the Watchdog, which comes every 60 to 90 s.
+
+Once a minute at most, when Alertmanager looks at it twice a minute.
+"""
 
 
 @dataclass(frozen=True)
@@ -55,15 +60,26 @@ class Notification:
     def alerts(self) -> list[Alert]:
         """Return the alerts of a webhook's document."""
         return [
-            Alert(self.receiver, alert["status"], alert["labels"], alert["annotations"], alert["fingerprint"])
+            Alert(
+                self.receiver,
+                alert["status"],
+                alert["labels"],
+                alert["annotations"],
+                alert["fingerprint"],
+            )
             for alert in self.document["alerts"]
         ]
 
 
 class Receiver:
-    """Listens on a machine of the lab from `__enter__` to `__exit__`; its thread is this process's."""
+    """Listens on a machine of the lab from `__enter__` to `__exit__`.
 
-    def __init__(self, station: Station, show: Callable[[Notification], None] = lambda _: None) -> None:
+    Its thread is this process's.
+    """
+
+    def __init__(
+        self, station: Station, show: Callable[[Notification], None] = lambda _: None
+    ) -> None:
         """`show` is called with every notification, in the receiver's thread."""
         self.notifications: list[Notification] = []
         self._changed = threading.Condition()
@@ -74,11 +90,18 @@ class Receiver:
     def __enter__(self) -> Self:
         """Begin to answer."""
         self._server = _server(self)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="receiver", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), name="receiver", daemon=True
+        )
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """End."""
         self._server.shutdown()
         self._server.server_close()
@@ -97,8 +120,10 @@ class Receiver:
         self._show(notification)
 
     def told(self, *receivers: str, since: float = 0.0) -> list[Alert]:
-        """Return the alerts that came to these receivers, or to page and ticket, in their order."""
-        wanted = receivers or ("page", "ticket")
+        """Return the alerts that came to these receivers, or to page, ticket and job-owner, in
+        their order.
+        """
+        wanted = receivers or ("page", "ticket", "job-owner")
         with self._changed:
             return [
                 alert
@@ -108,10 +133,19 @@ class Receiver:
             ]
 
     def longest_silence(self, begin: float) -> float:
-        """Return the longest time without a Watchdog, in seconds, from a moment by the monotonic clock until now."""
+        """Return the longest time without a Watchdog, in seconds, from a moment by the monotonic
+        clock until now.
+        """
         with self._changed:
-            heard = [note.received for note in self.notifications if note.receiver == "watchdog" and note.received > begin]
-        return max(later - earlier for earlier, later in itertools.pairwise([begin, *heard, time.monotonic()]))
+            heard = [
+                note.received
+                for note in self.notifications
+                if note.receiver == "watchdog" and note.received > begin
+            ]
+        return max(
+            later - earlier
+            for earlier, later in itertools.pairwise([begin, *heard, time.monotonic()])
+        )
 
     def firing(self, *receivers: str) -> list[Alert]:
         """Return the alerts that were last said to fire."""
@@ -123,7 +157,10 @@ class Receiver:
         end = time.monotonic() + seconds
         with self._changed:
             while not condition():
-                if not self._changed.wait(max(0.0, end - time.monotonic())) and time.monotonic() >= end:
+                if (
+                    not self._changed.wait(max(0.0, end - time.monotonic()))
+                    and time.monotonic() >= end
+                ):
                     return bool(condition())
         return True
 
@@ -144,7 +181,9 @@ def _server(receiver: Receiver) -> http.server.ThreadingHTTPServer:
         def log_message(self, format: str, *arguments: Any) -> None:
             """Say nothing: standard error is the test's."""
 
-    server = http.server.ThreadingHTTPServer((receiver.address, receiver.port), Handler, bind_and_activate=False)
+    server = http.server.ThreadingHTTPServer(
+        (receiver.address, receiver.port), Handler, bind_and_activate=False
+    )
     server.socket.close()
     server.socket = receiver._socket
     server.server_activate()

@@ -1,8 +1,10 @@
-"""What a lab has made, on disk, so that `python -m tests.lab --clean` can remove what a killed lab left.
+"""What a lab has made, on disk, so that `python -m tests.lab --clean` can remove what a killed lab
+left.
 
-One file per lab in a folder of the user's own. A process is known by its pid, start time and boot, so none is ended that merely has the
-number of one of the lab's. Interfaces, addresses, firewall rules, shapers and mounts need no undoing of their own: they exist only in
-namespaces that live as long as their process 1, which is recorded.
+One file per lab in a folder of the user's own. A process is known by its pid, start time and boot,
+so none is ended that merely has the number of one of the lab's. Interfaces, addresses, firewall
+rules, shapers and mounts need no undoing of their own: they exist only in namespaces that live as
+long as their process 1, which is recorded.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ def folder() -> Path:
 
 
 def start_time(pid: int) -> int | None:
-    """Return when a process started, in ticks since boot; None when there is none, or only its remains."""
+    """Return when a process started, in ticks since boot.
+
+    None when there is none, or only its remains.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -65,7 +70,9 @@ class Records:
 
     def process(self, what: str, pid: int) -> None:
         """Note a process that was started; those that have ended since are forgotten."""
-        self._content["processes"] = [entry for entry in self._content["processes"] if start_time(entry[1]) == entry[2]]
+        self._content["processes"] = [
+            entry for entry in self._content["processes"] if start_time(entry[1]) == entry[2]
+        ]
         self._content["processes"].append([what, pid, start_time(pid)])
         self._write()
 
@@ -91,7 +98,10 @@ class Records:
 
 
 def clean(directory: Path | None = None) -> list[str]:
-    """End what labs left that no longer run, or only the one of a directory, and say what that was. A lab that runs is left alone."""
+    """End what labs left that no longer run, or only the one of a directory, and say what that was.
+
+    A lab that runs is left alone.
+    """
     said = []
     for path in sorted(folder().glob("*.json")):
         try:
@@ -105,13 +115,23 @@ def clean(directory: Path | None = None) -> list[str]:
         if same_boot and start_time(pid) == started:
             said.append(f"{content['directory']}: left alone, its lab runs as process {pid}")
             continue
-        left = [entry for entry in content["processes"] if same_boot and start_time(entry[1]) == entry[2]]
+        left = [
+            entry
+            for entry in content["processes"]
+            if same_boot and start_time(entry[1]) == entry[2]
+        ]
         for what, pid, _ in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)  # ends stopped processes too
             said.append(f"{content['directory']}: {what}, process {pid}")
         if stuck := _still_there(left, 10.0):
-            said.extend(f"{content['directory']}: {what}, process {pid}, cannot be killed; run this again later" for what, pid, _ in stuck)
+            said.extend(
+                (
+                    f"{content['directory']}: {what}, process {pid}, cannot be killed; run this "
+                    "again later"
+                )
+                for what, pid, _ in stuck
+            )
             continue
         said.append(f"{content['directory']}: cleaned")
         _discard(path, content)
@@ -121,9 +141,13 @@ def clean(directory: Path | None = None) -> list[str]:
     return said
 
 
-def _still_there(processes: list[tuple[str, int, int]], seconds: float) -> list[tuple[str, int, int]]:
+def _still_there(
+    processes: list[tuple[str, int, int]], seconds: float
+) -> list[tuple[str, int, int]]:
     end = time.monotonic() + seconds
-    while (left := [entry for entry in processes if start_time(entry[1]) == entry[2]]) and time.monotonic() < end:
+    while (
+        left := [entry for entry in processes if start_time(entry[1]) == entry[2]]
+    ) and time.monotonic() < end:
         time.sleep(0.02)
     return left
 

@@ -1,4 +1,6 @@
-"""A worker that goes wrong as long as the file named by SABOTAGE says how, in the words of `tests/probe/saboteur.py`; honest otherwise."""
+"""A worker that goes wrong as long as the file named by SABOTAGE says how, in the words of
+`tests/probe/saboteur.py`; honest otherwise.
+"""
 
 from __future__ import annotations
 
@@ -36,5 +38,7 @@ saboteur.worker.Round = Round
 
 if __name__ == "__main__":
     role, _, *numbers = sys.argv[1:]
-    roots = os.pathsep.join(map(os.path.realpath, sys.path))  # the launcher has not seen which interpreter this is
+    roots = os.pathsep.join(
+        map(os.path.realpath, sys.path)
+    )  # the launcher has not seen which interpreter this is
     saboteur.worker.main([role, roots, *numbers])

@@ -1,7 +1,7 @@
 """A DDP training as a user writes it: script_ddp.py STEPS CHECKPOINTS [--fp16].
 
-It averages its loss over the ranks, evaluates, which it marks for the heartbeat, and writes checkpoints, which it does not mark.
-Mishaps are those of `tests.lab.mishaps`.
+It averages its loss over the ranks, evaluates, which it marks for the heartbeat, and writes
+checkpoints, which it does not mark. Mishaps are those of `tests.lab.mishaps`.
 """
 
 import contextlib
@@ -30,7 +30,9 @@ class Network(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)
+        )
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """Compute."""

@@ -1,7 +1,9 @@
-"""A DeepSpeed training as a user writes it: script_deepspeed.py STEPS CHECKPOINTS CONFIG, the last as JSON.
+"""A DeepSpeed training as a user writes it.
 
-It evaluates and writes checkpoints by the engine's own methods, and pauses for reasons that it does not mark. Mishaps are those of
-`tests.lab.mishaps`.
+Script_deepspeed.py STEPS CHECKPOINTS CONFIG, the last as JSON.
+
+It evaluates and writes checkpoints by the engine's own methods, and pauses for reasons that it does
+not mark. Mishaps are those of `tests.lab.mishaps`.
 """
 
 import json
@@ -25,7 +27,9 @@ class Network(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)
+        )
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """Compute."""
@@ -41,7 +45,8 @@ def batches() -> Iterator[torch.Tensor]:
         yield mishaps.read(torch.randn(16, 64))
 
 
-deepspeed.ops.__compatible_ops__ = {}  # else it compiles an operator for collectives on the CPU at its first start
+# else it compiles an operator for collectives on the CPU at its first start
+deepspeed.ops.__compatible_ops__ = {}
 network = Network()
 optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
 engine, *_ = deepspeed.initialize(model=network, optimizer=optimizer, config=json.loads(config))
@@ -73,5 +78,7 @@ for step in range(1, int(steps) + 1):
         engine.save_checkpoint(checkpoints, tag="last")
         last = time.perf_counter()
     if step % 400 == 0 and rank == 0:
-        time.sleep(1.5)  # tells somebody far away how it goes; the others wait at their next gradients
+        time.sleep(
+            1.5
+        )  # tells somebody far away how it goes; the others wait at their next gradients
 dist.destroy_process_group()

@@ -31,14 +31,24 @@ ALERTMANAGER = DEPLOY / "alertmanager"
 PROMETHEUS = DEPLOY / "prometheus"
 START_SECONDS = 30.0
 RESEND = "10s"
+KEEP_FIRING = "15s"
+"""How long alerts of a lab go on firing, where those that are shipped do for minutes."""
 
 
 class Server:
     """One of the two, running."""
 
-    def __init__(self, name: str, process: subprocess.Popen[Any], station: Station, port: int, log: Path) -> None:
+    def __init__(
+        self, name: str, process: subprocess.Popen[Any], station: Station, port: int, log: Path
+    ) -> None:
         """`name` is the command's; it serves on `port` of the station."""
-        self.name, self.process, self.station, self.port, self.log = name, process, station, port, log
+        self.name, self.process, self.station, self.port, self.log = (
+            name,
+            process,
+            station,
+            port,
+            log,
+        )
 
     @property
     def url(self) -> str:
@@ -46,12 +56,20 @@ class Server:
         return f"http://{self.station.address}:{self.port}"
 
     def ask(self, path: str, document: Any = None) -> Any:
-        """Return the answer's JSON, or its text where it is none; with a document, POST it. RuntimeError for an answer that is no good."""
+        """Return the answer's JSON, or its text where it is none; with a document, POST it.
+
+        RuntimeError for an answer that is no good.
+        """
         connection = http.client.HTTPConnection(self.station.address, self.port)
         connection.sock = connect(self.station, (self.station.address, self.port))
         with contextlib.closing(connection):
             body = None if document is None else json.dumps(document)
-            connection.request("GET" if body is None else "POST", path, body, {"Content-Type": "application/json", "Connection": "close"})
+            connection.request(
+                "GET" if body is None else "POST",
+                path,
+                body,
+                {"Content-Type": "application/json", "Connection": "close"},
+            )
             answer = connection.getresponse()
             text = answer.read().decode()
         if answer.status >= http.client.BAD_REQUEST:
@@ -61,7 +79,9 @@ class Server:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Return the result of an instant query."""
-        result: list[dict[str, Any]] = self.ask("/api/v1/query?" + urllib.parse.urlencode({"query": expression}))["data"]["result"]
+        result: list[dict[str, Any]] = self.ask(
+            "/api/v1/query?" + urllib.parse.urlencode({"query": expression})
+        )["data"]["result"]
         return result
 
     def wait_ready(self, seconds: float = START_SECONDS) -> None:
@@ -79,9 +99,15 @@ class Server:
 
 @contextlib.contextmanager
 def alertmanager(
-    station: Station, directory: Path, receiver: Receiver, adapt: Callable[[dict[str, Any]], object] = lambda _: None
+    station: Station,
+    directory: Path,
+    receiver: Receiver,
+    adapt: Callable[[dict[str, Any]], object] = lambda _: None,
 ) -> Iterator[Server]:
-    """Run Alertmanager with the shipped configuration, whose webhooks go to the receiver. `adapt` may change more of it."""
+    """Run Alertmanager with the shipped configuration, whose webhooks go to the receiver.
+
+    `adapt` may change more of it.
+    """
     folder = directory / "alertmanager"
     shutil.copytree(ALERTMANAGER, folder)
     file = folder / "alertmanager.yml"
@@ -91,7 +117,12 @@ def alertmanager(
             webhook["url"] = receiver.url + urllib.parse.urlsplit(webhook["url"]).path
     adapt(config)
     file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    flags = [f"--config.file={file}", f"--storage.path={folder / 'data'}", "--cluster.listen-address=", "--log.level=warn"]
+    flags = [
+        f"--config.file={file}",
+        f"--storage.path={folder / 'data'}",
+        "--cluster.listen-address=",
+        "--log.level=warn",
+    ]
     with _running("prometheus-alertmanager", flags, station, folder) as server:
         yield server
 
@@ -110,16 +141,21 @@ def prometheus(
 ) -> Iterator[Server]:
     """Run Prometheus with the shipped configuration and rules.
 
-    `discovery` is the part of its scrape configuration that says where the agents are, such as `{"file_sd_configs": …}`; `alertmanagers`
-    are HOST:PORT. `pace` is how often it scrapes and evaluates, and `scrape` how often it scrapes, where that is to differ from what is
-    shipped; `thresholds` are values for some of thresholds.yml, as users have them in a copy of that file.
+    `discovery` is the part of its scrape configuration that says where the agents are, such as
+    `{"file_sd_configs": …}`; `alertmanagers` are HOST:PORT. `pace` is how often it scrapes and
+    evaluates, and `scrape` how often it scrapes, where that is to differ from what is shipped;
+    `thresholds` are values for some of thresholds.yml, as users have them in a copy of that file.
     """
     folder = directory / "prometheus"
     shutil.copytree(files, folder)
     file = folder / "prometheus.yml"
     config = yaml.safe_load(file.read_text(encoding="utf-8"))
     if pace is not None:
-        config["global"] |= {"scrape_interval": pace, "scrape_timeout": pace, "evaluation_interval": pace}
+        config["global"] |= {
+            "scrape_interval": pace,
+            "scrape_timeout": pace,
+            "evaluation_interval": pace,
+        }
     if scrape is not None:
         config["global"]["scrape_interval"] = scrape
     config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": list(alertmanagers)}]}]}
@@ -129,8 +165,10 @@ def prometheus(
         job.update(discovery if job["job_name"] == "dshealthd" else {})
     file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     _set_thresholds(folder / "thresholds.yml", thresholds)
+    _end_soon(folder / "alerts.yml")
     flags = [f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}", "--log.level=warn"]
-    # An alert that fires before Alertmanager is known is sent again only after this, a minute by default.
+    # An alert that fires before Alertmanager is known is sent again only after this, a minute by
+    # default.
     flags.append(f"--rules.alert.resend-delay={RESEND}")
     with _running("prometheus", flags, station, folder) as server:
         yield server
@@ -138,9 +176,23 @@ def prometheus(
 
 def _set_thresholds(file: Path, values: Mapping[str, float]) -> None:
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    rules = {rule["record"].removeprefix("dshealthd:threshold:"): rule for group in content["groups"] for rule in group["rules"]}
+    rules = {
+        rule["record"].removeprefix("dshealthd:threshold:"): rule
+        for group in content["groups"]
+        for rule in group["rules"]
+    }
     for name, value in values.items():
         rules[name]["expr"] = f"vector({value})"
+    file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+
+
+def _end_soon(file: Path) -> None:
+    """Have alerts go on firing for seconds after their cause is gone, not for minutes."""
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for group in content["groups"]:
+        for rule in group["rules"]:
+            if "keep_firing_for" in rule:
+                rule["keep_firing_for"] = KEEP_FIRING
     file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
@@ -155,7 +207,10 @@ def _running(name: str, flags: Sequence[str], station: Station, folder: Path) ->
     log = folder / "log"
     with log.open("wb") as output:
         process = station.popen(
-            [command, *flags, f"--web.listen-address={station.address}:{port}"], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            [command, *flags, f"--web.listen-address={station.address}:{port}"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
         )
     try:
         server = Server(name, process, station, port, log)

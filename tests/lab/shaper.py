@@ -26,7 +26,10 @@ def bits_per_second(rate: str) -> int:
 
 
 class Shaper:
-    """An `htb` root whose classes end in a `tbf` each; what no filter sends to a class passes at full rate."""
+    """An `htb` root whose classes end in a `tbf` each.
+
+    What no filter sends to a class passes at full rate.
+    """
 
     def __init__(self, station: Station, device: str) -> None:
         """Prepare; the interface stays as it is while there is no limit."""
@@ -37,7 +40,11 @@ class Shaper:
     def limit(self, rate: str, destination: str = "") -> Iterator[None]:
         """Limit what goes to an address, or with "" all that no such limit takes."""
         bits = bits_per_second(rate)
-        number = next(n for n in range(1, _EVERYTHING) if n not in self._classes) if destination else _EVERYTHING
+        number = (
+            next(n for n in range(1, _EVERYTHING) if n not in self._classes)
+            if destination
+            else _EVERYTHING
+        )
         if number in self._classes:
             message = f"{self._device} of {self._station.name} is limited already"
             raise ValueError(message)
@@ -60,9 +67,47 @@ class Shaper:
         classid = f"{_ROOT}{number:x}"
         burst = max(32 * 1024, bits // 8 // 100)
         match = ["ip", "dst", f"{destination}/32"] if destination else ["u32", "0", "0"]
-        self._tc("class", "add", "parent", _ROOT, "classid", classid, "htb", "rate", "10gbit", "quantum", "65536")
-        self._tc("qdisc", "add", "parent", classid, "tbf", "rate", f"{bits}bit", "burst", str(burst), "limit", str(4 * burst))
-        self._tc("filter", "add", "parent", _ROOT, "protocol", "ip", "prio", str(number), "u32", "match", *match, "flowid", classid)
+        self._tc(
+            "class",
+            "add",
+            "parent",
+            _ROOT,
+            "classid",
+            classid,
+            "htb",
+            "rate",
+            "10gbit",
+            "quantum",
+            "65536",
+        )
+        self._tc(
+            "qdisc",
+            "add",
+            "parent",
+            classid,
+            "tbf",
+            "rate",
+            f"{bits}bit",
+            "burst",
+            str(burst),
+            "limit",
+            str(4 * burst),
+        )
+        self._tc(
+            "filter",
+            "add",
+            "parent",
+            _ROOT,
+            "protocol",
+            "ip",
+            "prio",
+            str(number),
+            "u32",
+            "match",
+            *match,
+            "flowid",
+            classid,
+        )
 
     def _tc(self, kind: str, action: str, *rest: str) -> None:
         self._station.tool("tc", kind, action, "dev", self._device, *rest)

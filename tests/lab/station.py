@@ -1,7 +1,10 @@
-"""The lab's machines: namespaces of their own, entered by a thread; or, where those are not permitted, just an address.
+"""The lab's machines: namespaces of their own, entered by a thread.
 
-A thread, not a process, enters a machine: what it starts is a child of the lab like any other, and a socket that it makes belongs to
-the machine's network for good and can then be used from every thread.
+Or, where those are not permitted, just an address.
+
+A thread, not a process, enters a machine: what it starts is a child of the lab like any other, and
+a socket that it makes belongs to the machine's network for good and can then be used from every
+thread.
 """
 
 from __future__ import annotations
@@ -52,15 +55,22 @@ class Station(Protocol):
         """Return the path of its network namespace; None without namespaces."""
 
     def inside(self, function: Callable[[], T]) -> T:
-        """Call a function on the machine: what it opens and starts belongs to the machine. It must be quick and start no thread."""
+        """Call a function on the machine: what it opens and starts belongs to the machine.
+
+        It must be quick and start no thread.
+        """
 
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a process on the machine, as a child of the lab and a session of its own. Options are those of `subprocess.Popen`."""
+        """Start a process on the machine, as a child of the lab and a session of its own.
+
+        Options are those of `subprocess.Popen`.
+        """
 
     def tool(self, *command: str, text: str = "", descriptors: Sequence[int] = ()) -> str:
         """Run a tool, which inherits the descriptors, on the machine and return what it prints.
 
-        RuntimeError has what it complains about; NotPermitted where it is not installed, or the machine not the lab's to change.
+        RuntimeError has what it complains about; NotPermitted where it is not installed, or the
+        machine not the lab's to change.
         """
 
     def close(self) -> None:
@@ -89,14 +99,22 @@ class Namespaces:
         return f"/proc/{self.pid}/ns/net"
 
     def open(self) -> None:
-        """Make the machine and have the thread enter it; NotPermitted says what the kernel refuses."""
+        """Make the machine and have the thread enter it.
+
+        NotPermitted says what the kernel refuses.
+        """
         self._thread.submit(self._open).result()
 
     def _open(self) -> None:
         if _libc.unshare(_CLONE_FS | _CLONE_NEWPID) != 0:
             message = f"a pid namespace: {os.strerror(ctypes.get_errno())}"
             raise NotPermitted(message)
-        plan = json.dumps({"hostname": self.name, "files": {target: str(source) for target, source in self._files.items()}})
+        plan = json.dumps(
+            {
+                "hostname": self.name,
+                "files": {target: str(source) for target, source in self._files.items()},
+            }
+        )
         holder = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_HOLDER), plan],
             stdin=subprocess.PIPE,
@@ -106,10 +124,17 @@ class Namespaces:
         self._holder = holder
         assert holder.stdout is not None
         ready, _, _ = select.select([holder.stdout], [], [], _READY_SECONDS)
-        said = holder.stdout.readline().decode().strip() if ready else f"no answer within {_READY_SECONDS:g} s"
+        said = (
+            holder.stdout.readline().decode().strip()
+            if ready
+            else f"no answer within {_READY_SECONDS:g} s"
+        )
         if said != "ready":
             raise NotPermitted(said)
-        namespaces = [os.open(f"/proc/{holder.pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _ENTERED]
+        namespaces = [
+            os.open(f"/proc/{holder.pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+            for kind in _ENTERED
+        ]
         for namespace in namespaces:
             _setns(namespace)
             os.close(namespace)
@@ -128,7 +153,15 @@ class Namespaces:
         """Run a tool on the machine; it inherits the descriptors."""
 
         def run() -> subprocess.CompletedProcess[str]:
-            return subprocess.run(command, input=text, capture_output=True, text=True, timeout=30, check=False, pass_fds=descriptors)
+            return subprocess.run(
+                command,
+                input=text,
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=False,
+                pass_fds=descriptors,
+            )
 
         try:
             done = self.inside(run)
@@ -141,13 +174,19 @@ class Namespaces:
         return done.stdout
 
     def close(self) -> None:
-        """Kill process 1, with which the kernel kills every other, and reap them; a process that does not end is an error."""
+        """Kill process 1, with which the kernel kills every other, and reap them.
+
+        A process that does not end is an error.
+        """
         self._thread.shutdown()  # lets the machine come about first, if it is being made
         if self._holder is not None:
             self._holder.kill()
             end = time.monotonic() + _END_SECONDS
             try:
-                for process in (*self._children, self._holder):  # the first process ends when all others have been reaped
+                for process in (
+                    *self._children,
+                    self._holder,
+                ):  # the first process ends when all others have been reaped
                     process.wait(max(0.1, end - time.monotonic()))
             finally:
                 for pipe in (self._holder.stdin, self._holder.stdout):

@@ -13,8 +13,20 @@ SECONDS = 170
 
 @pytest.mark.timeout(SECONDS + 10)
 def test_a_fault_is_shown_from_beginning_to_end() -> None:
-    """`--fault` brings a cluster up, says where to look, shows the page with node, GPU and first step, and that it is over."""
-    command = [sys.executable, "-m", "tests.lab.demo", "--nodes", "1", "--gpus", "2", "--fault", "row-remap"]
+    """`--fault` brings a cluster up, says where to look, shows the page with node, GPU and first
+    step, and that it is over.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "tests.lab.demo",
+        "--nodes",
+        "1",
+        "--gpus",
+        "2",
+        "--fault",
+        "row-remap",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     if "not permitted here" in done.stdout:
         pytest.skip(done.stdout)

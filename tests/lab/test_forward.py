@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def test_a_server_of_the_lab_is_reached_from_this_machine(tmp_path: Path) -> None:
-    """A request to the port here is answered there, however long it is; afterwards nothing listens any more."""
+    """A request to the port here is answered there, however long it is.
+
+    Afterwards nothing listens any more.
+    """
     document = {"alerts": [], "filling": "x" * 1_000_000}
     with Lab(tmp_path, nodes=1, start=False) as lab, Receiver(namespaced(lab).services) as receiver:
         with forwarded(lab.services, receiver.port) as place:

@@ -1,4 +1,6 @@
-"""The lab does what it says: its nodes, its faults, measured with small transfers, and nothing left of it."""
+"""The lab does what it says: its nodes, its faults, measured with small transfers, and nothing left
+of it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
 MBIT = 10**6 / 8
 LIMITED = "20mbit"
 FREE = 60 * MBIT
-"""Less than a node that is not limited sends even while the processor has other work; it is a hundred times this otherwise."""
+"""Less than a node that is not limited sends even while the processor has other work.
+
+It is a hundred times this otherwise.
+"""
 TEMPERATURE = "dshealthd_gpu_temperature_celsius"
 
 
@@ -42,7 +47,9 @@ def namespaced(lab: Lab) -> Lab:
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Three machines for the faults; each test starts the agents that it needs."""
-    with Lab(tmp_path_factory.mktemp("lab"), nodes=3, gpus=1, collectors=("memory",), start=False) as made:
+    with Lab(
+        tmp_path_factory.mktemp("lab"), nodes=3, gpus=1, collectors=("memory",), start=False
+    ) as made:
         yield namespaced(made)
 
 
@@ -55,7 +62,9 @@ def three(lab: Lab) -> Iterator[tuple[Node, Node, Node]]:
         node.stop()
     for station in (lab.services, *(node.station for node in lab.nodes)):
         assert station.tool("nft", "list", "ruleset") == ""
-        assert {line.split()[1] for line in station.tool("tc", "qdisc", "show").splitlines()} <= {"noqueue"}
+        assert {line.split()[1] for line in station.tool("tc", "qdisc", "show").splitlines()} <= {
+            "noqueue"
+        }
 
 
 def rate(source: Node, target: Node, size: int = 1_000_000) -> float:
@@ -114,7 +123,10 @@ def datagrams(source: Node, target: Node, number: int = 1) -> int:
 
 
 def output(node: Node, *command: str, timeout: float = 10.0) -> tuple[int, str]:
-    """Run a command on a node; its status and what it prints. TimeoutExpired after it has been killed."""
+    """Run a command on a node; its status and what it prints.
+
+    TimeoutExpired after it has been killed.
+    """
     process = node.station.popen(command, stdout=subprocess.PIPE, text=True)
     try:
         said, _ = process.communicate(timeout=timeout)
@@ -127,9 +139,23 @@ def output(node: Node, *command: str, timeout: float = 10.0) -> tuple[int, str]:
 
 def network_of_this_machine() -> list[str]:
     """Return what a lab must not change."""
-    commands = (["ip", "-o", "link"], ["ip", "-o", "addr"], ["ip", "route"], ["ip", "netns"], ["nft", "list", "ruleset"], ["tc", "qdisc"])
-    said = [subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout for command in commands]
-    mounts = [line for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines() if "/etc/" in line or "/node-" in line]
+    commands = (
+        ["ip", "-o", "link"],
+        ["ip", "-o", "addr"],
+        ["ip", "route"],
+        ["ip", "netns"],
+        ["nft", "list", "ruleset"],
+        ["tc", "qdisc"],
+    )
+    said = [
+        subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        for command in commands
+    ]
+    mounts = [
+        line
+        for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
+        if "/etc/" in line or "/node-" in line
+    ]
     return [*said, socket.gethostname(), *mounts]
 
 
@@ -143,7 +169,10 @@ def network_namespaces() -> dict[int, list[int]]:
 
 
 def test_eight_nodes(tmp_path: Path) -> None:
-    """Eight agents are up within seconds, each with GPUs, interfaces and processes of its own; this machine sees nothing of the network."""
+    """Eight agents are up within seconds, each with GPUs, interfaces and processes of its own.
+
+    This machine sees nothing of the network.
+    """
     before = network_of_this_machine()
     progress: list[str] = []
     started = time.monotonic()
@@ -155,24 +184,40 @@ def test_eight_nodes(tmp_path: Path) -> None:
         found = lab.wait(
             lambda scrapes: (
                 len(scrapes) == 8
-                and all(len(s.all(TEMPERATURE, sensor="core")) == 8 and s.all("dshealthd_network_up") for s in scrapes.values())
+                and all(
+                    len(s.all(TEMPERATURE, sensor="core")) == 8 and s.all("dshealthd_network_up")
+                    for s in scrapes.values()
+                )
             )
         )
         for number, node in enumerate(lab.nodes, start=1):
             scrape = found[node.name]
             assert (node.name, node.member) == (f"node-{number}", f"node-{number}")
             assert scrape.value(TEMPERATURE, gpu="0", sensor="core") == 30 + number
-            assert scrape.value("dshealthd_gpus_expected") == scrape.value("dshealthd_gpus_visible") == 8
-            assert {dict(key)["device"] for key in scrape.series["dshealthd_network_up"]} == {"eth0"}
+            assert (
+                scrape.value("dshealthd_gpus_expected")
+                == scrape.value("dshealthd_gpus_visible")
+                == 8
+            )
+            assert {dict(key)["device"] for key in scrape.series["dshealthd_network_up"]} == {
+                "eth0"
+            }
             assert node.status()
             assert output(node, "hostname") == (0, f"{node.name}\n")
             assert lab.worker_pids(node)
-        uuids = {dict(key)["uuid"] for scrape in found.values() for key in scrape.series[TEMPERATURE]}
+        uuids = {
+            dict(key)["uuid"] for scrape in found.values() for key in scrape.series[TEMPERATURE]
+        }
         assert len(uuids) == 64
         assert len({node.netns and os.stat(node.netns).st_ino for node in lab.nodes}) == 8
-        assert (tmp_path / "hostfile").read_text().splitlines() == [f"node-{number} slots=8" for number in range(1, 9)]
+        assert (tmp_path / "hostfile").read_text().splitlines() == [
+            f"node-{number} slots=8" for number in range(1, 9)
+        ]
         assert network_of_this_machine() == before
-        namespaces = {os.stat(f"/proc/{pid}/ns/net").st_ino for pid in (lab.services.pid, *(node.station.pid for node in lab.nodes))}
+        namespaces = {
+            os.stat(f"/proc/{pid}/ns/net").st_ino
+            for pid in (lab.services.pid, *(node.station.pid for node in lab.nodes))
+        }
         record = lab.records.path
     assert network_of_this_machine() == before
     assert not namespaces & network_namespaces().keys()
@@ -184,7 +229,9 @@ def test_names(three: tuple[Node, Node, Node]) -> None:
     one, two, _ = three
     assert output(one, "getent", "hosts", "node-2")[1].split()[:2] == [two.address, "node-2"]
     assert output(one, "getent", "hosts", "services")[1].split()[1] == "services"
-    addresses = {line.split()[0] for line in output(one, "getent", "ahostsv4", "nodes.lab")[1].splitlines()}
+    addresses = {
+        line.split()[0] for line in output(one, "getent", "ahostsv4", "nodes.lab")[1].splitlines()
+    }
     assert addresses == {node.address for node in three}
     started = time.monotonic()
     assert output(one, "getent", "hosts", "node-99")[0] == 2
@@ -192,7 +239,10 @@ def test_names(three: tuple[Node, Node, Node]) -> None:
 
 
 def test_agent_stops_starts_reloads(lab: Lab, three: tuple[Node, Node, Node]) -> None:
-    """An agent stops, is killed with its workers, and starts again; a new configuration takes effect without a restart."""
+    """An agent stops, is killed with its workers, and starts again.
+
+    A new configuration takes effect without a restart.
+    """
     one, two, _ = three
     one.start()
     two.start()
@@ -219,7 +269,10 @@ def test_agent_stops_starts_reloads(lab: Lab, three: tuple[Node, Node, Node]) ->
 
 
 def test_slow(three: tuple[Node, Node, Node]) -> None:
-    """A slow node is limited in both directions and towards everyone; the others are not, and it is not afterwards."""
+    """A slow node is limited in both directions and towards everyone.
+
+    The others are not, and it is not afterwards.
+    """
     one, two, other = three
     with faults.slow(one, LIMITED):
         for source, target in ((one, two), (two, one)):
@@ -229,7 +282,9 @@ def test_slow(three: tuple[Node, Node, Node]) -> None:
 
 
 def test_slow_pair(three: tuple[Node, Node, Node]) -> None:
-    """A slow way limits two nodes in both directions, not their ways to a third, and can be had beside a slow node and another way."""
+    """A slow way limits two nodes in both directions, not their ways to a third, and can be had
+    beside a slow node and another way.
+    """
     one, two, other = three
     with faults.slow_pair(one, two, LIMITED):
         assert 10 * MBIT < rate(one, two) < 25 * MBIT
@@ -239,12 +294,19 @@ def test_slow_pair(three: tuple[Node, Node, Node]) -> None:
             assert 25 * MBIT < rate(one, other) < 50 * MBIT
             assert 10 * MBIT < rate(one, two) < 25 * MBIT
         assert rate(one, other) > FREE
-    with faults.slow(one, "40mbit"), pytest.raises(ValueError, match="is limited already"), faults.slow(one, LIMITED):
+    with (
+        faults.slow(one, "40mbit"),
+        pytest.raises(ValueError, match="is limited already"),
+        faults.slow(one, LIMITED),
+    ):
         pass
 
 
 def test_drop(three: tuple[Node, Node, Node]) -> None:
-    """Both ways between two nodes can be cut: connections time out, and a third is reached by both."""
+    """Both ways between two nodes can be cut.
+
+    Connections time out, and a third is reached by both.
+    """
     one, two, other = three
     with faults.drop(one, two):
         assert connects(one, two) == connects(two, one) == "timeout"
@@ -253,7 +315,9 @@ def test_drop(three: tuple[Node, Node, Node]) -> None:
 
 
 def test_drop_one_way(three: tuple[Node, Node, Node]) -> None:
-    """One way can be cut alone: datagrams go the other way, and a connection does not come about from either side."""
+    """One way can be cut alone: datagrams go the other way, and a connection does not come about
+    from either side.
+    """
     one, two, _ = three
     with faults.drop_one_way(one, two):
         assert datagrams(one, two) == 0
@@ -284,7 +348,9 @@ def test_unplug(three: tuple[Node, Node, Node]) -> None:
 
 
 def test_loss(three: tuple[Node, Node, Node]) -> None:
-    """The share of packets that is lost is the one asked for, in both directions, and others lose none."""
+    """The share of packets that is lost is the one asked for, in both directions, and others lose
+    none.
+    """
     one, two, other = three
     with faults.loss(one, 0.5):
         for source, target in ((one, two), (two, one)):
@@ -294,7 +360,10 @@ def test_loss(three: tuple[Node, Node, Node]) -> None:
 
 
 def test_reset(three: tuple[Node, Node, Node]) -> None:
-    """A firewall's RST refuses one port, or all TCP of a node and cuts what is connected; never the node's own loopback."""
+    """A firewall's RST refuses one port, or all TCP of a node and cuts what is connected.
+
+    Never the node's own loopback.
+    """
     one, two, _ = three
     with listen(one.station) as shut, listen(one.station) as open_:
         with faults.reset(one, shut.getsockname()[1]):
@@ -311,7 +380,10 @@ def test_reset(three: tuple[Node, Node, Node]) -> None:
 
 
 def test_blackhole_dns(three: tuple[Node, Node, Node]) -> None:
-    """In a black hole for DNS the name of another node is neither found nor refused; its own still is, and others are not concerned."""
+    """In a black hole for DNS the name of another node is neither found nor refused.
+
+    Its own still is, and others are not concerned.
+    """
     one, two, _ = three
     with faults.blackhole_dns(one):
         with pytest.raises(subprocess.TimeoutExpired):
@@ -322,7 +394,10 @@ def test_blackhole_dns(three: tuple[Node, Node, Node]) -> None:
 
 
 def test_pause(lab: Lab, three: tuple[Node, Node, Node]) -> None:
-    """A paused agent does not answer and is missing from the scrapes; afterwards it answers again."""
+    """A paused agent does not answer and is missing from the scrapes.
+
+    Afterwards it answers again.
+    """
     one, two, _ = three
     one.start()
     two.start()
@@ -332,12 +407,17 @@ def test_pause(lab: Lab, three: tuple[Node, Node, Node]) -> None:
 
 
 def test_clock_offset(lab: Lab, three: tuple[Node, Node, Node]) -> None:
-    """An agent's wall clock can be off by minutes, without its durations; afterwards it is right."""
+    """An agent's wall clock can be off by minutes, without its durations.
+
+    Afterwards it is right.
+    """
     one, _, _ = three
     stamp = "dshealthd_collector_last_success_timestamp_seconds"
     one.start()
     with faults.clock_offset(one, 288):
-        found = lab.wait(lambda scrapes: scrapes["node-1"].value(stamp, collector="memory"))["node-1"]
+        found = lab.wait(lambda scrapes: scrapes["node-1"].value(stamp, collector="memory"))[
+            "node-1"
+        ]
         assert found.value(stamp, collector="memory") == pytest.approx(time.time() + 288, abs=5)
         assert (found.value("dshealthd_collector_duration_seconds", collector="memory") or 0) < 2
     found = lab.wait(lambda scrapes: scrapes["node-1"].value(stamp, collector="memory"))["node-1"]
@@ -353,12 +433,27 @@ def test_faults_are_recorded(lab: Lab, three: tuple[Node, Node, Node]) -> None:
 
 
 @contextlib.contextmanager
-def command(directory: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], list[int], bool]]:
-    """Run `python -m tests.lab` with two nodes; the process, the agents' pids once they serve, and whether there are namespaces.
+def command(
+    directory: Path, *flags: str
+) -> Iterator[tuple[subprocess.Popen[str], list[int], bool]]:
+    """Run `python -m tests.lab` with two nodes.
+
+    The process, the agents' pids once they serve, and whether there are namespaces.
 
     It is killed at the end, and what it left is cleaned.
     """
-    arguments = [sys.executable, "-m", "tests.lab", "--nodes", "2", "--gpus", "1", "--directory", str(directory), *flags]
+    arguments = [
+        sys.executable,
+        "-m",
+        "tests.lab",
+        "--nodes",
+        "2",
+        "--gpus",
+        "1",
+        "--directory",
+        str(directory),
+        *flags,
+    ]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -393,14 +488,22 @@ def ended(pids: list[int], seconds: float = 5.0) -> bool:
 
 @pytest.mark.parametrize("flags", [(), ("--loopback",)], ids=["namespaces", "loopback"])
 def test_killed_lab_is_cleaned(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    """--clean leaves a running lab alone and removes all that a killed one left, stopped processes too; nothing of this machine changes."""
+    """--clean leaves a running lab alone and removes all that a killed one left, stopped processes
+    too; nothing of this machine changes.
+    """
     before = network_of_this_machine()
     with command(tmp_path, *flags) as (process, agents, namespaced):
         assert f"{tmp_path}: left alone, its lab runs as process {process.pid}" in clean(tmp_path)
         tasks = Path(f"/proc/{process.pid}/task").iterdir()
-        pids = [int(pid) for task in tasks for pid in (task / "children").read_text(encoding="ascii").split()]
+        pids = [
+            int(pid)
+            for task in tasks
+            for pid in (task / "children").read_text(encoding="ascii").split()
+        ]
         assert set(agents) <= set(pids)
-        namespaces = {os.stat(f"/proc/{pid}/ns/net").st_ino for pid in pids} - {os.stat("/proc/self/ns/net").st_ino}
+        namespaces = {os.stat(f"/proc/{pid}/ns/net").st_ino for pid in pids} - {
+            os.stat("/proc/self/ns/net").st_ino
+        }
         assert len(namespaces) == (3 if namespaced else 0)
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)  # so that nothing ends by itself
@@ -417,7 +520,9 @@ def test_killed_lab_is_cleaned(tmp_path: Path, flags: tuple[str, ...]) -> None:
 
 
 def test_machines_end_with_their_lab(tmp_path: Path) -> None:
-    """Without any cleaning, a killed lab's machines end, and with them their agents, however little these notice."""
+    """Without any cleaning, a killed lab's machines end, and with them their agents, however little
+    these notice.
+    """
     with command(tmp_path) as (process, agents, namespaced):
         if not namespaced:
             pytest.skip("no namespaces")
@@ -438,7 +543,10 @@ def test_failed_start_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_loopback(tmp_path: Path) -> None:
-    """Without namespaces agents serve on addresses of 127.0.0.0/8, which the hostfile has; faults of the network are refused."""
+    """Without namespaces agents serve on addresses of 127.0.0.0/8, which the hostfile has.
+
+    Faults of the network are refused.
+    """
     progress: list[str] = []
     with Lab(tmp_path, nodes=2, namespaces=False, progress=progress.append) as lab:
         assert len(lab.limits) == 3
@@ -447,7 +555,9 @@ def test_loopback(tmp_path: Path) -> None:
         assert one.address.startswith("127.")
         assert one.address != two.address
         assert (tmp_path / "hostfile").read_text().split()[::2] == [one.address, two.address]
-        found = lab.wait(lambda scrapes: len(scrapes) == 2 and all(s.all(TEMPERATURE) for s in scrapes.values()))
+        found = lab.wait(
+            lambda scrapes: len(scrapes) == 2 and all(s.all(TEMPERATURE) for s in scrapes.values())
+        )
         assert found["node-2"].value(TEMPERATURE, gpu="0", sensor="core") == 32
         assert rate(one, two) > FREE
         refused = (
@@ -469,11 +579,25 @@ def test_loopback(tmp_path: Path) -> None:
 
 
 def test_refused_namespaces(tmp_path: Path) -> None:
-    """A lab that may not make namespaces says so, what it cannot do then, and how it could, and runs on the loopback network."""
+    """A lab that may not make namespaces says so, what it cannot do then, and how it could, and
+    runs on the loopback network.
+    """
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("root and setpriv are needed to give up a capability")
-    arguments = ["setpriv", "--bounding-set=-sys_admin", sys.executable, "-m", "tests.lab", "--nodes", "1", "--directory", str(tmp_path)]
-    process = subprocess.Popen([*arguments, "--gpus", "1", "--collectors", "memory"], stdout=subprocess.PIPE, text=True)
+    arguments = [
+        "setpriv",
+        "--bounding-set=-sys_admin",
+        sys.executable,
+        "-m",
+        "tests.lab",
+        "--nodes",
+        "1",
+        "--directory",
+        str(tmp_path),
+    ]
+    process = subprocess.Popen(
+        [*arguments, "--gpus", "1", "--collectors", "memory"], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     said = ""
     while not said.endswith("Ctrl-C ends the lab\n"):
@@ -483,19 +607,33 @@ def test_refused_namespaces(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=20)
     assert (process.returncode, rest) == (0, "")
-    assert "namespaces are not permitted here (a pid namespace: Operation not permitted); run as root, or under `unshare" in said
+    assert (
+        "namespaces are not permitted here (a pid namespace: Operation not permitted); run "
+        "as root, or under `unshare"
+    ) in said
     assert "\n  no faults of the network (" in said
     assert " http://127." in said
 
 
 def test_configuration_is_laid_over() -> None:
-    """A node's own configuration wins key by key over the lab's, and what is written is what was meant."""
+    """A node's own configuration wins key by key over the lab's, and what is written is what was
+    meant.
+    """
     import tomllib
 
-    below = {"collectors": {"gpu": {"enabled": False}, "memory": {"interval": "1s"}}, "web": {"max_connections": 4}}
-    above = tomllib.loads('[collectors.gpu]\nenabled = true\n[collectors.filesystem]\npaths = ["/", "/a \\"b\\""]\n')
+    below = {
+        "collectors": {"gpu": {"enabled": False}, "memory": {"interval": "1s"}},
+        "web": {"max_connections": 4},
+    }
+    above = tomllib.loads(
+        '[collectors.gpu]\nenabled = true\n[collectors.filesystem]\npaths = ["/", "/a \\"b\\""]\n'
+    )
     both = {
-        "collectors": {"gpu": {"enabled": True}, "memory": {"interval": "1s"}, "filesystem": {"paths": ["/", '/a "b"']}},
+        "collectors": {
+            "gpu": {"enabled": True},
+            "memory": {"interval": "1s"},
+            "filesystem": {"paths": ["/", '/a "b"']},
+        },
         "web": {"max_connections": 4},
     }
     assert merged(below, above) == both
@@ -504,7 +642,11 @@ def test_configuration_is_laid_over() -> None:
 
 def test_rates() -> None:
     """Rates are read in tc's units, and what is none is refused."""
-    assert [bits_per_second(text) for text in ("512kbit", "20mbit", "1.5gbit")] == [512_000, 20_000_000, 1_500_000_000]
+    assert [bits_per_second(text) for text in ("512kbit", "20mbit", "1.5gbit")] == [
+        512_000,
+        20_000_000,
+        1_500_000_000,
+    ]
     for text in ("20", "20mb", "fast", "-1mbit"):
         with pytest.raises(ValueError, match="is not a rate"):
             bits_per_second(text)

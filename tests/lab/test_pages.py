@@ -1,7 +1,8 @@
-"""From fault to page: every fault of the catalogue leads to exactly the page or ticket that names its node and part, and to its end.
+"""From fault to page: every fault of the catalogue leads to exactly the page or ticket that names
+its node and part, and to its end.
 
-One lab for all: the faults are injected in waves, each on a node of its own, while those of the wave before are being resolved. What came
-is judged afterwards, fault by fault.
+One lab for all: the faults are injected in waves, each on a node of its own, while those of the
+wave before are being resolved. What came is judged afterwards, fault by fault.
 """
 
 from __future__ import annotations
@@ -26,14 +27,21 @@ if TYPE_CHECKING:
 WAVES = (
     ("gpu-lost", "ecc", "time-wait", "disk-full"),
     ("infiniband-down", "thermal", "xid-79", "path-hang", "row-remap"),
-    # That a link is down is told once it is known, a minute after Prometheus began, that it should be up.
+    # That a link is down is told once it is known, a minute after Prometheus began, that it should
+    # be up.
     ("open-files", "gpu-missing", "nvml-hang", "node-dead", "nvlink-down"),
 )
 NODES = max(map(len, WAVES))
-COMES, GOES = 60.0, 150.0
-"""Seconds in which all pages of a wave come, and in which the last of all are over; sockets in TIME_WAIT alone stay for 60."""
+COMES, GOES = 90.0, 330.0
+"""Seconds in which all pages of a wave come, and in which the last of all are over.
+
+Sockets in TIME_WAIT alone stay for 60.
+"""
 QUIET = 6.0
-"""Seconds that each wave lasts beyond its last page: a round of all rules, in which another page would come."""
+"""Seconds that each wave lasts beyond its last page.
+
+A round of all rules, in which another page would come.
+"""
 
 # The time that the lab takes counts for the first of the tests.
 pytestmark = pytest.mark.timeout(420)
@@ -65,7 +73,9 @@ class Story:
 
 
 def wave(lab: Paging, names: tuple[str, ...], cases: dict[str, Case]) -> None:
-    """Inject the faults of a wave at once, wait until all their pages have come and a little longer, and undo them."""
+    """Inject the faults of a wave at once, wait until all their pages have come and a little
+    longer, and undo them.
+    """
     with contextlib.ExitStack() as stack:
         for name, node in zip(names, lab.lab.nodes, strict=False):
             cases[name] = Case(node, time.monotonic())
@@ -73,7 +83,10 @@ def wave(lab: Paging, names: tuple[str, ...], cases: dict[str, Case]) -> None:
 
         def come(name: str) -> bool:
             case = cases[name]
-            return any(FAULTS[name].names(alert, case.node) for alert in lab.receiver.told(since=case.begin))
+            return any(
+                FAULTS[name].names(alert, case.node)
+                for alert in lab.receiver.told(since=case.begin)
+            )
 
         lab.receiver.wait(lambda: all(map(come, names)), COMES)
         time.sleep(QUIET)
@@ -97,19 +110,26 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         cases: dict[str, Case] = {}
         for names in WAVES:
             wave(lab, names, cases)
-        lab.receiver.wait(lambda: not lab.receiver.firing("page", "ticket"), GOES)
+        lab.receiver.wait(lambda: not lab.receiver.firing(), GOES)
         others: list[tuple[float, Alert]] = []
         for notification in lab.receiver.notifications:
             if notification.receiver == "watchdog":
                 continue
             for alert in notification.alerts:
-                owner = next((name for name, case in cases.items() if FAULTS[name].names(alert, case.node)), None)
-                (others if owner is None else cases[owner].told).append((notification.received, alert))
-        yield Story(cases, others, lab.receiver.firing("page", "ticket"), healthy, lab.pending())
+                owner = next(
+                    (name for name, case in cases.items() if FAULTS[name].names(alert, case.node)),
+                    None,
+                )
+                (others if owner is None else cases[owner].told).append(
+                    (notification.received, alert)
+                )
+        yield Story(cases, others, lab.receiver.firing(), healthy, lab.pending())
 
 
 def test_every_fault_is_in_a_wave() -> None:
-    """The waves hold what the catalogue has for nodes that do not probe each other, each fault once."""
+    """The waves hold what the catalogue has for nodes that do not probe each other, each fault
+    once.
+    """
     assert sorted(name for names in WAVES for name in names) == sorted(WITHOUT_PROBES)
 
 
@@ -120,12 +140,18 @@ def test_a_healthy_lab_pages_nobody(story: Story) -> None:
 
 @pytest.mark.parametrize("name", WITHOUT_PROBES)
 def test_page(name: str, story: Story) -> None:
-    """The fault leads to its page, with node and part, the first step and a runbook; once the fault is over the page is."""
+    """The fault leads to its page, with node and part, the first step and a runbook.
+
+    Once the fault is over the page is.
+    """
     case = story.cases[name]
     firing = [(when, alert) for when, alert in case.told if alert.status == FIRING]
     assert firing, f"no page came\n{[str(alert) for _, alert in story.others]}\n{story.prometheus}"
     first, alert = firing[0]
-    print(f"{name}: {alert.receiver} after {first - case.begin:.1f} s: {alert.annotations['description']}")
+    print(
+        f"{name}: {alert.receiver} after {first - case.begin:.1f} s: "
+        f"{alert.annotations['description']}"
+    )
     assert len({alert.fingerprint for _, alert in firing}) == 1, [str(alert) for _, alert in firing]
     assert case.node.name in alert.annotations["description"]
     assert "First step: " in alert.annotations["description"]

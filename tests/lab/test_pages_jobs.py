@@ -1,7 +1,9 @@
-"""From a fault in a real training to its page: each leads to exactly the one that names job, node, rank and class, and to its end.
+"""From a fault in a real training to its page.
 
-DeepSpeed (ZeRO 1 and 2) and DDP trainings of four ranks over two nodes each, three at a time, which compute, evaluate, write checkpoints
-and pause while others are broken.
+Each leads to exactly the one that names job, node, rank and class, and to its end.
+
+DeepSpeed (ZeRO 1 and 2) and DDP trainings of four ranks over two nodes each, three at a time, which
+compute, evaluate, write checkpoints and pause while others are broken.
 """
 
 from __future__ import annotations
@@ -25,9 +27,14 @@ if TYPE_CHECKING:
 PERIOD = 1.0
 """Seconds from one probe between nodes to the next."""
 NEVER_SLOW = 10000.0
-"""Where a dozen processes import torch at once on two cores, how long a probe takes says nothing; whether it comes through does."""
+"""Where a dozen processes import torch at once on two cores, how long a probe takes says nothing.
+
+Whether it comes through does.
+"""
 HANG_SECONDS = 60.0
-"""In which a hang is told: 30 s of silence are usual for every job, and the page comes within 30 s after them."""
+"""In which a hang is told: 30 s of silence are usual for every job, and the page comes within 30 s
+after them.
+"""
 RANKS = {"0", "1", "2", "3"}
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
@@ -46,17 +53,25 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 def test_every_fault_is_tried() -> None:
     """The trials hold each fault once."""
-    assert sorted(name for trials in TRIALS for trial in trials for name in trial.faults) == sorted(FAULTS)
+    assert sorted(name for trials in TRIALS for trial in trials for name in trial.faults) == sorted(
+        FAULTS
+    )
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_page(name: str, story: Story) -> None:
-    """The fault leads to its page, with the first step and a runbook, and to no second one; once the fault is over the page is."""
+    """The fault leads to its page, with the first step and a runbook, and to no second one.
+
+    Once the fault is over the page is.
+    """
     fault, case = FAULTS[name], story.cases[name]
     firing = [(when, alert) for when, alert in case.told if alert.status == FIRING]
     assert firing, f"nothing came; others: {story.others}"
     first, alert = firing[0]
-    print(f"{name}: {alert.receiver} after {first - case.begin:.1f} s: {alert.annotations['description']}")
+    print(
+        f"{name}: {alert.receiver} after {first - case.begin:.1f} s: "
+        f"{alert.annotations['description']}"
+    )
     assert len({alert.fingerprint for _, alert in firing}) == 1, [str(alert) for _, alert in firing]
     description = alert.annotations["description"]
     node = fault.at(case.nodes)
@@ -90,7 +105,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
 
 
 def test_healthy_jobs_are_discovered(watched: Watched) -> None:
-    """Each job has the same name on both of its nodes, and a heartbeat of each rank on the rank's own node alone."""
+    """Each job has the same name on both of its nodes, and a heartbeat of each rank on the rank's
+    own node alone.
+    """
     for job in watched.jobs:
         for look in job.looks:
             assert look.ranks == [{"0", "1"}, {"2", "3"}]
@@ -98,15 +115,22 @@ def test_healthy_jobs_are_discovered(watched: Watched) -> None:
 
 
 def test_step_times_of_healthy_jobs(watched: Watched) -> None:
-    """The step time on /metrics is that of the training's own log, to 5 %, at every look and for each rank."""
+    """The step time on /metrics is that of the training's own log, to 5 %, at every look and for
+    each rank.
+    """
     for job in watched.jobs:
         for look in job.looks:
             assert look.step_seconds.keys() == RANKS
             for rank, seconds in look.step_seconds.items():
-                assert seconds == pytest.approx(look.logged_seconds[rank], rel=0.05), (job.title, look)
+                assert seconds == pytest.approx(look.logged_seconds[rank], rel=0.05), (
+                    job.title,
+                    look,
+                )
 
 
 def test_healthy_jobs_are_not_accused(watched: Watched) -> None:
-    """In three minutes of steps, evaluations, checkpoints and pauses nobody is told of anything, and the chain is alive."""
+    """In three minutes of steps, evaluations, checkpoints and pauses nobody is told of anything,
+    and the chain is alive.
+    """
     assert [str(alert) for alert in watched.told] == []
     assert watched.silence < WATCHDOG_MISSED

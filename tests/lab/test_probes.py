@@ -1,4 +1,6 @@
-"""Agents that probe each other name each fault for what it is and where it is, accuse nobody else, and take it back when it is over."""
+"""Agents that probe each other name each fault for what it is and where it is, accuse nobody else,
+and take it back when it is over.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-# Not part of the ordinary run yet: some faults are not named in time on two busy cores. `./dev test -m lab` runs them.
+# Not part of the ordinary run yet: some faults are not named in time on two busy cores. `./dev test
+# -m lab` runs them.
 pytestmark = pytest.mark.lab
 
 
@@ -51,7 +54,9 @@ def test_refused_by_firewall(light: Probing) -> None:
 
 
 def test_port_refused_by_firewall(light: Probing) -> None:
-    """The same where only the port of the peer API is shut, and the node's own calls to others go through."""
+    """The same where only the port of the peer API is shut, and the node's own calls to others go
+    through.
+    """
     _, two, *_ = light.nodes
     named(light, faults.reset(two, PORT), two, {"refused"}, by=(), epochs=20)
 
@@ -63,39 +68,73 @@ def test_other_key(light: Probing) -> None:
 
 
 def test_other_members(light: Probing) -> None:
-    """A node with another list of members accuses nobody and is accused by nobody; all see with whom they disagree, and why."""
+    """A node with another list of members accuses nobody and is accused by nobody.
+
+    All see with whom they disagree, and why.
+    """
     one, two, *others = light.nodes
     with other_members(two):
         found = light.await_(
-            lambda s: all(s[node.name].value(DISAGREES, peer="node-2", reason="members_differ") for node in (one, *others)),
+            lambda s: all(
+                s[node.name].value(DISAGREES, peer="node-2", reason="members_differ")
+                for node in (one, *others)
+            ),
             12,
             "disagreement",
         )
         assert len({scrape.value("dshealthd_members_hash") for scrape in found.values()}) == 2
         assert not any(map(suspects, found.values())), light.told(found)
-    light.await_(lambda s: not any(scrape.all(DISAGREES) for scrape in s.values()), CLEAR, "agreement")
+    light.await_(
+        lambda s: not any(scrape.all(DISAGREES) for scrape in s.values()), CLEAR, "agreement"
+    )
 
 
-@pytest.mark.parametrize("seconds", [288, -288, 10 * 365 * 86400], ids=["ahead", "behind", "ten_years"])
+@pytest.mark.parametrize(
+    "seconds", [288, -288, 10 * 365 * 86400], ids=["ahead", "behind", "ten_years"]
+)
 def test_clock_off(light: Probing, seconds: float) -> None:
-    """A node whose clock is off is told by name and reason; the others' rounds go on, nobody is accused, durations are right."""
+    """A node whose clock is off is told by name and reason.
+
+    The others' rounds go on, nobody is accused, durations are right.
+    """
     one, two, *others = light.nodes
     with faults.clock_offset(two, seconds):
         light.await_(
-            lambda s: all(s[node.name].value(DISAGREES, peer="node-2", reason="clock_differs") for node in (one, *others)), 20, "clock"
+            lambda s: all(
+                s[node.name].value(DISAGREES, peer="node-2", reason="clock_differs")
+                for node in (one, *others)
+            ),
+            20,
+            "clock",
         )
         before = light.scrapes()
         light.await_(
-            lambda s: all(rounds(s[node.name], outcome="ok") >= rounds(before[node.name], outcome="ok") + 2 for node in (one, *others)),
+            lambda s: all(
+                rounds(s[node.name], outcome="ok") >= rounds(before[node.name], outcome="ok") + 2
+                for node in (one, *others)
+            ),
             12,
             "rounds of the others",
         )
-        light.await_(lambda s: not any(map(suspects, s.values())), CLEAR, "no suspect, once it is forgotten that it was being restarted")
+        light.await_(
+            lambda s: not any(map(suspects, s.values())),
+            CLEAR,
+            "no suspect, once it is forgotten that it was being restarted",
+        )
         for scrape in light.scrapes().values():
-            assert all(0 <= took < 30 for took in scrape.all("dshealthd_collector_duration_seconds"))
-            assert all(0 <= took < 30 for took in scrape.all("dshealthd_probe_duration_seconds_sum"))
+            assert all(
+                0 <= took < 30 for took in scrape.all("dshealthd_collector_duration_seconds")
+            )
+            assert all(
+                0 <= took < 30 for took in scrape.all("dshealthd_probe_duration_seconds_sum")
+            )
     light.await_(
-        lambda s: len(s) == 4 and not any(scrape.all(DISAGREES) or suspects(scrape) for scrape in s.values()), 2 * CLEAR, "agreement"
+        lambda s: (
+            len(s) == 4
+            and not any(scrape.all(DISAGREES) or suspects(scrape) for scrape in s.values())
+        ),
+        2 * CLEAR,
+        "agreement",
     )
 
 
@@ -110,4 +149,6 @@ def test_slow_pair(light: Probing) -> None:
     """A slow way between two nodes that are well with others is named as the link, by both."""
     begun(light, KNOWN)
     one, two, *_ = light.nodes
-    named(light, faults.slow_pair(one, two, "10mbit"), (one, two), {"slow"}, by=(one, two), epochs=25)
+    named(
+        light, faults.slow_pair(one, two, "10mbit"), (one, two), {"slow"}, by=(one, two), epochs=25
+    )

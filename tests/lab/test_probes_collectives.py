@@ -30,7 +30,11 @@ def test_smoke(full: Probing) -> None:
     for scrape in found.values():
         assert not suspects(scrape), told
         assert rounds(scrape, kind="pair", outcome="ok") >= 6, told
-        assert {key for key in (8, 1024, 65536) if scrape.value(OPERATION, kind="pair", backend="gloo", size=str(key))} == {8, 1024, 65536}
+        assert {
+            key
+            for key in (8, 1024, 65536)
+            if scrape.value(OPERATION, kind="pair", backend="gloo", size=str(key))
+        } == {8, 1024, 65536}
         assert scrape.value("dshealthd_members") == 4
         assert scrape.value("dshealthd_probe_up") == 1
     assert len({scrape.value("dshealthd_members_hash") for scrape in found.values()}) == 1
@@ -39,7 +43,15 @@ def test_smoke(full: Probing) -> None:
 def test_wrong_data(full: Probing) -> None:
     """A node whose worker contributes wrong data is named as corrupting it."""
     _, two, *_ = full.nodes
-    named(full, sabotage(two, "collective:3:bad_input"), two, {"corrupted"}, by=(two,), epochs=15, wrong=4)
+    named(
+        full,
+        sabotage(two, "collective:3:bad_input"),
+        two,
+        {"corrupted"},
+        by=(two,),
+        epochs=15,
+        wrong=4,
+    )
 
 
 def test_wrong_torch(full: Probing) -> None:
@@ -49,13 +61,26 @@ def test_wrong_torch(full: Probing) -> None:
 
 
 def test_worker_killed_in_rendezvous(full: Probing) -> None:
-    """A node whose workers are killed while they meet the others is named, and nobody who waits for them."""
+    """A node whose workers are killed while they meet the others is named, and nobody who waits for
+    them.
+    """
     _, two, *_ = full.nodes
     named(full, sabotage(two, "stage:init:kill"), two, {"failed"}, by=(two,), epochs=25)
 
 
 @pytest.mark.timeout(160)
 def test_worker_stopped_in_a_collective(full: Probing) -> None:
-    """A node whose workers stop in a collective is named as hanging, after as many deadlines as it takes, and nobody who waits for them."""
+    """A node whose workers stop in a collective is named as hanging, after as many deadlines as it
+    takes, and nobody who waits for them.
+    """
     _, two, *_ = full.nodes
-    named(full, sabotage(two, "collective:3:stop"), two, {"hung"}, by=(two,), epochs=70, clear=20, wrong=4)
+    named(
+        full,
+        sabotage(two, "collective:3:stop"),
+        two,
+        {"hung"},
+        by=(two,),
+        epochs=70,
+        clear=20,
+        wrong=4,
+    )

@@ -18,11 +18,18 @@ pytestmark = pytest.mark.lab  # see test_probes.py
 
 @pytest.mark.timeout(300)
 def test_eight_nodes(tmp_path: Path) -> None:
-    """In 60 epochs of 8 healthy nodes every pair of the schedule meets and nobody is accused; of the half that survives all are paired."""
+    """In 60 epochs of 8 healthy nodes every pair of the schedule meets and nobody is accused.
+
+    Of the half that survives all are paired.
+    """
     with Probing(tmp_path, 8, period=2.0) as lab:
         begun(namespaced(lab))
         names = [node.name for node in lab.nodes]
-        begin, met, seen = lab.epoch + 1, Counter[tuple[int, tuple[str, ...]]](), dict[tuple[str, float], dict[str, Any]]()
+        begin, met, seen = (
+            lab.epoch + 1,
+            Counter[tuple[int, tuple[str, ...]]](),
+            dict[tuple[str, float], dict[str, Any]](),
+        )
         end = begin + 60
         while lab.epoch < end + 1:
             lab.until_epoch(lab.epoch + 4)
@@ -31,11 +38,21 @@ def test_eight_nodes(tmp_path: Path) -> None:
             entries = [(node.name, entry) for node in lab.nodes for entry in history(node)]
             seen |= {(name, entry["time"]): entry for name, entry in entries}
             for _, entry in entries:
-                if entry["outcome"] == "ok" and entry["kind"] == "pair" and entry["epoch"] is not None:
+                if (
+                    entry["outcome"] == "ok"
+                    and entry["kind"] == "pair"
+                    and entry["epoch"] is not None
+                ):
                     met[entry["epoch"], tuple(sorted(entry["members"]))] += 1
-        promised = {(epoch, group) for epoch in range(begin, end) for group in groups(names, {}, epoch)}
+        promised = {
+            (epoch, group) for epoch in range(begin, end) for group in groups(names, {}, epoch)
+        }
         missed = {
-            (epoch, group): [entry for (name, at), entry in sorted(seen.items()) if name in group and -1 < at / lab.period - epoch < 2]
+            (epoch, group): [
+                entry
+                for (name, at), entry in sorted(seen.items())
+                if name in group and -1 < at / lab.period - epoch < 2
+            ]
             for epoch, group in promised - met.keys()
         }
         assert not missed, f"did not meet, and what they did instead: {missed}"
@@ -48,7 +65,9 @@ def test_eight_nodes(tmp_path: Path) -> None:
         lab.until_epoch(epoch + 2)
         for node in survivors:
             partners = [
-                set(entry["members"]) - {node.name} for entry in history(node) if entry["epoch"] == epoch and entry["outcome"] == "ok"
+                set(entry["members"]) - {node.name}
+                for entry in history(node)
+                if entry["epoch"] == epoch and entry["outcome"] == "ok"
             ]
             assert partners, f"{node.name} had no partner in epoch {epoch}: {history(node)}"
             assert set.union(*partners) <= {survivor.name for survivor in survivors}

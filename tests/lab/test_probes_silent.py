@@ -1,4 +1,7 @@
-"""The same for faults in which no answer comes, which takes longer to be told; and what two members do that begin at once."""
+"""The same for faults in which no answer comes, which takes longer to be told.
+
+And what two members do that begin at once.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ def test_node_dead(calm: Probing) -> None:
 
 
 def test_dead_link(calm: Probing) -> None:
-    """Two nodes that do not reach each other while others reach both: the link is named by both, and no node."""
+    """Two nodes that do not reach each other while others reach both.
+
+    The link is named by both, and no node.
+    """
     one, two, *_ = calm.nodes
     named(calm, faults.drop(one, two), (one, two), {"unreachable"}, by=(one, two), epochs=25)
 
@@ -38,7 +44,9 @@ def test_dead_link(calm: Probing) -> None:
 def test_link_dead_one_way(calm: Probing) -> None:
     """The same where only one direction is cut."""
     one, two, *_ = calm.nodes
-    named(calm, faults.drop_one_way(one, two), (one, two), {"unreachable"}, by=(one, two), epochs=30)
+    named(
+        calm, faults.drop_one_way(one, two), (one, two), {"unreachable"}, by=(one, two), epochs=30
+    )
 
 
 def test_agent_stopped(calm: Probing) -> None:
@@ -48,9 +56,20 @@ def test_agent_stopped(calm: Probing) -> None:
 
 
 def test_loss(calm: Probing) -> None:
-    """A node that loses half of all packets is named, by itself or others; which of its rounds fail, and how, is chance."""
+    """A node that loses half of all packets is named, by itself or others.
+
+    Which of its rounds fail, and how, is chance.
+    """
     _, two, *_ = calm.nodes
-    named(calm, faults.loss(two, 0.5), two, {"intermittent", "unreachable", "hung", "slow"}, by=(), epochs=40, wrong=8)
+    named(
+        calm,
+        faults.loss(two, 0.5),
+        two,
+        {"intermittent", "unreachable", "hung", "slow"},
+        by=(),
+        epochs=40,
+        wrong=8,
+    )
 
 
 def test_busy_gpus(tmp_path: Path) -> None:
@@ -58,21 +77,36 @@ def test_busy_gpus(tmp_path: Path) -> None:
     with Probing(tmp_path, 4, policy="idle", collectors=("gpu_bus", "gpu_processes")) as lab:
         for node in namespaced(lab).nodes:
             node.gpus.set(None, "processes", "4242:1073741824")
-        lab.await_(lambda s: len(s) == 4 and all(scrape.all(SKIPS, reason="busy_gpu") for scrape in s.values()), 40, "busy GPUs")
+        lab.await_(
+            lambda s: (
+                len(s) == 4 and all(scrape.all(SKIPS, reason="busy_gpu") for scrape in s.values())
+            ),
+            40,
+            "busy GPUs",
+        )
         begun(lab)
         one, two, *_ = lab.nodes
         named(lab, faults.drop(one, two), (one, two), {"unreachable"}, by=(one, two), epochs=25)
-        assert not any(scrape.all(ROUNDS, kind="pair", outcome="ok") for scrape in lab.scrapes().values())
+        assert not any(
+            scrape.all(ROUNDS, kind="pair", outcome="ok") for scrape in lab.scrapes().values()
+        )
 
 
 @pytest.mark.parametrize("ahead", [0.6, 2.0], ids=["at_once", "before"])
 def test_both_start_at_once(tmp_path: Path, ahead: float) -> None:
-    """Two members that both begin an epoch's round have one round: in the same moment, or the second before the first, by their clocks."""
+    """Two members that both begin an epoch's round have one round.
+
+    In the same moment, or the second before the first, by their clocks.
+    """
     with Probing(tmp_path, 2, period=3.0, full=False) as lab:
         one, two = namespaced(lab).nodes
         with faults.clock_offset(two, ahead):
             begin = lab.epoch + 2
             lab.until_epoch(begin + 5)
             for node in (one, two):
-                found = [(entry["epoch"] - begin, entry["outcome"]) for entry in history(node) if entry["epoch"] in range(begin, begin + 4)]
+                found = [
+                    (entry["epoch"] - begin, entry["outcome"])
+                    for entry in history(node)
+                    if entry["epoch"] in range(begin, begin + 4)
+                ]
                 assert found == [(epoch, "ok") for epoch in range(4)], lab.told()

@@ -1,4 +1,7 @@
-"""What is slow shows in the times of collectives with gloo. Epochs are longer, as slow rounds must end within one."""
+"""What is slow shows in the times of collectives with gloo.
+
+Epochs are longer, as slow rounds must end within one.
+"""
 
 from __future__ import annotations
 
@@ -31,4 +34,6 @@ def test_slow_node(full: Probing) -> None:
 def test_slow_pair(full: Probing) -> None:
     """A slow way between two nodes that are well with others is named as the link, by both."""
     one, two, *_ = full.nodes
-    named(full, faults.slow_pair(one, two, "15mbit"), (one, two), {"slow"}, by=(one, two), epochs=30)
+    named(
+        full, faults.slow_pair(one, two, "15mbit"), (one, two), {"slow"}, by=(one, two), epochs=30
+    )

@@ -31,11 +31,17 @@ def await_(condition: Callable[[], bool], seconds: float, server: Server) -> Non
 
 def scraped(server: Server) -> dict[str, dict[str, str]]:
     """Return the labels of the targets that are up, by instance."""
-    return {series["metric"]["instance"]: series["metric"] for series in server.query('up{job="dshealthd"} == 1')}
+    return {
+        series["metric"]["instance"]: series["metric"]
+        for series in server.query('up{job="dshealthd"} == 1')
+    }
 
 
 def told(node: Node) -> list[str]:
-    """Return the lines of the targets that an agent tells; none while it does not know its members yet."""
+    """Return the lines of the targets that an agent tells.
+
+    None while it does not know its members yet.
+    """
     try:
         answer = node.get("/api/v1/targets")
     except urllib.error.HTTPError as error:
@@ -46,26 +52,43 @@ def told(node: Node) -> list[str]:
 
 
 def test_prometheus_follows_the_members(tmp_path: Path) -> None:
-    """Every member is scraped with its name and leaf; one that leaves is dropped; a broken list or a dead agent changes nothing."""
+    """Every member is scraped with its name and leaf; one that leaves is dropped.
+
+    A broken list or a dead agent changes nothing.
+    """
     with Probing(tmp_path / "lab", 2, full=False) as lab:
         namespaced(lab)
         one, two = lab.nodes
         for node in (one, two):
             (node.directory / "topology.conf").write_text(TOPOLOGY, encoding="ascii")
-            node.config(toml(merged(settings(node, period=lab.period, full=False, leaves=True), {})))
+            node.config(
+                toml(merged(settings(node, period=lab.period, full=False, leaves=True), {}))
+            )
 
         lab.wait(lambda _: len(told(one)) == 2 and "leaf-a" in told(one)[0])
         url = f"http://{one.name}:{one.agent.port}/api/v1/targets"
-        with prometheus(lab.services, tmp_path, {"http_sd_configs": [{"url": url, "refresh_interval": "1s"}]}, pace="1s") as server:
+        with prometheus(
+            lab.services,
+            tmp_path,
+            {"http_sd_configs": [{"url": url, "refresh_interval": "1s"}]},
+            pace="1s",
+        ) as server:
             await_(lambda: len(scraped(server)) == 2, 20, server)
             found = scraped(server)
             assert set(found) == {"node-1:10061", "node-2:10061"}
-            assert [(labels["node"], labels["leaf"]) for _, labels in sorted(found.items())] == [("node-1", "leaf-a"), ("node-2", "leaf-b")]
+            assert [(labels["node"], labels["leaf"]) for _, labels in sorted(found.items())] == [
+                ("node-1", "leaf-a"),
+                ("node-2", "leaf-b"),
+            ]
 
             one.hostfile.write_text("node-1 slots=1\n", encoding="ascii")
             await_(lambda: set(scraped(server)) == {"node-1:10061"}, 20, server)
             one.hostfile.write_text("nonsense\n", encoding="ascii")
-            lab.wait(lambda scrapes: scrapes["node-1"].value("dshealthd_members_last_reload_successful") == 0)
+            lab.wait(
+                lambda scrapes: (
+                    scrapes["node-1"].value("dshealthd_members_last_reload_successful") == 0
+                )
+            )
             time.sleep(2.5)
             assert set(scraped(server)) == {"node-1:10061"}
             one.kill()

@@ -1,4 +1,6 @@
-"""The kernel log's records and their reader, on FIFOs in packet mode, on a scripted `read(2)`, and on the real device."""
+"""The kernel log's records and their reader, on FIFOs in packet mode, on a scripted `read(2)`, and
+on the real device.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.collector import Reason, SourceError
-from dshealthd.kernel.kmsg import KERNEL, Reader, Record, parse
+from dshealthd.core.collector import Reason, SourceError
+from dshealthd.linux.kmsg import KERNEL, Reader, Record, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,7 +53,9 @@ class Clock:
 
 def line(sequence: int, message: str = "usb 1-1: new device", facility: int = KERNEL) -> bytes:
     """Return a record as the kernel writes it."""
-    return f"{facility << 3 | 6},{sequence},{sequence * 1000},-;{message}\n SUBSYSTEM=usb\n".encode()
+    return (
+        f"{facility << 3 | 6},{sequence},{sequence * 1000},-;{message}\n SUBSYSTEM=usb\n".encode()
+    )
 
 
 def reader(*steps: bytes | int, position: int = 0, clock: Clock | None = None) -> Reader:
@@ -68,20 +72,39 @@ def numbers(records: Iterable[Record]) -> list[int]:
     ("raw", "record"),
     [
         (b"6,339,5140900,-;NET: Registered\n", (0, 339, 5.1409, True, "NET: Registered")),
-        (b"4,340,5690716,-,caller=T17;udevd[80]: x\n SUBSYSTEM=acpi\n DEVICE=+acpi:P:00\n", (0, 340, 5.690716, True, "udevd[80]: x")),
+        (
+            b"4,340,5690716,-,caller=T17;udevd[80]: x\n SUBSYSTEM=acpi\n DEVICE=+acpi:P:00\n",
+            (0, 340, 5.690716, True, "udevd[80]: x"),
+        ),
         (b"12,341,6000000,-;written by a user\n", (1, 341, 6.0, True, "written by a user")),
         (b"30,342,6000001,-;systemd[1]: a;b,c\n", (3, 342, 6.000001, True, "systemd[1]: a;b,c")),
         (b"6,343,6000002,c;, a fragment\n", (0, 343, 6.000002, False, ", a fragment")),
-        (b"6,344,6000003,+;and one of older kernels\n", (0, 344, 6.000003, False, "and one of older kernels")),
+        (
+            b"6,344,6000003,+;and one of older kernels\n",
+            (0, 344, 6.000003, False, "and one of older kernels"),
+        ),
         (b"6,345,6000004,-;\n", (0, 345, 6.000004, True, "")),
     ],
 )
 def test_record(raw: bytes, record: tuple[object, ...]) -> None:
-    """Facility, number, time, wholeness and message are told; the dictionary and the caller are left out."""
+    """Facility, number, time, wholeness and message are told.
+
+    The dictionary and the caller are left out.
+    """
     assert parse(raw) == record
 
 
-@pytest.mark.parametrize("raw", [b"", b"no record", b"6,1,2;three fields\n", b"6,x,2,-;no number\n", b"6,-1,2,-;negative\n", b"6,1,2,-"])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"no record",
+        b"6,1,2;three fields\n",
+        b"6,x,2,-;no number\n",
+        b"6,-1,2,-;negative\n",
+        b"6,1,2,-",
+    ],
+)
 def test_malformed_record(raw: bytes) -> None:
     """What is no record is refused with a ValueError."""
     with pytest.raises(ValueError, match=r"."):
@@ -99,7 +122,9 @@ def test_any_bytes(raw: bytes) -> None:
 
 
 def test_reads_until_empty() -> None:
-    """All records come in order, the end is known as such, and the next read goes on where this one stopped."""
+    """All records come in order, the end is known as such, and the next read goes on where this one
+    stopped.
+    """
     log = reader(line(0), line(1))
     assert numbers(log.read(100, 1.0)) == [0, 1]
     assert log.drained
@@ -108,7 +133,9 @@ def test_reads_until_empty() -> None:
 
 
 def test_gap_is_lost() -> None:
-    """FAULT 17: a gap in the numbers is counted as that many lost records, whether EPIPE announced it or not."""
+    """FAULT 17: a gap in the numbers is counted as that many lost records, whether EPIPE announced
+    it or not.
+    """
     log = reader(line(0), errno.EPIPE, line(7), line(8), line(11))
     assert numbers(log.read(100, 1.0)) == [0, 7, 8, 11]
     assert log.lost == 6 + 2
@@ -144,7 +171,10 @@ def test_malformed_is_counted() -> None:
 
 
 def test_bounded_in_records_and_time() -> None:
-    """One read takes no more records than asked for, and ends when its time is up; nothing is lost by that."""
+    """One read takes no more records than asked for, and ends when its time is up.
+
+    Nothing is lost by that.
+    """
     log = reader(*(line(number) for number in range(1000)))
     assert numbers(log.read(10, 1.0)) == list(range(10))
     assert len(numbers(log.read(1000, 0.0))) < 100
@@ -155,7 +185,9 @@ def test_bounded_in_records_and_time() -> None:
 
 @pytest.mark.parametrize("end", [b"", errno.ENODEV, errno.EIO])
 def test_closing_again_and_again(end: bytes | int) -> None:
-    """FAULT 18: a log that closes at every read is opened ever less often, and read again when it stays open."""
+    """FAULT 18: a log that closes at every read is opened ever less often, and read again when it
+    stays open.
+    """
     clock = Clock()
     script = Script()
     log = Reader("/dev/null", clock, read=script)
@@ -184,7 +216,10 @@ def test_closing_again_and_again(end: bytes | int) -> None:
 
 
 def test_fifo_in_packet_mode(tmp_path: Path) -> None:
-    """A FIFO in packet mode, one record a write, stands for the device; its writer's end is an error, not silence."""
+    """A FIFO in packet mode, one record a write, stands for the device.
+
+    Its writer's end is an error, not silence.
+    """
     place = tmp_path / "kmsg"
     os.mkfifo(place)
     log = Reader(str(place), time.monotonic)
@@ -205,7 +240,9 @@ def test_fifo_in_packet_mode(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="no /dev/kmsg here")
 def test_real_device() -> None:
-    """Every record of this machine's log is understood, their numbers go up, and the boot's first line names the running kernel."""
+    """Every record of this machine's log is understood, their numbers go up, and the boot's first
+    line names the running kernel.
+    """
     log = Reader("/dev/kmsg", time.monotonic)
     try:
         records = list(log.read(1_000_000, 5.0))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.kernel.mounts import Mount, mount_of, parse_mountinfo
+from dshealthd.linux.mounts import Mount, mount_of, parse_mountinfo
 
 TEXT = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw

@@ -1,4 +1,7 @@
-"""Requests and replies of NETLINK_SOCK_DIAG, without a kernel; `tests/collectors/test_tcp.py` compares the dump with `ss`."""
+"""Requests and replies of NETLINK_SOCK_DIAG, without a kernel.
+
+`tests/collectors/test_tcp.py` compares the dump with `ss`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dshealthd.kernel import netlink
-from dshealthd.kernel.netlink import EVERY_STATE, RECORD, Interrupted, MalformedReply, State, Table, parse, receive, record, request, whole
+from dshealthd.linux import netlink
+from dshealthd.linux.netlink import (
+    EVERY_STATE,
+    RECORD,
+    Interrupted,
+    MalformedReply,
+    State,
+    Table,
+    parse,
+    receive,
+    record,
+    request,
+    whole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +42,11 @@ INTERRUPTED = 0x10
 
 def message(kind: int, body: bytes, flags: int = 2, sequence: int = SEQUENCE) -> bytes:
     """Return one netlink message, padded as the kernel pads it."""
-    return struct.pack("=IHHII", 16 + len(body), kind, flags, sequence, 0) + body + bytes(-len(body) % 4)
+    return (
+        struct.pack("=IHHII", 16 + len(body), kind, flags, sequence, 0)
+        + body
+        + bytes(-len(body) % 4)
+    )
 
 
 def result(kind: int, code: int) -> bytes:
@@ -52,11 +71,22 @@ rows = st.lists(
 
 def columns(table: Table) -> list[tuple[int, ...]]:
     """Return what a table says of each socket."""
-    return list(zip(table.states, table.timers, table.source_ports, table.destination_ports, table.inodes, strict=True))
+    return list(
+        zip(
+            table.states,
+            table.timers,
+            table.source_ports,
+            table.destination_ports,
+            table.inodes,
+            strict=True,
+        )
+    )
 
 
 def test_request_without_filter_is_the_kernel_s_struct() -> None:
-    """The request is `struct nlmsghdr` with a dump flag and `struct inet_diag_req`, whose states are where the kernel reads them."""
+    """The request is `struct nlmsghdr` with a dump flag and `struct inet_diag_req`, whose states
+    are where the kernel reads them.
+    """
     sent = request(EVERY_STATE, None, SEQUENCE)
     assert struct.unpack_from("=IHHII", sent) == (76, 18, 0x301, SEQUENCE, 0)
     assert sent[16:68] == bytes(52)
@@ -64,24 +94,46 @@ def test_request_without_filter_is_the_kernel_s_struct() -> None:
 
 
 def test_request_with_ports_has_bytecode_that_the_kernel_s_audit_accepts() -> None:
-    """Two comparisons, whose jumps land on an operation or on the end, and whose refusal lands four bytes beyond it."""
+    """Two comparisons, whose jumps land on an operation or on the end, and whose refusal lands four
+    bytes beyond it.
+    """
     sent = request(State.TIME_WAIT.mask, (29500, 29600), SEQUENCE)
     assert struct.unpack_from("=HH", sent, 76) == (20, 1)
-    assert list(struct.iter_unpack("=BBH", sent[80:])) == [(2, 8, 20), (0, 0, 29500), (3, 8, 12), (0, 0, 29600)]
+    assert list(struct.iter_unpack("=BBH", sent[80:])) == [
+        (2, 8, 20),
+        (0, 0, 29500),
+        (3, 8, 12),
+        (0, 0, 29600),
+    ]
     assert struct.unpack_from("=I", sent) == (len(sent),)
 
 
 def test_a_socket_s_ports_come_out_of_network_order() -> None:
-    """A listener on 29500 with its inode is read back as such, from bytes laid out as the kernel lays them out."""
-    kernel = struct.pack("=BBBB", socket.AF_INET, 10, 0, 0) + struct.pack(">HH", 29500, 0) + bytes(44 + 12) + struct.pack("=II", 1000, 4711)
+    """A listener on 29500 with its inode is read back as such, from bytes laid out as the kernel
+    lays them out.
+    """
+    kernel = (
+        struct.pack("=BBBB", socket.AF_INET, 10, 0, 0)
+        + struct.pack(">HH", 29500, 0)
+        + bytes(44 + 12)
+        + struct.pack("=II", 1000, 4711)
+    )
     data, stride, done = parse(message(18, kernel) + result(DONE, 0), SEQUENCE)
     assert (columns(Table([(data, stride)])), done) == ([(10, 0, 29500, 0, 4711)], True)
 
 
 @given(rows, st.lists(st.integers(0, 60), min_size=1, max_size=3))
-def test_whole_and_mixed_datagrams_give_the_same_columns(sockets: list[tuple[int, int, int, int, int]], lengths: Sequence[int]) -> None:
-    """Sockets with attributes of any length, equal or not, are read as they were written: the quick way sees what the slow one sees."""
-    datagram = b"".join(socket_message(row, length) for row, length in zip(sockets, itertools.cycle(lengths), strict=False))
+def test_whole_and_mixed_datagrams_give_the_same_columns(
+    sockets: list[tuple[int, int, int, int, int]], lengths: Sequence[int]
+) -> None:
+    """Sockets with attributes of any length, equal or not, are read as they were written.
+
+    The quick way sees what the slow one sees.
+    """
+    datagram = b"".join(
+        socket_message(row, length)
+        for row, length in zip(sockets, itertools.cycle(lengths), strict=False)
+    )
     data, stride, done = parse(datagram, SEQUENCE)
     assert (columns(Table([(data, stride)])), done) == (sockets, False)
 
@@ -126,7 +178,17 @@ def test_lost_or_interrupted_replies_are_said() -> None:
         result(ERROR, 0),
         socket_message(ROW) + b"\1",
     ],
-    ids=["short", "length 0", "too long", "short socket", "type", "sequence", "empty end", "acknowledgement", "tail"],
+    ids=[
+        "short",
+        "length 0",
+        "too long",
+        "short socket",
+        "type",
+        "sequence",
+        "empty end",
+        "acknowledgement",
+        "tail",
+    ],
 )
 def test_nonsense_is_malformed(datagram: bytes) -> None:
     """What is no reply to this dump is refused, and not read as fewer sockets."""
@@ -152,9 +214,15 @@ def test_garbage_ends_in_a_known_error(garbage: bytes) -> None:
 
 @settings(max_examples=300)
 @given(rows, st.integers(0, 24), st.data())
-def test_a_damaged_reply_ends_in_a_known_error(sockets: list[tuple[int, int, int, int, int]], attributes: int, data: st.DataObject) -> None:
-    """A reply that is cut off, or of which a byte is changed, gives sockets or one of the three errors, and no more sockets than sent."""
-    reply = bytearray(b"".join(socket_message(row, attributes) for row in sockets) + result(DONE, 0))
+def test_a_damaged_reply_ends_in_a_known_error(
+    sockets: list[tuple[int, int, int, int, int]], attributes: int, data: st.DataObject
+) -> None:
+    """A reply that is cut off, or of which a byte is changed, gives sockets or one of the three
+    errors, and no more sockets than sent.
+    """
+    reply = bytearray(
+        b"".join(socket_message(row, attributes) for row in sockets) + result(DONE, 0)
+    )
     reply[data.draw(st.integers(0, len(reply) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(reply[: data.draw(st.integers(0, len(reply)))])
     try:
@@ -166,7 +234,9 @@ def test_a_damaged_reply_ends_in_a_known_error(sockets: list[tuple[int, int, int
 
 def test_a_reply_is_read_to_its_end() -> None:
     """Datagrams are read until the one that ends the dump, and none after it."""
-    datagrams = iter([socket_message(ROW) * 2, socket_message(ROW, 8), result(DONE, 0), b"not read"])
+    datagrams = iter(
+        [socket_message(ROW) * 2, socket_message(ROW, 8), result(DONE, 0), b"not read"]
+    )
     table = Table(receive(lambda: next(datagrams), SEQUENCE, 1.0, lambda: 0.0))
     assert len(table) == 3
     assert next(datagrams) == b"not read"
@@ -181,7 +251,9 @@ def test_a_dump_past_its_deadline_ends() -> None:
 
 
 def test_an_interrupted_dump_is_made_again() -> None:
-    """Two interruptions are borne; the third is reported, and no part of a dump is taken for the whole."""
+    """Two interruptions are borne; the third is reported, and no part of a dump is taken for the
+    whole.
+    """
     made = 0
 
     def attempt(succeed_at: int) -> Table:

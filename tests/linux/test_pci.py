@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd import registry
-from dshealthd.devices.collector import GpuOptions
-from dshealthd.devices.pci import Bus, gpus_absent
-from dshealthd.host import Host
+from dshealthd.collection import registry
+from dshealthd.core.host import Host
+from dshealthd.linux.pci import Bus, gpus_absent
+from dshealthd.nvml.collector import GpuCollectorOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,7 +32,9 @@ def add(root: Path, address: str, vendor: str, kind: str, driver: str = "") -> N
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    """Give a machine with an NVSwitch, a GPU's audio function, another maker's VGA controller, and no GPU."""
+    """Give a machine with an NVSwitch, a GPU's audio function, another maker's VGA controller, and
+    no GPU.
+    """
     root = tmp_path / "sys"
     add(root, "0000:05:00.0", "0x10de", "0x068000")
     add(root, "0000:18:00.1", "0x10de", "0x040300")
@@ -41,7 +43,10 @@ def host(tmp_path: Path) -> Host:
 
 
 def test_gpus(host: Host) -> None:
-    """Only NVIDIA's display controllers count, whether VGA or 3D; those given to a virtual machine do not."""
+    """Only NVIDIA's display controllers count, whether VGA or 3D.
+
+    Those given to a virtual machine do not.
+    """
     bus = Bus(host)
     assert bus.gpus() == ()
     add(host.sysfs, "0000:9a:00.0", "0x10de", "0x030200", "nvidia")
@@ -94,21 +99,23 @@ def test_released(host: Host, tmp_path: Path) -> None:
     kinds = [kind for kind in registry.all_collectors().values() if kind.worker == "device"]
     assert {kind.name for kind in kinds} == {"gpu", "ecc", "nvlink", "pcie", "gpu_processes", "mig"}
     assert {kind.absent(kind.Options(), host) for kind in kinds} == {f"released by {RELEASE}"}
-    assert all(issubclass(kind.Options, GpuOptions) for kind in kinds)
+    assert all(issubclass(kind.Options, GpuCollectorOptions) for kind in kinds)
 
 
 def imported(statements: str) -> Iterable[str]:
     """Return the modules that a fresh interpreter has after some statements."""
     script = f"import sys\n{statements}\nprint(*sys.modules)"
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30).stdout.split()
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30
+    ).stdout.split()
 
 
 def test_declarations_need_no_pynvml() -> None:
     """The agent reads the declarations and asks for absence without loading pynvml."""
     modules = imported(
-        "from dshealthd import registry\nfrom dshealthd.host import Host\n"
+        "from dshealthd.collection import registry\nfrom dshealthd.core.host import Host\n"
         "for kind in registry.all_collectors().values(): kind.absent(kind.Options(), Host())"
     )
     assert "dshealthd.collectors.gpu" in modules
     assert "pynvml" not in modules
-    assert "dshealthd.devices.nvml" not in modules
+    assert "dshealthd.nvml.session" not in modules

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.host import Host, read_bytes
-from dshealthd.jobs.limits import Descriptors, Limits, Usage, parse_limits, parse_locked
+from dshealthd.core.host import Host, read_bytes
+from dshealthd.linux.process_limits import Descriptors, Limits, Usage, parse_limits, parse_locked
 from tests.jobs.machines import Machine
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ HELD = 37
 
 def test_limits_of_this_process() -> None:
     """The real file gives what getrlimit(2) gives."""
-    soft = [resource.getrlimit(which)[0] for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK)]
+    soft = [
+        resource.getrlimit(which)[0] for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK)
+    ]
     expected = Limits(*(math.inf if value == resource.RLIM_INFINITY else value for value in soft))
     assert parse_limits(read_bytes("/proc/self/limits")) == expected
 
@@ -39,7 +41,11 @@ def test_unlimited() -> None:
 @given(st.binary())
 def test_limits_are_parsed_or_refused(data: bytes) -> None:
     """Any bytes either parse or raise ValueError; a limit that is missing is not 0."""
-    for text in (data, b"\nMax open files " + data, b"\nMax open files 1\nMax locked memory " + data):
+    for text in (
+        data,
+        b"\nMax open files " + data,
+        b"\nMax open files 1\nMax locked memory " + data,
+    ):
         try:
             limits = parse_limits(text)
         except ValueError:
@@ -48,20 +54,32 @@ def test_limits_are_parsed_or_refused(data: bytes) -> None:
 
 
 def test_locked_memory() -> None:
-    """Locked and pinned memory are in bytes; a process without memory of its own (a zombie) has none of them."""
+    """Locked and pinned memory are in bytes.
+
+    A process without memory of its own (a zombie) has none of them.
+    """
     assert parse_locked(b"Name:\tx\nVmLck:\t      64 kB\nVmPin:\t       8 kB\n") == (65536, 8192)
     assert parse_locked(b"Name:\tx\nState:\tZ (zombie)\n") == (0, 0)
 
 
 def test_order() -> None:
-    """The nearest to its limit is the worst, not the one with the most; among those that use nothing it is the lowest limit."""
-    assert max([Usage(900, 100_000), Usage(60, 64), Usage(1, 1024)], key=lambda usage: usage.order) == Usage(60, 64)
-    assert max([Usage(0, math.inf), Usage(0, 65536), Usage(0, 1 << 30)], key=lambda usage: usage.order) == Usage(0, 65536)
+    """The nearest to its limit is the worst, not the one with the most.
+
+    Among those that use nothing it is the lowest limit.
+    """
+    assert max(
+        [Usage(900, 100_000), Usage(60, 64), Usage(1, 1024)], key=lambda usage: usage.order
+    ) == Usage(60, 64)
+    assert max(
+        [Usage(0, math.inf), Usage(0, 65536), Usage(0, 1 << 30)], key=lambda usage: usage.order
+    ) == Usage(0, 65536)
     assert Usage(5, 0).order > Usage(999, 1000).order
 
 
 def test_real_child() -> None:
-    """A real child that opens files and lowers its limits is counted to the file, by the direct way and by the directory."""
+    """A real child that opens files and lowers its limits is counted to the file, by the direct way
+    and by the directory.
+    """
     program = (
         "import os, resource\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (123, 123))\n"
@@ -69,7 +87,9 @@ def test_real_child() -> None:
         f"while len(os.listdir('/proc/self/fd')) - 1 < {HELD}: os.dup(0)\n"
         "print(flush=True); input()"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout is not None
         child.stdout.readline()
         descriptors = Descriptors(Host())
@@ -90,7 +110,10 @@ def test_direct_way_is_taken_where_the_kernel_has_it() -> None:
 
 
 def test_moved_procfs(tmp_path: Path) -> None:
-    """A `/proc` of another machine is read as files: neither a directory's own size nor this machine's processes are mistaken for it."""
+    """A `/proc` of another machine is read as files.
+
+    Neither a directory's own size nor this machine's processes are mistaken for it.
+    """
     machine = Machine(tmp_path / "proc")
     machine.process(os.getpid(), descriptors=5, soft="77")
     (machine.root / "self").symlink_to(str(os.getpid() + 1))
@@ -100,7 +123,10 @@ def test_moved_procfs(tmp_path: Path) -> None:
 
 
 def test_worst(tmp_path: Path) -> None:
-    """Processes that cannot be read do not keep the worst of the others from being found; if none can, there is none."""
+    """Processes that cannot be read do not keep the worst of the others from being found.
+
+    If none can, there is none.
+    """
     machine = Machine(tmp_path / "proc")
     machine.process(5, descriptors=60, soft="64")
     machine.process(6, descriptors=100, soft="unlimited")
@@ -115,12 +141,14 @@ def test_without_privileges() -> None:
     """Another user's limits come from the file where prlimit(2) is not allowed."""
     program = (
         "import os\n"
-        "from dshealthd.host import Host\n"
-        "from dshealthd.jobs.limits import Descriptors\n"
+        "from dshealthd.core.host import Host\n"
+        "from dshealthd.linux.process_limits import Descriptors\n"
         "parent = os.getppid(); os.setgid(65534); os.setuid(65534)\n"
         "descriptors = Descriptors(Host())\n"
         "print(descriptors.limits(parent).files, descriptors.open_files(parent).limit)"
     )
-    answer = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=30)
+    answer = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, timeout=30
+    )
     expected = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert [float(word) for word in answer.stdout.split()] == [expected, expected]

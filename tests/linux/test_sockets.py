@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collector import Context, Reason, SourceError
-from dshealthd.host import Host
-from dshealthd.kernel.netlink import RECORD, State, Table
-from dshealthd.kernel.sockets import DEADLINE, FEW, HOLD, Sockets, Summary, parse_sockstat, parse_tcp
+from dshealthd.core.collector import Context, Reason, SourceError
+from dshealthd.core.host import Host
+from dshealthd.linux.netlink import RECORD, State, Table
+from dshealthd.linux.sockets import (
+    DEADLINE,
+    FEW,
+    HOLD,
+    Sockets,
+    Summary,
+    parse_sockstat,
+    parse_tcp,
+)
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
 
 if TYPE_CHECKING:
@@ -36,11 +44,17 @@ def counts(table: Table) -> dict[State, int]:
 
 def test_sockstat_adds_the_families() -> None:
     """TIME_WAIT is one count for both families; sockets in use are counted apart and added."""
-    assert parse_sockstat((PROC / "net/sockstat").read_text(), (PROC / "net/sockstat6").read_text()) == Summary(time_wait=9, in_use=17)
-    assert parse_sockstat("TCP: inuse 3 orphan 0 tw 5 alloc 4 mem 1\n") == Summary(time_wait=5, in_use=3)
+    assert parse_sockstat(
+        (PROC / "net/sockstat").read_text(), (PROC / "net/sockstat6").read_text()
+    ) == Summary(time_wait=9, in_use=17)
+    assert parse_sockstat("TCP: inuse 3 orphan 0 tw 5 alloc 4 mem 1\n") == Summary(
+        time_wait=5, in_use=3
+    )
 
 
-@pytest.mark.parametrize("text", ["", "UDP: inuse 0\n", "TCP: inuse x tw 3\n", "TCP: inuse\n", "TCP: inuse 3\n"])
+@pytest.mark.parametrize(
+    "text", ["", "UDP: inuse 0\n", "TCP: inuse x tw 3\n", "TCP: inuse\n", "TCP: inuse 3\n"]
+)
 def test_sockstat_without_its_counts_is_malformed(text: str) -> None:
     """A missing or damaged TCP line is an error, not zero sockets."""
     with pytest.raises(ValueError, match=r".+"):
@@ -48,17 +62,43 @@ def test_sockstat_without_its_counts_is_malformed(text: str) -> None:
 
 
 def test_tcp_files_are_read_as_the_same_table() -> None:
-    """Ports, state, timer and inode of a line come out as netlink would tell them; IPv6 lines alike."""
+    """Ports, state, timer and inode of a line come out as netlink would tell them.
+
+    IPv6 lines alike.
+    """
     table = Table([(b"".join(parse_tcp((PROC / "net/tcp").read_text())), RECORD)])
     assert len(table) == 15
-    assert (table.states[0], table.source_ports[0], table.destination_ports[0], table.inodes[0]) == (State.LISTEN, 29500, 0, 595058)
-    assert (table.states[2], table.timers[2], table.source_ports[2], table.destination_ports[2]) == (State.TIME_WAIT, 3, 29500, 36228)
+    assert (
+        table.states[0],
+        table.source_ports[0],
+        table.destination_ports[0],
+        table.inodes[0],
+    ) == (State.LISTEN, 29500, 0, 595058)
+    assert (
+        table.states[2],
+        table.timers[2],
+        table.source_ports[2],
+        table.destination_ports[2],
+    ) == (State.TIME_WAIT, 3, 29500, 36228)
     table = Table([(b"".join(parse_tcp((PROC / "net/tcp6").read_text())), RECORD)])
-    expected = {State.ESTABLISHED: 4, State.FIN_WAIT2: 1, State.TIME_WAIT: 3, State.CLOSE_WAIT: 1, State.LISTEN: 2}
+    expected = {
+        State.ESTABLISHED: 4,
+        State.FIN_WAIT2: 1,
+        State.TIME_WAIT: 3,
+        State.CLOSE_WAIT: 1,
+        State.LISTEN: 2,
+    }
     assert counts(table) == expected
 
 
-@pytest.mark.parametrize("line", ["0: nonsense\n", "   0: 0100007F:733C 00000000:0000 0A\n", "0: A:Z B:1 01 0:0 00:0 0 0 0 12 1\n"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "0: nonsense\n",
+        "   0: 0100007F:733C 00000000:0000 0A\n",
+        "0: A:Z B:1 01 0:0 00:0 0 0 0 12 1\n",
+    ],
+)
 def test_damaged_tcp_files_are_malformed(line: str) -> None:
     """A line that is no socket is an error that shows the line."""
     with pytest.raises(ValueError, match="no socket"):
@@ -95,7 +135,10 @@ def test_without_ipv6_and_sockstat_the_files_do(tmp_path: Path) -> None:
 
 
 def test_too_many_sockets_for_the_files_are_said(tmp_path: Path) -> None:
-    """Beyond the bound the files are not read at all: the agent must not stop for them, and a part is not the whole."""
+    """Beyond the bound the files are not read at all.
+
+    The agent must not stop for them, and a part is not the whole.
+    """
     (tmp_path / "net").mkdir()
     (tmp_path / "net/sockstat").write_text("TCP: inuse 10 orphan 0 tw 20000 alloc 4 mem 1\n")
     with pytest.raises(SourceError, match="20010 sockets are too many") as caught:
@@ -104,7 +147,9 @@ def test_too_many_sockets_for_the_files_are_said(tmp_path: Path) -> None:
 
 
 def test_longer_files_than_announced_are_said(tmp_path: Path) -> None:
-    """Where nothing tells the number of sockets, a file that does not end within the bound is an error, not fewer sockets."""
+    """Where nothing tells the number of sockets, a file that does not end within the bound is an
+    error, not fewer sockets.
+    """
     (tmp_path / "net").mkdir()
     with (tmp_path / "net/tcp").open("wb") as file:
         file.truncate(6 << 20)
@@ -126,7 +171,9 @@ def test_malformed_files_are_an_error(tmp_path: Path) -> None:
 
 
 def test_files_and_netlink_agree(tmp_path: Path) -> None:
-    """The same sockets, read by netlink and from this kernel's own files in the same moment, give the same columns."""
+    """The same sockets, read by netlink and from this kernel's own files in the same moment, give
+    the same columns.
+    """
     (tmp_path / "net").symlink_to("/proc/net")
     with network_namespace():
         ours, theirs = listener(V4, 29500), listener(V6, 29501)
@@ -137,7 +184,17 @@ def test_files_and_netlink_agree(tmp_path: Path) -> None:
         for procfs in (Path("/proc"), tmp_path):
             sockets = Sockets(context(procfs))
             table = sockets.active()
-            columns.append(sorted(zip(table.states, table.source_ports, table.destination_ports, table.inodes, strict=True)))
+            columns.append(
+                sorted(
+                    zip(
+                        table.states,
+                        table.source_ports,
+                        table.destination_ports,
+                        table.inodes,
+                        strict=True,
+                    )
+                )
+            )
             assert list(sockets.time_wait_ports(29500, 29600)) == [29500] * 3
         for end in (ours, theirs, *pairs[0], *pairs[1]):
             end.close()
@@ -146,23 +203,39 @@ def test_files_and_netlink_agree(tmp_path: Path) -> None:
 
 
 def test_a_refused_netlink_is_replaced_by_the_files() -> None:
-    """In a sandbox without AF_NETLINK, `/proc/net` is read instead, with the same counts as `ss`, and the log says so once."""
+    """In a sandbox without AF_NETLINK, `/proc/net` is read instead, with the same counts as `ss`,
+    and the log says so once.
+    """
     program = (
-        "import logging, time; from dshealthd.collector import Context; from dshealthd.host import Host;"
-        "from dshealthd.kernel.sockets import Sockets; from dshealthd.kernel.netlink import State; logging.basicConfig();"
-        "c = Context(host=Host(), monotonic=time.monotonic, wall=time.time); s = Sockets(c); s.active(); c.sweep = 1;"
-        "states = s.active().states; print(*(states.count(s) for s in (State.LISTEN, State.ESTABLISHED, State.TIME_WAIT)))"
+        "import logging, time; from dshealthd.core.collector import Context; from "
+        "dshealthd.core.host import Host;"
+        "from dshealthd.linux.sockets import Sockets; from dshealthd.linux.netlink import "
+        "State; logging.basicConfig();"
+        "c = Context(host=Host(), monotonic=time.monotonic, wall=time.time); s = Sockets(c); "
+        "s.active(); c.sweep = 1;"
+        "states = s.active().states; print(*(states.count(s) for s in (State.LISTEN, "
+        "State.ESTABLISHED, State.TIME_WAIT)))"
     )
     with network_namespace():
         port = listener(V6)
         pair = connection(port)
         leave_time_wait(port, 4, server=False)
-        command = [sys.executable, str(Path(__file__).parent.parent / "no_netlink.py"), sys.executable, "-c", program]
+        command = [
+            sys.executable,
+            str(Path(__file__).parent.parent / "no_netlink.py"),
+            sys.executable,
+            "-c",
+            program,
+        ]
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
         truth = ss()
         for end in (port, *pair):
             end.close()
-    assert list(map(int, done.stdout.split())) == [truth["listen"], truth["established"], truth["time_wait"]] == [1, 2, 4]
+    assert (
+        list(map(int, done.stdout.split()))
+        == [truth["listen"], truth["established"], truth["time_wait"]]
+        == [1, 2, 4]
+    )
     assert done.stderr.count("TCP sockets are read from /proc/net/tcp") == 1
 
 
@@ -175,7 +248,9 @@ def test_a_dump_that_takes_too_long_is_an_error() -> None:
 
 
 def test_ports_of_many_are_asked_for_less_often() -> None:
-    """Of many sockets in TIME_WAIT the ports are kept for some rounds, as none of them can end sooner; of few they are always fresh."""
+    """Of many sockets in TIME_WAIT the ports are kept for some rounds, as none of them can end
+    sooner; of few they are always fresh.
+    """
     now = [1000.0]
     with network_namespace():
         port = listener(V4, 29500)

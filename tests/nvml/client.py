@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from tests.nvml.simulator import Simulator
 
-# Answers one JSON line for each expression that it reads. `n` is pynvml, `h(i)` the handle of index i.
+# Answers one JSON line for each expression that it reads. `n` is pynvml, `h(i)` the handle of index
+# i.
 CLIENT = """
 import ctypes, json, resource, sys
 import pynvml as n

@@ -1,7 +1,9 @@
-"""A simulated GPU node: the real collectors in a process of their own, on the genuine pynvml and a clock that the test turns.
+"""A simulated GPU node: the real collectors in a process of their own, on the genuine pynvml and a
+clock that the test turns.
 
-Run as a module it is that process: one request a line (`{"collect": [NAME, …], "blocked": {PART: REASON}, "advance": SECONDS}`), one
-answer a line: the results by name, and the parts that were approached.
+Run as a module it is that process: one request a line (`{"collect": [NAME, …], "blocked": {PART:
+REASON}, "advance": SECONDS}`), one answer a line: the results by name, and the parts that were
+approached.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from dshealthd import registry, wire
-from dshealthd.collector import Context, Fault, Reason
-from dshealthd.host import Host
-from dshealthd.options import Errors, decode
-from dshealthd.result import Result, attempt
+from dshealthd.collection import registry
+from dshealthd.core import wire
+from dshealthd.core.collector import Context, Fault, Reason
+from dshealthd.core.host import Host
+from dshealthd.core.options import Errors, decode
+from dshealthd.core.result import Result, attempt
 from tests.nvml.simulator import Simulator
 
 GPU_COLLECTORS = ("gpu", "ecc", "nvlink", "pcie", "gpu_processes", "mig")
@@ -43,7 +46,9 @@ class Round:
             for sample in result.samples:
                 named = dict(zip(sample.metric.labels, sample.labels, strict=True))
                 if sample.metric.name == f"dshealthd_{metric}" and labels.items() <= named.items():
-                    found[tuple(value for name, value in named.items() if name not in labels)] = sample.value
+                    found[tuple(value for name, value in named.items() if name not in labels)] = (
+                        sample.value
+                    )
         return found
 
     def value(self, metric: str, **labels: str) -> float:
@@ -59,15 +64,19 @@ class Round:
 class Node:
     """Eight simulated GPUs, the sysfs that goes with them, and a process with the collectors."""
 
-    def __init__(self, directory: Path, *, profile: str = "h100", gpus: int = 8, pci: bool = True) -> None:
+    def __init__(
+        self, directory: Path, *, profile: str = "h100", gpus: int = 8, pci: bool = True
+    ) -> None:
         self.simulator = Simulator(directory / "simulator", gpus=gpus, profile=profile)
         self.sysfs = directory / "sys"
         (self.sysfs / "bus/pci/devices").mkdir(parents=True, exist_ok=True)
         if pci:
             self.simulator.pci_sysfs(self.sysfs)
-        self._decoder = wire.Decoder({name: registry.metrics(registry.load(name)) for name in GPU_COLLECTORS})
+        self._decoder = wire.Decoder(
+            {name: registry.metrics(registry.load(name)) for name in GPU_COLLECTORS}
+        )
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.devices.node", str(directory)],
+            [sys.executable, "-m", "tests.nvml.node", str(directory)],
             env=os.environ | self.simulator.environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -85,11 +94,25 @@ class Node:
         """Return the UUID of a physical GPU."""
         return self.simulator.value(gpu, "uuid")
 
-    def collect(self, *names: str, advance: float = 5.0, blocked: Mapping[str, Reason] | None = None) -> Round:
-        """Run one sweep after `advance` seconds on the collectors' clock; all collectors of GPUs if none is named."""
+    def collect(
+        self,
+        *names: str,
+        advance: float = 5.0,
+        blocked: Mapping[str, Reason] | None = None,
+        running: bool = False,
+    ) -> Round:
+        """Run one sweep after `advance` seconds on the collectors' clock.
+
+        All collectors of GPUs if none is named. `running`: their clock goes on during the sweep.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = {"collect": names or GPU_COLLECTORS, "advance": advance, "blocked": blocked or {}}
+        request = {
+            "collect": names or GPU_COLLECTORS,
+            "advance": advance,
+            "blocked": blocked or {},
+            "running": running,
+        }
         print(json.dumps(request), file=self._process.stdin, flush=True)
         answer = json.loads(self._process.stdout.readline())
         return Round(
@@ -108,16 +131,21 @@ class Node:
 def main(directory: Path) -> None:
     """Be the process with the collectors."""
     clock = [1000.0]
+    running_since: float | None = None
     blocked: dict[str, Fault] = {}
     approached: list[str] = []
     current = ""
 
-    def approach(part: str) -> Fault | None:
+    def entering(part: str) -> Fault | None:
         approached.append(f"{current} {part}")
         return blocked.get(part)
 
+    def monotonic() -> float:
+        gone = 0.0 if running_since is None else time.monotonic() - running_since
+        return clock[0] + gone
+
     host = Host(sysfs=directory / "sys", dev=directory / "dev", rootfs=directory / "root")
-    context = Context(host=host, monotonic=lambda: clock[0], wall=time.time, approach=approach)
+    context = Context(host=host, monotonic=monotonic, wall=time.time, entering=entering)
     collectors: dict[str, Any] = {}
     encoder = wire.Encoder()
     for name in GPU_COLLECTORS:
@@ -128,13 +156,21 @@ def main(directory: Path) -> None:
         clock[0] += request["advance"]
         context.sweep += 1
         approached.clear()
-        blocked = {part: Fault(part, Reason(reason), "hung before") for part, reason in request["blocked"].items()}
+        blocked = {
+            part: Fault(part, Reason(reason), "hung before")
+            for part, reason in request["blocked"].items()
+        }
         results = {}
         started = time.process_time()
+        running_since = time.monotonic() if request["running"] else None
         for current in request["collect"]:
             results[current] = attempt(collectors[current], time.monotonic)
         cpu = time.process_time() - started
-        frames = {name: json.loads(encoder.pack(name, result)[wire.LENGTH.size :]) for name, result in results.items()}
+        clock[0], running_since = monotonic(), None
+        frames = {
+            name: json.loads(encoder.pack(name, result)[wire.LENGTH.size :])
+            for name, result in results.items()
+        }
         print(json.dumps({"results": frames, "approached": approached, "cpu": cpu}), flush=True)
     context.close()
 

@@ -1,4 +1,5 @@
-"""A simulated NVML: build the library, write its scenario, and what a child process needs to load it.
+"""A simulated NVML: build the library, write its scenario, and what a child process needs to load
+it.
 
 The scenario's keys and faults are documented at the top of ``libnvidia_ml_sim.c``.
 """
@@ -24,12 +25,30 @@ Value = str | int | float
 SOURCE = Path(__file__).with_name("libnvidia_ml_sim.c")
 SONAME = "libnvidia-ml.so.1"
 FLAGS = (
-    *("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
+    *(
+        "-std=gnu11",
+        "-O2",
+        "-g",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-fPIC",
+        "-shared",
+        "-fvisibility=hidden",
+        "-pthread",
+    ),
     f"-Wl,-soname,{SONAME}",
     *os.environ.get("NVML_SIM_CFLAGS", "").split(),  # for sanitizers
 )
 FAULTS = ("delay", "crash", "dstate", "hang", "fail")
-PCIE_SPEEDS = ("2.5 GT/s PCIe", "5.0 GT/s PCIe", "8.0 GT/s PCIe", "16.0 GT/s PCIe", "32.0 GT/s PCIe", "64.0 GT/s PCIe")
+PCIE_SPEEDS = (
+    "2.5 GT/s PCIe",
+    "5.0 GT/s PCIe",
+    "8.0 GT/s PCIe",
+    "16.0 GT/s PCIe",
+    "32.0 GT/s PCIe",
+    "64.0 GT/s PCIe",
+)
 
 
 def cache_directory() -> Path:
@@ -44,7 +63,10 @@ def cache_directory() -> Path:
 
 @functools.cache
 def library() -> Path:
-    """The shared library built from the source as it is now. Safe where several processes build at once."""
+    """The shared library built from the source as it is now.
+
+    Safe where several processes build at once.
+    """
     compiler = os.environ.get("CC", "gcc")
     digest = hashlib.sha256(SOURCE.read_bytes() + repr((compiler, FLAGS)).encode()).hexdigest()[:16]
     target = cache_directory() / f"libnvidia-ml-{digest}.so"
@@ -52,7 +74,9 @@ def library() -> Path:
         handle, building = tempfile.mkstemp(dir=target.parent, suffix=".so")
         os.close(handle)
         try:
-            subprocess.run([compiler, *FLAGS, "-o", building, str(SOURCE), "-lm"], check=True, timeout=120)
+            subprocess.run(
+                [compiler, *FLAGS, "-o", building, str(SOURCE), "-lm"], check=True, timeout=120
+            )
             os.chmod(building, 0o755)
             os.replace(building, target)
         finally:
@@ -68,12 +92,15 @@ def _loaded() -> ctypes.CDLL:
 
 
 class Simulator:
-    """One simulated node: a scenario file and a folder to load the library from, both inside ``directory``.
+    """One simulated node: a scenario file and a folder to load the library from, both inside
+    ``directory``.
 
     A second Simulator on the same directory goes on with the scenario that is there.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], gpus: int = 8, *, profile: str = "h100") -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], gpus: int = 8, *, profile: str = "h100"
+    ) -> None:
         self.directory = Path(directory)
         self.scenario = self.directory / "scenario"
         self.calls_path = self.directory / "calls"
@@ -86,10 +113,16 @@ class Simulator:
 
     def environment(self) -> dict[str, str]:
         """What a child process needs beyond its own environment."""
-        return {"LD_LIBRARY_PATH": str(self._library.parent), "NVML_SIM_SCENARIO": str(self.scenario)}
+        return {
+            "LD_LIBRARY_PATH": str(self._library.parent),
+            "NVML_SIM_SCENARIO": str(self.scenario),
+        }
 
     def set(self, gpu: int | None, key: str, value: Value) -> None:
-        """Set a key for one physical GPU, or with None for all. A key that means nothing is a KeyError."""
+        """Set a key for one physical GPU, or with None for all.
+
+        A key that means nothing is a KeyError.
+        """
         if not _loaded().nvmlSimIsKey(key.encode()):
             raise KeyError(key)
         text = str(int(value)) if isinstance(value, bool) else str(value)
@@ -104,8 +137,11 @@ class Simulator:
         entries.pop(self._full(gpu, key), None)
         self._write(entries)
 
-    def fault(self, kind: str, value: Value = 1, *, gpu: int | None = None, function: str | None = None) -> None:
-        """Arm a fault: delay (seconds), crash (segv, abort, exit), dstate (a path), hang, or fail (a return code).
+    def fault(
+        self, kind: str, value: Value = 1, *, gpu: int | None = None, function: str | None = None
+    ) -> None:
+        """Arm a fault: delay (seconds), crash (segv, abort, exit), dstate (a path), hang, or fail
+        (a return code).
 
         ``function`` is a symbol with or without its ``_vN``, a pattern, or ``init``.
         """
@@ -118,7 +154,10 @@ class Simulator:
         self._write({key: value for key, value in self._read().items() if not self._is_fault(key)})
 
     def order(self, *gpus: int) -> None:
-        """The physical GPUs that are visible from now on, in this order; without arguments all of them."""
+        """The physical GPUs that are visible from now on, in this order.
+
+        Without arguments all of them.
+        """
         if gpus:
             self.set(None, "order", ",".join(map(str, gpus)))
         else:
@@ -128,7 +167,9 @@ class Simulator:
         """The text that the library has for a key now, its defaults included."""
         buffer = ctypes.create_string_buffer(1024)
         path = str(self.scenario).encode()
-        if not _loaded().nvmlSimText(path, -1 if gpu is None else gpu, key.encode(), buffer, len(buffer)):
+        if not _loaded().nvmlSimText(
+            path, -1 if gpu is None else gpu, key.encode(), buffer, len(buffer)
+        ):
             raise KeyError(key)
         return buffer.value.decode()
 
@@ -147,15 +188,22 @@ class Simulator:
 
     def calls(self) -> Counter[str]:
         """How often each symbol was called since ``watch``, by all processes."""
-        return Counter(self.calls_path.read_text().split()) if self.calls_path.exists() else Counter()
+        return (
+            Counter(self.calls_path.read_text().split()) if self.calls_path.exists() else Counter()
+        )
 
     def trace(self) -> list[tuple[str, int, int]]:
-        """Each init and shutdown that succeeded since ``watch``: (init or shutdown, pid, users left in that process)."""
+        """Each init and shutdown that succeeded since ``watch``.
+
+        (init or shutdown, pid, users left in that process).
+        """
         lines = self.trace_path.read_text().splitlines() if self.trace_path.exists() else []
         return [(event, int(pid), int(users)) for event, pid, users in map(str.split, lines)]
 
     def pci_sysfs(self, root: str | os.PathLike[str], *, missing: Collection[int] = ()) -> None:
-        """Write ``bus/pci/devices`` below ``root`` (what /sys would be) for every physical GPU but the ``missing``."""
+        """Write ``bus/pci/devices`` below ``root`` (what /sys would be) for every physical GPU but
+        the ``missing``.
+        """
         base = Path(root)
         names = base / "bus" / "pci" / "devices"
         names.mkdir(parents=True, exist_ok=True)
@@ -171,8 +219,13 @@ class Simulator:
                 (device / name).write_text(f"{text}\n")
 
     def _pci_attributes(self, gpu: int) -> dict[str, str]:
-        identity, subsystem = (int(self.value(gpu, key), 0) for key in ("pci_device_id", "pci_subsystem_id"))
-        speed, fastest = (PCIE_SPEEDS[int(self.value(gpu, key)) - 1] for key in ("pcie_generation", "pcie_generation_max"))
+        identity, subsystem = (
+            int(self.value(gpu, key), 0) for key in ("pci_device_id", "pci_subsystem_id")
+        )
+        speed, fastest = (
+            PCIE_SPEEDS[int(self.value(gpu, key)) - 1]
+            for key in ("pcie_generation", "pcie_generation_max")
+        )
         return {
             "vendor": f"0x{identity & 0xFFFF:04x}",
             "device": f"0x{identity >> 16:04x}",
@@ -199,7 +252,9 @@ class Simulator:
         return kind in FAULTS or kind in {"field_fail", "hang_until_file_write", "no_driver"}
 
     def _read(self) -> dict[str, str]:
-        pairs = (line.partition("=") for line in self.scenario.read_text().splitlines() if "=" in line)
+        pairs = (
+            line.partition("=") for line in self.scenario.read_text().splitlines() if "=" in line
+        )
         return {key.strip(): value.strip() for key, _, value in pairs}
 
     def _write(self, entries: dict[str, str]) -> None:

@@ -1,7 +1,10 @@
-"""Faults of NVML and the driver, under a real agent with the genuine pynvml: numbers 1 to 15 and 46 of the fault catalogue.
+"""Faults of NVML and the driver, under a real agent with the genuine pynvml.
 
-Always: /metrics answers within a second (every scrape of these tests checks it), the other collectors stay fresh, the failing one shows
-down with its reason, its samples are gone and not zero, and when the fault ends the samples return without a restart.
+Numbers 1 to 15 and 46 of the fault catalogue.
+
+Always: /metrics answers within a second (every scrape of these tests checks it), the other
+collectors stay fresh, the failing one shows down with its reason, its samples are gone and not
+zero, and when the fault ends the samples return without a restart.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd import registry
+from dshealthd.collection import registry
 from tests import frozen
 from tests.agents import RunningAgent, Scrape, running
 from tests.nvml.simulator import Simulator
@@ -23,7 +26,9 @@ if TYPE_CHECKING:
 
 TEMPERATURE = "dshealthd_gpu_temperature_celsius"
 DEADLINE = 0.7
-GPU_COLLECTORS = [name for name, kind in registry.all_collectors().items() if kind.worker == "device"]
+GPU_COLLECTORS = [
+    name for name, kind in registry.all_collectors().items() if kind.worker == "device"
+]
 KEPT = {"memory", "gpu_bus", *GPU_COLLECTORS}
 CONFIG = "\n".join(
     f"[collectors.{name}]\n"
@@ -64,7 +69,11 @@ class Node:
 
 def shown(scrape: Scrape) -> set[str]:
     """Return the indices of the GPUs that have a core temperature."""
-    return {dict(labels)["gpu"] for labels in scrape.series.get(TEMPERATURE, {}) if ("sensor", "core") in labels}
+    return {
+        dict(labels)["gpu"]
+        for labels in scrape.series.get(TEMPERATURE, {})
+        if ("sensor", "core") in labels
+    }
 
 
 def last_success(scrape: Scrape, collector: str) -> float:
@@ -76,13 +85,18 @@ def last_success(scrape: Scrape, collector: str) -> float:
 
 @contextlib.contextmanager
 def node(directory: Path, *, library: bool = True, port: int = 0) -> Iterator[Node]:
-    """Run an agent with eight simulated GPUs; `library` tells whether the driver's library is there at first."""
+    """Run an agent with eight simulated GPUs.
+
+    `library` tells whether the driver's library is there at first.
+    """
     gpus = Simulator(directory)
     gpus.pci_sysfs(directory / "sys")
     if not library:
         gpus.hide_library()
     flags = ("--path.sysfs", str(directory / "sys"))
-    with running(directory, CONFIG, environment=gpus.environment(), flags=flags, port=port) as agent:
+    with running(
+        directory, CONFIG, environment=gpus.environment(), flags=flags, port=port
+    ) as agent:
         yield Node(agent, gpus)
 
 
@@ -95,7 +109,10 @@ def healthy(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_01_call_that_never_returns(healthy: Node) -> None:
-    """NVML hangs: GPU samples are gone, `up` is 0, the age of the last success stands still; afterwards the samples return."""
+    """NVML hangs: GPU samples are gone, `up` is 0, the age of the last success stands still.
+
+    Afterwards the samples return.
+    """
     healthy.gpus.fault("hang")
     scrape = healthy.until_down("timeout")
     assert scrape.value("dshealthd_collector_up", collector="gpu") == 0
@@ -107,7 +124,9 @@ def test_01_call_that_never_returns(healthy: Node) -> None:
 
 
 def test_01_one_gpu_hangs(healthy: Node) -> None:
-    """One GPU of eight hangs: seven are reported, the eighth is down with its index, and it comes back."""
+    """One GPU of eight hangs: seven are reported, the eighth is down with its index, and it comes
+    back.
+    """
     healthy.gpus.fault("hang", gpu=3)
     healthy.until_gpus(0, 1, 2, 4, 5, 6, 7)
     scrape = healthy.agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="3") == 0)
@@ -118,13 +137,29 @@ def test_01_one_gpu_hangs(healthy: Node) -> None:
     healthy.agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="3") == 1)
 
 
+def test_01_hung_gpu_keeps_its_uuid(healthy: Node) -> None:
+    """The worker that replaces a hung one knows the UUID of the GPU that it must leave alone."""
+    uuid = healthy.gpus.value(3, "uuid")
+    healthy.agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="3", uuid=uuid) == 1)
+    healthy.gpus.fault("hang", gpu=3)
+    healthy.agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="3", uuid=uuid) == 0)
+    scrape = healthy.until_gpus(0, 1, 2, 4, 5, 6, 7)
+    assert scrape.value("dshealthd_gpu_fault", gpu="3", uuid=uuid, reason="timeout") == 1
+    assert scrape.value("dshealthd_gpu_up", gpu="3", uuid="") is None
+
+
 def test_02_unkillable_call(healthy: Node, tmp_path: Path) -> None:
-    """A call sleeps in the kernel where no signal reaches it: one stuck worker is counted, seven GPUs are reported, thawing recovers."""
+    """A call sleeps in the kernel where no signal reaches it.
+
+    One stuck worker is counted, seven GPUs are reported, thawing recovers.
+    """
     with frozen.mounted(tmp_path) as mount:
         mount.freeze()
         healthy.gpus.fault("dstate", f"{mount.directory}/x", gpu=3)
         healthy.until_gpus(0, 1, 2, 4, 5, 6, 7)
-        scrape = healthy.agent.wait(lambda s: s.value("dshealthd_worker_stuck", worker="device") == 1)
+        scrape = healthy.agent.wait(
+            lambda s: s.value("dshealthd_worker_stuck", worker="device") == 1
+        )
         starts = scrape.value("dshealthd_worker_starts_total", worker="device")
         time.sleep(3)  # longer than the first back-off
         scrape = healthy.until_gpus(0, 1, 2, 4, 5, 6, 7)
@@ -137,12 +172,16 @@ def test_02_unkillable_call(healthy: Node, tmp_path: Path) -> None:
 
 
 def test_03_all_gpus_unkillable(healthy: Node, tmp_path: Path) -> None:
-    """All GPUs are so: at most one stuck worker for each, and however long it lasts no more are started."""
+    """All GPUs are so: at most one stuck worker for each, and however long it lasts no more are
+    started.
+    """
     with frozen.mounted(tmp_path) as mount:
         mount.freeze()
         for gpu in range(8):
             healthy.gpus.fault("dstate", f"{mount.directory}/x", gpu=gpu)
-        scrape = healthy.agent.wait(lambda s: s.value("dshealthd_worker_stuck", worker="device") == 8, 40)
+        scrape = healthy.agent.wait(
+            lambda s: s.value("dshealthd_worker_stuck", worker="device") == 8, 40
+        )
         starts = scrape.value("dshealthd_worker_starts_total", worker="device")
         assert starts is not None
         healthy.until_down("stuck")
@@ -183,14 +222,21 @@ def test_05_slow_calls(healthy: Node) -> None:
     healthy.until_gpus(*range(8))
 
 
-@pytest.mark.parametrize(("code", "reason"), [(15, "gpu_lost"), (999, "unknown_error"), (16, "reset_required")])
+@pytest.mark.parametrize(
+    ("code", "reason"), [(15, "gpu_lost"), (999, "unknown_error"), (16, "reset_required")]
+)
 def test_06_07_one_gpu_fails(healthy: Node, code: int, reason: str) -> None:
-    """One of eight GPUs is lost, fails with Unknown Error, or asks for a reset: seven are reported, the eighth is down with that reason."""
+    """One of eight GPUs is lost, fails with Unknown Error, or asks for a reset.
+
+    Seven are reported, the eighth is down with that reason.
+    """
     healthy.gpus.fault("fail", code, gpu=5)
     scrape = healthy.until_gpus(0, 1, 2, 3, 4, 6, 7)
     scrape = healthy.agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="5") == 0)
     assert scrape.value("dshealthd_collector_failing", collector="gpu", reason=reason) == 1
-    assert (scrape.value("dshealthd_collector_errors_total", collector="gpu", reason=reason) or 0) >= 1
+    assert (
+        scrape.value("dshealthd_collector_errors_total", collector="gpu", reason=reason) or 0
+    ) >= 1
     assert scrape.value("dshealthd_gpus_expected") == 8
     healthy.gpus.clear_faults()
     healthy.until_gpus(*range(8))
@@ -206,7 +252,10 @@ def test_07_every_gpu_fails_with_unknown_error(healthy: Node) -> None:
 
 
 def test_08_driver_library_mismatch(healthy: Node) -> None:
-    """After an update of the driver the old library answers with a mismatch: the worker is executed anew with the new one."""
+    """After an update of the driver the old library answers with a mismatch.
+
+    The worker is executed anew with the new one.
+    """
     starts = healthy.agent.scrape().value("dshealthd_worker_starts_total", worker="device")
     assert starts is not None
     healthy.gpus.fault("fail", 18)
@@ -228,7 +277,10 @@ def test_09_no_permission(healthy: Node) -> None:
 
 
 def test_10_library_appears(tmp_path: Path) -> None:
-    """GPUs on the PCI bus without a driver library are an error, not an ordinary machine; once the library is there, all is shown."""
+    """GPUs on the PCI bus without a driver library are an error, not an ordinary machine.
+
+    Once the library is there, all is shown.
+    """
     with node(tmp_path, library=False) as made:
         scrape = made.agent.wait(lambda s: s.value("dshealthd_collector_up", collector="gpu") == 0)
         assert not scrape.all(TEMPERATURE)
@@ -238,7 +290,9 @@ def test_10_library_appears(tmp_path: Path) -> None:
 
 
 def test_11_segmentation_fault(healthy: Node) -> None:
-    """The library crashes at one GPU: the agent lives, the others are reported, the reason says crashed."""
+    """The library crashes at one GPU: the agent lives, the others are reported, the reason says
+    crashed.
+    """
     healthy.gpus.fault("crash", "segv", gpu=2)
     healthy.until_gpus(0, 1, 3, 4, 5, 6, 7)
     scrape = healthy.agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="2") == 0)
@@ -248,10 +302,15 @@ def test_11_segmentation_fault(healthy: Node) -> None:
 
 
 def test_12_count_changes_and_order(healthy: Node) -> None:
-    """Seven of eight GPUs remain, in another order: each value follows its UUID, and the missing one is down."""
+    """Seven of eight GPUs remain, in another order.
+
+    Each value follows its UUID, and the missing one is down.
+    """
     before = by_uuid(healthy.agent.scrape())
     healthy.gpus.order(7, 6, 5, 4, 2, 1, 0)
-    scrape = healthy.agent.wait(lambda s: s.value("dshealthd_gpus_visible") == 7 and len(by_uuid(s)) == 7)
+    scrape = healthy.agent.wait(
+        lambda s: s.value("dshealthd_gpus_visible") == 7 and len(by_uuid(s)) == 7
+    )
     after = by_uuid(scrape)
     assert all(before[uuid] == value for uuid, value in after.items())
     (missing,) = before.keys() - after.keys()
@@ -261,7 +320,11 @@ def test_12_count_changes_and_order(healthy: Node) -> None:
 
 def by_uuid(scrape: Scrape) -> dict[str, float]:
     """Return the core temperatures by UUID."""
-    return {dict(labels)["uuid"]: value for labels, value in scrape.series.get(TEMPERATURE, {}).items() if ("sensor", "core") in labels}
+    return {
+        dict(labels)["uuid"]: value
+        for labels, value in scrape.series.get(TEMPERATURE, {}).items()
+        if ("sensor", "core") in labels
+    }
 
 
 def test_13_driver_unloads(healthy: Node, tmp_path: Path) -> None:
@@ -270,48 +333,81 @@ def test_13_driver_unloads(healthy: Node, tmp_path: Path) -> None:
     device_file = tmp_path / "nvidia0"
     device_file.touch()
     healthy.gpus.set(None, "no_driver", 1)
-    healthy.agent.wait(lambda s: s.value("dshealthd_collector_up", collector="gpu") != 1 and not s.all(TEMPERATURE))
+    healthy.agent.wait(
+        lambda s: s.value("dshealthd_collector_up", collector="gpu") != 1 and not s.all(TEMPERATURE)
+    )
     assert [event for event, _, _ in healthy.gpus.trace()][-1:] == ["shutdown"]
     healthy.gpus.set(None, "no_driver", 0)
     healthy.until_gpus(*range(8))
 
 
 def test_13_operator_releases_the_gpus(tmp_path: Path) -> None:
-    """While the release file exists the worker is gone, so that the driver can be unloaded; without it the samples return."""
+    """While the release file exists the worker is gone, so that the driver can be unloaded.
+
+    Without it the samples return.
+    """
     release = tmp_path / "release-gpus"
-    global_config = "".join(f"release_file = '{release}'\n" if line.startswith("deadline") else line + "\n" for line in CONFIG.splitlines())
+    global_config = "".join(
+        f"release_file = '{release}'\n" if line.startswith("deadline") else line + "\n"
+        for line in CONFIG.splitlines()
+    )
     gpus = Simulator(tmp_path)
     gpus.pci_sysfs(tmp_path / "sys")
-    with running(tmp_path, global_config, environment=gpus.environment(), flags=("--path.sysfs", str(tmp_path / "sys"))) as agent:
+    with running(
+        tmp_path,
+        global_config,
+        environment=gpus.environment(),
+        flags=("--path.sysfs", str(tmp_path / "sys")),
+    ) as agent:
         made = Node(agent, gpus)
         made.until_gpus(*range(8))
         release.touch()
         agent.wait(lambda s: s.value("dshealthd_worker_up", worker="device") == 0)
         agent.wait(lambda _: agent.workers() == [], 5.0)
-        scrape = agent.wait(lambda s: s.value("dshealthd_collector_available", collector="gpu") == 0)
+        scrape = agent.wait(
+            lambda s: s.value("dshealthd_collector_available", collector="gpu") == 0
+        )
         assert not scrape.all("dshealthd_collector_up", collector="gpu")
         release.unlink()
         made.until_gpus(*range(8))
 
 
 def test_14_sentinels(healthy: Node) -> None:
-    """What the driver marks as not available is absent; no sentinel is ever exported as a number."""
+    """What the driver marks as not available is absent.
+
+    No sentinel is ever exported as a number.
+    """
     for key in ("memory_used", "temperature", "power_usage", "temperature_memory"):
         with contextlib.suppress(KeyError):
             healthy.gpus.set(1, key, "na")
     scrape = healthy.agent.wait(lambda s: not s.all("dshealthd_gpu_power_watts", gpu="1"))
     assert not scrape.all("dshealthd_gpu_memory_used_bytes", gpu="1")
     assert scrape.all("dshealthd_gpu_power_watts", gpu="0")
-    gpu_values = [value for name, series in scrape.series.items() if "gpu" in name for value in series.values()]
-    assert all(value == value and abs(value) < 2**62 and value not in {2**32 - 1, 2**32} for value in gpu_values)  # noqa: PLR0124 - NaN
+    gpu_values = [
+        value
+        for name, series in scrape.series.items()
+        if "gpu" in name
+        for value in series.values()
+    ]
+    assert all(
+        value == value and abs(value) < 2**62 and value not in {2**32 - 1, 2**32}  # noqa: PLR0124 - NaN
+        for value in gpu_values
+    )
 
 
 def test_15_frozen_counters(tmp_path: Path) -> None:
-    """A GPU whose counters stand still although it draws power is reported as frozen, not as healthy."""
+    """A GPU whose counters stand still although it draws power is reported as frozen, not as
+    healthy.
+    """
     config = CONFIG.replace("[collectors.gpu]\n", "[collectors.gpu]\nfrozen_after = '2s'\n")
     gpus = Simulator(tmp_path)
     gpus.pci_sysfs(tmp_path / "sys")
-    with running(tmp_path, config, environment=gpus.environment(), flags=("--path.sysfs", str(tmp_path / "sys"))) as agent:
+    with running(
+        tmp_path,
+        config,
+        environment=gpus.environment(),
+        flags=("--path.sysfs", str(tmp_path / "sys")),
+    ) as agent:
         made = Node(agent, gpus)
         made.until_gpus(*range(8))
         gpus.set(4, "frozen", 1)
@@ -323,7 +419,9 @@ def test_15_frozen_counters(tmp_path: Path) -> None:
 
 
 def test_46_sigterm_with_a_blocked_worker(healthy: Node, tmp_path: Path) -> None:
-    """SIGTERM ends the agent within 20 s, also while one worker hangs in a call and another cannot be killed."""
+    """SIGTERM ends the agent within 20 s, also while one worker hangs in a call and another cannot
+    be killed.
+    """
     with frozen.mounted(tmp_path) as mount:
         mount.freeze()
         healthy.gpus.fault("dstate", f"{mount.directory}/x", gpu=3)

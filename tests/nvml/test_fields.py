@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.devices.fields import decoded
-from dshealthd.devices.values import SENTINELS
+from dshealthd.nvml.fields import decoded
+from dshealthd.nvml.values import SENTINELS
 
 DOUBLE, UINT, ULONG, ULL, SLL, SINT = range(6)
 
@@ -41,7 +41,10 @@ def bits(value: float) -> int:
     ],
 )
 def test_decoded(kind: int, raw: int, value: float | None) -> None:
-    """Each type takes its own bits of the union; sentinels, NaN, infinity and unknown types are no values."""
+    """Each type takes its own bits of the union.
+
+    Sentinels, NaN, infinity and unknown types are no values.
+    """
     assert decoded(kind, raw) == value
 
 
@@ -54,6 +57,23 @@ def test_decoded_is_a_number_or_nothing(kind: int, raw: int) -> None:
 
 def test_constants_of_pynvml() -> None:
     """The values that are written out here, as collectors do without pynvml, are pynvml's."""
-    types = ("DOUBLE", "UNSIGNED_INT", "UNSIGNED_LONG", "UNSIGNED_LONG_LONG", "SIGNED_LONG_LONG", "SIGNED_INT")
-    assert [getattr(pynvml, f"NVML_VALUE_TYPE_{name}") for name in types] == [DOUBLE, UINT, ULONG, ULL, SLL, SINT]
-    assert {pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value, pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value} == SENTINELS
+    types = (
+        "DOUBLE",
+        "UNSIGNED_INT",
+        "UNSIGNED_LONG",
+        "UNSIGNED_LONG_LONG",
+        "SIGNED_LONG_LONG",
+        "SIGNED_INT",
+    )
+    assert [getattr(pynvml, f"NVML_VALUE_TYPE_{name}") for name in types] == [
+        DOUBLE,
+        UINT,
+        ULONG,
+        ULL,
+        SLL,
+        SINT,
+    ]
+    assert {
+        pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value,
+        pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value,
+    } == SENTINELS

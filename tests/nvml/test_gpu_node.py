@@ -1,4 +1,6 @@
-"""A whole GPU node: eight simulated H100 with NVLink and two NDR adapters, through the command that prints one scrape."""
+"""A whole GPU node: eight simulated H100 with NVLink and two NDR adapters, through the command that
+prints one scrape.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd import registry
+from dshealthd.collection import registry
 from tests.agents import LABEL, Scrape
 from tests.nvml.simulator import Simulator
 
-ADAPTERS = Path(__file__).parent / "collectors" / "fixtures" / "infiniband" / "sys"
+ADAPTERS = Path(__file__).parents[1] / "collectors" / "fixtures" / "infiniband" / "sys"
 MAX_SERIES = 1500
 
 
@@ -28,7 +30,14 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
     gpus = Simulator(directory)
     gpus.pci_sysfs(directory / "sys")
     command = [sys.executable, "-m", "dshealthd", "metrics", "--path.sysfs", str(directory / "sys")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ, **gpus.environment()})
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, **gpus.environment()},
+    )
     return Scrape(done.stdout, 0.0)
 
 
@@ -36,7 +45,14 @@ def test_promtool_has_no_complaint(scrape: Scrape) -> None:
     """`promtool check metrics` accepts the scrape silently."""
     promtool = shutil.which("promtool")
     assert promtool
-    check = subprocess.run([promtool, "check", "metrics"], input=scrape.text, capture_output=True, text=True, timeout=20, check=False)
+    check = subprocess.run(
+        [promtool, "check", "metrics"],
+        input=scrape.text,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
     assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
 
 
@@ -52,13 +68,26 @@ def test_everything_is_up(scrape: Scrape) -> None:
 
 
 def test_series_are_few_and_labels_bounded(scrape: Scrape) -> None:
-    """The whole node stays below 1,500 series, those of jobs aside; no label is a pid or too long, and every metric is declared."""
-    of_the_node = [key for series in scrape.series.values() for key in series if "job" not in dict(key)]  # other tests have jobs run here
+    """The whole node stays below 1,500 series, those of jobs aside.
+
+    No label is a pid or too long, and every metric is declared.
+    """
+    of_the_node = [
+        key for series in scrape.series.values() for key in series if "job" not in dict(key)
+    ]  # other tests have jobs run here
     assert len(of_the_node) < MAX_SERIES
     labels = {label for name in scrape.series for key in scrape.series[name] for label in key}
     assert not {"pid", "process", "comm", "message", "command"} & {name for name, _ in labels}
     assert max(len(value) for _, value in labels) <= 128
-    declared = {metric for kind in registry.all_collectors().values() for metric in registry.metrics(kind)}
-    own = {name for name in scrape.series if name.startswith(("dshealthd_collector_", "dshealthd_build", "dshealthd_config_", "process_"))}
+    declared = {
+        metric for kind in registry.all_collectors().values() for metric in registry.metrics(kind)
+    }
+    own = {
+        name
+        for name in scrape.series
+        if name.startswith(
+            ("dshealthd_collector_", "dshealthd_build", "dshealthd_config_", "process_")
+        )
+    }
     assert set(scrape.series) - own <= declared
     assert LABEL.findall('a="b"') == [("a", "b")]

@@ -1,4 +1,6 @@
-"""The NVML session: return codes, GPUs that come and go, readings that stand still, what is asked again and what is not."""
+"""The NVML session: return codes, GPUs that come and go, readings that stand still, what is asked
+again and what is not.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collector import Reason
-from dshealthd.devices.nvml import REFRESH
-from dshealthd.result import Outcome
-from tests.devices.node import GPU_COLLECTORS, Node
+from dshealthd.core.collector import Reason
+from dshealthd.core.result import Outcome
+from dshealthd.nvml.session import REFRESH
+from tests.nvml.node import GPU_COLLECTORS, Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +44,10 @@ def others(gpu: int) -> set[str]:
     ],
 )
 def test_code_of_one_gpu(node: Node, code: int, reason: Reason) -> None:
-    """A GPU that fails is down with its UUID and its own reason, in every collector; the other seven are reported."""
+    """A GPU that fails is down with its UUID and its own reason, in every collector.
+
+    The other seven are reported.
+    """
     node.collect()
     node.simulator.fault("fail", code, gpu=3)
     seen = node.collect()
@@ -51,7 +56,13 @@ def test_code_of_one_gpu(node: Node, code: int, reason: Reason) -> None:
         assert seen.reasons(name) == {"gpu 3": reason}
     assert seen.value("gpu_up", gpu="3", uuid=node.uuid(3)) == 0
     assert seen.value("gpu_fault", gpu="3", uuid=node.uuid(3), reason=str(reason)) == 1
-    for metric in ("gpu_temperature_celsius", "gpu_ecc_errors_total", "nvlink_up", "pcie_link_width", "gpu_compute_processes"):
+    for metric in (
+        "gpu_temperature_celsius",
+        "gpu_ecc_errors_total",
+        "nvlink_up",
+        "pcie_link_width",
+        "gpu_compute_processes",
+    ):
         assert {labels[0] for labels in seen.values(metric)} == others(3)
     assert seen.value("gpus_visible") == 8
     node.simulator.clear_faults()
@@ -81,19 +92,29 @@ def test_gpu_lost_from_the_start(node: Node) -> None:
     ],
 )
 def test_code_of_init(node: Node, code: int, reason: Reason, *, replace: bool) -> None:
-    """NVML that cannot be opened is an error with its own reason on a machine with GPUs; only a mismatch asks for a new process."""
+    """NVML that cannot be opened is an error with its own reason on a machine with GPUs.
+
+    Only a mismatch asks for a new process.
+    """
     node.simulator.fault("fail", code, function="init")
     seen = node.collect()
     for name in GPU_COLLECTORS:
         result = seen.results[name]
-        assert (result.outcome, result.reason, result.replace_worker) == (Outcome.ERROR, reason, replace)
+        assert (result.outcome, result.reason, result.replace_worker) == (
+            Outcome.ERROR,
+            reason,
+            replace,
+        )
         assert not result.samples
     node.simulator.clear_faults()
     assert set(node.collect().values("gpu_up").values()) == {1}
 
 
 def test_library_absent_then_there(node: Node) -> None:
-    """Without libnvidia-ml a machine with GPUs is in error, not healthy and not an ordinary one; the library is found once it is there."""
+    """Without libnvidia-ml a machine with GPUs is in error, not healthy and not an ordinary one.
+
+    The library is found once it is there.
+    """
     node.simulator.hide_library()
     result = node.collect().results["gpu"]
     assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.NOT_FOUND)
@@ -119,19 +140,32 @@ def test_nvml_without_its_gpus(node: Node) -> None:
 
 @pytest.mark.parametrize("code", [1, 9])
 def test_driver_unloads(node: Node, code: int) -> None:
-    """When a call finds the driver gone, NVML is shut down at once, so that no handle stays; later it is opened anew."""
+    """When a call finds the driver gone, NVML is shut down at once, so that no handle stays.
+
+    Later it is opened anew.
+    """
     node.simulator.watch()
     node.collect()
     node.simulator.fault("fail", code, function="nvmlDeviceGet*")
     result = node.collect().results["ecc"]
-    assert (result.outcome, result.reason, result.replace_worker) == (Outcome.ERROR, Reason.NOT_LOADED, False)
-    assert [(event, users) for event, _, users in node.simulator.trace()] == [("init", 1), ("shutdown", 0)]
+    assert (result.outcome, result.reason, result.replace_worker) == (
+        Outcome.ERROR,
+        Reason.NOT_LOADED,
+        False,
+    )
+    assert [(event, users) for event, _, users in node.simulator.trace()] == [
+        ("init", 1),
+        ("shutdown", 0),
+    ]
     node.simulator.clear_faults()
     assert len(node.collect().values("gpu_up")) == 8
 
 
 def test_library_that_does_not_let_go(node: Node) -> None:
-    """Where the shut-down fails too, a new process is asked for: only the end of this one releases the driver."""
+    """Where the shut-down fails too, a new process is asked for.
+
+    Only the end of this one releases the driver.
+    """
     node.collect()
     node.simulator.fault("fail", 9)
     result = node.collect("gpu").results["gpu"]
@@ -147,7 +181,9 @@ def test_handles_are_released_at_the_end(node: Node) -> None:
 
 
 def test_driver_goes_in_the_middle_of_a_sweep(node: Node) -> None:
-    """What was read before the driver went is kept, and the collectors after it say the same without touching it again."""
+    """What was read before the driver went is kept, and the collectors after it say the same
+    without touching it again.
+    """
     node.collect()
     node.simulator.fault("fail", 9, function="nvmlDeviceGetSramEccErrorStatus")
     seen = node.collect("gpu", "ecc", "pcie")
@@ -158,13 +194,18 @@ def test_driver_goes_in_the_middle_of_a_sweep(node: Node) -> None:
 
 
 def test_count_and_order_change(node: Node) -> None:
-    """After seven of eight remain in another order, values follow the UUID, and the one that is gone is down under its old index."""
+    """After seven of eight remain in another order, values follow the UUID, and the one that is
+    gone is down under its old index.
+    """
     before = node.collect()
     node.simulator.order(7, 6, 5, 4, 2, 1, 0)
     seen = node.collect()
     assert seen.value("gpus_visible") == 7
     assert seen.value("gpu_temperature_celsius", gpu="0", sensor="core", uuid=node.uuid(7)) == 42
-    old, new = ({uuid: value for (_, uuid), value in round_.values("gpu_power_watts").items()} for round_ in (before, seen))
+    old, new = (
+        {uuid: value for (_, uuid), value in round_.values("gpu_power_watts").items()}
+        for round_ in (before, seen)
+    )
     assert new == {uuid: value for uuid, value in old.items() if uuid != node.uuid(3)}
     assert seen.value("gpu_up", uuid=node.uuid(3)) == 0
     assert seen.values("gpu_up", uuid=node.uuid(3)) == {("3",): 0}
@@ -176,7 +217,9 @@ def test_count_and_order_change(node: Node) -> None:
 
 
 def test_count_is_fixed_while_nvml_is_open(node: Node) -> None:
-    """As the real library counts GPUs when it is opened, it is opened anew after a while if the bus shows more or one fails."""
+    """As the real library counts GPUs when it is opened, it is opened anew after a while if the bus
+    shows more or one fails.
+    """
     node.simulator.set(None, "order_latched", 1)
     node.simulator.order(0, 1, 2, 3, 4, 5, 6)
     assert node.collect().value("gpus_visible") == 7
@@ -194,12 +237,16 @@ def test_nvml_stays_open_while_all_is_well(node: Node) -> None:
 
 
 def test_frozen_readings(node: Node) -> None:
-    """A GPU whose energy stands still is withheld from every collector after three sweeps and ten seconds, until it moves again."""
+    """A GPU whose energy stands still is withheld from every collector after three sweeps and ten
+    seconds, until it moves again.
+    """
     node.collect()
     node.simulator.set(5, "frozen", 1)
     seen = [node.collect(advance=4) for _ in range(5)]
     assert [round_.value("gpu_up", gpu="5") for round_ in seen] == [1, 1, 0, 0, 0]
-    assert {name: seen[-1].reasons(name) for name in seen[-1].results} == {name: {"gpu 5": Reason.FROZEN} for name in GPU_COLLECTORS}
+    assert {name: seen[-1].reasons(name) for name in seen[-1].results} == {
+        name: {"gpu 5": Reason.FROZEN} for name in GPU_COLLECTORS
+    }
     assert {labels[0] for labels in seen[-1].values("gpu_power_watts")} == others(5)
     node.simulator.set(5, "frozen", 0)
     assert node.collect().value("gpu_up", gpu="5") == 1
@@ -229,12 +276,20 @@ def test_unsupported_is_not_asked_again(node: Node) -> None:
     calls = []
     for advance in (5, 5, 5, REFRESH):
         node.collect(advance=advance)
-        calls.append([node.simulator.calls()[f"nvmlDeviceGet{name}"] for name in ("MarginTemperature", "SramEccErrorStatus", "PowerUsage")])
+        calls.append(
+            [
+                node.simulator.calls()[f"nvmlDeviceGet{name}"]
+                for name in ("MarginTemperature", "SramEccErrorStatus", "PowerUsage")
+            ]
+        )
     assert calls == [[8, 8, 8], [8, 8, 16], [8, 8, 24], [16, 16, 32]]
 
 
 def test_calls_of_a_sweep(node: Node) -> None:
-    """What does not change is not asked at every sweep: a sweep of everything takes less than thirty calls a GPU."""
+    """What does not change is not asked at every sweep.
+
+    A sweep of everything takes less than thirty calls a GPU.
+    """
     node.collect()
     node.simulator.watch()
     node.collect()
@@ -256,16 +311,101 @@ def test_one_failing_call(node: Node) -> None:
     assert "nvmlDeviceGetPowerUsage" in seen.results["gpu"].faults[0].detail
 
 
-def test_many_failing_calls(node: Node) -> None:
-    """A GPU is given up after three failing calls: each may have waited for the driver's own time-out."""
+@pytest.mark.parametrize("code", [4, 10, 17, 999])
+def test_side_calls_that_fail(node: Node, code: int) -> None:
+    """SRAM counters that fail cost their own samples.
+
+    The GPU stays up in every sweep, and the collectors after this one read it as ever.
+    """
+    node.simulator.set(None, "sram_threshold_exceeded", "unsupported")
+    node.simulator.fault("fail", code, gpu=3, function="nvmlDeviceGetMemoryErrorCounter")
+    for _ in range(3):
+        seen = node.collect()
+        assert seen.value("gpu_up", gpu="3") == 1
+        assert ("3",) in seen.values("pcie_link_width", uuid=node.uuid(3))
+        assert seen.values("gpu_ecc_errors_total", uuid=node.uuid(3))
+        assert not seen.values("gpu_ecc_location_errors_total", gpu="3", location="sram")
+        assert set(seen.reasons("ecc")) == {"gpu 3"}
+        assert not seen.reasons("pcie")
+
+
+def test_link_calls_that_fail(node: Node) -> None:
+    """Failing link states cost the links' states, not the GPU's PCIe metrics nor its traffic."""
+    node.simulator.set(None, "nvlink_state", "unsupported")
+    node.simulator.fault("fail", 999, gpu=3, function="nvmlDeviceGetNvLinkState")
+    seen = node.collect()
+    assert seen.reasons("nvlink") == {"gpu 3": Reason.UNKNOWN_ERROR}
+    assert not seen.reasons("pcie")
+    assert ("3",) in seen.values("pcie_link_width", uuid=node.uuid(3))
+    assert ("3",) in seen.values("nvlink_transmit_bytes_total", uuid=node.uuid(3))
+    assert seen.value("gpu_up", gpu="3") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("ecc", "nvmlDeviceGetMemoryErrorCounter"),
+        ("pcie", "nvmlDeviceGetCurrPcieLinkWidth"),
+        ("mig", "nvmlDeviceGetMigMode"),
+        ("gpu_processes", "nvmlDeviceGetComputeRunningProcesses"),
+        ("nvlink", "nvmlDeviceGetGpuFabricInfoV"),
+    ],
+)
+def test_failure_names_its_gpu(node: Node, name: str, function: str) -> None:
+    """What fails in any collector of GPUs is told with the GPU, until that collector reads it."""
+    node.simulator.set(None, "sram_threshold_exceeded", "unsupported")
+    node.simulator.fault("fail", 999, gpu=3, function=function)
+    node.collect()
+    seen = node.collect()
+    labels = {"gpu": "3", "uuid": node.uuid(3), "collector": name}
+    assert seen.value("gpu_collector_fault", **labels, reason="unknown_error") == 1
+    assert {gpu for gpu, *_ in seen.values("gpu_collector_fault")} == {"3"}
+    assert seen.value("gpu_up", gpu="3") == 1
+    node.simulator.clear_faults()
+    node.collect()
+    assert not node.collect().values("gpu_collector_fault")
+
+
+def test_energy_call_that_fails(node: Node) -> None:
+    """A failing energy counter does not take a GPU down whose temperature can be read."""
+    node.collect()
+    node.simulator.fault("fail", 999, gpu=3, function="nvmlDeviceGetTotalEnergyConsumption")
+    seen = node.collect()
+    assert seen.value("gpu_up", gpu="3") == 1
+    assert seen.value("gpu_fault", gpu="3", reason="unknown_error") == 1
+    assert ("3",) not in seen.values("gpu_energy_joules_total", uuid=node.uuid(3))
+    assert seen.value("gpu_temperature_celsius", gpu="3", sensor="core") == 38
+
+
+def test_calls_that_fail_slowly(node: Node) -> None:
+    """A call that fails after the driver's timeout is not repeated at every sweep.
+
+    It is reported for as long, and what the reading found before it stands.
+    """
+    node.collect()
+    for function in ("nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetCurrPcieLinkGeneration"):
+        node.simulator.fault("fail", 999, gpu=3, function=function)
+        node.simulator.fault("delay", 1.2, gpu=3, function=function)
+    node.simulator.watch()
+    seen = node.collect("pcie", "ecc", running=True)
+    assert seen.reasons("pcie") == {"gpu 3": Reason.UNKNOWN_ERROR}
+    assert ("3",) in seen.values("pcie_link_width_max", uuid=node.uuid(3))
+    assert ("3",) not in seen.values("pcie_replays_total", uuid=node.uuid(3))
+    assert not seen.reasons("ecc")
+    seen = node.collect("pcie", running=True)
+    assert seen.reasons("pcie") == {"gpu 3": Reason.UNKNOWN_ERROR}
+    assert ("3",) in seen.values("pcie_replays_total", uuid=node.uuid(3))
+    assert node.simulator.calls()["nvmlDeviceGetCurrPcieLinkWidth"] == 8 + 7
+
+
+def test_every_call_fails(node: Node) -> None:
+    """A GPU none of whose vital calls answers is down, whatever the code."""
     node.collect()
     node.simulator.fault("fail", 999, gpu=3)
-    node.simulator.fault("fail", 0, gpu=3, function="nvmlDeviceGetTotalEnergyConsumption")
     node.simulator.watch()
     seen = node.collect("gpu")
     assert seen.value("gpu_up", gpu="3") == 0
-    usual = node.simulator.calls()["nvmlDeviceGetTemperature"]
-    assert usual == 7
+    assert node.simulator.calls()["nvmlDeviceGetUtilizationRates"] == 7
 
 
 def test_failing_field(node: Node) -> None:
@@ -278,7 +418,9 @@ def test_failing_field(node: Node) -> None:
 
 
 def test_quarantined_gpu(node: Node) -> None:
-    """A GPU at which an earlier worker hung is not touched, is down with that reason, and is read once the quarantine ends."""
+    """A GPU at which an earlier worker hung is not touched, is down with that reason, and is read
+    once the quarantine ends.
+    """
     node.simulator.watch()
     seen = node.collect(blocked={"gpu 3": Reason.TIMEOUT})
     assert seen.reasons("ecc") == {"gpu 3": Reason.TIMEOUT}
@@ -299,7 +441,10 @@ def test_everything_is_approached(node: Node) -> None:
     """NVML is approached once a sweep, and each GPU by each collector, before they are touched."""
     node.collect()
     seen = node.collect("gpu", "ecc")
-    assert seen.approached == ["gpu nvml", *(f"{name} gpu {index}" for name in ("gpu", "ecc") for index in range(8))]
+    assert seen.approached == [
+        "gpu nvml",
+        *(f"{name} gpu {index}" for name in ("gpu", "ecc") for index in range(8)),
+    ]
 
 
 def test_every_gpu_fails(node: Node) -> None:
@@ -308,23 +453,46 @@ def test_every_gpu_fails(node: Node) -> None:
     node.simulator.fault("fail", 15)
     node.simulator.fault("fail", 0, function="nvmlDeviceGetCount")
     seen = node.collect()
-    assert (seen.results["gpu"].outcome, seen.results["gpu"].reason) == (Outcome.ERROR, Reason.GPU_LOST)
+    assert (seen.results["gpu"].outcome, seen.results["gpu"].reason) == (
+        Outcome.ERROR,
+        Reason.GPU_LOST,
+    )
     assert seen.values("gpu_up") == {(str(gpu), node.uuid(gpu)): 0 for gpu in range(8)}
     assert seen.results["ecc"].reason is Reason.GPU_LOST
 
 
 def test_sentinels(node: Node) -> None:
-    """A value that NVML marks as not available is left out, wherever it stands; NaN and infinity too."""
-    for key in ("temperature", "memory_temperature", "memory_used", "power_usage", "energy", "clock_sm", "utilization_gpu"):
+    """A value that NVML marks as not available is left out, wherever it stands.
+
+    NaN and infinity too.
+    """
+    for key in (
+        "temperature",
+        "memory_temperature",
+        "memory_used",
+        "power_usage",
+        "energy",
+        "clock_sm",
+        "utilization_gpu",
+    ):
         node.simulator.set(1, key, "na")
-    for key in ("ecc_volatile_corrected", "sram_volatile_cor", "remapped_correctable", "pcie_replay", "pcie_width", "nvlink_replay"):
+    for key in (
+        "ecc_volatile_corrected",
+        "sram_volatile_cor",
+        "remapped_correctable",
+        "pcie_replay",
+        "pcie_width",
+        "nvlink_replay",
+    ):
         node.simulator.set(1, key, "na")
     node.simulator.set(1, "processes", "77:na, 78:4096")
     node.simulator.set(1, "field.230", "nan")
     node.simulator.set(2, "field.230", "inf")
     seen = node.collect()
     all_samples = [sample for result in seen.results.values() for sample in result.samples]
-    assert max(sample.value for sample in all_samples if "bytes" not in sample.metric.name) < 2**32 - 1
+    assert (
+        max(sample.value for sample in all_samples if "bytes" not in sample.metric.name) < 2**32 - 1
+    )
     assert max(sample.value for sample in all_samples) < 2**60
     for metric, labels in {
         "gpu_temperature_celsius": {},
@@ -335,7 +503,11 @@ def test_sentinels(node: Node) -> None:
         "gpu_utilization_ratio": {},
         "gpu_recovery_action": {},
         "gpu_ecc_errors_total": {"type": "corrected", "counter": "volatile"},
-        "gpu_ecc_location_errors_total": {"type": "corrected", "counter": "volatile", "location": "sram"},
+        "gpu_ecc_location_errors_total": {
+            "type": "corrected",
+            "counter": "volatile",
+            "location": "sram",
+        },
         "gpu_remapped_rows": {"type": "corrected"},
         "pcie_replays_total": {},
         "pcie_link_width": {},

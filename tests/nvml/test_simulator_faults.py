@@ -85,10 +85,16 @@ def test_any_code_for_init(simulator: Simulator) -> None:
 
 
 def test_lost_gpu_leaves_seven(client: Client, simulator: Simulator) -> None:
-    """A lost GPU refuses its handle and its values, outranks a fault of the function, and the other seven answer."""
+    """A lost GPU refuses its handle and its values, outranks a fault of the function, and the other
+    seven answer.
+    """
     simulator.fault("fail", 15, gpu=3)
     simulator.fault("fail", 3, function="nvmlDeviceGetUUID")
-    assert [client.ask(TEMPERATURE.format(gpu)) for gpu in (2, 3, 4)] == [37, "NVMLError_GpuIsLost 15", 39]
+    assert [client.ask(TEMPERATURE.format(gpu)) for gpu in (2, 3, 4)] == [
+        37,
+        "NVMLError_GpuIsLost 15",
+        39,
+    ]
     assert client.ask(COUNT) == 8
     assert client.ask("n.nvmlDeviceGetUUID(h(2))") == "NVMLError_NotSupported 3"
 
@@ -102,20 +108,29 @@ def test_patterns_and_versions(client: Client, simulator: Simulator) -> None:
 
 
 def test_count_and_order_change(client: Client, simulator: Simulator) -> None:
-    """A GPU that goes shifts the indices behind it, its handle is lost, and UUIDs still name the same GPUs."""
+    """A GPU that goes shifts the indices behind it, its handle is lost, and UUIDs still name the
+    same GPUs.
+    """
     uuids = [simulator.value(gpu, "uuid") for gpu in range(8)]
     assert client.ask("globals().update(old=h(2))") is None
     simulator.order(7, 0, 1, 3, 4, 5, 6)
-    assert client.ask(f"[n.nvmlDeviceGetUUID(h(i)) for i in range({COUNT})]") == [uuids[i] for i in (7, 0, 1, 3, 4, 5, 6)]
+    assert client.ask(f"[n.nvmlDeviceGetUUID(h(i)) for i in range({COUNT})]") == [
+        uuids[i] for i in (7, 0, 1, 3, 4, 5, 6)
+    ]
     assert client.ask("n.nvmlDeviceGetPowerUsage(old)") == "NVMLError_GpuIsLost 15"
-    assert client.ask(f"n.nvmlDeviceGetTemperature(n.nvmlDeviceGetHandleByUUID('{uuids[3]}'), 0)") == 38
+    assert (
+        client.ask(f"n.nvmlDeviceGetTemperature(n.nvmlDeviceGetHandleByUUID('{uuids[3]}'), 0)")
+        == 38
+    )
     assert client.ask(f"n.nvmlDeviceGetHandleByUUID('{uuids[2]}')") == "NVMLError_NotFound 6"
     simulator.order()
     assert client.ask(COUNT) == 8
 
 
 def test_order_latched_until_init(client: Client, simulator: Simulator) -> None:
-    """With order_latched a change of count waits for the next first init, as it does with the real library."""
+    """With order_latched a change of count waits for the next first init, as it does with the real
+    library.
+    """
     simulator.set(None, "order_latched", 1)
     simulator.order(0, 1)
     assert client.ask(COUNT) == 8
@@ -132,7 +147,9 @@ def test_crash(client: Client, simulator: Simulator, how: str, number: int) -> N
 
 
 def test_hang_is_killable(client: Client, simulator: Simulator) -> None:
-    """A hang never returns, sleeps interruptibly, spares the other GPUs' handles, and SIGKILL ends it."""
+    """A hang never returns, sleeps interruptibly, spares the other GPUs' handles, and SIGKILL ends
+    it.
+    """
     simulator.fault("hang", gpu=2, function="nvmlDeviceGetTemperature")
     assert client.ask(POWER.format(2)) == 310_000
     client.tell(TEMPERATURE.format(2))
@@ -143,10 +160,16 @@ def test_hang_is_killable(client: Client, simulator: Simulator) -> None:
 
 
 def test_hang_in_init_leaves_other_threads(simulator: Simulator) -> None:
-    """A call that hangs holds neither the interpreter nor the library: another thread of the process goes on."""
+    """A call that hangs holds neither the interpreter nor the library.
+
+    Another thread of the process goes on.
+    """
     with Client(simulator) as client:
         simulator.fault("hang", gpu=0)
-        assert client.ask("__import__('threading').Thread(target=h, args=(0,), daemon=True).start()") is None
+        assert (
+            client.ask("__import__('threading').Thread(target=h, args=(0,), daemon=True).start()")
+            is None
+        )
         assert client.ask(TEMPERATURE.format(1)) == 36
 
 
@@ -173,7 +196,9 @@ def test_no_driver_and_missing_scenario(simulator: Simulator) -> None:
 
 
 def test_library_absent_then_appears(simulator: Simulator) -> None:
-    """A library that is not installed is LibraryNotFound, and init works in the same process once it is."""
+    """A library that is not installed is LibraryNotFound, and init works in the same process once
+    it is.
+    """
     simulator.hide_library()
     with Client(simulator, init=False) as client:
         assert client.ask("n.nvmlInit()") == "NVMLError_LibraryNotFound 12"
@@ -182,7 +207,9 @@ def test_library_absent_then_appears(simulator: Simulator) -> None:
 
 
 def test_mismatch_needs_a_new_process(client: Client, simulator: Simulator) -> None:
-    """After a driver upgrade init answers 18 in a process that has the old library, and works in a new one."""
+    """After a driver upgrade init answers 18 in a process that has the old library, and works in a
+    new one.
+    """
     assert client.ask("n.nvmlShutdown()") is None
     simulator.set(None, "driver_version", "580.95.05")
     assert client.ask("n.nvmlInit()") == "NVMLError_LibRmVersionMismatch 18"
@@ -192,7 +219,9 @@ def test_mismatch_needs_a_new_process(client: Client, simulator: Simulator) -> N
 
 
 def test_handles_released(simulator: Simulator, tmp_path: Path) -> None:
-    """The trace and the open device file show that the last shutdown, and only that, lets go of the driver."""
+    """The trace and the open device file show that the last shutdown, and only that, lets go of the
+    driver.
+    """
     device = tmp_path / "nvidiactl"
     device.touch()
     simulator.set(None, "device_file", str(device))
@@ -206,7 +235,12 @@ def test_handles_released(simulator: Simulator, tmp_path: Path) -> None:
         assert client.ask(held) is False
         assert client.ask("n.nvmlShutdown()") == "NVMLError_Uninitialized 1"
         pid = client.process.pid
-    assert simulator.trace() == [("init", pid, 1), ("init", pid, 2), ("shutdown", pid, 1), ("shutdown", pid, 0)]
+    assert simulator.trace() == [
+        ("init", pid, 1),
+        ("init", pid, 2),
+        ("shutdown", pid, 1),
+        ("shutdown", pid, 0),
+    ]
     assert simulator.calls() == {"nvmlInitWithFlags": 2, "nvmlShutdown": 3}
 
 
@@ -218,7 +252,9 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
 
 
 def test_unkillable_until_thaw(client: Client, simulator: Simulator, mount: Mount) -> None:
-    """On a frozen file system the call is in D state, SIGKILL waits with it, and a thaw lets another one go on."""
+    """On a frozen file system the call is in D state, SIGKILL waits with it, and a thaw lets
+    another one go on.
+    """
     simulator.fault("dstate", str(mount.directory / "written"), gpu=1)
     assert client.ask(TEMPERATURE.format(1)) == 36
     with Client(simulator) as killed:

@@ -1,4 +1,7 @@
-"""NVRx's side of the health check: its messages, called by a genuine gRPC client, and its judgement of what comes back."""
+"""NVRx's side of the health check.
+
+Its messages, called by a genuine gRPC client, and its judgement of what comes back.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,13 @@ def _messages() -> tuple[type[Any], type[Any]]:
     request.field.add(name="args", number=1, type=FIELD.TYPE_STRING, label=FIELD.LABEL_REPEATED)
     response = file.message_type.add(name="HealthCheckResponse")
     for number, (name, kind) in enumerate(
-        (("success", FIELD.TYPE_BOOL), ("exit_code", FIELD.TYPE_INT32), ("output", FIELD.TYPE_STRING), ("error", FIELD.TYPE_STRING)), 1
+        (
+            ("success", FIELD.TYPE_BOOL),
+            ("exit_code", FIELD.TYPE_INT32),
+            ("output", FIELD.TYPE_STRING),
+            ("error", FIELD.TYPE_STRING),
+        ),
+        1,
     ):
         response.field.add(name=name, number=number, type=kind, label=FIELD.LABEL_OPTIONAL)
     pool = descriptor_pool.DescriptorPool()
@@ -45,7 +54,10 @@ class Said:
 
     @property
     def healthy(self) -> bool:
-        """What `NodeHealthCheck._perform_health_check` makes of it: an error is taken as if nobody had been asked."""
+        """What `NodeHealthCheck._perform_health_check` makes of it.
+
+        An error is taken as if nobody had been asked.
+        """
         if self.error is not None:
             return True
         if not self.response.success:
@@ -69,7 +81,9 @@ def call(channel: grpc.Channel, timeout: float = 10.0, request: Any = None) -> S
         response_deserializer=Response.FromString,
     )
     try:
-        return Said(method(Request(args=ARGUMENTS) if request is None else request, timeout=timeout))
+        return Said(
+            method(Request(args=ARGUMENTS) if request is None else request, timeout=timeout)
+        )
     except grpc.RpcError as error:
         return Said(error=error)
 

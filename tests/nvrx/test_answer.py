@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.fitness import Check, Finding, Fitness
-from dshealthd.nvrx.answer import MAX_FINDINGS, response
+from dshealthd.nvrx.answer import MAX_FAILURES, response
+from dshealthd.nvrx.fitness import Check, Failure, Fitness
 from tests.nvrx.client import Response, Said
 
 
-def said(*findings: Finding) -> Said:
+def said(*findings: Failure) -> Said:
     """Return what a client reads of the answer for these findings."""
     return Said(Response.FromString(response(Fitness(findings, ()))))
 
@@ -22,13 +22,19 @@ def test_fit() -> None:
     """A node without findings is healthy to NVRx."""
     answer = said()
     assert answer.healthy
-    assert (answer.response.success, answer.response.exit_code, answer.response.error) == (True, 0, "")
+    assert (answer.response.success, answer.response.exit_code, answer.response.error) == (
+        True,
+        0,
+        "",
+    )
     assert json.loads(answer.response.output)["fail_count"] == 0
 
 
 def test_unfit() -> None:
-    """A node with a finding is not, by each of the signs that NVRx looks at, and the launcher's log names the part."""
-    answer = said(Finding(Check.GPU_LOST, "gpu 3", "GPU-abc is lost to NVML"))
+    """A node with a finding is not, by each of the signs that NVRx looks at, and the launcher's log
+    names the part.
+    """
+    answer = said(Failure(Check.GPU_LOST, "gpu 3", "GPU-abc is lost to NVML"))
     assert not answer.healthy
     assert (answer.response.success, answer.response.exit_code) == (False, 1)
     assert json.loads(answer.response.output) == {
@@ -39,13 +45,24 @@ def test_unfit() -> None:
     assert answer.response.error == "gpu_lost (gpu 3): GPU-abc is lost to NVML"
 
 
-@given(st.lists(st.builds(Finding, st.sampled_from(Check), st.text(), st.text(max_size=5000)), min_size=1, max_size=100))
-def test_any_text(findings: list[Finding]) -> None:
-    """Whatever findings say and however many they are, protobuf reads the answer and NVRx the number."""
+@given(
+    st.lists(
+        st.builds(Failure, st.sampled_from(Check), st.text(), st.text(max_size=5000)),
+        min_size=1,
+        max_size=100,
+    )
+)
+def test_any_text(findings: list[Failure]) -> None:
+    """Whatever findings say and however many they are, protobuf reads the answer and NVRx the
+    number.
+    """
     answer = said(*findings)
     assert not answer.healthy
     output = json.loads(answer.response.output)
-    assert (output["fail_count"], len(output["failed_checks"])) == (len(findings), min(len(findings), MAX_FINDINGS))
+    assert (output["fail_count"], len(output["failed_checks"])) == (
+        len(findings),
+        min(len(findings), MAX_FAILURES),
+    )
 
 
 def test_unknown_has_no_answer() -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from dshealthd.collector import Fault, Reason, Sample
 from dshealthd.collectors.ecc import ERRORS, ROWS_FAILED, THRESHOLD
 from dshealthd.collectors.gpu import FAULT, RECOVERY, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.kernel_log import LAST_XID
-from dshealthd.fitness import RECENT, Accusation, Check, Fitness, fitness
-from dshealthd.result import Outcome, Result, failed, not_available
-from dshealthd.snapshot import Snapshot
+from dshealthd.core.collector import Fault, Reason, Sample
+from dshealthd.core.result import Outcome, Result, failed, not_available
+from dshealthd.core.snapshot import Snapshot
+from dshealthd.findings.judge import judge as findings
+from dshealthd.findings.judge import series_of
+from dshealthd.findings.limits import LIMITS
+from dshealthd.nvrx.fitness import Check, Fitness, fitness
+from dshealthd.probe.metrics import SUSPECT
 
 WALL = 1_800_000_000.0
 HEALTHY = {
@@ -25,21 +29,42 @@ HEALTHY = {
     ],
     "kernel_log": [LAST_XID(WALL - 5, "0", "0000:01:00", "13")],
 }
-"""Two GPUs; Xid 13 is of a program, corrected errors and those of the GPU's whole life are no reason."""
+"""Two GPUs; Xid 13 is of a program, corrected errors and those of the GPU's whole life are no
+reason.
+"""
 
 
-def judge(*samples: Sample, results: dict[str, Result] | None = None, accusations: tuple[Accusation, ...] = ()) -> Fitness:
-    """Judge node n1, a healthy one but for these samples of the collector `gpu`, or for these results."""
+RECENT = LIMITS["xid_recent_seconds"]
+
+
+def of(snapshot: Snapshot, own: tuple[Sample, ...] = (), *, now: float = 100.0) -> Fitness:
+    """Return how fit node n1 is by these results."""
+    return fitness(
+        findings(snapshot, series_of(snapshot, own), node="n1", name="n1", monotonic=now, wall=WALL)
+    )
+
+
+def judge(
+    *samples: Sample,
+    results: dict[str, Result] | None = None,
+    accusations: tuple[Sample, ...] = (),
+) -> Fitness:
+    """Judge node n1, a healthy one but for these samples of the collector `gpu`, or for these
+    results.
+    """
     snapshot = Snapshot(lambda: 100.0, lambda: WALL)
     for name, usual in HEALTHY.items():
         snapshot.expect(name, 15)
         own = tuple(usual) + (samples if name == "gpu" else ())
         snapshot.put(name, (results or {}).get(name) or Result(Outcome.OK, own))
-    return fitness(snapshot, accusations, "n1", now=100.0, wall=WALL)
+    return of(snapshot, accusations)
 
 
 def test_fit() -> None:
-    """A node on which everything was read and nothing found is fit; a program's Xid does not count."""
+    """A node on which everything was read and nothing found is fit.
+
+    A program's Xid does not count.
+    """
     assert judge() == Fitness((), ())
     assert judge().fit is True
 
@@ -47,34 +72,36 @@ def test_fit() -> None:
 @pytest.mark.parametrize(
     ("sample", "check", "part"),
     [
-        (FAULT(1, "1", "GPU-b", "gpu_lost"), Check.GPU_LOST, "gpu 1"),
-        (LAST_XID(WALL - 60, "1", "0000:02:00", "79"), Check.GPU_LOST, "gpu 1"),
-        (LAST_XID(WALL - 60, "", "0000:02:00", "79"), Check.GPU_LOST, "gpu 0000:02:00"),
-        (ERRORS(1, "1", "GPU-b", "uncorrected", "volatile"), Check.MEMORY_UNCORRECTED, "gpu 1"),
-        (LAST_XID(WALL - 60, "1", "0000:02:00", "95"), Check.MEMORY_UNCORRECTED, "gpu 1"),
-        (ROWS_FAILED(1, "1", "GPU-b"), Check.MEMORY_WORN_OUT, "gpu 1"),
-        (THRESHOLD(1, "1", "GPU-b"), Check.MEMORY_WORN_OUT, "gpu 1"),
-        (RECOVERY(2, "1", "GPU-b"), Check.RESET_NEEDED, "gpu 1"),
-        (LAST_XID(WALL - 60, "1", "0000:02:00", "119"), Check.RESET_NEEDED, "gpu 1"),
+        (FAULT(1, "1", "GPU-b", "gpu_lost"), Check.GPU_LOST, "GPU 1"),
+        (LAST_XID(WALL - 60, "1", "0000:02:00", "79"), Check.GPU_LOST, "GPU 1"),
+        (LAST_XID(WALL - 60, "", "0000:02:00", "79"), Check.GPU_LOST, "GPU 0000:02:00"),
+        (ERRORS(1, "1", "GPU-b", "uncorrected", "volatile"), Check.MEMORY_UNCORRECTED, "GPU 1"),
+        (LAST_XID(WALL - 60, "1", "0000:02:00", "95"), Check.MEMORY_UNCORRECTED, "GPU 1"),
+        (ROWS_FAILED(1, "1", "GPU-b"), Check.MEMORY_WORN_OUT, "GPU 1"),
+        (THRESHOLD(1, "1", "GPU-b"), Check.MEMORY_WORN_OUT, "GPU 1"),
+        (RECOVERY(2, "1", "GPU-b"), Check.RESET_NEEDED, "GPU 1"),
+        (LAST_XID(WALL - 60, "1", "0000:02:00", "119"), Check.RESET_NEEDED, "GPU 1"),
     ],
 )
 def test_unfit(sample: Sample, check: Check, part: str) -> None:
     """Each of these facts alone makes the node unfit, and is named with its GPU."""
     verdict = judge(sample)
     assert verdict.fit is False
-    assert [(finding.check, finding.part) for finding in verdict.findings] == [(check, part)]
+    assert [(failure.check, failure.part) for failure in verdict.failures] == [(check, part)]
 
 
 def test_unreadable_gpu() -> None:
     """A GPU that is down for any reason of its own makes the node unfit."""
     verdict = judge(UP(0, "2", "GPU-c"), FAULT(1, "2", "GPU-c", "reset_required"))
-    assert [(finding.check, finding.part) for finding in verdict.findings] == [(Check.GPU_UNREADABLE, "gpu 2")]
+    assert [(failure.check, failure.part) for failure in verdict.failures] == [
+        (Check.GPU_UNREADABLE, "GPU 2")
+    ]
 
 
 def test_gpu_missing() -> None:
     """Fewer GPUs in NVML than on the bus make it unfit."""
     verdict = judge(results={"gpu_bus": Result(Outcome.OK, (EXPECTED(3),))})
-    assert [finding.check for finding in verdict.findings] == [Check.GPU_MISSING]
+    assert [failure.check for failure in verdict.failures] == [Check.GPU_MISSING]
 
 
 def test_xids_pass() -> None:
@@ -83,20 +110,29 @@ def test_xids_pass() -> None:
     assert judge(LAST_XID(old, "1", "0000:02:00", "119")).fit is True
     assert judge(LAST_XID(old, "1", "0000:02:00", "79")).fit is True
     verdict = judge(LAST_XID(old, "1", "0000:02:00", "79"), FAULT(1, "1", "GPU-b", "io_error"))
-    assert [finding.check for finding in verdict.findings] == [Check.GPU_LOST]
+    assert [failure.check for failure in verdict.failures] == [Check.GPU_LOST]
 
 
-@pytest.mark.parametrize("reason", [Reason.VERSION_MISMATCH, Reason.NOT_LOADED, Reason.TIMEOUT, Reason.STUCK, Reason.CRASHED])
+@pytest.mark.parametrize(
+    "reason",
+    [Reason.VERSION_MISMATCH, Reason.NOT_LOADED, Reason.TIMEOUT, Reason.STUCK, Reason.CRASHED],
+)
 def test_nvml_broken(reason: Reason) -> None:
     """NVML that hangs or cannot be loaded makes the node unfit: CUDA does not work either."""
     verdict = judge(results={"gpu": failed(reason, "nvmlInit")})
-    assert [(finding.check, finding.part) for finding in verdict.findings] == [(Check.NVML_BROKEN, "node")]
+    assert [(failure.check, failure.part) for failure in verdict.failures] == [
+        (Check.NVML_BROKEN, "node")
+    ]
 
 
 def test_hung_call_of_one_gpu() -> None:
     """A call that hangs for one GPU is NVML hanging, though the others are read."""
-    results = {"ecc": Result(Outcome.OK, (), (Fault("gpu 1", Reason.TIMEOUT, "nvmlDeviceGetTotalEccErrors"),))}
-    assert [finding.check for finding in judge(results=results).findings] == [Check.NVML_BROKEN]
+    results = {
+        "ecc": Result(
+            Outcome.OK, (), (Fault("gpu 1", Reason.TIMEOUT, "nvmlDeviceGetTotalEccErrors"),)
+        )
+    }
+    assert [failure.check for failure in judge(results=results).failures] == [Check.NVML_BROKEN]
 
 
 @pytest.mark.parametrize(
@@ -112,20 +148,25 @@ def test_hung_call_of_one_gpu() -> None:
 def test_unknown(results: dict[str, Result]) -> None:
     """Where the agent could not look, the node is neither fit nor unfit."""
     verdict = judge(results=results)
-    assert (verdict.fit, verdict.findings) == (None, ())
-    assert [line.partition(":")[0] for line in verdict.unknown] == list(results)
+    assert (verdict.fit, verdict.failures) == (None, ())
+    assert len(verdict.unknown) == len(results)
 
 
 def test_finding_beside_the_unknown() -> None:
     """A finding counts whatever else is unknown."""
-    assert judge(FAULT(1, "1", "GPU-b", "gpu_lost"), results={"kernel_log": failed(Reason.IO_ERROR, "x")}).fit is False
+    assert (
+        judge(
+            FAULT(1, "1", "GPU-b", "gpu_lost"), results={"kernel_log": failed(Reason.IO_ERROR, "x")}
+        ).fit
+        is False
+    )
 
 
 def test_before_the_first_sample() -> None:
     """An agent that has just started does not know."""
     snapshot = Snapshot(lambda: 100.0, lambda: WALL)
     snapshot.expect("gpu", 15)
-    assert fitness(snapshot, (), "", now=100.0, wall=WALL).fit is None
+    assert of(snapshot).fit is None
 
 
 def test_expired() -> None:
@@ -133,7 +174,7 @@ def test_expired() -> None:
     snapshot = Snapshot(lambda: 100.0, lambda: WALL)
     snapshot.expect("gpu", 15)
     snapshot.put("gpu", Result(Outcome.OK, tuple(HEALTHY["gpu"])))
-    assert fitness(snapshot, (), "", now=116.0, wall=WALL).fit is None
+    assert of(snapshot, now=116.0).fit is None
 
 
 def test_machine_without_gpus() -> None:
@@ -143,9 +184,18 @@ def test_machine_without_gpus() -> None:
 
 
 def test_accused() -> None:
-    """The node that this agent's probes accuse themselves is unfit; other nodes, links and leaves are not its affair."""
-    own = Accusation("gpu", "n1/gpu3", "slow")
-    others = (Accusation("node", "n11", "failed"), Accusation("link", "n1--n2", "slow"), Accusation("leaf", "n1", "slow"))
+    """The node that this agent's probes accuse themselves is unfit.
+
+    Other nodes, links and leaves are not its affair.
+    """
+    own = SUSPECT(1, "gpu", "n1/gpu3", "slow")
+    others = (
+        SUSPECT(1, "node", "n11", "failed"),
+        SUSPECT(1, "link", "n1--n2", "slow"),
+        SUSPECT(1, "leaf", "n1", "slow"),
+    )
     verdict = judge(accusations=(own, *others))
-    assert [(finding.check, finding.part) for finding in verdict.findings] == [(Check.SUSPECT, "n1/gpu3")]
+    assert [(failure.check, failure.part) for failure in verdict.failures] == [
+        (Check.SUSPECT, "n1/gpu3")
+    ]
     assert judge(accusations=others).fit is True

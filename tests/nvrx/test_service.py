@@ -1,4 +1,7 @@
-"""The service with its real server process, asked by genuine gRPC clients: verdicts, what is unknown, and what is done to it."""
+"""The service with its real server process, asked by genuine gRPC clients.
+
+Verdicts, what is unknown, and what is done to it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from dshealthd.fitness import Check, Finding, Fitness
+from dshealthd.nvrx.fitness import Check, Failure, Fitness
 from dshealthd.nvrx.options import NvrxOptions
 from dshealthd.nvrx.service import FINDINGS, UP, VERDICTS, Service
 from tests.nvrx.client import ask, call
@@ -24,10 +27,10 @@ from tests.nvrx.client import ask, call
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.collector import Metric
+    from dshealthd.core.collector import Metric
 
 FIT = Fitness((), ())
-UNFIT = Fitness((Finding(Check.GPU_LOST, "gpu 3", "GPU-abc is lost to NVML"),), ())
+UNFIT = Fitness((Failure(Check.GPU_LOST, "gpu 3", "GPU-abc is lost to NVML"),), ())
 UNKNOWN = Fitness((), ("gpu: not sampled yet",))
 
 
@@ -68,13 +71,21 @@ class Node:
 
     def value(self, metric: Metric, *labels: str) -> float | None:
         """Return the value of a series."""
-        return {sample.labels: sample.value for sample in self.service.samples() if sample.metric is metric}.get(labels)
+        return {
+            sample.labels: sample.value
+            for sample in self.service.samples()
+            if sample.metric is metric
+        }.get(labels)
 
     def server(self) -> int:
         """Return the pid of the server's process."""
         children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
         pids = [int(pid) for file in children for pid in file.read_text().split()]
-        (found,) = [pid for pid in pids if b"dshealthd.nvrx.server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        (found,) = [
+            pid
+            for pid in pids
+            if b"dshealthd.nvrx.server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
         return found
 
     def close(self) -> None:
@@ -97,7 +108,10 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_verdicts(node: Node) -> None:
-    """NVRx is told what the agent knows at the moment: healthy, unhealthy with the part; and what is unknown is no answer."""
+    """NVRx is told what the agent knows at the moment: healthy, unhealthy with the part.
+
+    And what is unknown is no answer.
+    """
     node.serve()
     assert ask(node.path).response.success
     node.fitness = UNFIT
@@ -112,11 +126,17 @@ def test_verdicts(node: Node) -> None:
     assert said.status is grpc.StatusCode.UNAVAILABLE
     assert "gpu: not sampled yet" in str(said.error)
     assert said.healthy  # NVRx's own conclusion from an error
-    assert [node.value(VERDICTS, verdict) for verdict in ("healthy", "unhealthy", "unknown")] == [1, 1, 1]
+    assert [node.value(VERDICTS, verdict) for verdict in ("healthy", "unhealthy", "unknown")] == [
+        1,
+        1,
+        1,
+    ]
 
 
 def test_socket(node: Node) -> None:
-    """The socket is open to every user, its process belongs to nobody where the agent is root, and both go with the service."""
+    """The socket is open to every user, its process belongs to nobody where the agent is root, and
+    both go with the service.
+    """
     node.serve()
     assert os.stat(node.path).st_mode & 0o777 == 0o666
     pid = node.server()
@@ -128,7 +148,9 @@ def test_socket(node: Node) -> None:
 
 
 def test_deadline(node: Node) -> None:
-    """An agent that hangs costs the caller its own deadline and no more, and nobody is called unhealthy for it."""
+    """An agent that hangs costs the caller its own deadline and no more, and nobody is called
+    unhealthy for it.
+    """
     node.serve()
     node.stall.clear()
     started = time.monotonic()
@@ -159,7 +181,9 @@ def test_socket_left_behind(node: Node) -> None:
 
 @pytest.mark.parametrize("what", ["file", "listener", "no directory"])
 def test_place_taken(tmp_path: Path, what: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """A path that holds something else, or where somebody listens, is left alone, and the log says so."""
+    """A path that holds something else, or where somebody listens, is left alone, and the log says
+    so.
+    """
     node = Node(tmp_path / ("there/nvhcd.sock" if what == "no directory" else "nvhcd.sock"))
     listener = socket.socket(socket.AF_UNIX)
     if what == "file":
@@ -185,10 +209,17 @@ def test_place_taken(tmp_path: Path, what: str, capfd: pytest.CaptureFixture[str
 
 
 def test_hundred_connections(node: Node) -> None:
-    """A hundred channels that stay open are all answered, and cost the agent a verdict each second and no more."""
+    """A hundred channels that stay open are all answered, and cost the agent a verdict each second
+    and no more.
+    """
     node.serve()
     started = time.monotonic()
-    channels = [grpc.insecure_channel(f"unix://{node.path}", options=(("grpc.use_local_subchannel_pool", 1),)) for _ in range(100)]
+    channels = [
+        grpc.insecure_channel(
+            f"unix://{node.path}", options=(("grpc.use_local_subchannel_pool", 1),)
+        )
+        for _ in range(100)
+    ]
     try:
         assert all(call(channel).response.success for channel in channels)
     finally:
@@ -198,7 +229,9 @@ def test_hundred_connections(node: Node) -> None:
 
 
 def test_garbage(node: Node) -> None:
-    """Bytes that are no HTTP/2, silent connections, and messages that are no request or too long keep nobody from being answered."""
+    """Bytes that are no HTTP/2, silent connections, and messages that are no request or too long
+    keep nobody from being answered.
+    """
     node.serve()
     silent = [socket.socket(socket.AF_UNIX) for _ in range(200)]
     try:
@@ -209,8 +242,12 @@ def test_garbage(node: Node) -> None:
                 connection.sendall(os.urandom(500))
         with grpc.insecure_channel(f"unix://{node.path}") as channel:
             assert call(channel, request=b"\xff" * 1000).response.success
-            assert call(channel, request=b"a" * (1 << 20)).status is grpc.StatusCode.RESOURCE_EXHAUSTED
-            unknown: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/nvhcd.HealthCheckService/Other")
+            assert (
+                call(channel, request=b"a" * (1 << 20)).status is grpc.StatusCode.RESOURCE_EXHAUSTED
+            )
+            unknown: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+                "/nvhcd.HealthCheckService/Other"
+            )
             with pytest.raises(grpc.RpcError) as raised:
                 unknown(b"", timeout=5)
             assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -222,7 +259,9 @@ def test_garbage(node: Node) -> None:
 
 
 def test_too_many_connections(node: Node) -> None:
-    """When somebody holds all the connections there are, others wait or fail, nobody is called unhealthy, and it works again afterwards."""
+    """When somebody holds all the connections there are, others wait or fail, nobody is called
+    unhealthy, and it works again afterwards.
+    """
     node.serve()
     pid = node.server()
     held = []
@@ -247,10 +286,30 @@ def test_too_many_connections(node: Node) -> None:
 def test_server_ends_with_its_agent(tmp_path: Path) -> None:
     """A server whose agent was killed ends by itself."""
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "dshealthd.nvrx.server", str(tmp_path / "s"), str(theirs.fileno())]
+    command = [
+        sys.executable,
+        "-m",
+        "dshealthd.nvrx.server",
+        str(tmp_path / "s"),
+        str(theirs.fileno()),
+    ]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as server:
         theirs.close()
         ours.settimeout(20)
         assert ours.recv(1) == b"!"
         ours.close()
         assert server.wait(10) == 0
+
+
+def test_a_module_in_the_working_directory_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Started by hand in a user's directory, the server imports nothing from there."""
+    (tmp_path / "grpc.py").write_text("open('ran', 'w').close()\nraise SystemExit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    node = Node(tmp_path / "nvrx.sock")
+    try:
+        node.serve()
+    finally:
+        node.close()
+    assert not (tmp_path / "ran").exists()

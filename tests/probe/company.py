@@ -1,4 +1,7 @@
-"""Several nodes in one event loop: real rounds over the real peer API on 127.0.0.N, with workers that are plain fakes or real ones."""
+"""Several nodes in one event loop.
+
+Real rounds over the real peer API on 127.0.0.N, with workers that are plain fakes or real ones.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from dshealthd.probe.rounds.part import Report, Workers
+    from dshealthd.probe.rounds.active_round import Report, Workers
 
 EPOCH = 1000
 NAMES = tuple(f"127.0.0.{number}" for number in range(11, 19))
@@ -42,16 +45,18 @@ class FakeWorkers:
         """Meet the others, or do not, and never come back."""
         self.deadline = 1.0
 
-    async def run(self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]) -> list[RankResult]:
+    async def run(
+        self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
+    ) -> list[RankResult]:
         """Meet the others and return what is set."""
         self.runs += 1
-        (seat,) = job.seats
-        progress(seat.rank, Stage.STORE)
+        (rank_spec,) = job.rank_specs
+        progress(rank_spec.rank, Stage.STORE)
         outcome, stage, reason, counters = self.outcome, self.stage, self.reason, self.counters
         if self.absent:
             await asyncio.sleep(3600)
         try:
-            await store("set", f"here/{seat.rank}", b"1", self.deadline)
+            await store("set", f"here/{rank_spec.rank}", b"1", self.deadline)
             for rank in range(job.world_size):
                 assert await store("get", f"here/{rank}", None, self.deadline) == b"1"
         except (TimeoutError, StoreError):
@@ -59,10 +64,25 @@ class FakeWorkers:
         if self.silent:
             await asyncio.sleep(3600)
         timings = (
-            tuple(Timing("all_reduce", size, self.seconds, size / self.seconds) for size, _ in job.steps) if outcome is Outcome.OK else ()
+            tuple(
+                Timing("all_reduce", size, self.seconds, size / self.seconds)
+                for size, _ in job.steps
+            )
+            if outcome is Outcome.OK
+            else ()
         )
         entered, left = counters
-        return [RankResult(rank=seat.rank, outcome=outcome, stage=stage, reason=reason, timings=timings, entered=entered, left=left)]
+        return [
+            RankResult(
+                rank=rank_spec.rank,
+                outcome=outcome,
+                stage=stage,
+                reason=reason,
+                timings=timings,
+                entered=entered,
+                left=left,
+            )
+        ]
 
 
 class FakeNode:
@@ -100,13 +120,27 @@ class FakeNode:
 class Companion:
     """One node with everything that belongs to it."""
 
-    def __init__(self, name: str, names: tuple[str, ...], options: PeerOptions, ports: dict[str, int], workers: Workers | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        names: tuple[str, ...],
+        options: PeerOptions,
+        ports: dict[str, int],
+        workers: Workers | None,
+    ) -> None:
         self.name = name
         self.node = FakeNode(name, names)
         self.workers = workers
         self.reports: list[Report] = []
         self.client = PeerClient(options, name, lambda peer: (peer, ports[peer]))
-        self.rounds = Rounds(self.node, self.client, workers, self.reports.append, monotonic=time.monotonic, wall=self.wall)
+        self.rounds = Rounds(
+            self.node,
+            self.client,
+            workers,
+            self.reports.append,
+            monotonic=time.monotonic,
+            wall=self.wall,
+        )
         self.server = PeerServer(options, name, self.node.membership, self.rounds.handlers())
         self._ports = ports
 
@@ -126,7 +160,12 @@ class Companion:
         (report,) = self.reports
         return report.observation
 
-    def plan(self, *others: str, epoch: int = EPOCH, steps: tuple[tuple[int, int], ...] = ((8, 3), (4096, 3))) -> Plan:
+    def plan(
+        self,
+        *others: str,
+        epoch: int = EPOCH,
+        steps: tuple[tuple[int, int], ...] = ((8, 3), (4096, 3)),
+    ) -> Plan:
         """Return a round that this node leads."""
         kind = Kind.PAIR if len(others) == 1 else Kind.GROUP
         return Plan(
@@ -153,7 +192,11 @@ class Companion:
 
 @contextlib.asynccontextmanager
 async def company(
-    directory: Path, count: int, *, workers: Callable[[str], Workers | None] = lambda _: FakeWorkers(), keys: dict[str, str] | None = None
+    directory: Path,
+    count: int,
+    *,
+    workers: Callable[[str], Workers | None] = lambda _: FakeWorkers(),
+    keys: dict[str, str] | None = None,
 ) -> AsyncIterator[list[Companion]]:
     """Run so many nodes; `keys` gives some of them a key of their own."""
     names = NAMES[:count]
@@ -162,7 +205,13 @@ async def company(
     async with contextlib.AsyncExitStack() as stack:
         for name in names:
             key = secret(directory, f"key-{name}", (keys or {}).get(name, KEY))
-            companion = Companion(name, names, PeerOptions(listen_address=f"{name}:0", key_file=key), ports, workers(name))
+            companion = Companion(
+                name,
+                names,
+                PeerOptions(listen_address=f"{name}:0", key_file=key),
+                ports,
+                workers(name),
+            )
             await companion.open()
             stack.push_async_callback(companion.close)
             companions.append(companion)
@@ -177,9 +226,18 @@ async def all_have(companions: list[Companion], count: int = 1, seconds: float =
 
 
 def same(companions: list[Companion]) -> Observation:
-    """Return the observation that all of these nodes share: all but the time at which each ended its round."""
-    first, *rest = (replace(companion.observation, at=0.0, scores=()) for companion in companions)
-    scores = [sorted(companion.observation.scores) for companion in companions]
+    """Return the observation that all of these nodes share.
+
+    All but the time at which each ended its round, and, of a round without workers, the scores and
+    the times of the echoes, which its root alone has.
+    """
+    root, *members = sorted(companions, key=lambda one: one.reports[0].led, reverse=True)
+    first, *rest = (replace(one.observation, at=0.0, scores=()) for one in (root, *members))
+    scores = [set(companion.observation.scores) for companion in (root, *members)]
+    if first.kind is Kind.LIGHT:
+        assert all(observation.timings == () for observation in rest)
+        rest = [replace(observation, timings=first.timings) for observation in rest]
+    else:
+        assert all(score == scores[0] for score in scores)
     assert all(observation == first for observation in rest), [first, *rest]
-    assert all(score == scores[0] for score in scores)
     return first

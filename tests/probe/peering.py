@@ -1,4 +1,7 @@
-"""Two nodes with a peer listener each, in one event loop, and raw clients for one of them; run as a module, a listener in a process."""
+"""Two nodes with a peer listener each, in one event loop, and raw clients for one of them.
+
+Run as a module, a listener in a process.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from blockbuster import BlockBuster
 
-from dshealthd.options import Duration
+from dshealthd.core.options import Duration
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.contract import ABSENT, ANSWER, Claim, PeerOptions, parse_answer, request_mac
+from dshealthd.probe.peers.contract import (
+    ABSENT,
+    ANSWER,
+    Claim,
+    PeerOptions,
+    parse_answer,
+    request_mac,
+)
 from dshealthd.probe.peers.link import Head, parse_head
 from dshealthd.probe.peers.server import PeerServer
 from tests.web import certificates
@@ -56,15 +66,21 @@ def secret(directory: Path, name: str, *lines: str) -> Path:
 
 
 def make_certificates(directory: Path) -> None:
-    """Make the authority `ca`, another one `other`, from `ca` a certificate for each of `a`, `b` and `c`, and bad ones for `a` and `b`."""
+    """Make the authority `ca`, another one `other`, from `ca` a certificate for each of `a`, `b`
+    and `c`, and bad ones for `a` and `b`.
+    """
     certificates.authority(directory, "ca")
     certificates.authority(directory, "other")
     for name in ("a", "b", "c"):
-        certificates.certificate(directory, name, "ca", f"DNS:{name}.example,URI:spiffe://example/{name}")
+        certificates.certificate(
+            directory, name, "ca", f"DNS:{name}.example,URI:spiffe://example/{name}"
+        )
         certificates.certificate(directory, f"{name}-stranger", "other", f"DNS:{name}.example")
         dated(directory, f"{name}-expired", f"{name}.example", start=-200_000, end=-100_000)
         dated(directory, f"{name}-early", f"{name}.example", start=288, end=100_000)
-    certificates.certificate(directory, "wildcard", "ca", "DNS:*.example,DNS:a.example.org,email:a.example")
+    certificates.certificate(
+        directory, "wildcard", "ca", "DNS:*.example,DNS:a.example.org,email:a.example"
+    )
 
 
 def dated(directory: Path, name: str, host: str, *, start: float, end: float) -> None:
@@ -76,11 +92,41 @@ def dated(directory: Path, name: str, host: str, *, start: float, end: float) ->
         encoding="ascii",
     )
     (directory / "index").touch()
-    moments = [time.strftime("%Y%m%d%H%M%SZ", time.gmtime(time.time() + moment)) for moment in (start, end)]
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", f"{directory}/{name}.key")
+    moments = [
+        time.strftime("%Y%m%d%H%M%SZ", time.gmtime(time.time() + moment)) for moment in (start, end)
+    ]
+    key = (
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-keyout",
+        f"{directory}/{name}.key",
+    )
     openssl("req", *key, "-subj", f"/CN={name}", "-out", f"{directory}/{name}.csr")
-    signer = ("-cert", f"{directory}/ca.pem", "-keyfile", f"{directory}/ca.key", "-startdate", moments[0], "-enddate", moments[1])
-    openssl("ca", "-batch", "-notext", "-config", str(config), *signer, "-in", f"{directory}/{name}.csr", "-out", f"{directory}/{name}.pem")
+    signer = (
+        "-cert",
+        f"{directory}/ca.pem",
+        "-keyfile",
+        f"{directory}/ca.key",
+        "-startdate",
+        moments[0],
+        "-enddate",
+        moments[1],
+    )
+    openssl(
+        "ca",
+        "-batch",
+        "-notext",
+        "-config",
+        str(config),
+        *signer,
+        "-in",
+        f"{directory}/{name}.csr",
+        "-out",
+        f"{directory}/{name}.pem",
+    )
 
 
 def openssl(*arguments: str) -> None:
@@ -107,7 +153,10 @@ def keyed(key: Path, **given: Any) -> PeerOptions:
 
 def timed(given: dict[str, Any]) -> dict[str, Any]:
     """Return options with their times as the config has them."""
-    return {name: Duration(value) if name.endswith("_timeout") else value for name, value in given.items()}
+    return {
+        name: Duration(value) if name.endswith("_timeout") else value
+        for name, value in given.items()
+    }
 
 
 async def echo(_sender: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +222,10 @@ def metric(source: Any, name: str, *labels: str) -> float:
 @contextlib.asynccontextmanager
 async def listening(options: PeerOptions, me: str = "b", **given: Any) -> AsyncIterator[Node]:
     """Run a listener."""
-    members, handlers = given.pop("members", lambda: Nodes("a", "b", "c")), given.pop("handlers", {"echo": echo})
+    members, handlers = (
+        given.pop("members", lambda: Nodes("a", "b", "c")),
+        given.pop("handlers", {"echo": echo}),
+    )
     server = PeerServer(options, me, members, handlers, **given)
     await server.start()
     try:
@@ -183,7 +235,9 @@ async def listening(options: PeerOptions, me: str = "b", **given: Any) -> AsyncI
 
 
 @contextlib.asynccontextmanager
-async def calling(options: PeerOptions, port: int, me: str = "a", host: str = "127.0.0.1", **given: Any) -> AsyncIterator[PeerClient]:
+async def calling(
+    options: PeerOptions, port: int, me: str = "a", host: str = "127.0.0.1", **given: Any
+) -> AsyncIterator[PeerClient]:
     """Make a client that finds every node at one place."""
     client = PeerClient(options, me, lambda _: (host, port), **given)
     try:
@@ -195,7 +249,7 @@ async def calling(options: PeerOptions, port: int, me: str = "a", host: str = "1
 def run(scene: Coroutine[Any, Any, None]) -> None:
     """Run a scene; a blocking call in its event loop is an error."""
     guard = BlockBuster("dshealthd")
-    guard.functions["os.listdir"].can_block_in("web/limits.py", "keep_descriptors")
+    guard.functions["os.listdir"].can_block_in("http/connection_limiter.py", "keep_descriptors")
     for name in ("os.stat", "os.path.islink", "io.BufferedReader.read", "os.read"):
         if name in guard.functions:
             guard.functions[name].can_block_in("probe/peers/credentials.py", "__init__")
@@ -206,15 +260,26 @@ def run(scene: Coroutine[Any, Any, None]) -> None:
         guard.deactivate()
 
 
-def request(claim: Claim | None, body: bytes, path: str = ECHO, method: str = "POST", extra: str = "") -> bytes:
+def request(
+    claim: Claim | None, body: bytes, path: str = ECHO, method: str = "POST", extra: str = ""
+) -> bytes:
     """Return a request as bytes."""
-    head = f"{method} {path} HTTP/1.1\r\nHost: b\r\n" + (f"Authorization: {claim}\r\n" if claim else "")
+    head = f"{method} {path} HTTP/1.1\r\nHost: b\r\n" + (
+        f"Authorization: {claim}\r\n" if claim else ""
+    )
     if "content-length" not in extra.lower():
         head += f"Content-Length: {len(body)}\r\n"
     return (head + extra + "\r\n").encode() + body
 
 
-def signed(nonce: str, body: bytes, key: str = KEY, sender: str = "a", receiver: str = "b", path: str = ECHO) -> Claim:
+def signed(
+    nonce: str,
+    body: bytes,
+    key: str = KEY,
+    sender: str = "a",
+    receiver: str = "b",
+    path: str = ECHO,
+) -> Claim:
     """Return the claim of a request that is signed as a client signs it."""
     claim = Claim(sender, receiver, nonce, CHALLENGE)
     return Claim(sender, receiver, nonce, CHALLENGE, request_mac(key.encode(), path, body, claim))
@@ -265,19 +330,28 @@ async def connected(node: Node) -> AsyncIterator[Raw]:
 
 
 @contextlib.asynccontextmanager
-async def impersonating(serve: Callable[[AsyncIterator[bytes], asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[int]:
-    """Listen as somebody else would; `serve` is given each connection's requests. Gives the port."""
+async def impersonating(
+    serve: Callable[[AsyncIterator[bytes], asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[int]:
+    """Listen as somebody else would; `serve` is given each connection's requests.
+
+    Gives the port.
+    """
 
     async def requests(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
-            yield head + await reader.readexactly(int(head.partition(b"Content-Length: ")[2].split(b"\r")[0]))
+            yield head + await reader.readexactly(
+                int(head.partition(b"Content-Length: ")[2].split(b"\r")[0])
+            )
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+        with contextlib.suppress(
+            asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError
+        ):
             try:
                 await serve(requests(reader), writer)
             finally:
@@ -293,12 +367,21 @@ async def impersonating(serve: Callable[[AsyncIterator[bytes], asyncio.StreamWri
 
 
 @contextlib.contextmanager
-def listener_process(options: dict[str, Any], environment: dict[str, str] | None = None) -> Iterator[tuple[int, int, dict[str, float]]]:
-    """Run this module as a process; gives port, pid, and a dictionary that has the process's own metrics after it has ended."""
+def listener_process(
+    options: dict[str, Any], environment: dict[str, str] | None = None
+) -> Iterator[tuple[int, int, dict[str, float]]]:
+    """Run this module as a process; gives port, pid, and a dictionary that has the process's own
+    metrics after it has ended.
+    """
     command = [sys.executable, "-m", __name__, json.dumps(options)]
     metrics: dict[str, float] = {}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        command,
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
@@ -317,10 +400,19 @@ async def _serve_until_closed(given: dict[str, Any]) -> None:
     closed = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), closed.set)
     paths = {name: Path(value) for name, value in given.items() if name.endswith("_file")}
-    async with listening(PeerOptions(**timed({"listen_address": "127.0.0.1:0", **given, **paths}))) as node:
+    async with listening(
+        PeerOptions(**timed({"listen_address": "127.0.0.1:0", **given, **paths}))
+    ) as node:
         print(node.port, flush=True)
         await closed.wait()
-        print(json.dumps({".".join((sample.metric.name, *sample.labels)): sample.value for sample in node.server.samples()}))
+        print(
+            json.dumps(
+                {
+                    ".".join((sample.metric.name, *sample.labels)): sample.value
+                    for sample in node.server.samples()
+                }
+            )
+        )
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """A probe worker that goes wrong: the real one, whose seat's `adapter` says what to do to whom.
 
-`stage:NAME:ACTION` acts as a stage begins, `collective:N:ACTION` before the Nth all-reduce. This file is the tests' own; the worker that
-ships knows no such thing.
+`stage:NAME:ACTION` acts as a stage begins, `collective:N:ACTION` before the Nth all-reduce. This
+file is the tests' own; the worker that ships knows no such thing.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ class Round(worker.Round):  # type: ignore[name-defined,misc] # a module that wa
         plan[:] = job["adapter"].split(":")
 
 
-worker.__dict__.update(Round=Round, all_reduce=all_reduce, versions=versions, prepare_environment=prepare_environment)
+worker.__dict__.update(
+    Round=Round, all_reduce=all_reduce, versions=versions, prepare_environment=prepare_environment
+)
 worker.Agent.stage = stage
 
 if os.environ.get("SABOTEUR") == "threads":

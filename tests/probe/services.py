@@ -1,4 +1,7 @@
-"""Several agents' probes in one event loop, each on an address of its own: 127.0.0.N, all on the same port."""
+"""Several agents' probes in one event loop, each on an address of its own.
+
+127.0.0.N, all on the same port.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,21 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.collectors import gpu_bus, gpu_processes
-from dshealthd.host import Host
-from dshealthd.options import Duration
+from dshealthd.core.host import Host
+from dshealthd.core.options import Duration
+from dshealthd.core.result import Outcome, Result, not_available
+from dshealthd.core.snapshot import Snapshot
 from dshealthd.probe.members.membership import MembershipOptions
 from dshealthd.probe.options import PolicyOptions, ProbeOptions
 from dshealthd.probe.peers.contract import PeerOptions
 from dshealthd.probe.service import Service
-from dshealthd.result import Outcome, Result, not_available
-from dshealthd.snapshot import Snapshot
 from tests.probe.peering import KEY, secret
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
     from pathlib import Path
 
-    from dshealthd.collector import Sample
+    from dshealthd.core.collector import Sample
 
 PERIOD = 1.0
 NAMES = tuple(f"127.0.0.{number}" for number in range(21, 29))
@@ -37,7 +40,10 @@ def free_port() -> int:
 
 
 def snapshot(gpus: Mapping[str, float] | None = None) -> Snapshot:
-    """Return what the collectors saw: compute processes by GPU; without any, a machine without GPUs."""
+    """Return what the collectors saw: compute processes by GPU.
+
+    Without any, a machine without GPUs.
+    """
     shot = Snapshot(time.monotonic, time.time)
     for name in ("gpu_processes", "gpu_bus"):
         shot.expect(name, 1000.0)
@@ -45,7 +51,9 @@ def snapshot(gpus: Mapping[str, float] | None = None) -> Snapshot:
         shot.put("gpu_processes", not_available("no NVIDIA GPU"))
         shot.put("gpu_bus", not_available("no NVIDIA GPU"))
     else:
-        found = tuple(gpu_processes.PROCESSES(count, gpu, f"GPU-{gpu}") for gpu, count in gpus.items())
+        found = tuple(
+            gpu_processes.PROCESSES(count, gpu, f"GPU-{gpu}") for gpu, count in gpus.items()
+        )
         shot.put("gpu_processes", Result(Outcome.OK, found))
         shot.put("gpu_bus", Result(Outcome.OK, (gpu_bus.EXPECTED(float(len(gpus))),)))
     return shot
@@ -57,19 +65,33 @@ class Agent:
     def __init__(self, options: ProbeOptions, state: Path, shot: Snapshot) -> None:
         self.name = options.members.name
         self.clock_off = 0.0
-        self.service = Service(options, host=Host(), state=state, snapshot=shot, monotonic=time.monotonic, wall=self.wall)
+        self.service = Service(
+            options,
+            host=Host(),
+            state=state,
+            snapshot=shot,
+            monotonic=time.monotonic,
+            wall=self.wall,
+        )
 
     def wall(self) -> float:
         """Return this node's idea of the time."""
         return time.time() + self.clock_off
 
     def value(self, name: str, *labels: str) -> float:
-        """Return the sum of the series of a metric that begin with these labels; 0 where there are none."""
-        return sum(sample.value for sample in self.all(name) if sample.labels[: len(labels)] == labels)
+        """Return the sum of the series of a metric that begin with these labels.
+
+        0 where there are none.
+        """
+        return sum(
+            sample.value for sample in self.all(name) if sample.labels[: len(labels)] == labels
+        )
 
     def all(self, name: str) -> list[Sample]:
         """Return the series of a metric."""
-        return [sample for sample in self.service.samples() if sample.metric.name == f"dshealthd_{name}"]
+        return [
+            sample for sample in self.service.samples() if sample.metric.name == f"dshealthd_{name}"
+        ]
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
@@ -92,7 +114,10 @@ async def agents(
     keys: Mapping[str, str] | None = None,
     clocks: Mapping[str, float] | None = None,
 ) -> AsyncIterator[list[Agent]]:
-    """Run so many agents. They are started shortly after an epoch has begun, so that all have the next one."""
+    """Run so many agents.
+
+    They are started shortly after an epoch has begun, so that all have the next one.
+    """
     names, port = NAMES[:count], free_port()
     await asyncio.sleep((0.2 - time.time()) % PERIOD)
     started: list[Agent] = []
@@ -103,7 +128,10 @@ async def agents(
             options = ProbeOptions(
                 period=Duration(PERIOD),
                 members=MembershipOptions(nodes=names, name=name),
-                peer=PeerOptions(listen_address=f"{name}:{port}", key_file=secret(state, "key", (keys or {}).get(name, KEY))),
+                peer=PeerOptions(
+                    listen_address=f"{name}:{port}",
+                    key_file=secret(state, "key", (keys or {}).get(name, KEY)),
+                ),
                 policy=PolicyOptions(),
             )
             agent = Agent(change(options), state, (shots or {}).get(name) or snapshot())

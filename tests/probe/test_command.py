@@ -42,7 +42,9 @@ def run(scene: Coroutine[Any, Any, None]) -> None:
 
 
 def test_local() -> None:
-    """Without any configuration it runs on this machine, tells its stages on standard error, and prints nccl-tests' columns."""
+    """Without any configuration it runs on this machine, tells its stages on standard error, and
+    prints nccl-tests' columns.
+    """
     done = dshealthd("probe", "--size", "8,32K,1M", "--repetitions", "5")
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith("  ")]
@@ -54,12 +56,19 @@ def test_local() -> None:
     microseconds, algorithm, bus = map(float, lines[-1][4:])
     assert algorithm == pytest.approx(1048576 / microseconds / 1e3, rel=0.01)
     assert bus == pytest.approx(algorithm, rel=0.01)  # 2(n-1)/n is 1 for two ranks
-    assert done.stderr.index("store") < done.stderr.index("sizes 1 of 3") < done.stderr.index("sizes 3 of 3") < done.stderr.index("verify")
+    assert (
+        done.stderr.index("store")
+        < done.stderr.index("sizes 1 of 3")
+        < done.stderr.index("sizes 3 of 3")
+        < done.stderr.index("verify")
+    )
     assert "# outcome: ok" in done.stdout
 
 
 def test_local_json() -> None:
-    """`--json` prints one document with seconds and bytes per second, and nothing else on standard output."""
+    """`--json` prints one document with seconds and bytes per second, and nothing else on standard
+    output.
+    """
     done = dshealthd("probe", "--size", "4096", "--repetitions", "3", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -86,8 +95,14 @@ def test_no_torch() -> None:
         (("--size", "2G"), '--size: "2G" is not'),
         (("--repetitions", "0"), "--repetitions: must be from 1 to 1000"),
         (("--kind", "pair"), "--kind: pair needs a hostfile, or members in the configuration"),
-        (("--hostfile", "/nonexistent"), "probe.peer: between nodes their agents' key and address are needed"),
-        (("--kind", "local", "--hostfile", "/nonexistent"), "--kind: local is of this machine alone"),
+        (
+            ("--hostfile", "/nonexistent"),
+            "probe.peer: between nodes their agents' key and address are needed",
+        ),
+        (
+            ("--kind", "local", "--hostfile", "/nonexistent"),
+            "--kind: local is of this machine alone",
+        ),
     ],
 )
 def test_bad_usage(flags: tuple[str, ...], message: str) -> None:
@@ -114,7 +129,9 @@ def hostfile(directory: Path, names: tuple[str, ...]) -> str:
 
 
 def test_matrix(tmp_path: Path) -> None:
-    """Every pair of a hostfile is probed once through the agents, each result is told as it comes, and the matrix names who is gone."""
+    """Every pair of a hostfile is probed once through the agents, each result is told as it comes,
+    and the matrix names who is gone.
+    """
 
     async def scene() -> None:
         async with agents(tmp_path, 3) as (one, two, gone):
@@ -122,13 +139,28 @@ def test_matrix(tmp_path: Path) -> None:
             await gone.service.close()
             told: list[str] = []
             names = NAMES[:3]
-            document = await command.between(config(one, one.name), "test", hostfile(tmp_path, names), Kind.PAIR, ((8, 3),), told.append)
+            document = await command.between(
+                config(one, one.name),
+                "test",
+                hostfile(tmp_path, names),
+                Kind.PAIR,
+                ((8, 3),),
+                told.append,
+            )
             found = {frozenset(entry["members"]): entry for entry in document["rounds"]}
             assert len(told) == len(found) == 3
             well = found[frozenset((one.name, two.name))]
-            assert (well["outcome"], well["kind"], well["reason"]) == (Outcome.OK, Kind.LIGHT, "no_python")
-            assert {found[frozenset((name, gone.name))]["outcome"] for name in (one.name, two.name)} == {Outcome.REFUSED}
-            assert all(gone.name in entry["late"] for pair, entry in found.items() if gone.name in pair)
+            assert (well["outcome"], well["kind"], well["reason"]) == (
+                Outcome.OK,
+                Kind.LIGHT,
+                "no_python",
+            )
+            assert {
+                found[frozenset((name, gone.name))]["outcome"] for name in (one.name, two.name)
+            } == {Outcome.REFUSED}
+            assert all(
+                gone.name in entry["late"] for pair, entry in found.items() if gone.name in pair
+            )
             assert document["outcome"] is Outcome.REFUSED
             text = command.show_pairs(document)
             assert text.count("refused") >= 5
@@ -139,15 +171,22 @@ def test_matrix(tmp_path: Path) -> None:
 
 
 def test_light_and_group_on_demand(tmp_path: Path) -> None:
-    """A light matrix touches no GPU and has no reason to excuse; a group is one round of all nodes."""
+    """A light matrix touches no GPU and has no reason to excuse.
+
+    A group is one round of all nodes.
+    """
 
     async def scene() -> None:
         async with agents(tmp_path, 3) as members:
             await until(lambda: all(agent.value("probe_up") for agent in members))
-            light = await command.between(config(members[0]), "test", None, Kind.LIGHT, (), lambda _: None)
+            light = await command.between(
+                config(members[0]), "test", None, Kind.LIGHT, (), lambda _: None
+            )
             assert light["outcome"] is Outcome.OK
             assert [entry["reason"] for entry in light["rounds"]] == [""] * 3
-            group = await command.between(config(members[0]), "test", None, Kind.GROUP, ((8, 3),), lambda _: None)
+            group = await command.between(
+                config(members[0]), "test", None, Kind.GROUP, ((8, 3),), lambda _: None
+            )
             (entry,) = group["rounds"]
             assert sorted(entry["members"]) == list(NAMES[:3])
             assert entry["outcome"] is Outcome.OK
@@ -161,13 +200,22 @@ def test_no_member(tmp_path: Path) -> None:
     async def scene() -> None:
         async with agents(tmp_path, 2) as members:
             with pytest.raises(ConfigError, match="is none of the 1 members"):
-                await command.between(config(members[0], NAMES[0]), "test", hostfile(tmp_path, (NAMES[1],)), Kind.PAIR, (), print)
+                await command.between(
+                    config(members[0], NAMES[0]),
+                    "test",
+                    hostfile(tmp_path, (NAMES[1],)),
+                    Kind.PAIR,
+                    (),
+                    print,
+                )
 
     run(scene())
 
 
 def test_exit_statuses() -> None:
-    """Every outcome has a status of its own, none is that of bad usage, and of several the worst counts."""
+    """Every outcome has a status of its own, none is that of bad usage, and of several the worst
+    counts.
+    """
     assert set(report.EXIT) == set(Outcome) == set(report.WORST)
     assert len(set(report.EXIT.values())) == len(Outcome)
     assert 2 not in report.EXIT.values()
@@ -176,9 +224,14 @@ def test_exit_statuses() -> None:
 
 
 def test_gpus_alone_are_all_listed() -> None:
-    """In a local probe a collective has one line, the slowest rank's, and what a GPU does alone one line for each GPU."""
+    """In a local probe a collective has one line, the slowest rank's, and what a GPU does alone one
+    line for each GPU.
+    """
     timings = (
-        *(Timing("all_reduce", 8, seconds, 1.0, part) for part, seconds in (("0", 1e-5), ("1", 2e-5))),
+        *(
+            Timing("all_reduce", 8, seconds, 1.0, part)
+            for part, seconds in (("0", 1e-5), ("1", 2e-5))
+        ),
         *(Timing("matrix_product", 64, 1e-3, 1.0, part) for part in ("1", "0")),
     )
     found = command.replace_parts(Findings(Outcome.OK, Stage.DONE, timings))
@@ -193,6 +246,8 @@ def test_torch_stays_out_of_the_command() -> None:
     """The command itself imports no torch; its workers do."""
     code = "import sys, dshealthd.probe.command, dshealthd.probe.service; print('torch' in sys.modules)"
     started = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "False"
     assert time.monotonic() - started < 20

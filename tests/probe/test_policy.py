@@ -7,11 +7,23 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dshealthd.collector import Reason
+from dshealthd.core.collector import Reason
+from dshealthd.core.result import failed, not_available
+from dshealthd.core.snapshot import Snapshot
 from dshealthd.probe.options import PolicyOptions
-from dshealthd.probe.policy import BUSY, DUTY, NEVER, RELEASED, SAVED, UNKNOWN, WINDOW, Account, Gpus, Policy, in_window
-from dshealthd.result import failed, not_available
-from dshealthd.snapshot import Snapshot
+from dshealthd.probe.policy import (
+    BUSY,
+    DUTY,
+    NEVER,
+    RELEASED,
+    SAVED,
+    UNKNOWN,
+    WINDOW,
+    Account,
+    Gpus,
+    Policy,
+    in_window,
+)
 from tests.probe.peering import Time
 from tests.probe.services import snapshot
 
@@ -19,7 +31,9 @@ from tests.probe.services import snapshot
 def policy(shot: Snapshot, clock: Time | None = None, **given: str) -> Policy:
     """Return a policy over what the collectors saw."""
     options = PolicyOptions(**given)  # type: ignore[arg-type] # options by name
-    return Policy(options, Gpus(shot, time.monotonic), Account(options.duty_ratio, clock or Time()), time.time)
+    return Policy(
+        options, Gpus(shot, time.monotonic), Account(options.duty_ratio, clock or Time()), time.time
+    )
 
 
 def test_idle() -> None:
@@ -36,7 +50,9 @@ def test_no_gpus_is_idle() -> None:
 
 
 def test_unknown_counts_as_busy() -> None:
-    """A collector that fails, that is off, that has not run yet, or that misses a GPU leaves the GPUs alone."""
+    """A collector that fails, that is off, that has not run yet, or that misses a GPU leaves the
+    GPUs alone.
+    """
     failing = snapshot({"0": 0})
     failing.put("gpu_processes", failed(Reason.TIMEOUT, "hangs"))
     off = snapshot({"0": 0})
@@ -58,7 +74,10 @@ def test_released_gpus_are_not_used() -> None:
 
 
 def test_own_workers_do_not_count() -> None:
-    """A sample that was taken while this node's own workers ran has one process on each GPU; a second one is somebody's."""
+    """A sample that was taken while this node's own workers ran has one process on each GPU.
+
+    A second one is somebody's.
+    """
     for processes, expected in ((1, ""), (2, BUSY)):
         shot = snapshot({"0": processes})
         gpus = Gpus(shot, time.monotonic)
@@ -81,24 +100,31 @@ def test_own_workers_do_not_count() -> None:
     ],
 )
 def test_window(window: str, moment: str, inside: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """The window is daily and in UTC, begins with its first minute, ends before its last, and may go over midnight."""
+    """The window is daily and in UTC, begins with its first minute, ends before its last, and may
+    go over midnight.
+    """
     now = datetime.fromisoformat(f"2026-03-01T{moment}:00").replace(tzinfo=UTC).timestamp()
     options = PolicyOptions(window=window)
     assert list(options.check()) == []
     assert in_window(options.minutes, now) is inside
-    assert Policy(options, Gpus(snapshot(), time.monotonic), Account(1, Time()), lambda: now).objection(scheduled=True) == (
-        "" if inside else WINDOW
-    )
+    assert Policy(
+        options, Gpus(snapshot(), time.monotonic), Account(1, Time()), lambda: now
+    ).objection(scheduled=True) == ("" if inside else WINDOW)
 
 
-@pytest.mark.parametrize("window", ["22-4", "24:00-04:00", "22:00-04:60", "22:00 04:00", "٢٢:00-04:00"])
+@pytest.mark.parametrize(
+    "window", ["22-4", "24:00-04:00", "22:00-04:60", "22:00 04:00", "٢٢:00-04:00"]
+)
 def test_bad_window(window: str) -> None:
     """What is no window is named."""
     assert [key for key, _ in PolicyOptions(window=window).check()] == ["window"]
 
 
 def test_duty() -> None:
-    """Scheduled rounds use at most their share of GPU time; one that was expensive is paid off by light ones. On demand is free of it."""
+    """Scheduled rounds use at most their share of GPU time.
+
+    One that was expensive is paid off by light ones. On demand is free of it.
+    """
     clock = Time()
     options = PolicyOptions()
     account = Account(options.duty_ratio, clock)

@@ -1,4 +1,7 @@
-"""The probes of several agents together: who meets whom in each epoch, what is exported of it, and what happens when agents go."""
+"""The probes of several agents together.
+
+Who meets whom in each epoch, what is exported of it, and what happens when agents go.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.exposition import Format, render
-from dshealthd.options import Duration
-from dshealthd.probe.epochs import JITTER, jitter
+from dshealthd.core.exposition import Format, render
+from dshealthd.core.options import Duration
 from dshealthd.probe.members.membership import MembershipOptions
 from dshealthd.probe.options import PolicyOptions, ProbeOptions
+from dshealthd.probe.slots import JITTER, jitter
 from tests.agents import running
 from tests.probe.peering import KEY, OTHER_KEY, run, secret
 from tests.probe.services import NAMES, PERIOD, agents, free_port, snapshot, until
@@ -29,19 +32,35 @@ if TYPE_CHECKING:
 
 def partners(agent: Agent, epoch: int) -> list[str]:
     """Return whom a node met in rounds of an epoch that went well."""
-    found = [entry for entry in agent.rounds if entry["epoch"] == epoch and entry["outcome"] == "ok"]
+    found = [
+        entry for entry in agent.rounds if entry["epoch"] == epoch and entry["outcome"] == "ok"
+    ]
     return [name for entry in found for name in entry["members"] if name != agent.name]
 
 
 def epochs(members: Sequence[Agent]) -> list[int]:
-    """Return the epochs in which all of these nodes have had a round that went well, first one first."""
+    """Return the epochs in which all of these nodes have had a round that went well, first one
+    first.
+    """
     return sorted(
-        set.intersection(*({entry["epoch"] for entry in agent.rounds if entry["outcome"] == "ok" and entry["epoch"]} for agent in members))
+        set.intersection(
+            *(
+                {
+                    entry["epoch"]
+                    for entry in agent.rounds
+                    if entry["outcome"] == "ok" and entry["epoch"]
+                }
+                for agent in members
+            )
+        )
     )
 
 
 def test_every_pair_meets(tmp_path: Path) -> None:
-    """Four nodes have one round an epoch, all in pairs, each pair in one of three epochs; nothing is accused, no GPU is asked for."""
+    """Four nodes have one round an epoch, all in pairs, each pair in one of three epochs.
+
+    Nothing is accused, no GPU is asked for.
+    """
 
     async def scene() -> None:
         async with agents(tmp_path, 4) as members:
@@ -53,8 +72,12 @@ def test_every_pair_meets(tmp_path: Path) -> None:
                     met.add(frozenset((agent.name, partner)))
             assert len(met) == 6
             for agent in members:
-                assert agent.value("probe_rounds_total", "light", "ok") == agent.value("probe_rounds_total")
-                assert agent.value("probe_skips_total", "no_python") == agent.value("probe_rounds_total")
+                assert agent.value("probe_rounds_total", "light", "ok") == agent.value(
+                    "probe_rounds_total"
+                )
+                assert agent.value("probe_skips_total", "no_python") == agent.value(
+                    "probe_rounds_total"
+                )
                 assert agent.suspects == []
                 assert agent.value("probe_up") == 1
                 assert agent.value("members") == 4
@@ -65,7 +88,9 @@ def test_every_pair_meets(tmp_path: Path) -> None:
 
 
 async def survive(members: Sequence[Agent]) -> None:
-    """End all agents but the last two at once, and require that those have found each other by the end of the next epoch."""
+    """End all agents but the last two at once, and require that those have found each other by the
+    end of the next epoch.
+    """
     await until(lambda: len(epochs(members)) >= 1)
     *gone, one, two = members
     await asyncio.gather(*(agent.service.close() for agent in gone))
@@ -77,7 +102,9 @@ async def survive(members: Sequence[Agent]) -> None:
 
 
 def test_half_the_agents_gone(tmp_path: Path) -> None:
-    """When half of the agents end at once, the survivors have found each other by the end of the next epoch, and say who is gone."""
+    """When half of the agents end at once, the survivors have found each other by the end of the
+    next epoch, and say who is gone.
+    """
 
     async def scene() -> None:
         async with agents(tmp_path, 4) as members:
@@ -85,7 +112,9 @@ def test_half_the_agents_gone(tmp_path: Path) -> None:
             *gone, one, _ = members
             names = {agent.name for agent in gone}
             await until(lambda: {entry["component"] for entry in one.suspects} == names)
-            assert {(entry["kind"], entry["reason"]) for entry in one.suspects} == {("node", "refused")}
+            assert {(entry["kind"], entry["reason"]) for entry in one.suspects} == {
+                ("node", "refused")
+            }
 
     run(scene())
 
@@ -105,7 +134,12 @@ def test_odd_one_rests(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with agents(tmp_path, 3) as members:
-            await until(lambda: all(agent.value("probe_skips_total", "resting") and agent.rounds for agent in members))
+            await until(
+                lambda: all(
+                    agent.value("probe_skips_total", "resting") and agent.rounds
+                    for agent in members
+                )
+            )
 
     run(scene())
 
@@ -115,29 +149,43 @@ def test_busy_gpu(tmp_path: Path) -> None:
 
     async def scene() -> None:
         change = lambda options: replace(options, python=Path("/nonexistent/python"))  # noqa: E731
-        async with agents(tmp_path, 2, change=change, shots={NAMES[0]: snapshot({"0": 1.0})}) as members:
+        async with agents(
+            tmp_path, 2, change=change, shots={NAMES[0]: snapshot({"0": 1.0})}
+        ) as members:
             await until(lambda: all(len(agent.rounds) >= 2 for agent in members))
             for agent in members:
                 # A local round may have been due as well; it was declined.
-                assert {entry["kind"] for entry in agent.rounds if entry["outcome"] == "ok"} == {"light"}
+                assert {entry["kind"] for entry in agent.rounds if entry["outcome"] == "ok"} == {
+                    "light"
+                }
             await until(lambda: members[0].value("probe_skips_total", "busy_gpu"))
 
     asyncio.run(asyncio.wait_for(scene(), 60))
 
 
 def test_clock_off(tmp_path: Path) -> None:
-    """A node whose clock is 288 s ahead is declined for that, is named with the reason by the others, and sees its own offset; no hang."""
+    """A node whose clock is 288 s ahead is declined for that, is named with the reason by the
+    others, and sees its own offset; no hang.
+    """
 
     async def scene() -> None:
         async with agents(tmp_path, 3, clocks={NAMES[2]: 288.0}) as (one, two, off):
             await until(
                 lambda: any(
-                    sample.labels == (off.name, "clock_differs") for agent in (one, two) for sample in agent.all("probe_peer_disagrees")
+                    sample.labels == (off.name, "clock_differs")
+                    for agent in (one, two)
+                    for sample in agent.all("probe_peer_disagrees")
                 )
             )
             await until(lambda: off.value("probe_clock_offset_seconds", "median") != 0)
             assert off.value("probe_clock_offset_seconds", "median") == pytest.approx(-288, abs=1)
-            await until(lambda: any(name == two.name for epoch in epochs([one, two]) for name in partners(one, epoch)))
+            await until(
+                lambda: any(
+                    name == two.name
+                    for epoch in epochs([one, two])
+                    for name in partners(one, epoch)
+                )
+            )
 
     run(scene())
 
@@ -156,12 +204,16 @@ def test_wrong_key(tmp_path: Path) -> None:
 
 
 def test_members_differ(tmp_path: Path) -> None:
-    """A node with another list of members is told so, by the reason and by the hash that it exports."""
+    """A node with another list of members is told so, by the reason and by the hash that it
+    exports.
+    """
 
     async def scene() -> None:
         def change(options: ProbeOptions) -> ProbeOptions:
             mine = NAMES[:3] if options.members.name == NAMES[1] else NAMES[:2]
-            return replace(options, members=MembershipOptions(nodes=mine, name=options.members.name))
+            return replace(
+                options, members=MembershipOptions(nodes=mine, name=options.members.name)
+            )
 
         async with agents(tmp_path, 2, change=change) as (one, two):
             await until(lambda: one.value("probe_peer_disagrees", two.name, "members_differ"))
@@ -172,7 +224,10 @@ def test_members_differ(tmp_path: Path) -> None:
 
 
 def test_hostfile_is_read_again(tmp_path: Path) -> None:
-    """A hostfile that changes is taken over by the next epoch; one that is bad changes nothing but the metric and the detail."""
+    """A hostfile that changes is taken over by the next epoch.
+
+    One that is bad changes nothing but the metric and the detail.
+    """
     hostfile = tmp_path / "hostfile"
 
     def write(*names: str) -> None:
@@ -180,7 +235,9 @@ def test_hostfile_is_read_again(tmp_path: Path) -> None:
 
     async def scene() -> None:
         write(*NAMES[:2])
-        change = lambda options: replace(options, members=MembershipOptions(hostfile=hostfile, name=options.members.name))  # noqa: E731
+        change = lambda options: replace(  # noqa: E731
+            options, members=MembershipOptions(hostfile=hostfile, name=options.members.name)
+        )
         async with agents(tmp_path, 2, change=change) as (one, two):
             await until(lambda: epochs([one, two]))
             before = one.value("members_hash")
@@ -194,13 +251,17 @@ def test_hostfile_is_read_again(tmp_path: Path) -> None:
             write(*NAMES[:2])
             one.service.reload()
             two.service.reload()
-            await until(lambda: one.value("members_hash") == before == two.value("members_hash"), 3.0)
+            await until(
+                lambda: one.value("members_hash") == before == two.value("members_hash"), 3.0
+            )
 
     run(scene())
 
 
 def test_waits_for_what_is_missing(tmp_path: Path) -> None:
-    """Without a usable key the probes are down with the reason, and begin by themselves when it is there."""
+    """Without a usable key the probes are down with the reason, and begin by themselves when it is
+    there.
+    """
 
     async def scene() -> None:
         async with agents(tmp_path, 2) as (one, two):
@@ -219,14 +280,28 @@ def test_waits_for_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_real_workers(tmp_path: Path) -> None:
-    """With an interpreter that has torch the rounds are collectives, and what they told is kept over a restart."""
+    """With an interpreter that has torch the rounds are collectives, and what they told is kept
+    over a restart.
+    """
 
     async def scene() -> None:
-        change = lambda options: replace(options, python=Path(sys.executable), period=Duration(2.0), large_every=0)  # noqa: E731
+        change = lambda options: replace(  # noqa: E731
+            options, python=Path(sys.executable), period=Duration(2.0), large_every=0
+        )
         async with agents(tmp_path, 2, change=change) as members:
-            await until(lambda: all(agent.value("probe_rounds_total", "pair", "ok") >= 2 for agent in members), 40.0)
+            await until(
+                lambda: all(
+                    agent.value("probe_rounds_total", "pair", "ok") >= 2 for agent in members
+                ),
+                40.0,
+            )
             one = members[0]
-            assert one.value("probe_bus_bandwidth_bytes_per_second", "pair", "gloo", "all_reduce", "65536") > 0
+            assert (
+                one.value(
+                    "probe_bus_bandwidth_bytes_per_second", "pair", "gloo", "all_reduce", "65536"
+                )
+                > 0
+            )
             assert one.value("probe_gpu_seconds_total") == 0
             assert one.suspects == []
             text = render(one.service.samples(), Format.PROMETHEUS)
@@ -240,18 +315,26 @@ def test_real_workers(tmp_path: Path) -> None:
 def test_window_makes_all_rounds_light(tmp_path: Path) -> None:
     """Outside of the maintenance window rounds are light ones."""
     minute = time.gmtime(time.time() + 7200)
-    window = f"{minute.tm_hour:02}:{minute.tm_min:02}-{minute.tm_hour:02}:{(minute.tm_min + 1) % 60:02}"
+    window = (
+        f"{minute.tm_hour:02}:{minute.tm_min:02}-{minute.tm_hour:02}:{(minute.tm_min + 1) % 60:02}"
+    )
 
     async def scene() -> None:
-        change = lambda options: replace(options, python=Path(sys.executable), policy=PolicyOptions(window=window))  # noqa: E731
+        change = lambda options: replace(  # noqa: E731
+            options, python=Path(sys.executable), policy=PolicyOptions(window=window)
+        )
         async with agents(tmp_path, 2, change=change) as members:
-            await until(lambda: all(agent.value("probe_skips_total", "closed_window") for agent in members))
+            await until(
+                lambda: all(agent.value("probe_skips_total", "closed_window") for agent in members)
+            )
 
     asyncio.run(asyncio.wait_for(scene(), 60))
 
 
 def test_starts_are_spread() -> None:
-    """The groups of an epoch start at different moments within a second, and all members of a group know theirs."""
+    """The groups of an epoch start at different moments within a second, and all members of a group
+    know theirs.
+    """
     moments = [jitter(7, (f"node{n}", f"node{n + 1}"), 10.0) for n in range(0, 1000, 2)]
     assert all(0 <= moment < JITTER for moment in moments)
     assert max(sum(int(moment * 100) == slot for moment in moments) for slot in range(100)) <= 20
@@ -259,7 +342,10 @@ def test_starts_are_spread() -> None:
 
 
 def test_in_the_agent(tmp_path: Path) -> None:
-    """A running agent with a section `probe` exports it and shows it in its status; without, it shows that probes are off."""
+    """A running agent with a section `probe` exports it and shows it in its status.
+
+    Without, it shows that probes are off.
+    """
     with running(tmp_path) as agent:
         assert json.loads(agent.get("/api/v1/status"))["probe"] == {"state": "off"}
     secret(tmp_path, "key", KEY)
@@ -274,7 +360,9 @@ def test_in_the_agent(tmp_path: Path) -> None:
         key_file = "{tmp_path}/key"
     """
     with running(tmp_path, config) as agent:
-        scrape = agent.wait(lambda s: s.value("dshealthd_probe_rounds_total", kind="light", outcome="refused"))
+        scrape = agent.wait(
+            lambda s: s.value("dshealthd_probe_rounds_total", kind="light", outcome="refused")
+        )
         assert scrape.value("dshealthd_members") == 2
         status = json.loads(agent.get("/api/v1/status"))["probe"]
         assert (status["state"], status["name"], status["members"]) == ("ok", "127.0.0.31", 2)

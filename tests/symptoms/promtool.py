@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent.parent
-RULES = [ROOT / "deploy/prometheus" / name for name in ("thresholds.yml", "recording.yml", "alerts.yml")]
+RULES = [
+    ROOT / "deploy/prometheus" / name for name in ("thresholds.yml", "recording.yml", "alerts.yml")
+]
 FILES = sorted(Path(__file__).parent.glob("*.yml"))
 _ALERT = re.compile(r'alertname="(\w+)"')
 _NAME = re.compile(r"\bdshealthd(?::\w+)+|\bDshealthd\w+")
@@ -33,7 +35,9 @@ class Expectation(NamedTuple):
 
 def promtool(*arguments: str | Path) -> str:
     """Run promtool and return what it prints; AssertionError with that if it fails."""
-    done = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(
+        ["promtool", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=100
+    )
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-20_000:]
     return done.stdout + done.stderr
 
@@ -46,10 +50,16 @@ def rule_groups() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def pruned(file: Path, directory: Path) -> Path:
-    """Return a copy of a file of scenes with only those rules, word for word, that the alerts it names need.
+    """Return a copy of a file of scenes with only those rules that the alerts it names need.
 
-    The alerts that a scene does not name take nine tenths of the time. A file that asks for any alert keeps all rules.
+    The alerts that a scene does not name take nine tenths of the time. A file that asks for any
+    alert keeps all rules. Rules are as shipped but for `keep_firing_for`: scenes show when the
+    expression ceases to hold. Files called `keep-*` have that too.
+
+    Groups are evaluated in their order in the files, what is recorded before the alerts: promtool
+    would take another one at random in each run, and alerts then come a round later in some.
     """
+    kept = file.name.startswith("keep-")
     document = yaml.safe_load(file.read_text(encoding="utf-8"))
     text = json.dumps(document)
     wanted = set(_NAME.findall(text))
@@ -64,15 +74,25 @@ def pruned(file: Path, directory: Path) -> Path:
         read = {found.metric for found in selectors(expression)} | set(_ALERT.findall(expression))
         anything = "__name__" in expression
         waiting += [other for other in rules if (anything or other in read) and other not in needed]
-    names = []
+    names, order = [], []
     for source in document["rule_files"]:
         content = yaml.safe_load((file.parent / source).read_text(encoding="utf-8"))
         for group in content["groups"]:
-            group["rules"] = [rule for rule in group["rules"] if (rule.get("record") or rule["alert"]) in needed]
+            order.append(group["name"])
+            group["rules"] = [
+                {key: value for key, value in rule.items() if kept or key != "keep_firing_for"}
+                for rule in group["rules"]
+                if (rule.get("record") or rule["alert"]) in needed
+            ]
         names.append(directory / Path(source).name)
         names[-1].write_text(json.dumps(content), encoding="utf-8")
     copy = directory / file.name
-    copy.write_text(json.dumps(document | {"rule_files": [str(name) for name in names]}), encoding="utf-8")
+    copy.write_text(
+        json.dumps(
+            document | {"rule_files": [str(name) for name in names], "group_eval_order": order}
+        ),
+        encoding="utf-8",
+    )
     return copy
 
 
@@ -85,10 +105,14 @@ def scenes() -> Iterator[list[Expectation]]:
 
 def _expectations(scene: dict[str, Any]) -> Iterator[Expectation]:
     for entry in scene.get("alert_rule_test", ()):
-        yield Expectation(entry["alertname"], _seconds(entry["eval_time"]), bool(entry.get("exp_alerts")))
+        yield Expectation(
+            entry["alertname"], _seconds(entry["eval_time"]), bool(entry.get("exp_alerts"))
+        )
     for entry in scene.get("promql_expr_test", ()):
         if 'alertstate="firing"' in entry["expr"] and (match := _ALERT.search(entry["expr"])):
-            yield Expectation(match[1], _seconds(entry["eval_time"]), bool(entry.get("exp_samples")))
+            yield Expectation(
+                match[1], _seconds(entry["eval_time"]), bool(entry.get("exp_samples"))
+            )
 
 
 def _seconds(text: str) -> float:

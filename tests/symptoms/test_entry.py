@@ -28,19 +28,31 @@ def entry(top: str = "", body: str = BODY, **alert: str) -> str:
 BAD = {
     "# T\n": "x.md: must begin with +++, TOML and +++, each fence on a line of its own",
     "+++\na = \n+++\n": "x.md: is not TOML: Invalid value (at line 1, column 5)",
-    entry('alert = "a"'): "x.md: alert: unknown key; known are covered_by, guides, means, row, title, waits_for",
+    entry(
+        'alert = "a"'
+    ): "x.md: alert: unknown key; known are covered_by, guides, means, row, title, waits_for",
     entry("rwo = 3"): "x.md: rwo: unknown key; did you mean row?",
     entry('row = "3"'): "x.md: row: must be int, not str",
     entry("guides = [1]"): "x.md: guides: must be strings",
     entry('means = ["page"]'): 'x.md: means: "page" is not one of alert, doctor, explain, job',
     entry('title = ""'): "x.md: title: is missing",
-    entry(name='"dshealthd_x"'): 'x.md: alerts[0].name: "dshealthd_x" is not Dshealthd and words in CamelCase',
-    entry(severity='"page"'): 'x.md: alerts[0].severity: "page" is not one of critical, warning, info',
-    entry(component='"host"'): 'x.md: alerts[0].component: "host" is not one of node, gpu, nic, link, leaf, path, job, fleet',
+    entry(
+        name='"dshealthd_x"'
+    ): 'x.md: alerts[0].name: "dshealthd_x" is not Dshealthd and words in CamelCase',
+    entry(
+        severity='"page"'
+    ): 'x.md: alerts[0].severity: "page" is not one of critical, warning, info',
+    entry(component='"host"'): (
+        'x.md: alerts[0].component: "host" is not one of node, gpu, nic, link, leaf, path, job, '
+        "fleet"
+    ),
     entry(for_='"5"'): 'x.md: alerts[0].for: "5" is not a duration such as "5s", "10m" or "1h"',
     entry(expr='" "'): "x.md: alerts[0].expr: must be a string that is not empty",
     entry(expr=""): "x.md: alerts[0].expr: is missing",
-    entry(hold='"5s"'): "x.md: alerts[0].hold: unknown key; known are component, description, every, expr, for, name, severity, summary",
+    entry(
+        hold='"5s"'
+    ): "x.md: alerts[0].hold: unknown key; known are act, audience, component, description, "
+    "every, expr, for, keep_firing_for, name, severity, summary",
     entry(summary='"{{ $value }}"'): "x.md: alerts[0].summary: must hold no template",
     entry(body="## Meaning\nx\n## Remedy\nx\n"): "x.md: section ## Confirm is missing",
     entry(body=BODY.replace("1. Do it.\n", "")): "x.md: section ## Remedy is missing",
@@ -65,9 +77,26 @@ def test_all_errors_at_once() -> None:
 
 
 def test_what_is_read() -> None:
-    """A good file gives its alerts, with `for` and `every`, and its sections; a heading inside a code block is none."""
-    symptom = parse("x", entry('row = 3\nguides = ["A1"]\nmeans = ["alert"]', for_='"1m30s"', every='"1m"', expr='"""\na\n  > b\n"""'))
-    assert (symptom.slug, symptom.title, symptom.row, symptom.guides, symptom.means) == ("x", "T", 3, ("A1",), ("alert",))
+    """A good file gives its alerts, with `for` and `every`, and its sections.
+
+    A heading inside a code block is none.
+    """
+    symptom = parse(
+        "x",
+        entry(
+            'row = 3\nguides = ["A1"]\nmeans = ["alert"]',
+            for_='"1m30s"',
+            every='"1m"',
+            expr='"""\na\n  > b\n"""',
+        ),
+    )
+    assert (symptom.slug, symptom.title, symptom.row, symptom.guides, symptom.means) == (
+        "x",
+        "T",
+        3,
+        ("A1",),
+        ("alert",),
+    )
     (alert,) = symptom.alerts
     assert (alert.hold, alert.every, alert.expr) == ("1m30s", "1m", "a\n  > b")
     assert list(symptom.sections) == ["Meaning", "Confirm", "Remedy"]

@@ -1,4 +1,6 @@
-"""The rules for Prometheus: that promtool accepts them, that they do what their tests say, and that none lacks tests, runbook or row."""
+"""The rules for Prometheus: that promtool accepts them, that they do what their tests say, and that
+none lacks tests, runbook or row.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd import reference
-from dshealthd.collector import Kind
+from dshealthd.core.collector import Kind
+from dshealthd.findings.gpus import XIDS_APPLICATION
 from dshealthd.symptoms import all_symptoms, rules
 from dshealthd.symptoms.expression import selectors
 from tests.symptoms.promtool import ROOT, RULES, promtool, rule_groups, scenes
@@ -27,9 +30,21 @@ QUERY = re.compile(r"printf `([^`]*)`")
 ALERTS = {alert.name: alert for symptom in all_symptoms().values() for alert in symptom.alerts}
 RECORDED = {rule["record"] for _, rule in rule_groups() if "record" in rule}
 OF_TARGETS = frozenset({"cluster", "job", "instance", "node", "leaf", "exported_job"})
-"""Labels that a scrape adds; `exported_job` is what becomes of the label `job` of a training job."""
-OF_PROMETHEUS = frozenset({"up", "ALERTS"})
+"""Labels that a scrape adds; `exported_job` is what becomes of the label `job` of a training job.
+"""
+OF_PROMETHEUS = frozenset(
+    {
+        "up",
+        "ALERTS",
+        "prometheus_rule_evaluation_failures_total",
+        "prometheus_rule_group_last_duration_seconds",
+        "prometheus_rule_group_interval_seconds",
+        "prometheus_notifications_errors_total",
+        "prometheus_notifications_dropped_total",
+    }
+)
 ROWS = range(1, 44)
+HARDWARE_XIDS = "dshealthd:xid:hardware_timestamp_seconds"
 
 
 def test_generated_file_is_up_to_date() -> None:
@@ -38,7 +53,10 @@ def test_generated_file_is_up_to_date() -> None:
 
 
 def test_check_notices_a_stale_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--check` fails for a file that is missing or differs, and writes nothing; without it the file is written."""
+    """`--check` fails for a file that is missing or differs, and writes nothing.
+
+    Without it the file is written.
+    """
     assert rules.main([str(tmp_path), "--check"]) == 1
     assert list(tmp_path.iterdir()) == []
     assert rules.main([str(tmp_path)]) == 0
@@ -55,12 +73,17 @@ def test_promtool_accepts_them() -> None:
 
 @pytest.mark.parametrize("name", ALERTS)
 def test_every_alert_is_tested(name: str) -> None:
-    """Each alert has a scene in which it fires and later clears, and one in which it never fires; the Watchdog always does."""
+    """Each alert has a scene in which it fires and later clears, and one in which it never fires.
+
+    The Watchdog always does.
+    """
     found = [[expected for expected in scene if expected.alert == name] for scene in SCENES]
     assert any(expected.fires for scene in found for expected in scene), f"no scene of {name} fires"
     if ALERTS[name].severity != "none":
         assert any(_clears(scene) for scene in found), f"no scene of {name} clears"
-        assert any(scene and not any(expected.fires for expected in scene) for scene in found), f"no scene of {name} stays quiet"
+        assert any(scene and not any(expected.fires for expected in scene) for scene in found), (
+            f"no scene of {name} stays quiet"
+        )
 
 
 def _clears(scene: list[Expectation]) -> bool:
@@ -81,12 +104,16 @@ def test_names_are_unique() -> None:
 
 def test_every_row_has_its_symptom() -> None:
     """Each row of the symptom table is there once."""
-    assert Counter(symptom.row for symptom in all_symptoms().values() if symptom.row is not None) == Counter(ROWS)
+    assert Counter(
+        symptom.row for symptom in all_symptoms().values() if symptom.row is not None
+    ) == Counter(ROWS)
 
 
 @pytest.mark.parametrize("slug", all_symptoms())
 def test_means_are_kept(slug: str) -> None:
-    """A symptom that is to be alerted has an alert of its own or another's, or says what it waits for; one that is not has none."""
+    """A symptom that is to be alerted has an alert of its own or another's, or says what it waits
+    for; one that is not has none.
+    """
     symptom = all_symptoms()[slug]
     assert set(symptom.covered_by) <= all_symptoms().keys()
     covered = any(all_symptoms()[other].alerts for other in symptom.covered_by)
@@ -98,7 +125,10 @@ def test_means_are_kept(slug: str) -> None:
 
 @pytest.mark.parametrize("slug", all_symptoms())
 def test_every_metric_exists(slug: str) -> None:
-    """What an alert reads is exported or recorded, under labels that it has; what a runbook names is too."""
+    """What an alert reads is exported or recorded, under labels that it has.
+
+    What a runbook names is too.
+    """
     symptom = all_symptoms()[slug]
     for alert in symptom.alerts:
         assert wrong(alert.expr) == []
@@ -107,7 +137,9 @@ def test_every_metric_exists(slug: str) -> None:
     assert {name for name in named if not exists(name)} == set()
 
 
-@pytest.mark.parametrize("rule", [rule for _, rule in rule_groups() if "record" in rule], ids=lambda rule: rule["record"])
+@pytest.mark.parametrize(
+    "rule", [rule for _, rule in rule_groups() if "record" in rule], ids=lambda rule: rule["record"]
+)
 def test_every_recorded_metric_exists(rule: dict[str, str]) -> None:
     """What a recording rule reads is exported or recorded, under labels that it has."""
     assert wrong(rule["expr"]) == []
@@ -121,9 +153,13 @@ def test_wrong_names_are_noticed() -> None:
 
 
 def test_thresholds() -> None:
-    """Every threshold is a number with a comment that names its source, and some rule or runbook reads it."""
+    """Every threshold is a number with a comment that names its source, and some rule or runbook
+    reads it.
+    """
     file = RULES[0]
-    names = re.findall(r"record: (\S+)\n +expr: vector\([\d.e+-]+\)", file.read_text(encoding="utf-8"))
+    names = re.findall(
+        r"record: (\S+)\n +expr: vector\([\d.e+-]+\)", file.read_text(encoding="utf-8")
+    )
     assert names == [rule["record"] for place, rule in rule_groups() if place == file.name]
     comments = re.findall(r"      # (.*)\n(?=      - record)", file.read_text(encoding="utf-8"))
     assert [text for text in comments if not re.search(r"\[[RSO]\]$|\(B\d+\)\.$", text)] == []
@@ -137,35 +173,73 @@ def test_the_count_of_thresholds_is_the_rules() -> None:
     assert ALERTS["DshealthdThresholdsMissing"].expr.split()[-1] == str(len(thresholds))
 
 
-def test_application_xids_are_the_pages() -> None:
-    """The Xids that the agent's page takes for an application's doing are those that no rule takes for the GPU's."""
-    script = (ROOT / "dshealthd/web/page/findings.js").read_text(encoding="utf-8")
-    (listed,) = re.findall(r"APPLICATION_XIDS = new Set\(\[(.*?)\]\)", script)
-    application = set(re.findall(r'"(\d+)"', listed))
+def test_application_xids() -> None:
+    """The Xids that findings take for an application's doing are those that no rule takes for the
+    GPU's.
+    """
+    application = XIDS_APPLICATION
     others = [alert for alert in ALERTS.values() if alert.name != "DshealthdApplicationXids"]
-    selected = {code for alert in others for value in re.findall(r'xid=~?"([\d|]+)"', alert.expr) for code in value.split("|")}
-    left_out = set(re.findall(r'xid!~"([\d|]+)"', ALERTS["DshealthdGpuErrorLogged"].expr)[0].split("|"))
+    selected = {
+        code
+        for expression in (
+            *(alert.expr for alert in others),
+            *(rule["expr"] for _, rule in rule_groups() if rule.get("record") == HARDWARE_XIDS),
+        )
+        for value in re.findall(r'xid=~?"([\d|]+)"', expression)
+        for code in value.split("|")
+    }
+    left_out = set(
+        re.findall(r'xid!~"([\d|]+)"', ALERTS["DshealthdGpuErrorLogged"].expr)[0].split("|")
+    )
     assert {"13", "31", "43", "45", "68", "69"} <= application
     assert selected & application == set()
     assert left_out - selected == application
-    assert {"46", "48", "62", "64", "74", "79", "95", "109", "110", "119", "120", "136", "140", "143", "158"} <= selected
+    assert {
+        "46",
+        "48",
+        "62",
+        "64",
+        "74",
+        "79",
+        "95",
+        "109",
+        "110",
+        "119",
+        "120",
+        "136",
+        "140",
+        "143",
+        "158",
+    } <= selected
 
 
 def wrong(expression: str) -> list[str]:
     """Return what an expression reads that does not exist."""
     found = []
     for name, labels in selectors(expression):
-        metric = METRICS.get(re.sub("_(bucket|sum|count)$", "", name)) if name not in METRICS else METRICS[name]
+        metric = (
+            METRICS.get(re.sub("_(bucket|sum|count)$", "", name))
+            if name not in METRICS
+            else METRICS[name]
+        )
         if not exists(name):
             found.append(f"{name} does not exist")
         elif metric is not None:
-            missing = labels - set(metric.labels) - OF_TARGETS - ({"le"} if metric.kind is Kind.HISTOGRAM else set())
+            missing = (
+                labels
+                - set(metric.labels)
+                - OF_TARGETS
+                - ({"le"} if metric.kind is Kind.HISTOGRAM else set())
+            )
             found += [f"{name} has no label {label}" for label in sorted(missing)]
     return found
 
 
 def exists(name: str) -> bool:
-    """Tell whether a metric is exported, recorded or Prometheus' own; a histogram is so with its suffixes."""
+    """Tell whether a metric is exported, recorded or Prometheus' own.
+
+    A histogram is so with its suffixes.
+    """
     histogram = re.sub("_(bucket|sum|count)$", "", name)
     whole = histogram != name and histogram in METRICS and METRICS[histogram].kind is Kind.HISTOGRAM
     return name in METRICS or name in RECORDED or name in OF_PROMETHEUS or whole

@@ -1,4 +1,7 @@
-"""The agent's end of the heartbeats, for tests of the sender: takes pages and reads them when asked."""
+"""The agent's end of the heartbeats, for tests of the sender.
+
+Takes pages and reads them when asked.
+"""
 
 from __future__ import annotations
 

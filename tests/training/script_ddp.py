@@ -1,4 +1,7 @@
-"""A plain DDP training as a user writes it: python script_ddp.py STEPS; prints a line a step with its duration."""
+"""A plain DDP training as a user writes it: python script_ddp.py STEPS.
+
+Prints a line a step with its duration.
+"""
 
 import datetime as dt
 import os
@@ -14,7 +17,9 @@ dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
 rank = dist.get_rank()
 torch.manual_seed(rank)
 torch.set_num_threads(1)
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)))
+model = torch.nn.parallel.DistributedDataParallel(
+    torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 heartbeat = attach(optimizer=optimizer, model=model)
 last = time.perf_counter()
@@ -30,7 +35,9 @@ for step in range(int(sys.argv[1])):
     heartbeat.loss(loss)
     optimizer.step()
     now = time.perf_counter()
-    print(f"rank {rank} step {step + 1} seconds {now - last:.6f} loss {loss.item():.4f}", flush=True)
+    print(
+        f"rank {rank} step {step + 1} seconds {now - last:.6f} loss {loss.item():.4f}", flush=True
+    )
     last = now
 if os.environ.get("LINGER"):
     time.sleep(float(os.environ["LINGER"]))

@@ -1,4 +1,7 @@
-"""A DeepSpeed training as a user writes it: python script_deepspeed.py STEPS CONFIG; prints a line a step with its duration."""
+"""A DeepSpeed training as a user writes it: python script_deepspeed.py STEPS CONFIG.
+
+Prints a line a step with its duration.
+"""
 
 import json
 import os
@@ -10,10 +13,15 @@ import torch
 
 from dshealthd.training import attach
 
-deepspeed.ops.__compatible_ops__ = {}  # else it compiles an operator for collectives on the CPU at its first start
+# else it compiles an operator for collectives on the CPU at its first start
+deepspeed.ops.__compatible_ops__ = {}
 torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
-engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3), config=json.loads(sys.argv[2]))
+engine, *_ = deepspeed.initialize(
+    model=model,
+    optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
+    config=json.loads(sys.argv[2]),
+)
 dtype = next(engine.parameters()).dtype
 attach(engine)
 rank = torch.distributed.get_rank()
@@ -26,7 +34,9 @@ for step in range(int(sys.argv[1])):
         engine.backward(loss)
         engine.step()
     now = time.perf_counter()
-    print(f"rank {rank} step {step + 1} seconds {now - last:.6f} loss {loss.item():.4f}", flush=True)
+    print(
+        f"rank {rank} step {step + 1} seconds {now - last:.6f} loss {loss.item():.4f}", flush=True
+    )
     last = now
     if step == 10:
         engine.save_checkpoint(os.environ["CHECKPOINTS"])

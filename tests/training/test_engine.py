@@ -1,4 +1,7 @@
-"""A DeepSpeed engine: what is called through, and what is read of it. The real one is in `test_deepspeed.py`."""
+"""A DeepSpeed engine: what is called through, and what is read of it.
+
+The real one is in `test_deepspeed.py`.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,10 @@ class Engine:
 
 
 def test_steps_of_an_engine(agents_end: AgentsEnd) -> None:
-    """A step is the engine's own count, which goes on from a checkpoint; micro-steps in between say that it lives."""
+    """A step is the engine's own count, which goes on from a checkpoint.
+
+    Micro-steps in between say that it lives.
+    """
     engine = Engine()
     with attach(engine, socket=agents_end.path):
         for step in (40, 41, 41, 42):
@@ -75,7 +81,12 @@ def test_steps_of_an_engine(agents_end: AgentsEnd) -> None:
             assert agents_end.message().step == step
             assert agents_end.message().sent > before
     last = agents_end.message()
-    assert (last.skipped, last.loss_scale, last.gradient_norm, last.loss_finite) == (3, 65536.0, 0.5, True)
+    assert (last.skipped, last.loss_scale, last.gradient_norm, last.loss_finite) == (
+        3,
+        65536.0,
+        0.5,
+        True,
+    )
     assert last.last_seconds is not None
     assert last.last_seconds >= 0.024
     assert not {"step", "backward", "train", "eval", "save_checkpoint"} & vars(engine).keys()
@@ -139,7 +150,10 @@ def test_communication_waits_for_no_device(comm: Any) -> None:
     done = {"value": False}
     end = SimpleNamespace(query=lambda: done["value"])
     start = SimpleNamespace(elapsed_time=lambda _end: 500.0)
-    comm.timers.timers["all_reduce"].event_timers = [1.0, SimpleNamespace(start_event=start, end_event=end)]
+    comm.timers.timers["all_reduce"].event_timers = [
+        1.0,
+        SimpleNamespace(start_event=start, end_event=end),
+    ]
     communication = Communication()
     assert communication() == 1.0
     done["value"] = True

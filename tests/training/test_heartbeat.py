@@ -15,9 +15,9 @@ import pytest
 
 from dshealthd.training import attach
 from dshealthd.training.heartbeat import Heartbeat
-from dshealthd.training.laps import AVERAGED
 from dshealthd.training.message import PAGE, Phase
 from dshealthd.training.page import RETRY
+from dshealthd.training.step_timer import AVERAGED
 from tests.training.agents_end import AgentsEnd
 
 if TYPE_CHECKING:
@@ -49,11 +49,20 @@ def test_every_step_is_told(agents_end: AgentsEnd) -> None:
 
 
 def test_unknown_is_not_told(agents_end: AgentsEnd) -> None:
-    """What the training does not compute is unknown, not 0: loss, scale, skipped steps, norm, memory, communication, stage."""
+    """What the training does not compute is unknown, not 0.
+
+    Loss, scale, skipped steps, norm, memory, communication, stage.
+    """
     heartbeat = Heartbeat(socket=agents_end.path)
     spaced(heartbeat, 2)
     message = agents_end.message()
-    assert message.loss_finite is message.loss_scale is message.skipped is message.gradient_norm is None
+    assert (
+        message.loss_finite
+        is message.loss_scale
+        is message.skipped
+        is message.gradient_norm
+        is None
+    )
     assert message.memory is None
     assert message.communication_seconds is message.input_seconds is message.forward_seconds is None
     assert message.stage == 0
@@ -116,7 +125,10 @@ def test_phases(agents_end: AgentsEnd) -> None:
 
 
 def test_phase_that_is_not_ended(agents_end: AgentsEnd) -> None:
-    """A step ends a phase that was left open, and is not timed: how long the pause was is unknown."""
+    """A step ends a phase that was left open, and is not timed.
+
+    How long the pause was is unknown.
+    """
     heartbeat = Heartbeat(socket=agents_end.path)
     spaced(heartbeat, 2)
     before = agents_end.message()
@@ -128,7 +140,10 @@ def test_phase_that_is_not_ended(agents_end: AgentsEnd) -> None:
     assert after.last_seconds == before.last_seconds
 
 
-@pytest.mark.parametrize(("loss", "finite"), [(1.5, True), (math.nan, False), (math.inf, False), (-math.inf, False), (0, True)])
+@pytest.mark.parametrize(
+    ("loss", "finite"),
+    [(1.5, True), (math.nan, False), (math.inf, False), (-math.inf, False), (0, True)],
+)
 def test_loss(agents_end: AgentsEnd, loss: float, finite: bool) -> None:  # noqa: FBT001 - a parameter
     """NaN and infinite losses are counted, and the last one is told."""
     heartbeat = Heartbeat(socket=agents_end.path)
@@ -168,7 +183,9 @@ def test_agent_that_comes_and_goes(agents_end: AgentsEnd, tmp_path: Path) -> Non
 
 
 def test_agent_that_stands_still(agents_end: AgentsEnd) -> None:
-    """What an agent that looks at nothing for long finds then is the present, and nobody waited for it."""
+    """What an agent that looks at nothing for long finds then is the present, and nobody waited for
+    it.
+    """
     heartbeat = Heartbeat(socket=agents_end.path)
     started = time.monotonic()
     for _ in range(2000):
@@ -177,7 +194,9 @@ def test_agent_that_stands_still(agents_end: AgentsEnd) -> None:
     assert agents_end.message().step == 2000
 
 
-@pytest.mark.parametrize("path", ["/proc/nothing/here.sock", "/etc/hostname", "/" + "x" * 200, "relative\udcff.sock"])
+@pytest.mark.parametrize(
+    "path", ["/proc/nothing/here.sock", "/etc/hostname", "/" + "x" * 200, "relative\udcff.sock"]
+)
 def test_impossible_paths(path: str) -> None:
     """A path that cannot be a socket's costs nothing but the heartbeats."""
     heartbeat = Heartbeat(socket=path)
@@ -213,14 +232,19 @@ def test_threads(agents_end: AgentsEnd) -> None:
 
 
 def test_defects_stay_inside(agents_end: AgentsEnd, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever goes wrong is logged once; the training sees nothing of it, and the heartbeat is over for the agent too."""
+    """Whatever goes wrong is logged once.
+
+    The training sees nothing of it, and the heartbeat is over for the agent too.
+    """
     heartbeat = Heartbeat(socket=agents_end.path)
     spaced(heartbeat, 1)
     heartbeat.gradient_norm(object())
     heartbeat.loss(type("Odd", (), {"device": 1, "numel": lambda _: 1})())
     with caplog.at_level(logging.WARNING, "dshealthd.training"):
         spaced(heartbeat, 3)
-    assert [record.message for record in caplog.records] == ["the heartbeat ends, the training goes on"]
+    assert [record.message for record in caplog.records] == [
+        "the heartbeat ends, the training goes on"
+    ]
     assert "AttributeError" in caplog.text
     assert agents_end.message().step == 1
     assert agents_end.connections[0].recv(1) == b""

@@ -11,7 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.training.message import MAX_COUNT, PAGE, SIZE, SLOT, Memory, Message, Phase, Stage, decode, encode, newest
+from dshealthd.training.message import (
+    MAX_COUNT,
+    PAGE,
+    SIZE,
+    SLOT,
+    Memory,
+    Message,
+    Phase,
+    Stage,
+    decode,
+    encode,
+    newest,
+)
 
 COUNT = st.integers(0, MAX_COUNT)
 SECONDS = st.floats(0, 1e12)
@@ -65,13 +77,21 @@ def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
         assert 0 <= message.step <= MAX_COUNT
         assert 0 <= message.phase <= max(Phase)
         assert 0 <= message.stage <= max(Stage)
-        for value in (message.sent, message.last_seconds, message.mean_seconds, message.input_seconds, message.communication_seconds):
+        for value in (
+            message.sent,
+            message.last_seconds,
+            message.mean_seconds,
+            message.input_seconds,
+            message.communication_seconds,
+        ):
             assert value is None or 0 <= value < math.inf
 
 
 @given(messages(), st.integers(0, SIZE - 1), st.integers(1, 255))
 def test_damaged_messages_are_refused(message: Message, place: int, change: int) -> None:
-    """A message of which a byte is another is none, but for the version and the byte that is not used."""
+    """A message of which a byte is another is none, but for the version and the byte that is not
+    used.
+    """
     data = bytearray(encode(message))
     data[place] ^= change
     if place in {4, 5}:
@@ -82,7 +102,9 @@ def test_damaged_messages_are_refused(message: Message, place: int, change: int)
 
 @given(messages(), messages())
 def test_later_message_of_a_page(first: Message, second: Message) -> None:
-    """Of the two messages of a page the one that was written later is read, and of one alone that one."""
+    """Of the two messages of a page the one that was written later is read, and of one alone that
+    one.
+    """
     page = encode(first).ljust(SLOT, b"\0") + encode(second).ljust(SLOT, b"\0")
     assert newest(page).sent == max(first.sent, second.sent)
     assert newest(page[:SLOT].ljust(PAGE, b"\0")) == first

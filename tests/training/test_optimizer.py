@@ -57,7 +57,10 @@ def unchanged(agents_end: AgentsEnd) -> Iterator[Heartbeat]:
 
 
 def test_optimizer(agents_end: AgentsEnd, trial: Trial) -> None:
-    """Each step of the optimizer is told, until the heartbeat is closed; other optimizers are not seen."""
+    """Each step of the optimizer is told, until the heartbeat is closed.
+
+    Other optimizers are not seen.
+    """
     other = Trial()
     with attach(optimizer=trial.optimizer, step=10, socket=agents_end.path):
         for step in (11, 12, 13):
@@ -98,7 +101,9 @@ def test_loss_and_norm(agents_end: AgentsEnd, trial: Trial) -> None:
 
 
 def test_scaler(agents_end: AgentsEnd, trial: Trial) -> None:
-    """With a scaler, steps that it skips are told as steps that were skipped, and the scale that falls; its methods are given back."""
+    """With a scaler, steps that it skips are told as steps that were skipped, and the scale that
+    falls; its methods are given back.
+    """
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
     found = []
     with attach(optimizer=trial.optimizer, scaler=scaler, socket=agents_end.path):
@@ -116,14 +121,21 @@ def test_scaler(agents_end: AgentsEnd, trial: Trial) -> None:
 
 def test_scaler_that_is_off(agents_end: AgentsEnd, trial: Trial) -> None:
     """A scaler that is not enabled skips nothing, and the optimizer's own steps are told."""
-    with attach(optimizer=trial.optimizer, scaler=torch.amp.GradScaler("cpu", enabled=False), socket=agents_end.path):
+    with attach(
+        optimizer=trial.optimizer,
+        scaler=torch.amp.GradScaler("cpu", enabled=False),
+        socket=agents_end.path,
+    ):
         trial.step()
     message = agents_end.message()
     assert (message.step, message.skipped, message.loss_scale) == (1, None, None)
 
 
 def test_any_optimizer(unchanged: Heartbeat, agents_end: AgentsEnd, trial: Trial) -> None:
-    """Without a call in the script, the first optimizer that steps is the training's; a second one does not add to its steps."""
+    """Without a call in the script, the first optimizer that steps is the training's.
+
+    A second one does not add to its steps.
+    """
     second = Trial()
     for step in (1, 2, 3):
         trial.step()
@@ -146,7 +158,11 @@ def test_optimizer_that_deepspeed_steps(
     unchanged: Heartbeat, agents_end: AgentsEnd, trial: Trial, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Steps that DeepSpeed makes are not counted as the training's, and the log says what to do."""
-    code = compile("def step(optimizer):\n    optimizer.step()\n", "/site-packages/deepspeed/runtime/zero/stage_1_and_2.py", "exec")
+    code = compile(
+        "def step(optimizer):\n    optimizer.step()\n",
+        "/site-packages/deepspeed/runtime/zero/stage_1_and_2.py",
+        "exec",
+    )
     place: dict[str, Any] = {}
     exec(code, place)
     place["step"](trial.optimizer)

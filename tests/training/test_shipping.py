@@ -1,4 +1,7 @@
-"""The package as a training environment gets it: alone, for old interpreters too, and started by a variable."""
+"""The package as a training environment gets it.
+
+Alone, for old interpreters too, and started by a variable.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +56,22 @@ def test_stands_alone(file: Path) -> None:
 
 def test_version() -> None:
     """The distribution for trainings has the version of dshealthd."""
-    assert tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"] == dshealthd.__version__
+    assert (
+        tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
+        == dshealthd.__version__
+    )
 
 
 def test_readme() -> None:
     """The calls that the README shows are those of the trainings that the tests run."""
-    (block,) = re.findall(r"```python\n(from dshealthd\.training .*?)```", (PACKAGE.parents[1] / "README.md").read_text(), re.DOTALL)
-    scripts = "".join((Path(__file__).parent / f"script_{name}.py").read_text() for name in ("ddp", "deepspeed"))
+    (block,) = re.findall(
+        r"```python\n(from dshealthd\.training .*?)```",
+        (PACKAGE.parents[1] / "README.md").read_text(),
+        re.DOTALL,
+    )
+    scripts = "".join(
+        (Path(__file__).parent / f"script_{name}.py").read_text() for name in ("ddp", "deepspeed")
+    )
     calls = [line.partition("#")[0].strip() for line in block.splitlines()]
     assert len(list(filter(None, calls))) == 3
     assert all(call in scripts for call in calls)
@@ -68,17 +80,40 @@ def test_readme() -> None:
 def interpreters() -> list[str]:
     """Return what older and newer interpreters this machine has."""
     found = [shutil.which(f"python3.{minor}") for minor in range(OLDEST[1], 15)]
-    works = [path for path in found if path and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0]
+    works = [
+        path
+        for path in found
+        if path
+        and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0
+    ]
     return works or [sys.executable]
 
 
 @pytest.mark.parametrize("interpreter", interpreters())
-def test_runs_without_the_agent_installed(interpreter: str, agents_end: AgentsEnd, tmp_path: Path) -> None:
-    """A copy of the package alone sends heartbeats under every interpreter that is here, without torch too."""
-    shutil.copytree(PACKAGE, tmp_path / "site" / "dshealthd" / "training", ignore=shutil.ignore_patterns("__pycache__"))
+def test_runs_without_the_agent_installed(
+    interpreter: str, agents_end: AgentsEnd, tmp_path: Path
+) -> None:
+    """A copy of the package alone sends heartbeats under every interpreter that is here, without
+    torch too.
+    """
+    shutil.copytree(
+        PACKAGE,
+        tmp_path / "site" / "dshealthd" / "training",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     code = "from dshealthd.training.heartbeat import Heartbeat; h = Heartbeat(step=4); h.loss(1.0); h.step(); print(h.closed)"
-    environment = {"PYTHONPATH": str(tmp_path / "site"), "DSHEALTHD_HEARTBEAT_SOCKET": agents_end.path, "PATH": os.defpath}
-    result = subprocess.run([interpreter, "-W", "error", "-c", code], env=environment, check=True, capture_output=True, text=True)
+    environment = {
+        "PYTHONPATH": str(tmp_path / "site"),
+        "DSHEALTHD_HEARTBEAT_SOCKET": agents_end.path,
+        "PATH": os.defpath,
+    }
+    result = subprocess.run(
+        [interpreter, "-W", "error", "-c", code],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     assert (result.stdout, result.stderr) == ("False\n", "")
     message = agents_end.message()
     assert (message.step, message.loss_finite) == (5, True)
@@ -86,20 +121,46 @@ def test_runs_without_the_agent_installed(interpreter: str, agents_end: AgentsEn
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with torch and the distribution for trainings, installed as users do; its interpreter."""
+    """A virtual environment with torch and the distribution for trainings, installed as users do.
+
+    Its interpreter.
+    """
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
     directory = tmp_path_factory.mktemp("environment")
-    wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(directory), str(PROJECT)]
+    wheel = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(directory),
+        str(PROJECT),
+    ]
     subprocess.run(wheel, check=True, timeout=100)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory / "venv")], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(directory / "venv")], check=True
+    )
     python = directory / "venv/bin/python"
     (site,) = (directory / "venv/lib").glob("python*/site-packages")
     torch = importlib.util.find_spec("torch")
     assert torch is not None
     assert torch.origin is not None
     (site / "torch.pth").write_text(str(Path(torch.origin).parents[1]))
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index"]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+    ]
     subprocess.run([*install, *map(str, directory.glob("*.whl"))], check=True, timeout=100)
     (directory / "script.py").write_text(SCRIPT)
     return python
@@ -107,16 +168,29 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(python: Path, agents_end: AgentsEnd, *arguments: str, heartbeat: str | None = None) -> str:
     """Run a program in the environment and return what it prints."""
-    variables = {"DSHEALTHD_HEARTBEAT_SOCKET": agents_end.path, "PATH": os.defpath, "OMP_NUM_THREADS": "1"}
+    variables = {
+        "DSHEALTHD_HEARTBEAT_SOCKET": agents_end.path,
+        "PATH": os.defpath,
+        "OMP_NUM_THREADS": "1",
+    }
     if heartbeat is not None:
         variables["DSHEALTHD_HEARTBEAT"] = heartbeat
     folder = python.parents[2]
-    result = subprocess.run([python, "-W", "ignore", *arguments], env=variables, check=True, capture_output=True, text=True, cwd=folder)
+    result = subprocess.run(
+        [python, "-W", "ignore", *arguments],
+        env=variables,
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+    )
     return result.stdout
 
 
 @pytest.mark.parametrize("heartbeat", ["0", "", None])
-def test_nothing_happens_unasked(environment: Path, agents_end: AgentsEnd, heartbeat: str | None) -> None:
+def test_nothing_happens_unasked(
+    environment: Path, agents_end: AgentsEnd, heartbeat: str | None
+) -> None:
     """Being installed changes nothing: without the variable not even a module is imported."""
     code = "import sys; print(any(name.startswith('dshealthd') for name in sys.modules))"
     assert run(environment, agents_end, "-c", code, heartbeat=heartbeat) == "False\n"
@@ -124,14 +198,24 @@ def test_nothing_happens_unasked(environment: Path, agents_end: AgentsEnd, heart
 
 def test_variable_alone(environment: Path, agents_end: AgentsEnd) -> None:
     """With the variable set, a script that knows nothing of it reports its steps."""
-    assert run(environment, agents_end, "script.py", "--lr", "1", heartbeat="1") == "__main__ ['--lr', '1'] True\n"
+    assert (
+        run(environment, agents_end, "script.py", "--lr", "1", heartbeat="1")
+        == "__main__ ['--lr', '1'] True\n"
+    )
     assert agents_end.message().step == 3
 
 
 @pytest.mark.parametrize("program", [("script.py",), ("-m", "script")])
-def test_started_by_the_package(environment: Path, agents_end: AgentsEnd, program: tuple[str, ...]) -> None:
-    """`python -m dshealthd.training` runs a script or a module as the interpreter would, and reports its steps."""
-    assert run(environment, agents_end, "-m", "dshealthd.training", *program, "x") == "__main__ ['x'] True\n"
+def test_started_by_the_package(
+    environment: Path, agents_end: AgentsEnd, program: tuple[str, ...]
+) -> None:
+    """`python -m dshealthd.training` runs a script or a module as the interpreter would, and
+    reports its steps.
+    """
+    assert (
+        run(environment, agents_end, "-m", "dshealthd.training", *program, "x")
+        == "__main__ ['x'] True\n"
+    )
     assert agents_end.message().step == 3
 
 

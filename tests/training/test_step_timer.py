@@ -1,14 +1,18 @@
-"""Times of input and forward passes on a CUDA device, which are asked for when it has come to them; a fake device plays it."""
+"""Times of input and forward passes on a CUDA device, which are asked for when it has come to them;
+a fake device plays it.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from dshealthd.training.laps import LATE, SPANS, Average, Laps
+from dshealthd.training.step_timer import LATE, SPANS, Average, StepTimer
 
 
 class Device:
-    """What of `torch.cuda` is used: a device that comes to an event when it is told to, at a time that it is told."""
+    """What of `torch.cuda` is used: a device that comes to an event when it is told to, at a time
+    that it is told.
+    """
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -54,15 +58,15 @@ class Event:
         return end.at - self.at
 
 
-def make_step(laps: Laps, micro_steps: int = 1) -> None:
+def make_step(step_timer: StepTimer, micro_steps: int = 1) -> None:
     """Do what a step does; three events each, on the device."""
     for micro_step in range(micro_steps):
         if micro_step:
-            laps.micro_step_ended(0.0)
-        laps.input_ended(0.0)
-        laps.forward_began(0.0)
-        laps.forward_ended(0.0)
-    laps.step_ended(0.0)
+            step_timer.micro_step_ended(0.0)
+        step_timer.input_ended(0.0)
+        step_timer.forward_began(0.0)
+        step_timer.forward_ended(0.0)
+    step_timer.step_ended(0.0)
 
 
 @pytest.fixture
@@ -72,92 +76,98 @@ def device() -> Device:
 
 
 @pytest.fixture
-def laps(device: Device) -> Laps:
+def step_timer(device: Device) -> StepTimer:
     """The times of a model on it."""
-    found = Laps()
+    found = StepTimer()
     found.on("cuda", device)
     return found
 
 
-def test_device_that_is_behind(device: Device, laps: Laps) -> None:
-    """Times are the device's, and are known when it has come to them; nothing asks for them before."""
-    make_step(laps)  # the first has no beginning: forward began, forward ended, step ended
-    make_step(laps)
-    assert laps.input.value is laps.forward.value is None
+def test_device_that_is_behind(device: Device, step_timer: StepTimer) -> None:
+    """Times are the device's, and are known when it has come to them.
+
+    Nothing asks for them before.
+    """
+    make_step(step_timer)  # the first has no beginning: forward began, forward ended, step ended
+    make_step(step_timer)
+    assert step_timer.input.value is step_timer.forward.value is None
     device.comes_to(0.0, 50.0, 100.0)
     device.comes_to(107.0, 108.0, 148.0)
-    assert laps.forward.value is None
-    make_step(laps)
-    assert laps.forward.value == pytest.approx(0.045)  # of 50 and 40
-    assert laps.input.value == pytest.approx(0.007)
+    assert step_timer.forward.value is None
+    make_step(step_timer)
+    assert step_timer.forward.value == pytest.approx(0.045)  # of 50 and 40
+    assert step_timer.input.value == pytest.approx(0.007)
 
 
-def test_micro_steps(device: Device, laps: Laps) -> None:
+def test_micro_steps(device: Device, step_timer: StepTimer) -> None:
     """All inputs and forward passes of a step count together."""
-    make_step(laps)
+    make_step(step_timer)
     device.comes_to(0.0, 0.0, 0.0)
-    make_step(laps, micro_steps=2)
+    make_step(step_timer, micro_steps=2)
     device.comes_to(10.0, 10.0, 30.0)
     device.comes_to(50.0, 55.0, 55.0, 65.0, 80.0)
-    make_step(laps)
-    assert laps.forward.value == pytest.approx((0.0 + 0.030) / 2)
-    assert laps.input.value == pytest.approx(0.015)
+    make_step(step_timer)
+    assert step_timer.forward.value == pytest.approx((0.0 + 0.030) / 2)
+    assert step_timer.input.value == pytest.approx(0.015)
 
 
-def test_device_that_hangs(device: Device, laps: Laps) -> None:
+def test_device_that_hangs(device: Device, step_timer: StepTimer) -> None:
     """What is kept of a device that comes to nothing more is bounded, and the last averages stay."""
-    make_step(laps)
+    make_step(step_timer)
     for _ in range(5 * LATE):
-        make_step(laps)
-    assert laps.forward.value is None
+        make_step(step_timer)
+    assert step_timer.forward.value is None
     device.events.clear()
-    assert len(laps._late) == LATE
+    assert len(step_timer._late) == LATE
 
 
-def test_very_many_micro_steps(device: Device, laps: Laps) -> None:
+def test_very_many_micro_steps(device: Device, step_timer: StepTimer) -> None:
     """A step with more micro-steps than are kept has no times, rather than wrong ones."""
-    make_step(laps, micro_steps=2 * SPANS)
+    make_step(step_timer, micro_steps=2 * SPANS)
     device.comes_to(*(float(number) for number in range(len(device.events))))
-    make_step(laps)
-    assert laps.forward.value is None
+    make_step(step_timer)
+    assert step_timer.forward.value is None
 
 
-def test_graph_that_is_captured(device: Device, laps: Laps) -> None:
+def test_graph_that_is_captured(device: Device, step_timer: StepTimer) -> None:
     """No event enters a CUDA graph that is being captured, and that step has no times."""
     device.capturing = True
-    make_step(laps)
-    make_step(laps)
+    make_step(step_timer)
+    make_step(step_timer)
     assert device.events == []
-    assert laps.forward.value is None
+    assert step_timer.forward.value is None
 
 
-def test_events_of_two_devices(device: Device, laps: Laps) -> None:
+def test_events_of_two_devices(device: Device, step_timer: StepTimer) -> None:
     """Events whose distance cannot be told give no time."""
-    make_step(laps)
+    make_step(step_timer)
     device.comes_to(0.0, 1.0, 2.0)
     device.same = False
-    make_step(laps)
-    assert laps.forward.value is None
+    make_step(step_timer)
+    assert step_timer.forward.value is None
 
 
-def test_pause(device: Device, laps: Laps) -> None:
+def test_pause(device: Device, step_timer: StepTimer) -> None:
     """A step with a pause has no time of the input, but one of the forward pass."""
-    make_step(laps)
-    laps.interrupted()
-    make_step(laps)
+    make_step(step_timer)
+    step_timer.interrupted()
+    make_step(step_timer)
     device.comes_to(*(float(number) for number in range(len(device.events))))
-    make_step(laps)
-    assert laps.input.value is None
-    assert laps.forward.value == pytest.approx(0.001)
+    make_step(step_timer)
+    assert step_timer.input.value is None
+    assert step_timer.forward.value == pytest.approx(0.001)
 
 
 def test_other_devices() -> None:
-    """On a device whose clock is not known here, nothing is measured: the host's would be of launching."""
-    laps = Laps()
-    laps.on("xpu", None)
+    """On a device whose clock is not known here, nothing is measured.
+
+    The host's would be of launching.
+    """
+    step_timer = StepTimer()
+    step_timer.on("xpu", None)
     for _ in range(3):
-        make_step(laps)
-    assert laps.input.value is laps.forward.value is None
+        make_step(step_timer)
+    assert step_timer.input.value is step_timer.forward.value is None
 
 
 def test_average() -> None:

@@ -1,4 +1,7 @@
-"""Real trainings and a real agent: what `/metrics` says agrees with what the training itself prints."""
+"""Real trainings and a real agent.
+
+What `/metrics` says agrees with what the training itself prints.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,22 @@ QUIET = ("kernel_log", "storage")
 
 def deepspeed_config(**more: object) -> str:
     """Return a DeepSpeed configuration for two ranks; two micro-steps a step."""
-    config: dict[str, object] = {"train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": 2, "steps_per_print": 1000}
-    return json.dumps({**config, "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True, **more})
+    config: dict[str, object] = {
+        "train_micro_batch_size_per_gpu": 16,
+        "gradient_accumulation_steps": 2,
+        "steps_per_print": 1000,
+    }
+    return json.dumps(
+        {**config, "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True, **more}
+    )
 
 
 def told(scrape: Scrape, name: str) -> dict[str, float]:
     """Return the values of a job metric by rank."""
-    return {dict(labels)["rank"]: value for labels, value in scrape.series.get(f"dshealthd_job_{name}", {}).items()}
+    return {
+        dict(labels)["rank"]: value
+        for labels, value in scrape.series.get(f"dshealthd_job_{name}", {}).items()
+    }
 
 
 def reached(scrape: Scrape, step: int, ranks: int = 2) -> bool:
@@ -52,7 +64,10 @@ def reached(scrape: Scrape, step: int, ranks: int = 2) -> bool:
 
 def stages(scrape: Scrape) -> dict[str, str]:
     """Return the stage of each rank."""
-    return {dict(labels)["rank"]: dict(labels)["stage"] for labels in scrape.series.get("dshealthd_job_stage", {})}
+    return {
+        dict(labels)["rank"]: dict(labels)["stage"]
+        for labels in scrape.series.get("dshealthd_job_stage", {})
+    }
 
 
 def check_agreement(agent: RunningAgent, log_means: dict[str, float]) -> None:
@@ -64,18 +79,27 @@ def check_agreement(agent: RunningAgent, log_means: dict[str, float]) -> None:
 
 
 def test_torchrun(tmp_path: Path) -> None:
-    """A DDP training of two ranks: steps, step times, loss and job are on `/metrics`; an ended training is not."""
+    """A DDP training of two ranks: steps, step times, loss and job are on `/metrics`.
+
+    An ended training is not.
+    """
     socket = tmp_path / "h.sock"
     variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket), "LINGER": "20"}
     with running(tmp_path, CONFIG.format(socket=socket)) as agent:
         agent.wait(lambda _: socket.is_socket())
-        with training(tmp_path, "script_ddp.py", "60", port=free_port(), variables=variables) as run:
+        with training(
+            tmp_path, "script_ddp.py", "60", port=free_port(), variables=variables
+        ) as run:
             run.wait_for(60)
             scrape = agent.wait(lambda scrape: reached(scrape, 60))
-            check_agreement(agent, {str(rank): moving_average(seconds) for rank, seconds in run.steps().items()})
+            check_agreement(
+                agent, {str(rank): moving_average(seconds) for rank, seconds in run.steps().items()}
+            )
             assert told(scrape, "step") == {"0": 60, "1": 60}
             assert told(scrape, "loss_finite") == {"0": 1, "1": 1}
-            means, inputs, forwards = (told(scrape, name) for name in ("step_seconds", "input_seconds", "forward_seconds"))
+            means, inputs, forwards = (
+                told(scrape, name) for name in ("step_seconds", "input_seconds", "forward_seconds")
+            )
             assert all(0.04 <= inputs[rank] < 0.06 for rank in ("0", "1"))
             assert all(0 < forwards[rank] < means[rank] - inputs[rank] for rank in ("0", "1"))
             assert stages(scrape) == {"0": "input", "1": "input"}
@@ -83,12 +107,20 @@ def test_torchrun(tmp_path: Path) -> None:
             ((info, value),) = scrape.series["dshealthd_job_info"].items()
             labels = dict(info)
             assert (labels["launcher"], labels["world_size"], value) == ("torch", "2", 1)
-            agent.wait(lambda scrape: labels["job"] in {dict(key).get("job") for key in scrape.series["dshealthd_open_files"]})
+            agent.wait(
+                lambda scrape: (
+                    labels["job"]
+                    in {dict(key).get("job") for key in scrape.series["dshealthd_open_files"]}
+                )
+            )
         agent.wait(lambda scrape: "dshealthd_job_step" not in scrape.series)
 
 
 def moving_average(seconds: list[float]) -> float:
-    """Return what a mean over about ten steps is at the end of a log; the first step's duration is not known to a heartbeat."""
+    """Return what a mean over about ten steps is at the end of a log.
+
+    The first step's duration is not known to a heartbeat.
+    """
     mean = seconds[1]
     for number, value in enumerate(seconds[1:], 1):
         mean += (value - mean) / min(number, 10)
@@ -96,12 +128,17 @@ def moving_average(seconds: list[float]) -> float:
 
 
 def test_rank_that_stops(tmp_path: Path) -> None:
-    """Of ranks that wait for one that was stopped in its input it is known where each is: the others in their collective."""
+    """Of ranks that wait for one that was stopped in its input it is known where each is.
+
+    The others in their collective.
+    """
     socket = tmp_path / "h.sock"
     variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket)}
     with running(tmp_path, CONFIG.format(socket=socket)) as agent:
         agent.wait(lambda _: socket.is_socket())
-        with training(tmp_path, "script_ddp.py", "1000", port=free_port(), variables=variables) as run:
+        with training(
+            tmp_path, "script_ddp.py", "1000", port=free_port(), variables=variables
+        ) as run:
             agent.wait(lambda scrape: reached(scrape, 3), 60.0)
             pid = run.pids()[1]
             # Most of a step is input; it is stopped there sooner or later.
@@ -116,12 +153,17 @@ def test_rank_that_stops(tmp_path: Path) -> None:
             assert stages(scrape) == {"0": "backward", "1": "input"}
             before = told(scrape, "heartbeat_timestamp_seconds")
             time.sleep(1.0)
-            assert told(agent.scrape(), "heartbeat_timestamp_seconds") == pytest.approx(before, abs=0.001)
+            assert told(agent.scrape(), "heartbeat_timestamp_seconds") == pytest.approx(
+                before, abs=0.001
+            )
             os.kill(pid, signal.SIGCONT)
 
 
 def test_agent_that_stops_and_ends(tmp_path: Path) -> None:
-    """A stopped agent and one that ends do not disturb a training; the next one takes over, and the losses are told."""
+    """A stopped agent and one that ends do not disturb a training.
+
+    The next one takes over, and the losses are told.
+    """
     socket = tmp_path / "h.sock"
     config = CONFIG.format(socket=socket)
     variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket)}
@@ -143,22 +185,42 @@ def test_agent_that_stops_and_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_deepspeed(tmp_path: Path, stage: int) -> None:
-    """A DeepSpeed training: the engine's steps, their time, norm, skipped steps and time in collectives, and checkpoints as pauses."""
+    """A DeepSpeed training: the engine's steps, their time, norm, skipped steps and time in
+    collectives, and checkpoints as pauses.
+    """
     socket = tmp_path / "h.sock"
-    variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket), "DS_ACCELERATOR": "cpu", "CHECKPOINTS": str(tmp_path / "saved"), "LINGER": "20"}
-    config = deepspeed_config(bf16={"enabled": True}, zero_optimization={"stage": stage}, comms_logger={"enabled": True, "prof_all": True})
+    variables = {
+        "DSHEALTHD_HEARTBEAT_SOCKET": str(socket),
+        "DS_ACCELERATOR": "cpu",
+        "CHECKPOINTS": str(tmp_path / "saved"),
+        "LINGER": "20",
+    }
+    config = deepspeed_config(
+        bf16={"enabled": True},
+        zero_optimization={"stage": stage},
+        comms_logger={"enabled": True, "prof_all": True},
+    )
     with running(tmp_path, CONFIG.format(socket=socket)) as agent:
         agent.wait(lambda _: socket.is_socket())
-        with training(tmp_path, "script_deepspeed.py", "40", config, port=free_port(), variables=variables) as run:
+        with training(
+            tmp_path, "script_deepspeed.py", "40", config, port=free_port(), variables=variables
+        ) as run:
             run.wait_for(40)
             scrape = agent.wait(lambda scrape: reached(scrape, 40))
-            check_agreement(agent, {str(rank): moving_average(seconds) for rank, seconds in run.steps().items()})
+            check_agreement(
+                agent, {str(rank): moving_average(seconds) for rank, seconds in run.steps().items()}
+            )
             assert told(scrape, "step") == {"0": 40, "1": 40}
             assert told(scrape, "skipped_steps_total") == {"0": 0, "1": 0}
             assert told(scrape, "loss_finite") == {"0": 1, "1": 1}
             assert all(norm > 0 for norm in told(scrape, "gradient_norm").values())
             total = sum(run.steps()[0])
-            assert all(0 < seconds < total for seconds in told(scrape, "communication_seconds_total").values())
+            assert all(
+                0 < seconds < total
+                for seconds in told(scrape, "communication_seconds_total").values()
+            )
             inputs, forwards = told(scrape, "input_seconds"), told(scrape, "forward_seconds")
-            assert all(0.04 <= inputs[rank] < 0.06 and forwards[rank] > 0 for rank in ("0", "1"))  # of two micro-steps
+            assert all(
+                0.04 <= inputs[rank] < 0.06 and forwards[rank] > 0 for rank in ("0", "1")
+            )  # of two micro-steps
             assert "dshealthd_job_loss_scale" not in scrape.series  # bf16 has none

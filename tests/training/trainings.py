@@ -21,7 +21,10 @@ LINE = re.compile(r"rank (\d+) step (\d+) seconds ([\d.]+) .*\n")
 
 
 class TrainingRun:
-    """The ranks of a training that run on one node, and their logs: torchrun gives each rank its own."""
+    """The ranks of a training that run on one node, and their logs.
+
+    Torchrun gives each rank its own.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process = process
@@ -39,11 +42,16 @@ class TrainingRun:
         return "".join(file.read_text() for file in sorted(self.log.parent.rglob("std*.log")))
 
     def pids(self) -> dict[int, int]:
-        """Return the process of each rank of this node, by its rank in the whole training; only those that run."""
+        """Return the process of each rank of this node, by its rank in the whole training.
+
+        Only those that run.
+        """
         found = {}
         for pid in children(self.process.pid):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                match = re.search(rb"(?:^|\0)RANK=(\d+)\0", Path(f"/proc/{pid}/environ").read_bytes())
+                match = re.search(
+                    rb"(?:^|\0)RANK=(\d+)\0", Path(f"/proc/{pid}/environ").read_bytes()
+                )
                 if match is not None:
                     found[int(match[1])] = pid
         return found
@@ -73,9 +81,11 @@ def training(
 ) -> Iterator[TrainingRun]:
     """Run a script of this folder under torchrun, and end it with all its ranks.
 
-    A training over several nodes takes one call for each, with the same `nnodes`, `master_addr` and `port`, a `node_rank` and a `directory`
-    of its own, and `ranks` of that node. `prefix` puts it onto the node: `("ip", "netns", "exec", "n1")`, say, or any other command that
-    runs the rest of its arguments in its own place. Ranks that have a variable `GLOO_SOCKET_IFNAME` use that interface of their node.
+    A training over several nodes takes one call for each, with the same `nnodes`, `master_addr` and
+    `port`, a `node_rank` and a `directory` of its own, and `ranks` of that node. `prefix` puts it
+    onto the node: `("ip", "netns", "exec", "n1")`, say, or any other command that runs the rest of
+    its arguments in its own place. Ranks that have a variable `GLOO_SOCKET_IFNAME` use that
+    interface of their node.
     """
     log = directory / "stdlauncher.log"
     command = [
@@ -87,8 +97,19 @@ def training(
         f"--node-rank={node_rank}",
         f"--nproc-per-node={ranks}",
     ]
-    command += [f"--master-addr={master_addr}", f"--master-port={port}", "--redirects=3", f"--log-dir={directory / 'ranks'}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", **(variables or {})}
+    command += [
+        f"--master-addr={master_addr}",
+        f"--master-port={port}",
+        "--redirects=3",
+        f"--log-dir={directory / 'ranks'}",
+    ]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "ignore",
+        **(variables or {}),
+    }
     with log.open("wb") as out:
         process = subprocess.Popen(
             [*command, str(HERE / script), *arguments],
@@ -112,6 +133,11 @@ def training(
 def children(pid: int) -> list[int]:
     """Return the processes that a process has started; none if it has ended."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+        return [
+            int(child)
+            for child in Path(f"/proc/{pid}/task/{pid}/children")
+            .read_text(encoding="ascii")
+            .split()
+        ]
     except FileNotFoundError:
         return []

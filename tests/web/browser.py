@@ -35,14 +35,29 @@ def chromium() -> Iterator[Browser]:
 class Visit:
     """One page that is open, with all that it asked for and complained of."""
 
-    def __init__(self, browser: Browser, url: str, size: tuple[int, int] = DESK, scheme: Literal["light", "dark"] = "light") -> None:
+    def __init__(
+        self,
+        browser: Browser,
+        url: str,
+        size: tuple[int, int] = DESK,
+        scheme: Literal["light", "dark"] = "light",
+    ) -> None:
         """Open `url` and wait until the page shows something."""
         self.url = url
-        self.page: Page = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+        self.page: Page = browser.new_page(
+            viewport={"width": size[0], "height": size[1]}, color_scheme=scheme
+        )
         self.requests: list[str] = []
         self.complaints: list[str] = []
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("console", lambda message: self.complaints.append(message.text) if message.type in {"error", "warning"} else None)
+        self.page.on(
+            "console",
+            lambda message: (
+                self.complaints.append(message.text)
+                if message.type in {"error", "warning"}
+                else None
+            ),
+        )
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.goto(url)
         self.page.wait_for_selector(".verdict")

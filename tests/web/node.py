@@ -1,4 +1,6 @@
-"""A simulated node for the page: eight GPUs, four InfiniBand ports and a kernel log, read by a real agent."""
+"""A simulated node for the page: eight GPUs, four InfiniBand ports and a kernel log, read by a real
+agent.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Node:
         self.dev.mkdir()
         os.mkfifo(self.dev / "kmsg")
         self._log = os.open(self.dev / "kmsg", os.O_RDWR | os.O_NONBLOCK)
-        fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_NONBLOCK | os.O_DIRECT)  # packets: one record a read
+        fcntl.fcntl(
+            self._log, fcntl.F_SETFL, os.O_NONBLOCK | os.O_DIRECT
+        )  # packets: one record a read
         self._sequence = 0
 
     @contextlib.contextmanager
@@ -60,14 +64,21 @@ class Node:
         )
         config = "".join(f'[collectors.{name}]\ninterval = "1s"\n' for name in collectors)
         config += '[collectors.filesystem]\npaths = ["/", "/dev/shm"]\n'
-        with running(self.directory, config, environment=self.nvml.environment(), flags=paths) as agent:
+        with running(
+            self.directory, config, environment=self.nvml.environment(), flags=paths
+        ) as agent:
             yield agent
 
     def xid(self, gpu: int, code: int, text: str) -> None:
         """Have the driver report an Xid."""
         self._sequence += 1
         now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
-        os.write(self._log, XID.format(self._sequence, now, self.nvml.value(gpu, "pci")[4:].lower(), code, text).encode())
+        os.write(
+            self._log,
+            XID.format(
+                self._sequence, now, self.nvml.value(gpu, "pci")[4:].lower(), code, text
+            ).encode(),
+        )
 
     def train(self, moment: float) -> None:
         """Put the GPUs under the load of a training job, as it is `moment` seconds into it."""
@@ -76,13 +87,18 @@ class Node:
             wave = math.sin(moment / 7 + gpu)
             self.nvml.set(gpu, "utilization_gpu", round(93 + 5 * wave))
             self.nvml.set(gpu, "utilization_memory", round(48 + 9 * wave))
-            self.nvml.set(gpu, "power_usage", round(598_000 + 60_000 * wave + noise.uniform(-9000, 9000)))
+            self.nvml.set(
+                gpu, "power_usage", round(598_000 + 60_000 * wave + noise.uniform(-9000, 9000))
+            )
             self.nvml.set(gpu, "temperature", round(61 + gpu * 1.4 + 2 * wave))
             self.nvml.set(gpu, "memory_temperature", round(69 + gpu * 1.2 + 2 * wave))
             self.nvml.set(gpu, "memory_used", 71_600_000_000 + gpu * 37_000_000)
 
     def ail(self) -> None:
-        """Let some things be wrong, each of another kind: a hot GPU, a row to be remapped, an NVLink down, a GPU lost."""
+        """Let some things be wrong, each of another kind.
+
+        A hot GPU, a row to be remapped, an NVLink down, a GPU lost.
+        """
         self.nvml.set(2, "temperature", 88)
         self.nvml.set(2, "throttle_reasons", 0x60)
         self.nvml.set(5, "remapped_pending", 1)

@@ -1,4 +1,7 @@
-"""Makes the README's picture: `python -m tests.web.picture docs/page.png`. As root, so that the node can be named as a simulated one."""
+"""Makes the README's picture: `python -m tests.web.picture docs/page.png`.
+
+As root, so that the node can be named as a simulated one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A real server over a snapshot of made-up samples, in a thread or in a process of its own, and raw clients for it."""
+"""A real server over a snapshot of made-up samples, in a thread or in a process of its own, and raw
+clients for it.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,19 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from blockbuster import BlockBuster
 
-from dshealthd.collector import Fault, Metric, Reason, Sample, gauge
 from dshealthd.config import Web
-from dshealthd.options import Duration
-from dshealthd.result import Outcome, Result, failed, not_available
-from dshealthd.snapshot import Snapshot
-from dshealthd.telemetry import Telemetry
+from dshealthd.core.collector import Fault, Metric, Reason, Sample, gauge
+from dshealthd.core.options import Duration
+from dshealthd.core.result import Outcome, Result, failed, not_available
+from dshealthd.core.snapshot import Snapshot
+from dshealthd.findings.judge import judge, series_of
+from dshealthd.jobs.overview import overview
+from dshealthd.self_metrics import SelfMetrics
 from dshealthd.web.server import Server
 
 if TYPE_CHECKING:
@@ -38,7 +43,15 @@ def small_snapshot() -> Snapshot:
     snapshot = Snapshot(time.monotonic, time.time)
     snapshot.expect("good", 3600.0)
     faults = (Fault("part-2", Reason.TIMEOUT, "no answer within 2 s"),)
-    snapshot.put("good", Result(Outcome.OK, (VALUE(54.5, "part-1"), VALUE(float("nan"), "part-3")), faults, duration=0.25))
+    snapshot.put(
+        "good",
+        Result(
+            Outcome.OK,
+            (VALUE(54.5, "part-1"), VALUE(float("nan"), "part-3")),
+            faults,
+            duration=0.25,
+        ),
+    )
     snapshot.expect("bad", 3600.0)
     snapshot.put("bad", failed(Reason.IO_ERROR, "cannot be read: \udcff Input/output error"))
     snapshot.expect("absent", 3600.0)
@@ -46,11 +59,26 @@ def small_snapshot() -> Snapshot:
     return snapshot
 
 
+def sections(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the parts of the status document that an agent makes of a snapshot."""
+    series = series_of(snapshot, ())
+    verdict = judge(
+        snapshot, series, node="n1", name="n1", monotonic=time.monotonic(), wall=time.time()
+    )
+    return {**verdict.document(), "jobs": overview(series, "/state/evidence")}
+
+
 def large_snapshot(series: int) -> Snapshot:
     """Return a snapshot with so many series."""
     snapshot = Snapshot(time.monotonic, time.time)
     snapshot.expect("good", 3600.0)
-    snapshot.put("good", Result(Outcome.OK, tuple(VALUE(float(number), f"part-{number:06}" * 4) for number in range(series))))
+    snapshot.put(
+        "good",
+        Result(
+            Outcome.OK,
+            tuple(VALUE(float(number), f"part-{number:06}" * 4) for number in range(series)),
+        ),
+    )
     return snapshot
 
 
@@ -61,23 +89,44 @@ def snapshot_of(document: Mapping[str, Any]) -> Snapshot:
     for name, family in document["metrics"].items():
         for sample in family["samples"]:
             metric = Metric(name, family["kind"], family["help"], tuple(sample["labels"]))
-            families.setdefault(family.get("collector", ""), []).append(metric(float(sample["value"]), *sample["labels"].values()))
+            families.setdefault(family.get("collector", ""), []).append(
+                metric(float(sample["value"]), *sample["labels"].values())
+            )
     for collector in document["collectors"]:
         name = collector["name"]
         snapshot.expect(name, 3600.0)
-        faults = tuple(Fault(fault["part"], Reason(fault["reason"]), fault["detail"]) for fault in collector["faults"])
+        faults = tuple(
+            Fault(fault["part"], Reason(fault["reason"]), fault["detail"])
+            for fault in collector["faults"]
+        )
         reason = Reason(collector["reason"]) if collector["reason"] else None
-        outcome = {"ok": Outcome.OK, "failing": Outcome.ERROR, "not available": Outcome.NOT_AVAILABLE}.get(collector["state"])
+        outcome = {
+            "ok": Outcome.OK,
+            "failing": Outcome.ERROR,
+            "not available": Outcome.NOT_AVAILABLE,
+        }.get(collector["state"])
         if outcome is not None:
             samples = tuple(families.get(name, ()))
-            snapshot.put(name, Result(outcome, samples, faults, reason, collector["detail"], collector["duration_seconds"] or 0.0))
+            snapshot.put(
+                name,
+                Result(
+                    outcome,
+                    samples,
+                    faults,
+                    reason,
+                    collector["detail"],
+                    collector["duration_seconds"] or 0.0,
+                ),
+            )
     return snapshot
 
 
 class Served:
     """A running server and its port."""
 
-    def __init__(self, port: int, server: Server | None = None, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, port: int, server: Server | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         """The server listens on `port` of 127.0.0.1; `tls` is for clients, where it speaks TLS."""
         self.port = port
         self.server = server
@@ -86,10 +135,18 @@ class Served:
     def connect(self, source: str = "127.0.0.1", timeout: float = 5.0) -> socket.socket:
         """Open a connection from an address of the loopback range."""
         connection = socket.create_connection(("127.0.0.1", self.port), timeout, (source, 0))
-        return connection if self.tls is None else self.tls.wrap_socket(connection, server_hostname="localhost")
+        return (
+            connection
+            if self.tls is None
+            else self.tls.wrap_socket(connection, server_hostname="localhost")
+        )
 
     def ask(
-        self, path: str, headers: Mapping[str, str] | None = None, method: str = "GET", source: str = "127.0.0.1"
+        self,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        method: str = "GET",
+        source: str = "127.0.0.1",
     ) -> tuple[http.client.HTTPResponse, bytes]:
         """Return the answer to one request, and its body."""
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port)) as client:
@@ -99,7 +156,9 @@ class Served:
             return answer, answer.read()
 
     def send(self, data: bytes, source: str = "127.0.0.1") -> bytes:
-        """Send bytes and return all that comes back until the server closes, or is silent for a while."""
+        """Send bytes and return all that comes back until the server closes, or is silent for a
+        while.
+        """
         with self.connect(source) as connection:
             connection.sendall(data)
             return received(connection, 1.0)
@@ -107,11 +166,20 @@ class Served:
     def metric(self, name: str, *labels: str) -> float:
         """Return what the server says of itself at this moment: one series, by its label values."""
         assert self.server is not None
-        return next((sample.value for sample in self.server.samples() if (sample.metric.name, sample.labels) == (name, labels)), 0.0)
+        return next(
+            (
+                sample.value
+                for sample in self.server.samples()
+                if (sample.metric.name, sample.labels) == (name, labels)
+            ),
+            0.0,
+        )
 
 
 def received(connection: socket.socket, patience: float) -> bytes:
-    """Return what comes until the other side closes or resets, or says nothing for `patience` seconds."""
+    """Return what comes until the other side closes or resets, or says nothing for `patience`
+    seconds.
+    """
     connection.settimeout(patience)
     data = b""
     with contextlib.suppress(TimeoutError, ConnectionResetError):
@@ -121,7 +189,10 @@ def received(connection: socket.socket, patience: float) -> bytes:
 
 
 def closed_after(connection: socket.socket, limit: float) -> float:
-    """Return how many seconds it takes until the other side closes; fails when it does not within `limit`."""
+    """Return how many seconds it takes until the other side closes.
+
+    Fails when it does not within `limit`.
+    """
     started = time.monotonic()
     connection.settimeout(limit)
     try:
@@ -137,14 +208,37 @@ def closed_after(connection: socket.socket, limit: float) -> float:
 
 def options(**given: Any) -> Web:
     """Return options for a server on a free port of 127.0.0.1; times in seconds."""
-    given = {name: Duration(value) if name.endswith("_timeout") else value for name, value in given.items()}
+    given = {
+        name: Duration(value) if name.endswith("_timeout") else value
+        for name, value in given.items()
+    }
     return Web(listen_address="127.0.0.1:0", **given)
 
 
 @contextlib.contextmanager
-def serving(snapshot: Snapshot | None = None, *, tls: ssl.SSLContext | None = None, **given: Any) -> Iterator[Served]:
-    """Run a server in a thread; a blocking call in its event loop is an error of that request."""
-    server = Server(options(**given), snapshot or small_snapshot(), lambda: server.samples(), Telemetry(time.time()))  # noqa: PLW0108 - it is not bound yet
+def serving(
+    snapshot: Snapshot | None = None,
+    *,
+    tls: ssl.SSLContext | None = None,
+    more: Mapping[str, Any] = MappingProxyType({}),
+    guarded: bool = True,
+    targets: Callable[[int], bytes] | None = None,
+    **given: Any,
+) -> Iterator[Served]:
+    """Run a server in a thread; a blocking call in its event loop is an error of that request.
+
+    `more` replaces parts of its status document. Not `guarded` beside playwright, whose own loop
+    the guard would watch too.
+    """
+    held = snapshot or small_snapshot()
+    server = Server(
+        options(**given),
+        held,
+        lambda: server.samples(),  # noqa: PLW0108 - it is not bound yet
+        SelfMetrics(time.time()),
+        lambda: {**sections(held), **more},
+        targets,
+    )
     loop = asyncio.new_event_loop()
     started, stop, problems = threading.Event(), asyncio.Event(), []
 
@@ -158,15 +252,19 @@ def serving(snapshot: Snapshot | None = None, *, tls: ssl.SSLContext | None = No
 
     def run() -> None:
         guard = BlockBuster()
-        guard.functions["os.listdir"].can_block_in("web/limits.py", "keep_descriptors")  # once, before anything is served
-        guard.activate()
+        guard.functions["os.listdir"].can_block_in(
+            "http/connection_limiter.py", "keep_descriptors"
+        )  # once, before anything is served
+        if guarded:
+            guard.activate()
         try:
             loop.run_until_complete(serve())
         except BaseException as error:  # handed to the test's own thread
             problems.append(error)
             raise
         finally:
-            guard.deactivate()
+            if guarded:
+                guard.deactivate()
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
             started.set()
@@ -189,7 +287,9 @@ def serving(snapshot: Snapshot | None = None, *, tls: ssl.SSLContext | None = No
 def server_process(*arguments: str) -> Iterator[tuple[Served, int]]:
     """Run this module as a process; gives the server and its pid."""
     command = [sys.executable, "-m", __name__, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stderr is not None
@@ -234,11 +334,23 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     given = parser.parse_args()
     if given.files:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (given.files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    snapshot = large_snapshot(given.series) if given.status is None else snapshot_of(json.loads(given.status.read_text(encoding="utf-8")))
-    telemetry = Telemetry(time.time())
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (given.files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        )
+    snapshot = (
+        large_snapshot(given.series)
+        if given.status is None
+        else snapshot_of(json.loads(given.status.read_text(encoding="utf-8")))
+    )
+    telemetry = SelfMetrics(time.time())
     web = Web(listen_address=f"127.0.0.1:{given.port}")
-    server = Server(web, snapshot, lambda: (*telemetry.samples(), *server.samples()), telemetry)
+    server = Server(
+        web,
+        snapshot,
+        lambda: (*telemetry.samples(), *server.samples()),
+        telemetry,
+        lambda: sections(snapshot),
+    )
     asyncio.run(_serve_until_closed(server, snapshot))
 
 

@@ -35,15 +35,17 @@ def ask(users: Mapping[str, str], *headers: str | None) -> list[int | None]:
 
     async def run() -> list[int | None]:
         authenticator = Authenticator()
-        try:
-            return [await authenticator.refusal(users, header) for header in headers]
-        finally:
-            authenticator.close()
+        return [await authenticator.refusal(users, header) for header in headers]
 
     return asyncio.run(run())
 
 
-USERS = {"alice": hashed(b"secret"), "bj\u00f6rn": hashed("pa\u00df:word".encode()), "long": hashed(b"x" * 72), "empty": hashed(b"")}
+USERS = {
+    "alice": hashed(b"secret"),
+    "bj\u00f6rn": hashed("pa\u00df:word".encode()),
+    "long": hashed(b"x" * 72),
+    "empty": hashed(b""),
+}
 
 
 @pytest.mark.parametrize(
@@ -78,11 +80,16 @@ def test_who_is_let_in(header: str | None, refusal: int | None) -> None:
 def test_hashes_of_other_tools_are_understood() -> None:
     """The hashes that htpasswd (2y) and older tools (2a) write are the same function."""
     for kind in ("2a", "2b", "2y"):
-        assert ask({"alice": USERS["alice"].replace("2b", kind, 1)}, basic("alice", b"secret")) == [None]
+        assert ask({"alice": USERS["alice"].replace("2b", kind, 1)}, basic("alice", b"secret")) == [
+            None
+        ]
 
 
 def test_result_is_remembered() -> None:
-    """The second request with the same credentials costs no bcrypt; a hash that has changed is verified anew."""
+    """The second request with the same credentials costs no bcrypt.
+
+    A hash that has changed is verified anew.
+    """
 
     async def run() -> tuple[float, float, int | None]:
         authenticator, users = Authenticator(), {"alice": hashed(b"secret", 10)}
@@ -91,8 +98,9 @@ def test_result_is_remembered() -> None:
             started = time.perf_counter()
             assert await authenticator.refusal(users, basic("alice", b"secret")) is None
             times.append(time.perf_counter() - started)
-        changed = await authenticator.refusal({"alice": hashed(b"other")}, basic("alice", b"secret"))
-        authenticator.close()
+        changed = await authenticator.refusal(
+            {"alice": hashed(b"other")}, basic("alice", b"secret")
+        )
         return times[0], times[1], changed
 
     first, second, changed = asyncio.run(run())
@@ -109,7 +117,6 @@ def test_guesses_do_not_push_out_who_is_let_in() -> None:
         for number in range(2 * REMEMBERED):
             assert await authenticator.refusal(USERS, basic("alice", str(number).encode())) == 401
         assert (len(authenticator._passed), len(authenticator._failed)) == (1, REMEMBERED)
-        authenticator.close()
 
     asyncio.run(run())
 
@@ -123,34 +130,44 @@ def test_unknown_name_takes_as_long_as_a_wrong_password() -> None:
         assert ask(users, basic(name, str(number).encode())) == [401]
         return time.process_time() - started
 
-    known, unknown = (statistics.median(seconds(name, number) for number in range(7)) for name in ("alice", "nobody"))
+    known, unknown = (
+        statistics.median(seconds(name, number) for number in range(7))
+        for name in ("alice", "nobody")
+    )
     assert 0.7 < known / unknown < 1.4
 
 
 def test_no_password_is_kept() -> None:
-    """What is remembered is a keyed hash: the memory of the agent has no passwords and nothing to guess them by."""
+    """What is remembered is a keyed hash.
+
+    The memory of the agent has no passwords and nothing to guess them by.
+    """
 
     async def run() -> str:
         authenticator = Authenticator()
         await authenticator.refusal(USERS, basic("alice", b"secret"))
-        authenticator.close()
         return repr(vars(authenticator))
 
     assert "secret" not in asyncio.run(run())
 
 
 def test_logins_that_wait_are_bounded() -> None:
-    """Beyond a number of verifications in a queue a login is told to come later; who was let in before is not concerned."""
+    """Beyond a number of verifications in a queue a login is told to come later.
+
+    Who was let in before is not concerned.
+    """
 
     async def run() -> list[int | None]:
         authenticator = Authenticator()
         assert await authenticator.refusal(USERS, basic("alice", b"secret")) is None
         slow = {**USERS, "bob": hashed(b"secret", 8)}
-        guesses = [asyncio.create_task(authenticator.refusal(slow, basic("bob", str(number).encode()))) for number in range(WAITING + 3)]
+        guesses = [
+            asyncio.create_task(authenticator.refusal(slow, basic("bob", str(number).encode())))
+            for number in range(WAITING + 3)
+        ]
         await asyncio.sleep(0)
         assert await authenticator.refusal(slow, basic("alice", b"secret")) is None
         answers: list[int | None] = list(await asyncio.gather(*guesses))
-        authenticator.close()
         return answers
 
     answers = list(asyncio.run(run()))
@@ -162,12 +179,16 @@ def config(tmp_path: Path) -> Path:
     """A web config file with a user whose hash is of the usual cost, and with headers."""
     place = tmp_path / "web.yml"
     headers = "http_server_config:\n  headers:\n    X-Frame-Options: sameorigin\n    Content-Security-Policy: ''\n"
-    place.write_text(f"basic_auth_users:\n  alice: {hashed(b'secret', 10)}\n{headers}", encoding="utf-8")
+    place.write_text(
+        f"basic_auth_users:\n  alice: {hashed(b'secret', 10)}\n{headers}", encoding="utf-8"
+    )
     return place
 
 
 def test_everything_but_health_asks_for_a_password(config: Path) -> None:
-    """With users configured every path is for them, existing or not, except /-/healthy, which liveness probes ask."""
+    """With users configured every path is for them, existing or not, except /-/healthy, which
+    liveness probes ask.
+    """
     with serving(config_file=config) as served:
         for path in ("/", "/metrics", "/api/v1/status", "/-/ready", "/nothing", "/page/page.js"):
             answer, body = served.ask(path)
@@ -179,7 +200,10 @@ def test_everything_but_health_asks_for_a_password(config: Path) -> None:
 
 
 def test_configured_headers_replace_the_own_ones(config: Path) -> None:
-    """Headers of the web config file are in every answer and stand for the server's own; an empty one takes its own away."""
+    """Headers of the web config file are in every answer and stand for the server's own.
+
+    An empty one takes its own away.
+    """
     with serving(config_file=config) as served:
         answer, _ = served.ask("/", {"Authorization": basic("alice", b"secret")})
         assert answer.headers.get_all("X-Frame-Options") == ["sameorigin"]
@@ -188,11 +212,21 @@ def test_configured_headers_replace_the_own_ones(config: Path) -> None:
 
 
 def test_logins_do_not_hold_up_the_others(config: Path) -> None:
-    """While passwords are guessed, a client with the right one is served without waiting for bcrypt."""
-    with serving(config_file=config, max_connections_per_address=64) as served, ThreadPoolExecutor(8) as threads:
+    """While passwords are guessed, a client with the right one is served without waiting for
+    bcrypt.
+    """
+    with (
+        serving(config_file=config, max_connections_per_address=64) as served,
+        ThreadPoolExecutor(8) as threads,
+    ):
         right = {"Authorization": basic("alice", b"secret")}
         served.ask("/metrics", right)
-        guesses = [threads.submit(served.ask, "/metrics", {"Authorization": basic("alice", str(n).encode())}) for n in range(12)]
+        guesses = [
+            threads.submit(
+                served.ask, "/metrics", {"Authorization": basic("alice", str(n).encode())}
+            )
+            for n in range(12)
+        ]
         for _ in range(20):
             started = time.monotonic()
             assert served.ask("/metrics", right, source="127.0.0.2")[0].status == 200

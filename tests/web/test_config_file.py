@@ -1,4 +1,7 @@
-"""The exporter-toolkit's web config file: what is accepted, what is refused and how, and how a change is taken up."""
+"""The exporter-toolkit's web config file.
+
+What is accepted, what is refused and how, and how a change is taken up.
+"""
 
 from __future__ import annotations
 
@@ -28,46 +31,88 @@ ACCEPTED = {
     "no users": "basic_auth_users:\n",
     "TLS": TLS,
     "mutual TLS": f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n",
-    "names": f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n  client_allowed_sans: [a, b]\n",
+    "names": (
+        f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n  "
+        "client_allowed_sans: [a, b]\n"
+    ),
     "optional": f"{TLS}  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: ca.pem\n",
     "none": f"{TLS}  client_auth_type: NoClientCert\n",
     "versions": f"{TLS}  min_version: TLS12\n  max_version: TLS12\n",
-    "suites": f"{TLS}  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256]\n  prefer_server_cipher_suites: false\n",
+    "suites": (
+        f"{TLS}  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256]\n  "
+        "prefer_server_cipher_suites: false\n"
+    ),
     "curve": f"{TLS}  curve_preferences: [CurveP384]\n",
     "no http2": f"{TLS}http_server_config:\n  http2: false\n",
-    "headers": "http_server_config:\n  headers:\n    X-Frame-Options: sameorigin\n    Strict-Transport-Security: max-age=60\n",
+    "headers": (
+        "http_server_config:\n  headers:\n    X-Frame-Options: sameorigin\n    "
+        "Strict-Transport-Security: max-age=60\n"
+    ),
 }
 
 REFUSED = {
     "no YAML": ("a: [", ["is not YAML: "]),
     "no mapping": ("- a\n", ["must be a mapping at its top"]),
-    "unknown key": ("tls_server_conf: {}\n", ["tls_server_conf: unknown key; did you mean tls_server_config?"]),
+    "unknown key": (
+        "tls_server_conf: {}\n",
+        ["tls_server_conf: unknown key; did you mean tls_server_config?"],
+    ),
     "section of another kind": ("basic_auth_users: [a]\n", ["basic_auth_users: must be a mapping"]),
-    "twice": ("basic_auth_users: {}\nbasic_auth_users: {}\n", ["basic_auth_users: is given twice, the second time in line 2"]),
+    "twice": (
+        "basic_auth_users: {}\nbasic_auth_users: {}\n",
+        ["basic_auth_users: is given twice, the second time in line 2"],
+    ),
     "rate limit": ("rate_limit: {burst: 1}\n", ["rate_limit: not supported; web.max_connections "]),
     "no certificate": (
         "tls_server_config: {min_version: TLS12}\n",
         ["tls_server_config.cert_file: is missing", "tls_server_config.key_file: is missing"],
     ),
-    "inline": (f"{TLS}  cert: x\n", ["tls_server_config.cert: not supported; put the certificate into a file "]),
-    "no such file": (TLS.replace("server.pem", "gone.pem"), ["tls_server_config.cert_file: DIR/gone.pem cannot be read"]),
+    "inline": (
+        f"{TLS}  cert: x\n",
+        ["tls_server_config.cert: not supported; put the certificate into a file "],
+    ),
+    "no such file": (
+        TLS.replace("server.pem", "gone.pem"),
+        ["tls_server_config.cert_file: DIR/gone.pem cannot be read"],
+    ),
     "not that key": (
         TLS.replace("server.key", "server2.key"),
         ["tls_server_config.key_file: DIR/server2.key is no key for DIR/server.pem"],
     ),
     "no key": (TLS.replace("server.key", "server.pem"), ["tls_server_config.key_file: DIR/server"]),
-    "encrypted": (TLS.replace("server.key", "server.encrypted.key"), ["tls_server_config.key_file: DIR/server"]),
+    "encrypted": (
+        TLS.replace("server.key", "server.encrypted.key"),
+        ["tls_server_config.key_file: DIR/server"],
+    ),
     "number": (f"{TLS}  min_version: 12\n", ["tls_server_config.min_version: must be a string"]),
-    "list of numbers": (f"{TLS}  cipher_suites: [1]\n", ["tls_server_config.cipher_suites: must be a list of strings"]),
-    "old version": (f"{TLS}  min_version: TLS10\n", ["tls_server_config.min_version: TLS10 is not supported: "]),
-    "no version": (f"{TLS}  max_version: SSL30\n", ['tls_server_config.max_version: "SSL30" is not one of TLS12, TLS13']),
-    "no range": (f"{TLS}  min_version: TLS13\n  max_version: TLS12\n", ["tls_server_config.min_version: is later than max_version"]),
-    "suite": (f"{TLS}  cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]\n", ['tls_server_config.cipher_suites: "TLS_RSA_WITH_RC4_128_SHA" is ']),
+    "list of numbers": (
+        f"{TLS}  cipher_suites: [1]\n",
+        ["tls_server_config.cipher_suites: must be a list of strings"],
+    ),
+    "old version": (
+        f"{TLS}  min_version: TLS10\n",
+        ["tls_server_config.min_version: TLS10 is not supported: "],
+    ),
+    "no version": (
+        f"{TLS}  max_version: SSL30\n",
+        ['tls_server_config.max_version: "SSL30" is not one of TLS12, TLS13'],
+    ),
+    "no range": (
+        f"{TLS}  min_version: TLS13\n  max_version: TLS12\n",
+        ["tls_server_config.min_version: is later than max_version"],
+    ),
+    "suite": (
+        f"{TLS}  cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]\n",
+        ['tls_server_config.cipher_suites: "TLS_RSA_WITH_RC4_128_SHA" is '],
+    ),
     "two curves": (
         f"{TLS}  curve_preferences: [CurveP256, CurveP384]\n",
         ["tls_server_config.curve_preferences: only one curve is supported; "],
     ),
-    "other curve": (f"{TLS}  curve_preferences: [X25519]\n", ['tls_server_config.curve_preferences: "X25519" is not supported; ']),
+    "other curve": (
+        f"{TLS}  curve_preferences: [X25519]\n",
+        ['tls_server_config.curve_preferences: "X25519" is not supported; '],
+    ),
     "any client": (
         f"{TLS}  client_auth_type: RequireAnyClientCert\n",
         ["tls_server_config.client_auth_type: RequireAnyClientCert is not "],
@@ -76,16 +121,34 @@ REFUSED = {
         f"{TLS}  client_auth_type: RequestClientCert\n",
         ["tls_server_config.client_auth_type: RequestClientCert is not "],
     ),
-    "no policy": (f"{TLS}  client_auth_type: Maybe\n", ['tls_server_config.client_auth_type: "Maybe" is not one of ']),
-    "no authority": (f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n", ["tls_server_config.client_ca_file: is needed "]),
-    "idle authority": (f"{TLS}  client_ca_file: ca.pem\n", ["tls_server_config.client_ca_file: is there, but "]),
-    "idle names": (f"{TLS}  client_allowed_sans: [a]\n", ["tls_server_config.client_allowed_sans: needs client_auth_type "]),
+    "no policy": (
+        f"{TLS}  client_auth_type: Maybe\n",
+        ['tls_server_config.client_auth_type: "Maybe" is not one of '],
+    ),
+    "no authority": (
+        f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n",
+        ["tls_server_config.client_ca_file: is needed "],
+    ),
+    "idle authority": (
+        f"{TLS}  client_ca_file: ca.pem\n",
+        ["tls_server_config.client_ca_file: is there, but "],
+    ),
+    "idle names": (
+        f"{TLS}  client_allowed_sans: [a]\n",
+        ["tls_server_config.client_allowed_sans: needs client_auth_type "],
+    ),
     "bad authority": (
         f"{TLS}  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: server.key\n",
         ["tls_server_config.client_ca_file: DIR/server.key holds no certificate: "],
     ),
-    "http2": ("http_server_config: {http2: true}\n", ["http_server_config.http2: not supported; leave the key out, or set it to false"]),
-    "no header": ("http_server_config: {headers: {Foo: bar}}\n", ["http_server_config.headers.Foo: cannot be set; headers that can are "]),
+    "http2": (
+        "http_server_config: {http2: true}\n",
+        ["http_server_config.http2: not supported; leave the key out, or set it to false"],
+    ),
+    "no header": (
+        "http_server_config: {headers: {Foo: bar}}\n",
+        ["http_server_config.headers.Foo: cannot be set; headers that can are "],
+    ),
     "header value": (
         "http_server_config: {headers: {X-Frame-Options: maybe}}\n",
         ['http_server_config.headers.X-Frame-Options: "maybe" is not one of deny, '],
@@ -94,23 +157,44 @@ REFUSED = {
         'http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb"}}\n',
         ["http_server_config.headers.X-XSS-Protection: must be a string of "],
     ),
-    "no hash": ("basic_auth_users: {alice: secret}\n", ["basic_auth_users.alice: is no bcrypt hash"]),
+    "no hash": (
+        "basic_auth_users: {alice: secret}\n",
+        ["basic_auth_users.alice: is no bcrypt hash"],
+    ),
     "costly": (
         f"basic_auth_users: {{alice: '{HASH.replace('$04$', '$20$')}'}}\n",
         ["basic_auth_users.alice: is a bcrypt hash of cost 20; "],
     ),
-    "colon": (f"basic_auth_users: {{'a:b': '{HASH}'}}\n", ["basic_auth_users.a:b: a name with a colon cannot be sent"]),
-    "numbers": (f"basic_auth_users: {{1: '{HASH}'}}\n", ["basic_auth_users.1: name and hash must be strings; quote "]),
+    "colon": (
+        f"basic_auth_users: {{'a:b': '{HASH}'}}\n",
+        ["basic_auth_users.a:b: a name with a colon cannot be sent"],
+    ),
+    "numbers": (
+        f"basic_auth_users: {{1: '{HASH}'}}\n",
+        ["basic_auth_users.1: name and hash must be strings; quote "],
+    ),
     "all at once": (
         "bogus: 1\nhttp_server_config: {http2: true}\nbasic_auth_users: {a: b}\n",
-        ["bogus: unknown key; known are ", "basic_auth_users.a: is no bcrypt hash", "http_server_config.http2: not supported"],
+        [
+            "bogus: unknown key; known are ",
+            "basic_auth_users.a: is no bcrypt hash",
+            "http_server_config.http2: not supported",
+        ],
     ),
 }
 
 
 def promtool(file: Path) -> bool:
     """Tell whether Prometheus' own tool accepts a web config file."""
-    return subprocess.run(["promtool", "check", "web-config", str(file)], capture_output=True, timeout=20, check=False).returncode == 0
+    return (
+        subprocess.run(
+            ["promtool", "check", "web-config", str(file)],
+            capture_output=True,
+            timeout=20,
+            check=False,
+        ).returncode
+        == 0
+    )
 
 
 @pytest.fixture
@@ -124,12 +208,16 @@ def test_accepted_file_is_one_for_prometheus_too(write: Path, text: str) -> None
     """What is accepted, Prometheus' own tool accepts as well."""
     write.write_text(text, encoding="utf-8")
     load(write)
-    assert promtool(write) or "client_allowed_sans" in text  # a key that is younger than Debian 12's promtool
+    assert (
+        promtool(write) or "client_allowed_sans" in text
+    )  # a key that is younger than Debian 12's promtool
 
 
 @pytest.mark.parametrize(("text", "messages"), REFUSED.values(), ids=REFUSED)
 def test_refused_file_is_told_by_key(write: Path, text: str, messages: list[str]) -> None:
-    """What is not supported or wrong is refused, all of it at once, each with its key and the file's name."""
+    """What is not supported or wrong is refused, all of it at once, each with its key and the
+    file's name.
+    """
     write.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         load(write)
@@ -139,9 +227,22 @@ def test_refused_file_is_told_by_key(write: Path, text: str, messages: list[str]
         assert line.startswith(f"{write}: {message.replace('DIR', str(write.parent))}"), line
 
 
-@pytest.mark.parametrize("name", ["unknown key", "no such file", "not that key", "suite", "no policy", "idle authority", "no hash"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "unknown key",
+        "no such file",
+        "not that key",
+        "suite",
+        "no policy",
+        "idle authority",
+        "no hash",
+    ],
+)
 def test_prometheus_refuses_what_is_wrong_too(write: Path, name: str) -> None:
-    """Files that are wrong, rather than beyond what is supported here, are refused by Prometheus' own tool as well."""
+    """Files that are wrong, rather than beyond what is supported here, are refused by Prometheus'
+    own tool as well.
+    """
     write.write_text(REFUSED[name][0], encoding="utf-8")
     assert not promtool(write)
 
@@ -155,14 +256,19 @@ def test_missing_file_is_told(tmp_path: Path) -> None:
         load(tmp_path / "binary.yml")
 
 
-def test_check_config_checks_the_web_config_file(write: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`dshealthd check-config` reads the web config file too, and `run` does not start on a bad one."""
+@pytest.mark.parametrize("flag", ["--web.config.file", "--web.config-file"])
+def test_check_config_checks_the_web_config_file(
+    flag: str, write: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`dshealthd check-config` reads the web config file too, and `run` does not start on a bad
+    one. The flag may be spelt as Prometheus' own exporters spell it.
+    """
     write.write_text("bogus: 1\n", encoding="utf-8")
     for command in ("check-config", "run"):
-        assert main([command, "--web.config-file", str(write)]) == 2
+        assert main([command, flag, str(write)]) == 2
         assert f"{write}: bogus: unknown key" in capsys.readouterr().err
     write.write_text(ACCEPTED["users"], encoding="utf-8")
-    assert main(["check-config", "--web.config-file", str(write)]) == 0
+    assert main(["check-config", flag, str(write)]) == 0
 
 
 class Clock:
@@ -198,13 +304,17 @@ def file(keys: Path, tmp_path: Path) -> Path:
     """A config file with TLS and a user, and its certificates, in a directory of its own."""
     for name in ("server.pem", "server.key", "server2.pem", "server2.key", "ca.pem"):
         (tmp_path / name).write_bytes((keys / name).read_bytes())
+        (tmp_path / name).chmod(0o600)
     place = tmp_path / "web.yml"
     place.write_text(TLS + ACCEPTED["users"], encoding="utf-8")
     return place
 
 
 def test_change_is_taken_up(file: Path) -> None:
-    """A changed file is in force a second later at most; one that has not changed is not read again."""
+    """A changed file is in force a second later at most.
+
+    One that has not changed is not read again.
+    """
     clock = Clock()
     config = WebConfigFile(file, clock)
     before = config.config
@@ -217,7 +327,10 @@ def test_change_is_taken_up(file: Path) -> None:
 
 
 def test_bad_change_keeps_the_one_before(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A file that cannot be used is counted and logged once; what was in force stays so until there is a good one."""
+    """A file that cannot be used is counted and logged once.
+
+    What was in force stays so until there is a good one.
+    """
     clock = Clock()
     config = WebConfigFile(file, clock)
     before = config.config
@@ -231,8 +344,12 @@ def test_bad_change_keeps_the_one_before(file: Path, caplog: pytest.LogCaptureFi
     assert (config.ok, config.failures) == (True, 1)
 
 
-def test_half_written_certificate_keeps_the_one_before(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A certificate of which half is there, or whose key is not there yet, is counted and logged once each, and the old one is kept."""
+def test_half_written_certificate_keeps_the_one_before(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A certificate of which half is there, or whose key is not there yet, is counted and logged
+    once each, and the old one is kept.
+    """
     clock = Clock()
     config = WebConfigFile(file, clock)
     before = config.config
@@ -255,11 +372,17 @@ def test_certificate_that_appears_later_is_found(file: Path) -> None:
     clock = Clock()
     config = WebConfigFile(file, clock)
     put(
-        file, TLS.replace("server", "later").replace("later_config", "server_config").replace("tls_later", "tls_server") + ACCEPTED["users"]
+        file,
+        TLS.replace("server", "later")
+        .replace("later_config", "server_config")
+        .replace("tls_later", "tls_server")
+        + ACCEPTED["users"],
     )
     assert not changed(config, clock).ok
     for suffix in ("pem", "key"):
-        (file.parent / f"later.{suffix}").write_bytes((file.parent / f"server2.{suffix}").read_bytes())
+        (file.parent / f"later.{suffix}").write_bytes(
+            (file.parent / f"server2.{suffix}").read_bytes()
+        )
     assert changed(config, clock).ok
     assert config.config.files[1].endswith("later.pem")
 
@@ -272,8 +395,13 @@ def test_certificate_that_appears_later_is_found(file: Path) -> None:
         pytest.param(ACCEPTED["users"], "tls_server_config", id="no TLS"),
     ],
 )
-def test_change_does_not_take_protection_away(file: Path, caplog: pytest.LogCaptureFixture, text: str, key: str) -> None:
-    """A file of which only a part has been written must not open the agent to everybody: that needs a restart."""
+def test_change_does_not_take_protection_away(
+    file: Path, caplog: pytest.LogCaptureFixture, text: str, key: str
+) -> None:
+    """A file of which only a part has been written must not open the agent to everybody.
+
+    That needs a restart.
+    """
     clock = Clock()
     config = WebConfigFile(file, clock)
     before = config.config

@@ -36,7 +36,12 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, 
     with node(tmp_path_factory.mktemp("node")) as made:
         made.train(0)
         with made.agent() as agent:
-            agent.wait(lambda scrape: len(scrape.all("dshealthd_nvlink_up")) == 8 * 18 and scrape.all("dshealthd_infiniband_port_up"))
+            agent.wait(
+                lambda scrape: (
+                    len(scrape.all("dshealthd_nvlink_up")) == 8 * 18
+                    and scrape.all("dshealthd_infiniband_port_up")
+                )
+            )
             yield made, agent
 
 
@@ -46,7 +51,9 @@ def address(agent: RunningAgent) -> str:
 
 
 def test_page_shows_this_machine(browser: Browser, tmp_path: Path) -> None:
-    """On this machine the page shows its memory, says what it does not have in one line, complains of nothing and asks only the agent."""
+    """On this machine the page shows its memory, says what it does not have in one line, logs no
+    error and asks only the agent.
+    """
     with running(tmp_path) as agent:
         agent.wait(lambda scrape: scrape.value("dshealthd_memory_total_bytes"))
         visit = Visit(browser, address(agent))
@@ -64,8 +71,13 @@ def test_page_shows_this_machine(browser: Browser, tmp_path: Path) -> None:
         visit.page.close()
 
 
-def test_page_shows_the_gpus_and_what_changes(browser: Browser, simulated: tuple[Node, RunningAgent]) -> None:
-    """Each GPU is shown with its values and limits; a change shows without a reload; a lost GPU is unknown, not zero."""
+def test_page_shows_the_gpus_and_what_changes(
+    browser: Browser, simulated: tuple[Node, RunningAgent]
+) -> None:
+    """Each GPU is shown with its values and limits; a change shows without a reload.
+
+    A lost GPU is unknown, not zero.
+    """
     made, agent = simulated
     visit = Visit(browser, address(agent))
     rows = visit.page.locator(".gpus > li:not(.heads)")
@@ -73,13 +85,17 @@ def test_page_shows_the_gpus_and_what_changes(browser: Browser, simulated: tuple
     assert "8 of 8 answer" in visit.panel("GPUs")
     temperature = round(float(made.nvml.value(3, "temperature")))
     assert f"{temperature} °C" in rows.nth(3).inner_text()
-    assert f"GPU 3 core {temperature} °C" in str(rows.nth(3).locator(".bar").first.get_attribute("aria-label"))
-    assert "slows down at 89 °C, shuts down at 95 °C" in str(rows.nth(3).locator(".bar").first.get_attribute("aria-label"))
+    assert f"GPU 3 core {temperature} °C" in str(
+        rows.nth(3).locator(".bar").first.get_attribute("aria-label")
+    )
+    assert "slows down at 89 °C, shuts down at 95 °C" in str(
+        rows.nth(3).locator(".bar").first.get_attribute("aria-label")
+    )
     made.nvml.set(3, "temperature", 91)
     made.nvml.set(4, "remapped_failure", 1)
     made.nvml.fault("fail", 15, gpu=6)
-    visit.wait(".verdict li", "core at 91 °C; the part slows down at 89 °C")
-    visit.wait(".verdict li", "a memory row could not be remapped")
+    visit.wait(".verdict li", "91 °C, its limit for slowing down")
+    visit.wait(".verdict li", "A GPU could not replace a bad memory row")
     visit.wait(".gpus > li", "gpu lost \u2013 its values are unknown")
     assert "0" not in rows.nth(6).inner_text().replace("GPU 6", "")
     assert "7 of 8 answer" in visit.panel("GPUs")
@@ -91,25 +107,36 @@ def test_page_shows_the_gpus_and_what_changes(browser: Browser, simulated: tuple
     visit.page.close()
 
 
-def test_failing_collector_is_shown_with_its_reason(browser: Browser, simulated: tuple[Node, RunningAgent]) -> None:
-    """A source that cannot be read is named with the reason at the top and in its panel; nothing of it is shown as a number."""
+def test_failing_collector_is_shown_with_its_reason(
+    browser: Browser, simulated: tuple[Node, RunningAgent]
+) -> None:
+    """A source that cannot be read is named with the reason at the top and in its panel.
+
+    Nothing of it is shown as a number.
+    """
     made, agent = simulated
     visit = Visit(browser, address(agent))
     made.nvml.fault("fail", 18)
-    visit.wait(".verdict li", "collector gpu")
+    visit.wait(".verdict li", "NVML")
     visit.wait("section[aria-label='GPUs'] .fault", "gpu: ")
     reason = json.loads(agent.get("/api/v1/status"))["collectors"]
-    expected = next(collector["reason"] for collector in reason if collector["name"] == "gpu").replace("_", " ")
+    expected = next(
+        collector["reason"] for collector in reason if collector["name"] == "gpu"
+    ).replace("_", " ")
     assert expected in visit.panel("GPUs")
     assert "°C" not in visit.panel("GPUs")
     visit.wait(".collectors li", f"{expected}")
     made.nvml.clear_faults()
-    visit.page.wait_for_selector("section[aria-label='GPUs'] .fault", state="detached", timeout=15000)
+    visit.page.wait_for_selector(
+        "section[aria-label='GPUs'] .fault", state="detached", timeout=15000
+    )
     visit.page.close()
 
 
 @pytest.mark.parametrize("size", [PHONE, (768, 1024), DESK], ids=["phone", "tablet", "desk"])
-def test_page_fits_its_window(browser: Browser, simulated: tuple[Node, RunningAgent], size: tuple[int, int]) -> None:
+def test_page_fits_its_window(
+    browser: Browser, simulated: tuple[Node, RunningAgent], size: tuple[int, int]
+) -> None:
     """On a phone, a tablet and a desk nothing has to be scrolled sideways and nothing is cut off."""
     visit = Visit(browser, address(simulated[1]), size)
     assert visit.page.locator(".gpus > li:not(.heads)").count() == 8
@@ -118,7 +145,10 @@ def test_page_fits_its_window(browser: Browser, simulated: tuple[Node, RunningAg
 
 
 def test_page_follows_the_scheme(browser: Browser, simulated: tuple[Node, RunningAgent]) -> None:
-    """In the dark the ground is dark and the writing light; in both the contrast of all plain text is at least 4.5."""
+    """In the dark the ground is dark and the writing light.
+
+    In both the contrast of all plain text is at least 4.5.
+    """
     grounds = []
     schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
     for scheme in schemes:
@@ -128,7 +158,9 @@ def test_page_follows_the_scheme(browser: Browser, simulated: tuple[Node, Runnin
             ground = visit.page.evaluate(_LUMINANCE, [selector, "backgroundColor"])
             for ink in (f"{selector} h2", f"{selector} .quiet", ".good", ".warn", ".gpus .unit"):
                 if visit.page.query_selector(ink):
-                    light, dark = sorted((visit.page.evaluate(_LUMINANCE, [ink, "color"]), ground), reverse=True)
+                    light, dark = sorted(
+                        (visit.page.evaluate(_LUMINANCE, [ink, "color"]), ground), reverse=True
+                    )
                     assert (light + 0.05) / (dark + 0.05) >= 4.5, (scheme, ink)
         visit.page.close()
     assert grounds[0] > 0.7
@@ -143,7 +175,10 @@ _LUMINANCE = """([selector, property]) => {
 
 
 def test_page_says_when_the_agent_is_gone(browser: Browser, tmp_path: Path) -> None:
-    """When the agent stops answering, the page says so and since when, and no longer looks live; when it is back, that goes away."""
+    """When the agent stops answering, the page says so and since when, and no longer looks live.
+
+    When it is back, that goes away.
+    """
     with running(tmp_path) as agent:
         visit = Visit(browser, address(agent))
         assert visit.page.is_hidden("#banner")
@@ -162,10 +197,27 @@ def test_text_is_never_markup(browser: Browser, tmp_path: Path) -> None:
     """Whatever a device, a path or an error says stays text."""
     evil = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
     labels = {"device": evil, "port": evil}
-    family = {"kind": "gauge", "help": "x", "collector": "infiniband", "samples": [{"labels": labels, "value": 0}]}
+    family = {
+        "kind": "gauge",
+        "help": "x",
+        "collector": "infiniband",
+        "samples": [{"labels": labels, "value": 0}],
+    }
     fault = {"part": evil, "reason": "io_error", "detail": evil}
-    collector = {"state": "ok", "reason": None, "detail": "", "duration_seconds": 0.1, "faults": [fault]}
-    absent: dict[str, Any] = {"state": "not available", "reason": None, "detail": evil, "duration_seconds": None, "faults": []}
+    collector = {
+        "state": "ok",
+        "reason": None,
+        "detail": "",
+        "duration_seconds": 0.1,
+        "faults": [fault],
+    }
+    absent: dict[str, Any] = {
+        "state": "not available",
+        "reason": None,
+        "detail": evil,
+        "duration_seconds": None,
+        "faults": [],
+    }
     document = {
         "metrics": {"dshealthd_infiniband_port_up": family},
         "collectors": [{"name": "infiniband", **collector}, {"name": "memory", **absent}],
@@ -180,7 +232,9 @@ def test_text_is_never_markup(browser: Browser, tmp_path: Path) -> None:
         visit.page.close()
 
 
-def test_page_without_scripts_leads_on(browser: Browser, simulated: tuple[Node, RunningAgent]) -> None:
+def test_page_without_scripts_leads_on(
+    browser: Browser, simulated: tuple[Node, RunningAgent]
+) -> None:
     """Without JavaScript the page says so and leads to what can be read without."""
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()

@@ -13,10 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dshealthd.exposition import Format
-from dshealthd.snapshot import Snapshot
-from dshealthd.web.server import REQUESTS, page_files
-from tests.web.serving import Served, received, serving, small_snapshot
+from dshealthd.core.exposition import Format
+from dshealthd.core.snapshot import Snapshot
+from dshealthd.nvrx.fitness import Check, Failure, Fitness
+from dshealthd.self_metrics import SelfMetrics
+from dshealthd.web.server import REQUESTS, Server, page_files
+from tests.web.serving import Served, options, received, serving, small_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,11 +36,15 @@ def served() -> Iterator[Served]:
 
 
 def test_metrics_are_prometheus_text_by_default(served: Served) -> None:
-    """Without an Accept header, /metrics is Prometheus text, and OpenMetrics where that is asked for; both hold the samples."""
+    """Without an Accept header, /metrics is Prometheus text, and OpenMetrics where that is asked
+    for; both hold the samples.
+    """
     answer, body = served.ask("/metrics")
     assert (answer.status, answer.headers["Content-Type"]) == (200, Format.PROMETHEUS.value)
     assert 'dshealthd_value{part="part-1"} 54.5\n' in body.decode()
-    answer, body = served.ask("/metrics", {"Accept": "application/openmetrics-text; version=1.0.0, text/plain;q=0.5"})
+    answer, body = served.ask(
+        "/metrics", {"Accept": "application/openmetrics-text; version=1.0.0, text/plain;q=0.5"}
+    )
     assert (answer.status, answer.headers["Content-Type"]) == (200, Format.OPENMETRICS.value)
     assert body.endswith(b"# EOF\n")
 
@@ -62,15 +68,29 @@ def test_answers_name_the_server_without_versions(served: Served) -> None:
 
 
 def test_other_paths_and_methods_are_plain_errors(served: Served) -> None:
-    """What does not exist is 404, what is not read is 405 with the methods that there are; both in plain text."""
+    """What does not exist is 404, what is not read is 405 with the methods that there are.
+
+    Both in plain text.
+    """
     answer, body = served.ask("/nothing")
-    assert (answer.status, body, answer.headers["Content-Type"]) == (404, b"Not Found\n", "text/plain; charset=utf-8")
+    assert (answer.status, body, answer.headers["Content-Type"]) == (
+        404,
+        b"Not Found\n",
+        "text/plain; charset=utf-8",
+    )
     answer, body = served.ask("/metrics", method="DELETE")
-    assert (answer.status, body, answer.headers["Allow"]) == (405, b"Method Not Allowed\n", "GET, HEAD")
+    assert (answer.status, body, answer.headers["Allow"]) == (
+        405,
+        b"Method Not Allowed\n",
+        "GET, HEAD",
+    )
 
 
 def test_ready_waits_for_every_collector() -> None:
-    """/-/ready is 503 and names what is missing until every collector has a first result; /-/healthy is 200 from the start."""
+    """/-/ready is 503 and names what is missing until every collector has a first result.
+
+    /-/healthy is 200 from the start.
+    """
     snapshot = Snapshot(time.monotonic, time.time)
     snapshot.expect("slow", 10.0)
     with serving(snapshot) as served:
@@ -83,9 +103,13 @@ def test_ready_waits_for_every_collector() -> None:
 
 
 def test_status_tells_states_reasons_and_samples(served: Served) -> None:
-    """The status document has each collector's state with its reason, faults by part, and samples; NaN is text, as JSON has none."""
+    """The status document has each collector's state with its reason, faults by part, and samples;
+    NaN is text, as JSON has none.
+    """
     answer, body = served.ask("/api/v1/status")
-    document = json.loads(body, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
+    document = json.loads(
+        body, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON")
+    )
     assert answer.headers["Content-Type"] == "application/json"
     collectors = {collector["name"]: collector for collector in document["collectors"]}
     assert {name: collector["state"] for name, collector in collectors.items()} == {
@@ -96,18 +120,26 @@ def test_status_tells_states_reasons_and_samples(served: Served) -> None:
     assert collectors["bad"]["reason"] == "io_error"
     assert collectors["bad"]["detail"] == "cannot be read: ? Input/output error"
     assert collectors["bad"]["errors"] == {"io_error": 1}
-    assert collectors["good"]["faults"] == [{"part": "part-2", "reason": "timeout", "detail": "no answer within 2 s"}]
+    assert collectors["good"]["faults"] == [
+        {"part": "part-2", "reason": "timeout", "detail": "no answer within 2 s"}
+    ]
     assert collectors["absent"]["detail"] == "no such device on this machine"
     assert 0.0 <= collectors["good"]["age_seconds"] < 60.0
     assert document["metrics"]["dshealthd_value"] == {
         "kind": "gauge",
         "help": "A value.",
-        "samples": [{"labels": {"part": "part-1"}, "value": 54.5}, {"labels": {"part": "part-3"}, "value": "NaN"}],
+        "samples": [
+            {"labels": {"part": "part-1"}, "value": 54.5},
+            {"labels": {"part": "part-3"}, "value": "NaN"},
+        ],
     }
 
 
 def test_status_is_packed_for_who_wants_it(served: Served) -> None:
-    """The status document comes compressed to a client that accepts gzip, and says the same; /metrics never does, as it would cost CPU."""
+    """The status document comes compressed to a client that accepts gzip, and says the same.
+
+    /metrics never does, as it would cost CPU.
+    """
     answer, body = served.ask("/api/v1/status", {"Accept-Encoding": "gzip, deflate"})
     assert answer.headers["Content-Encoding"] == "gzip"
     assert json.loads(gzip.decompress(body))["metrics"]["dshealthd_value"]["kind"] == "gauge"
@@ -116,17 +148,28 @@ def test_status_is_packed_for_who_wants_it(served: Served) -> None:
 
 
 def test_page_names_no_outside_resource() -> None:
-    """The page's files refer to nothing outside the agent, and have neither inline scripts nor markup made from data."""
+    """The page's files refer to nothing outside the agent, and have neither inline scripts nor
+    markup made from data.
+    """
     for name, (content, _) in PAGE_FILES.items():
         text = content.decode()
-        assert not re.search(r"(?i)https?:|@import|url\((?!['\"]?data:)", text.replace("http://www.w3.org/2000/svg", "")), name
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|<script>|\bon[a-z]+=|style=", text), name
+        assert not re.search(
+            r"(?i)https?:|@import|url\((?!['\"]?data:)",
+            text.replace("http://www.w3.org/2000/svg", ""),
+        ), name
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|<script>|\bon[a-z]+=|style=",
+            text,
+        ), name
 
 
 def test_page_forbids_outside_resources(served: Served) -> None:
     """The page's content security policy lets a browser load from the agent alone."""
     answer, _ = served.ask("/")
-    policy = dict(part.strip().partition(" ")[::2] for part in answer.headers["Content-Security-Policy"].split(";"))
+    policy = dict(
+        part.strip().partition(" ")[::2]
+        for part in answer.headers["Content-Security-Policy"].split(";")
+    )
     assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
@@ -136,19 +179,30 @@ def test_page_forbids_outside_resources(served: Served) -> None:
 def test_small_body_is_taken_off_the_line(served: Served) -> None:
     """A body that nobody asked for is skipped, and the next request on the connection is answered."""
     request = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
-    assert served.send(request + b"GET /-/ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").count(b"HTTP/1.1 200 OK") == 2
+    assert (
+        served.send(
+            request + b"GET /-/ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        ).count(b"HTTP/1.1 200 OK")
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
     ("headers", "body"),
     [
         pytest.param(b"Content-Length: 100000", b"", id="announced"),
-        pytest.param(b"Transfer-Encoding: chunked", b"20000\r\n" + bytes(0x20000) + b"\r\n0\r\n\r\n", id="chunked"),
+        pytest.param(
+            b"Transfer-Encoding: chunked",
+            b"20000\r\n" + bytes(0x20000) + b"\r\n0\r\n\r\n",
+            id="chunked",
+        ),
         pytest.param(b"Content-Length: 9999999999999", b"", id="absurd"),
     ],
 )
 def test_oversized_body_is_refused(served: Served, headers: bytes, body: bytes) -> None:
-    """A body beyond web.max_body_bytes is refused with 413 and the connection ends, announced or not."""
+    """A body beyond web.max_body_bytes is refused with 413 and the connection ends, announced or
+    not.
+    """
     answer = served.send(b"POST /metrics HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n\r\n" + body)
     assert answer.startswith(b"HTTP/1.1 413 "), answer
 
@@ -170,8 +224,13 @@ MALFORMED = {
     "two lengths": b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
     "negative length": b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
     "signed length": b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: +5\r\n\r\nhello",
-    "length and chunked": b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "chunked twice": b"POST /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
+    "length and chunked": (
+        b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: "
+        b"chunked\r\n\r\n0\r\n\r\n"
+    ),
+    "chunked twice": (
+        b"POST /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n"
+    ),
     "unknown encoding": b"POST /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
     "bad chunk": b"POST /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n",
     "space before colon": b"GET /metrics HTTP/1.1\r\nHost : x\r\n\r\n",
@@ -185,8 +244,12 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("request_", MALFORMED.values(), ids=MALFORMED)
-def test_malformed_request_is_refused(served: Served, request_: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """What is malformed, oversized or made to be read in two ways gets 400 and the end of the connection, and no line in the log."""
+def test_malformed_request_is_refused(
+    served: Served, request_: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is malformed, oversized or made to be read in two ways gets 400 and the end of the
+    connection, and no line in the log.
+    """
     caplog.set_level(logging.INFO)
     answer = served.send(request_ + b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
     assert answer.startswith(b"HTTP/1."), answer
@@ -202,25 +265,47 @@ def test_requests_are_counted_by_path_and_code(served: Served) -> None:
     served.ask("/made/up/" + "x" * 100)
     assert served.metric("dshealthd_web_requests_total", "/-/healthy", "200") == before + 1
     assert served.server is not None
-    assert {sample.labels[0] for sample in served.server.samples() if sample.metric is REQUESTS} <= {"/", "/page/", *PATHS, "other"}
+    assert {
+        sample.labels[0] for sample in served.server.samples() if sample.metric is REQUESTS
+    } <= {"/", "/page/", *PATHS, "other"}
 
 
 FRAGMENTS = (
-    b"GET |POST |HEAD |CONNECT |PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n|/|/metrics|*|http://[::1|//|%00|?a=%zz| HTTP/1.1\r\n| HTTP/1.0\r\n|"
+    b"GET |POST |HEAD |CONNECT |PRI * "
+    b"HTTP/2.0\r\n\r\nSM\r\n\r\n|/|/metrics|*|http://[::1|//|%00|?a=%zz| HTTP/1.1\r\n| "
+    b"HTTP/1.0\r\n|"
     b"Host: x\r\n|"
-    b"Host: [\r\n|\r\n|\n|\r|:|Content-Length: 3\r\n|Content-Length: 0\r\n|Transfer-Encoding: chunked\r\n|3\r\nabc\r\n0\r\n\r\n|"
-    b"Expect: 100-continue\r\n|Connection: Upgrade\r\nUpgrade: websocket\r\n|Connection: close\r\n|Authorization: Basic \xff\r\n|"
-    b"Accept: \xff;;,=\r\n|Content-Encoding: deflate\r\n|Range: bytes=0-\r\n|Cookie: a=\xf0\r\n|GET /metrics HTTP/1.1\r\nHost: x\r\n|"
+    b"Host: [\r\n|\r\n|\n|\r|:|Content-Length: 3\r\n|Content-Length: "
+    b"0\r\n|Transfer-Encoding: chunked\r\n|3\r\nabc\r\n0\r\n\r\n|"
+    b"Expect: 100-continue\r\n|Connection: Upgrade\r\nUpgrade: websocket\r\n|Connection: "
+    b"close\r\n|Authorization: Basic \xff\r\n|"
+    b"Accept: \xff;;,=\r\n|Content-Encoding: deflate\r\n|Range: bytes=0-\r\n|Cookie: "
+    b"a=\xf0\r\n|GET /metrics HTTP/1.1\r\nHost: x\r\n|"
     b"Content-Type: multipart/form-data; boundary=\r\n"
 ).split(b"|")
-START = st.sampled_from([b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\n", b"POST /-/ready HTTP/1.1\r\nHost: x\r\n", b"HEAD / HTTP/1.0\r\n"])
+START = st.sampled_from(
+    [
+        b"",
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\n",
+        b"POST /-/ready HTTP/1.1\r\nHost: x\r\n",
+        b"HEAD / HTTP/1.0\r\n",
+    ]
+)
 FRAGMENT = st.sampled_from([*FRAGMENTS, b"X: " + b"y" * 9000])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(start=START, parts=st.lists(st.one_of(FRAGMENT, FRAGMENT, st.binary(max_size=40)), max_size=12))
-def test_no_bytes_upset_the_server(served: Served, caplog: pytest.LogCaptureFixture, start: bytes, parts: list[bytes]) -> None:
-    """Whatever bytes come: every answer is an HTTP answer, none is a server error, nothing is logged, and the next client is served."""
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    start=START, parts=st.lists(st.one_of(FRAGMENT, FRAGMENT, st.binary(max_size=40)), max_size=12)
+)
+def test_no_bytes_upset_the_server(
+    served: Served, caplog: pytest.LogCaptureFixture, start: bytes, parts: list[bytes]
+) -> None:
+    """Whatever bytes come: every answer is an HTTP answer, none is a server error, nothing is
+    logged, and the next client is served.
+    """
     caplog.set_level(logging.INFO)
     with served.connect("127.0.0.3") as connection:
         connection.sendall(start + b"".join(parts))
@@ -230,3 +315,29 @@ def test_no_bytes_upset_the_server(served: Served, caplog: pytest.LogCaptureFixt
     assert b"HTTP/1.0 500" not in answer
     assert caplog.records == []
     assert served.ask("/-/healthy", source="127.0.0.2")[0].status == 200
+
+
+@pytest.mark.parametrize(
+    ("fitness", "code", "text"),
+    [
+        (Fitness((), ()), 200, "fit\n"),
+        (Fitness((), ("gpu: timeout:\n no answer",)), 503, "unknown: gpu: timeout: no answer\n"),
+        (
+            Fitness((Failure(Check.GPU_LOST, "GPU 3", "x"),), ("gpu: timeout",)),
+            503,
+            "unfit: gpu_lost (GPU 3)\n",
+        ),
+        (
+            Fitness(tuple(Failure(Check.GPU_LOST, f"GPU {n}", "x") for n in range(8)), ()),
+            503,
+            "unfit: gpu_lost (GPU 0) and 7 more\n",
+        ),
+        (Fitness((), ("x" * 500,)), 503, f"unknown: {'x' * 71}\n"),
+    ],
+)
+def test_fit_for_schedulers(fitness: Fitness, code: int, text: str) -> None:
+    """Only a node that is known to be fit gives 200; the line says which of the two it is not."""
+    snapshot = small_snapshot()
+    server = Server(options(), snapshot, list, SelfMetrics(0), fitness=lambda: fitness)
+    answer = server._fit(None)  # type: ignore[arg-type] # it asks nothing of the request
+    assert (answer.status, answer.text) == (code, text)

@@ -1,4 +1,6 @@
-"""TLS with real handshakes: versions, client certificates, stalls, and certificates that are replaced."""
+"""TLS with real handshakes: versions, client certificates, stalls, and certificates that are
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def serial_number(served: Served, keys: Path) -> object:
 
 
 def test_served_by_tls_alone(tmp_path: Path, keys: Path) -> None:
-    """With a certificate the server speaks TLS 1.3, tells its address so, and gives no answer in clear."""
+    """With a certificate the server speaks TLS 1.3, tells its address so, and gives no answer in
+    clear.
+    """
     with serving(config_file=configured(tmp_path, keys, "")) as served:
         assert served.send(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n").find(b"200 OK") == -1
         assert is_served(served, client(keys))
@@ -82,15 +86,23 @@ def test_versions_suites_and_curve_are_as_configured(tmp_path: Path, keys: Path)
         assert not is_served(served, other)
 
 
-@pytest.mark.parametrize(("name", "allowed"), [(None, False), ("stranger", False), ("scraper", True)])
-def test_client_certificate_is_verified(tmp_path: Path, keys: Path, name: str | None, *, allowed: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "allowed"), [(None, False), ("stranger", False), ("scraper", True)]
+)
+def test_client_certificate_is_verified(
+    tmp_path: Path, keys: Path, name: str | None, *, allowed: bool
+) -> None:
     """With RequireAndVerifyClientCert only a certificate from the configured authority is let in."""
     with serving(config_file=configured(tmp_path, keys, MUTUAL)) as served:
         assert is_served(served, client(keys, name)) is allowed
 
 
-@pytest.mark.parametrize(("name", "allowed"), [(None, True), ("stranger", False), ("scraper", True)])
-def test_client_certificate_may_be_left_out(tmp_path: Path, keys: Path, name: str | None, *, allowed: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "allowed"), [(None, True), ("stranger", False), ("scraper", True)]
+)
+def test_client_certificate_may_be_left_out(
+    tmp_path: Path, keys: Path, name: str | None, *, allowed: bool
+) -> None:
     """With VerifyClientCertIfGiven a client may have none, but not a bad one."""
     text = MUTUAL.replace("RequireAndVerifyClientCert", "VerifyClientCertIfGiven")
     with serving(config_file=configured(tmp_path, keys, text)) as served:
@@ -108,19 +120,36 @@ def test_client_certificate_may_be_left_out(tmp_path: Path, keys: Path, name: st
         ("192.0.2.70", "address", False),
     ],
 )
-def test_client_has_one_of_the_allowed_names(tmp_path: Path, keys: Path, names: str, name: str, *, allowed: bool) -> None:
-    """A client's certificate must have one of the allowed names, exactly; without, no request of it is read."""
-    with serving(config_file=configured(tmp_path, keys, f"{MUTUAL}  client_allowed_sans: [{names}]\n")) as served:
+def test_client_has_one_of_the_allowed_names(
+    tmp_path: Path, keys: Path, names: str, name: str, *, allowed: bool
+) -> None:
+    """A client's certificate must have one of the allowed names, exactly.
+
+    Without, no request of it is read.
+    """
+    with serving(
+        config_file=configured(tmp_path, keys, f"{MUTUAL}  client_allowed_sans: [{names}]\n")
+    ) as served:
         assert is_served(served, client(keys, name)) is allowed
         assert served.metric(REFUSED, "client_certificate") == (0 if allowed else 1)
-        assert served.metric("dshealthd_web_requests_total", "/-/healthy", "200") == (1 if allowed else 0)
+        assert served.metric("dshealthd_web_requests_total", "/-/healthy", "200") == (
+            1 if allowed else 0
+        )
         eventually(lambda: served.metric("dshealthd_web_connections") == 0)
 
 
-@pytest.mark.parametrize("start", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a hello"])
+@pytest.mark.parametrize(
+    "start", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a hello"]
+)
 def test_stalled_handshake_ends(tmp_path: Path, keys: Path, start: bytes) -> None:
-    """A handshake gets as long as headers get; a stalled one is counted, and takes a place under the caps meanwhile."""
-    with serving(config_file=configured(tmp_path, keys, ""), header_timeout=0.4) as served, served.connect() as connection:
+    """A handshake gets as long as headers get.
+
+    A stalled one is counted, and takes a place under the caps meanwhile.
+    """
+    with (
+        serving(config_file=configured(tmp_path, keys, ""), header_timeout=0.4) as served,
+        served.connect() as connection,
+    ):
         connection.sendall(start)
         eventually(lambda: served.metric("dshealthd_web_connections") == 1)
         assert closed_after(connection, 2.0) < 1.0
@@ -142,7 +171,10 @@ def test_headers_are_timed_inside_tls(tmp_path: Path, keys: Path) -> None:
 
 
 def test_replaced_certificate_is_shown(tmp_path: Path, keys: Path) -> None:
-    """New connections get the certificate that is there now; a half-written one changes nothing and is counted once."""
+    """New connections get the certificate that is there now.
+
+    A half-written one changes nothing and is counted once.
+    """
     for suffix in ("pem", "key"):
         (tmp_path / f"node.{suffix}").write_bytes((keys / f"server.{suffix}").read_bytes())
     config = tmp_path / "web.yml"
@@ -160,3 +192,22 @@ def test_replaced_certificate_is_shown(tmp_path: Path, keys: Path) -> None:
             os.replace(tmp_path / "new", tmp_path / name)
         eventually(lambda: serial_number(served, keys) != first)
         assert served.metric("dshealthd_web_config_last_reload_successful") == 1
+
+
+def test_a_key_that_everybody_can_read_is_told(
+    tmp_path: Path, keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It works, as such set-ups exist, and the log says what is wrong with it."""
+    place = configured(tmp_path, keys, "")
+    before = (keys / "server.key").stat().st_mode
+    try:
+        (keys / "server.key").chmod(0o644)
+        with serving(config_file=place) as served:
+            assert is_served(served, client(keys))
+        assert "can be read by every user of this node (mode 644)" in caplog.text
+        caplog.clear()
+        (keys / "server.key").chmod(0o640)
+        with serving(config_file=place):
+            assert "can be read by every user" not in caplog.text
+    finally:
+        (keys / "server.key").chmod(before & 0o777)

@@ -3,7 +3,7 @@
 import sys
 
 import dshealthd.collectors
-from dshealthd import worker
+from dshealthd.collection import worker
 
 dshealthd.collectors.__path__.append(sys.argv[1])
 worker.main(int(sys.argv[2]), int(sys.argv[3]))

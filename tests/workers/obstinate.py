@@ -9,13 +9,21 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.collector import Collector, CollectorOptions, Fault, NotAvailable, Reason, SourceError, gauge
-from dshealthd.options import option
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Fault,
+    NotAvailable,
+    Reason,
+    SourceError,
+    gauge,
+)
+from dshealthd.core.options import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.collector import Sample
+    from dshealthd.core.collector import Sample
 
 VALUE = gauge("dshealthd_test_value", "What the file says.", "part")
 
@@ -39,11 +47,13 @@ class Obstinate(Collector):
             lines = script.read().splitlines()
         for line in lines:
             part, action, *arguments = line.split()
-            if part != "-" and (fault := self.context.approach(part)):
+            if part != "-" and (fault := self.context.entering(part)):
                 yield fault
                 continue
             act(action, *arguments)
-            yield VALUE(float(os.getpid() if action == "pid" else arguments[0] if arguments else 1.0), part)
+            yield VALUE(
+                float(os.getpid() if action == "pid" else arguments[0] if arguments else 1.0), part
+            )
 
 
 def act(action: str, argument: str = "") -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.host import Host
+from dshealthd.core.host import Host
 from dshealthd.jobs.hangs.activity import State, activity, parse_activity, parse_queued
-from dshealthd.jobs.hangs.ending import End, Endings, How
+from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,7 +75,9 @@ def test_time_on_cpus(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
 
 
 def test_time_without_a_cpu(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
-    """Of processes that share a CPU each works all the time, by what it takes and what it waits for; one that sleeps does not."""
+    """Of processes that share a CPU each works all the time, by what it takes and what it waits
+    for; one that sleeps does not.
+    """
     cpu = min(os.sched_getaffinity(0))
     code = f"import os, time\nos.sched_setaffinity(0, {{{cpu}}})\n"
     rivals = [start(code + "while True: pass") for _ in range(4)]
@@ -93,7 +95,10 @@ def test_time_without_a_cpu(start: Callable[[str], subprocess.Popen[bytes]]) -> 
     before, began_at = [worked(process) for process in (*rivals, sleeper)], time.monotonic()
     time.sleep(1.5)
     passed = time.monotonic() - began_at
-    *shares, idle = [(worked(process) - then) / passed for process, then in zip((*rivals, sleeper), before, strict=True)]
+    *shares, idle = [
+        (worked(process) - then) / passed
+        for process, then in zip((*rivals, sleeper), before, strict=True)
+    ]
     assert min(shares) > 0.6
     assert idle < 0.1
 
@@ -106,7 +111,10 @@ def test_malformed_schedstat(data: bytes) -> None:
 
 
 def test_another_process_of_that_pid() -> None:
-    """A process that started at another time is not the one that is meant; nor is one that is not there."""
+    """A process that started at another time is not the one that is meant.
+
+    Nor is one that is not there.
+    """
     assert activity(HOST, os.getpid(), 1) is None
     assert activity(HOST, 1 << 22, 1) is None
 
@@ -122,12 +130,17 @@ def test_a_name_that_looks_like_a_status() -> None:
     """A process may call itself anything."""
     fields = b"R 1 " + b"0 " * 9 + b"100 50 0 0 0 0 0 0 777 " + b"0 " * 29 + b"9"
     found = parse_activity(b"12 (x) S 1 2 (3) " + fields)
-    assert (found.state, found.start, found.cpu_seconds, found.exit_status) == (State.RUNNING, 777, 1.5, 9)
+    assert (found.state, found.start, found.cpu_seconds, found.exit_status) == (
+        State.RUNNING,
+        777,
+        1.5,
+        9,
+    )
 
 
-async def until(endings: Endings, process: subprocess.Popen[bytes], ticks: int) -> End:
+async def until(exit_watcher: ExitWatcher, process: subprocess.Popen[bytes], ticks: int) -> End:
     """Return how a process ended, of which only the kernel tells."""
-    while (end := endings.end(process.pid, ticks)) is None:
+    while (end := exit_watcher.end(process.pid, ticks)) is None:
         await asyncio.sleep(0.01)
     return end
 
@@ -135,72 +148,85 @@ async def until(endings: Endings, process: subprocess.Popen[bytes], ticks: int) 
 @pytest.mark.parametrize(
     ("code", "ended"),
     [
-        ("", How.ENDED),
-        ("raise MemoryError", How.FAILED),
-        ("import os; os.kill(os.getpid(), 9)", How.KILLED),
-        ("import os; os.kill(os.getpid(), 15)", How.TERMINATED),
-        ("import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.abort()", How.CRASHED),
+        ("", ExitKind.ENDED),
+        ("raise MemoryError", ExitKind.FAILED),
+        ("import os; os.kill(os.getpid(), 9)", ExitKind.KILLED),
+        ("import os; os.kill(os.getpid(), 15)", ExitKind.TERMINATED),
+        (
+            "import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.abort()",
+            ExitKind.CRASHED,
+        ),
     ],
 )
-def test_how_a_process_ends(start: Callable[[str], subprocess.Popen[bytes]], code: str, ended: How) -> None:
+def test_how_a_process_ends(
+    start: Callable[[str], subprocess.Popen[bytes]], code: str, ended: ExitKind
+) -> None:
     """How it ended is known while its parent has not asked, and stays known when it has."""
 
     async def run() -> None:
         process = start(f"import sys; sys.stderr = None\n{code}")
         ticks = began(process)
-        with closing(Endings(HOST, asyncio.get_running_loop(), time.time)) as endings:
-            endings.follow(process.pid, ticks)
+        with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
+            exit_watcher.follow(process.pid, ticks)
             before = time.time()
-            end = await until(endings, process, ticks)
+            end = await until(exit_watcher, process, ticks)
             assert end.how is ended
             assert before - 1.0 <= end.at <= time.time()
             process.wait()
-            assert endings.end(process.pid, ticks) == end
+            assert exit_watcher.end(process.pid, ticks) == end
 
     asyncio.run(asyncio.wait_for(run(), 10))
 
 
 def test_the_first_to_end(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
-    """Whose end was first is known although their parent asks at once: the loop is told by the kernel."""
+    """Whose end was first is known although their parent asks at once.
+
+    The loop is told by the kernel.
+    """
 
     async def run() -> None:
         first, second = (start("import time; time.sleep(60)") for _ in range(2))
         ticks = {process.pid: began(process) for process in (first, second)}
-        with closing(Endings(HOST, asyncio.get_running_loop(), time.time)) as endings:
+        with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
             for pid, number in ticks.items():
-                endings.follow(pid, number)
+                exit_watcher.follow(pid, number)
             first.send_signal(signal.SIGKILL)
             await asyncio.sleep(0.05)  # what torchrun waits, at the least
             first.wait()
             second.terminate()
             await asyncio.sleep(0.05)
             second.wait()
-            ends = [endings.end(process.pid, ticks[process.pid]) for process in (first, second)]
+            ends = [
+                exit_watcher.end(process.pid, ticks[process.pid]) for process in (first, second)
+            ]
         one, other = ends
         assert one is not None
         assert other is not None
-        assert (one.how, other.how) == (How.KILLED, How.TERMINATED)
+        assert (one.how, other.how) == (ExitKind.KILLED, ExitKind.TERMINATED)
         assert one.at < other.at
 
     asyncio.run(asyncio.wait_for(run(), 10))
 
 
 def test_an_end_that_nobody_saw(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
-    """A process that had ended before it was followed, and was asked for, ended nobody knows how; one that lives has no end."""
+    """A process that had ended before it was followed, and was asked for, ended nobody knows how.
+
+    One that lives has no end.
+    """
 
     async def run() -> None:
         process = start("")
         ticks = began(process)
         process.wait()
-        with closing(Endings(HOST, asyncio.get_running_loop(), time.time)) as endings:
-            endings.follow(process.pid, ticks)
-            assert (await until(endings, process, ticks)).how is How.UNKNOWN
+        with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
+            exit_watcher.follow(process.pid, ticks)
+            assert (await until(exit_watcher, process, ticks)).how is ExitKind.UNKNOWN
             alive = start("import time; time.sleep(60)")
             before = len(os.listdir("/proc/self/fd"))
-            endings.follow(alive.pid, began(alive))
-            assert endings.end(alive.pid, began(alive)) is None
+            exit_watcher.follow(alive.pid, began(alive))
+            assert exit_watcher.end(alive.pid, began(alive)) is None
             assert len(os.listdir("/proc/self/fd")) == before + 1
-            endings.forget(alive.pid, began(alive))
+            exit_watcher.forget(alive.pid, began(alive))
             assert len(os.listdir("/proc/self/fd")) == before
 
     asyncio.run(asyncio.wait_for(run(), 10))

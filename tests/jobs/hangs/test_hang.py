@@ -8,17 +8,26 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from dshealthd.jobs.hangs.activity import State
-from dshealthd.jobs.hangs.ending import How
+from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.hang import PATIENCE, Class, Culprit, Hang, Hangs, RankState, judge
-from dshealthd.jobs.hangs.pace import UNKNOWN
+from dshealthd.jobs.hangs.silence import UNKNOWN
 from dshealthd.training.message import Phase, Stage
 
 if TYPE_CHECKING:
-    from dshealthd.collector import Context
+    from dshealthd.core.collector import Context
 
 INPUT, FORWARD, BACKWARD = Stage.INPUT, Stage.FORWARD, Stage.BACKWARD
 WAITS = RankState(
-    rank=0, pid=100, start=7, step=50, phase=Phase.TRAINING, stage=BACKWARD, silence=31.0, bound=30.0, state=State.SLEEPING, cpu=0.01
+    rank=0,
+    pid=100,
+    start=7,
+    step=50,
+    phase=Phase.TRAINING,
+    stage=BACKWARD,
+    silence=31.0,
+    bound=30.0,
+    state=State.SLEEPING,
+    cpu=0.01,
 )
 
 
@@ -32,19 +41,23 @@ def ranks(**of_rank_1: object) -> list[RankState]:
     [
         ({"state": State.STOPPED}, Class.PROCESS, Culprit.STOPPED),
         ({"state": State.TRACED}, Class.PROCESS, Culprit.STOPPED),
-        ({"ended": How.KILLED, "state": State.GONE}, Class.PROCESS, Culprit.GONE),
-        ({"ended": How.FAILED, "silence": 1.0}, Class.PROCESS, Culprit.GONE),
+        ({"ended": ExitKind.KILLED, "state": State.GONE}, Class.PROCESS, Culprit.GONE),
+        ({"ended": ExitKind.FAILED, "silence": 1.0}, Class.PROCESS, Culprit.GONE),
         ({"phase": Phase.CHECKPOINT}, Class.CHECKPOINT, Culprit.CHECKPOINT),
         ({"phase": Phase.EVALUATION}, Class.DESYNC, Culprit.PAUSED),
         ({"state": State.BLOCKED}, Class.INPUT, Culprit.BLOCKED),
         ({"stage": INPUT}, Class.INPUT, Culprit.INPUT),
-        ({"stage": FORWARD}, Class.DESYNC, Culprit.BEHIND),
-        ({"step": 49}, Class.DESYNC, Culprit.BEHIND),
+        ({"stage": FORWARD}, Class.DESYNC, Culprit.LAGGING),
+        ({"step": 49}, Class.DESYNC, Culprit.LAGGING),
         ({"step": 51}, Class.DESYNC, Culprit.AHEAD),
         ({"step": 51, "stage": INPUT}, Class.DESYNC, Culprit.AHEAD),
-        ({"step": 49, "stage": Stage.UNKNOWN}, Class.DESYNC, Culprit.BEHIND),
+        ({"step": 49, "stage": Stage.UNKNOWN}, Class.DESYNC, Culprit.LAGGING),
         # the stopped process is the cause, whatever else it was at
-        ({"state": State.STOPPED, "phase": Phase.CHECKPOINT, "stage": INPUT}, Class.PROCESS, Culprit.STOPPED),
+        (
+            {"state": State.STOPPED, "phase": Phase.CHECKPOINT, "stage": INPUT},
+            Class.PROCESS,
+            Culprit.STOPPED,
+        ),
     ],
 )
 def test_the_rank_at_fault(rank_1: dict[str, object], reason: Class, culprit: Culprit) -> None:
@@ -57,7 +70,9 @@ def test_the_rank_at_fault(rank_1: dict[str, object], reason: Class, culprit: Cu
 
 @pytest.mark.parametrize("same", [{}, {"stage": Stage.UNKNOWN}])
 def test_nobody_here_is_at_fault(same: dict[str, object]) -> None:
-    """Ranks that all wait at the same place, or of which that is not known, accuse none of themselves."""
+    """Ranks that all wait at the same place, or of which that is not known, accuse none of
+    themselves.
+    """
     hang = judge("run-1", ranks(**same), 1000.0)
     assert hang is not None
     assert (hang.reason, hang.culprits) == (Class.WAITING, ())
@@ -69,39 +84,54 @@ def test_nobody_here_is_at_fault(same: dict[str, object]) -> None:
         {"silence": 29.0},
         {"bound": 1800.0, "phase": Phase.CHECKPOINT},
         {"cpu": 0.9},
-        {"ended": How.ENDED, "state": State.GONE},
+        {"ended": ExitKind.ENDED, "state": State.GONE},
     ],
 )
 def test_no_hang(rank_1: dict[str, object]) -> None:
-    """One rank that is within its bound, that computes, or that is done, and the job does not count as standing still."""
+    """One rank that is within its bound, that computes, or that is done, and the job does not count
+    as standing still.
+    """
     assert judge("run-1", ranks(**rank_1), 1000.0) is None
 
 
 def test_all_have_ended() -> None:
     """A job without a process here does not stand still here."""
-    assert judge("run-1", [replace(rank, ended=How.FAILED) for rank in ranks()], 1000.0) is None
+    assert (
+        judge("run-1", [replace(rank, ended=ExitKind.FAILED) for rank in ranks()], 1000.0) is None
+    )
     assert judge("run-1", [], 1000.0) is None
 
 
 def test_patience_with_who_computes_ends() -> None:
-    """A rank that computes without ever making a step is a hang as well, later; on a GPU, where waiting takes a core too, at once."""
+    """A rank that computes without ever making a step is a hang as well, later.
+
+    On a GPU, where waiting takes a core too, at once.
+    """
     assert judge("run-1", [replace(WAITS, cpu=1.0, silence=30.0 * PATIENCE)], 0.0) is None
     assert judge("run-1", [replace(WAITS, cpu=1.0, silence=30.0 * PATIENCE + 1)], 0.0) is not None
     assert judge("run-1", [replace(WAITS, cpu=None)], 0.0) is not None
 
 
 def test_who_is_done_is_at_fault_at_last() -> None:
-    """Ranks that wait for one that has ended well are waited for half an hour, as one may write for the others; then it is a hang."""
+    """Ranks that wait for one that has ended well are waited for half an hour, as one may write for
+    the others; then it is a hang.
+    """
     waiting = [replace(rank, silence=UNKNOWN + 1) for rank in ranks()]
-    waiting[1] = replace(waiting[1], ended=How.ENDED)
+    waiting[1] = replace(waiting[1], ended=ExitKind.ENDED)
     hang = judge("run-1", waiting, 0.0)
     assert hang is not None
     assert (hang.reason, hang.culprits) == (Class.PROCESS, ((1, Culprit.GONE),))
 
 
 def test_most_are_behind() -> None:
-    """Where most wait for input and one is in the step, that one has skipped what the others wait in."""
-    hang = judge("run-1", [replace(rank, stage=BACKWARD if rank.rank == 1 else INPUT) for rank in ranks()], 0.0)
+    """Where most wait for input and one is in the step, that one has skipped what the others wait
+    in.
+    """
+    hang = judge(
+        "run-1",
+        [replace(rank, stage=BACKWARD if rank.rank == 1 else INPUT) for rank in ranks()],
+        0.0,
+    )
     assert hang is not None
     assert (hang.reason, hang.culprits) == (Class.DESYNC, ((1, Culprit.AHEAD),))
 

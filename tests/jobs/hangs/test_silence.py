@@ -1,23 +1,37 @@
-"""What is usual for a rank, learnt from its heartbeats: no healthy history is ever overdue, and a stop is found in bounded time."""
+"""What is usual for a rank, learnt from its heartbeats.
+
+No healthy history is ever overdue, and a stop is found in bounded time.
+"""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.jobs.hangs.pace import FIRST_STEPS, FLOOR, LONGEST, MARGIN, MARKED_FLOOR, UNKNOWN, WINDOW, Pace
+from dshealthd.jobs.hangs.silence import (
+    FIRST_STEPS,
+    FLOOR,
+    LONGEST,
+    MARGIN,
+    MARKED_FLOOR,
+    UNKNOWN,
+    WINDOW,
+    SilenceBaseline,
+)
 from dshealthd.training.message import Phase
 
 STEP_SECONDS = st.floats(0.001, 120.0)
 
 
-def trained(seconds: float, steps: int = 3 * FIRST_STEPS) -> tuple[Pace, float, int]:
-    """Return the pace of a rank after so many steps of this length, with the time and step it is at."""
-    pace, now = Pace(0.0, 0, Phase.TRAINING), 0.0
+def trained(seconds: float, steps: int = 3 * FIRST_STEPS) -> tuple[SilenceBaseline, float, int]:
+    """Return the pace of a rank after so many steps of this length, with the time and step it is
+    at.
+    """
+    baseline, now = SilenceBaseline(0.0, 0, Phase.TRAINING), 0.0
     for step in range(1, steps + 1):
         now += seconds
-        pace.hear(now, step, Phase.TRAINING)
-    return pace, now, steps
+        baseline.hear(now, step, Phase.TRAINING)
+    return baseline, now, steps
 
 
 @given(
@@ -27,110 +41,129 @@ def trained(seconds: float, steps: int = 3 * FIRST_STEPS) -> tuple[Pace, float, 
     pause=st.floats(0.0, 0.9),
     first=st.floats(0.0, UNKNOWN),
 )
-def test_healthy_history_is_never_overdue(seconds: float, jitter: list[float], every: int, pause: float, first: float) -> None:
-    """Steps that vary by a quarter, a first one that compiles, and unmarked pauses short of the bound are never taken for a stop."""
-    pace, now = Pace(0.0, 0, Phase.TRAINING), 0.0
+def test_healthy_history_is_never_overdue(
+    seconds: float, jitter: list[float], every: int, pause: float, first: float
+) -> None:
+    """Steps that vary by a quarter, a first one that compiles, and unmarked pauses short of the
+    bound are never taken for a stop.
+    """
+    baseline, now = SilenceBaseline(0.0, 0, Phase.TRAINING), 0.0
     pauses = pause * (max(FLOOR, MARGIN * 0.75 * seconds) - 1.25 * seconds)
     for step, factor in enumerate(jitter, 1):
-        silence = first if step == 1 else seconds * factor + (max(pauses, 0.0) if step % every == 0 else 0.0)
-        assert pace.overdue(now + silence) == 0.0
+        silence = (
+            first
+            if step == 1
+            else seconds * factor + (max(pauses, 0.0) if step % every == 0 else 0.0)
+        )
+        assert baseline.overdue(now + silence) == 0.0
         now += silence
-        pace.hear(now, step, Phase.TRAINING)
+        baseline.hear(now, step, Phase.TRAINING)
 
 
 @given(seconds=STEP_SECONDS, pause=st.floats(0.0, LONGEST), factor=st.floats(0.0, 1.9))
 def test_a_pause_that_was_seen_is_usual(seconds: float, pause: float, factor: float) -> None:
-    """An unmarked pause of up to ten minutes may come again, and be nearly twice as long, however long it was."""
-    pace, now, step = trained(seconds)
-    pace.hear(now + pause, step + 1, Phase.TRAINING)
-    assert pace.overdue(now + pause + factor * pause) == 0.0
+    """An unmarked pause of up to ten minutes may come again, and be nearly twice as long, however
+    long it was.
+    """
+    baseline, now, step = trained(seconds)
+    baseline.hear(now + pause, step + 1, Phase.TRAINING)
+    assert baseline.overdue(now + pause + factor * pause) == 0.0
 
 
 @given(seconds=STEP_SECONDS, age=st.floats(0.0, 3600.0))
 def test_a_stop_is_found(seconds: float, age: float) -> None:
-    """A rank that stops after steady steps is overdue once the bound has passed, which is twice its step or the floor, and not before."""
-    pace, now, _ = trained(seconds)
+    """A rank that stops after steady steps is overdue once the bound has passed, which is twice its
+    step or the floor, and not before.
+    """
+    baseline, now, _ = trained(seconds)
     bound = max(FLOOR, MARGIN * seconds)
-    assert abs(pace.bound - bound) < 1e-6 * bound
-    assert abs(pace.overdue(now + age) - max(0.0, age - bound)) < 1e-3
+    assert abs(baseline.bound - bound) < 1e-6 * bound
+    assert abs(baseline.overdue(now + age) - max(0.0, age - bound)) < 1e-3
 
 
 def test_nothing_is_known_of_the_first_steps() -> None:
     """While a training compiles and warms up its silence is granted generously, and never for ever."""
-    pace, now, _ = trained(1.0, FIRST_STEPS - 1)
-    assert pace.bound == UNKNOWN
-    assert pace.overdue(now + UNKNOWN - 1.0) == 0.0
-    assert pace.overdue(now + UNKNOWN + 5.0) == 5.0
+    baseline, now, _ = trained(1.0, FIRST_STEPS - 1)
+    assert baseline.bound == UNKNOWN
+    assert baseline.overdue(now + UNKNOWN - 1.0) == 0.0
+    assert baseline.overdue(now + UNKNOWN + 5.0) == 5.0
 
 
 def test_fast_steps() -> None:
-    """Of steps that are so fast that the second heartbeat heard is past the first steps, the mean is known at once."""
-    pace = Pace(0.0, 5, Phase.TRAINING)
-    pace.hear(2.0, 5 + FIRST_STEPS, Phase.TRAINING)
-    assert pace.bound == FLOOR
-    slow = Pace(0.0, 5, Phase.TRAINING)
+    """Of steps that are so fast that the second heartbeat heard is past the first steps, the mean
+    is known at once.
+    """
+    baseline = SilenceBaseline(0.0, 5, Phase.TRAINING)
+    baseline.hear(2.0, 5 + FIRST_STEPS, Phase.TRAINING)
+    assert baseline.bound == FLOOR
+    slow = SilenceBaseline(0.0, 5, Phase.TRAINING)
     slow.hear(1000.0, 5 + FIRST_STEPS, Phase.TRAINING)
     assert slow.bound == MARGIN * 100.0
 
 
 def test_slow_first_steps_are_not_learnt() -> None:
     """A compilation of minutes in the first steps does not make later stops invisible for minutes."""
-    pace = Pace(0.0, 0, Phase.TRAINING)
+    baseline = SilenceBaseline(0.0, 0, Phase.TRAINING)
     for step in range(1, 30):
-        pace.hear(500.0 + step, step, Phase.TRAINING)
-    assert pace.bound == FLOOR
+        baseline.hear(500.0 + step, step, Phase.TRAINING)
+    assert baseline.bound == FLOOR
 
 
 def test_a_hang_that_ended_does_not_hide_the_next() -> None:
     """A silence of hours counts as the longest that is usual in training."""
-    pace, now, step = trained(0.5)
-    pace.hear(now + 5 * 3600.0, step + 1, Phase.TRAINING)
-    assert pace.bound == MARGIN * LONGEST
+    baseline, now, step = trained(0.5)
+    baseline.hear(now + 5 * 3600.0, step + 1, Phase.TRAINING)
+    assert baseline.bound == MARGIN * LONGEST
 
 
 def test_a_long_silence_is_forgotten() -> None:
     """What has not come again for a day is usual no longer."""
-    pace, now, step = trained(0.5)
+    baseline, now, step = trained(0.5)
     now += 200.0
-    pace.hear(now, step + 1, Phase.TRAINING)
+    baseline.hear(now, step + 1, Phase.TRAINING)
     for _ in range(round(2 * WINDOW / 20.0) + 1):
         now, step = now + 20.0, step + 1
-        pace.hear(now, step, Phase.TRAINING)
-    assert pace.bound == MARGIN * 20.0
+        baseline.hear(now, step, Phase.TRAINING)
+    assert baseline.bound == MARGIN * 20.0
 
 
 def test_a_marked_phase_has_a_range_of_its_own() -> None:
-    """A marked evaluation is granted half an hour at first, then by what it took; training is not affected by it."""
-    pace, now, step = trained(0.5)
-    pace.hear(now + 0.1, step, Phase.EVALUATION)
-    assert pace.bound == UNKNOWN
-    pace.hear(now + 200.1, step, Phase.TRAINING)
-    assert pace.bound == FLOOR
-    pace.hear(now + 201.0, step, Phase.EVALUATION)
-    assert pace.bound == 800.0
-    pace.hear(now + 202.0, step, Phase.CHECKPOINT)
-    assert pace.bound == UNKNOWN
+    """A marked evaluation is granted half an hour at first, then by what it took.
+
+    Training is not affected by it.
+    """
+    baseline, now, step = trained(0.5)
+    baseline.hear(now + 0.1, step, Phase.EVALUATION)
+    assert baseline.bound == UNKNOWN
+    baseline.hear(now + 200.1, step, Phase.TRAINING)
+    assert baseline.bound == FLOOR
+    baseline.hear(now + 201.0, step, Phase.EVALUATION)
+    assert baseline.bound == 800.0
+    baseline.hear(now + 202.0, step, Phase.CHECKPOINT)
+    assert baseline.bound == UNKNOWN
 
 
 def test_a_short_marked_phase() -> None:
     """A checkpoint that takes seconds on an idle storage may take minutes on a busy one."""
-    pace, now, step = trained(0.5)
-    pace.hear(now + 0.1, step, Phase.CHECKPOINT)
-    pace.hear(now + 0.2, step, Phase.TRAINING)
-    pace.hear(now + 0.3, step, Phase.CHECKPOINT)
-    assert pace.bound == MARKED_FLOOR
+    baseline, now, step = trained(0.5)
+    baseline.hear(now + 0.1, step, Phase.CHECKPOINT)
+    baseline.hear(now + 0.2, step, Phase.TRAINING)
+    baseline.hear(now + 0.3, step, Phase.CHECKPOINT)
+    assert baseline.bound == MARKED_FLOOR
 
 
 def test_going_back_to_a_checkpoint() -> None:
-    """A program that loads an older checkpoint and goes on from there is granted its first steps anew."""
-    pace, now, _ = trained(0.5)
-    pace.hear(now + 1.0, 3, Phase.TRAINING)
-    assert pace.bound == UNKNOWN
+    """A program that loads an older checkpoint and goes on from there is granted its first steps
+    anew.
+    """
+    baseline, now, _ = trained(0.5)
+    baseline.hear(now + 1.0, 3, Phase.TRAINING)
+    assert baseline.bound == UNKNOWN
 
 
 def test_the_floor_is_an_option() -> None:
     """Where trainings have unmarked pauses, all may be granted more."""
-    pace = Pace(0.0, 0, Phase.TRAINING, floor=120.0)
+    baseline = SilenceBaseline(0.0, 0, Phase.TRAINING, floor=120.0)
     for step in range(1, 30):
-        pace.hear(float(step), step, Phase.TRAINING)
-    assert pace.bound == 120.0
+        baseline.hear(float(step), step, Phase.TRAINING)
+    assert baseline.bound == 120.0

@@ -1,4 +1,6 @@
-"""Watching ranks: what counts as silence, what their processes do meanwhile, and for how long an end is told."""
+"""Watching ranks: what counts as silence, what their processes do meanwhile, and for how long an
+end is told.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,11 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from dshealthd.host import Host
+from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.hangs.activity import State
-from dshealthd.jobs.hangs.ending import End, Endings, How
-from dshealthd.jobs.hangs.pace import FLOOR
+from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
+from dshealthd.jobs.hangs.silence import FLOOR
 from dshealthd.jobs.hangs.watch import GRACE, KEPT, Watch
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.processes import TrainingProcess
@@ -58,7 +60,7 @@ class Scene:
     def __init__(self, path: Path) -> None:
         self.proc = path
         self.ends = KnownEnds()
-        self.watch = Watch(Host(procfs=path), cast("Endings", self.ends), slack=3.0)
+        self.watch = Watch(Host(procfs=path), cast("ExitWatcher", self.ends), slack=3.0)
         self.now = 1000.0
         self.present = {(JOB, rank): (who(rank), Message(step=0, sent=self.now)) for rank in (0, 1)}
         for rank in (0, 1):
@@ -75,7 +77,14 @@ class Scene:
     def step(self, rank: int, **of_message: object) -> None:
         """Have a rank make a step just now."""
         identity, before = self.present[JOB, rank]
-        self.present[JOB, rank] = identity, before._replace(step=before.step + 1, sent=self.now, **of_message)  # type: ignore[arg-type] # fields of it
+        self.present[JOB, rank] = (
+            identity,
+            before._replace(
+                step=before.step + 1,
+                sent=self.now,
+                **of_message,  # type: ignore[arg-type] # fields of it
+            ),
+        )
 
     def look(self, seconds: float = 1.0) -> None:
         """Look once, so many seconds later."""
@@ -104,13 +113,23 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def test_silence(scene: Scene) -> None:
-    """A rank that makes steps is not silent, one that does not is so for as long as it has made none."""
+    """A rank that makes steps is not silent, one that does not is so for as long as it has made
+    none.
+    """
     for _ in range(40):
         scene.now += 1.0
         scene.step(0)
         scene.look(0.0)
-    assert (scene.rank(0).silence, scene.rank(0).step, scene.rank(0).stands_still) == (0.0, 60, False)
-    assert (scene.rank(1).silence, scene.rank(1).bound, scene.rank(1).stands_still) == (40.0, FLOOR, True)
+    assert (scene.rank(0).silence, scene.rank(0).step, scene.rank(0).stands_still) == (
+        0.0,
+        60,
+        False,
+    )
+    assert (scene.rank(1).silence, scene.rank(1).bound, scene.rank(1).stands_still) == (
+        40.0,
+        FLOOR,
+        True,
+    )
 
 
 def test_when_a_step_was_made(scene: Scene) -> None:
@@ -123,7 +142,9 @@ def test_when_a_step_was_made(scene: Scene) -> None:
 
 @pytest.mark.parametrize("sent", [0.0, 1e9])
 def test_a_clock_that_lies(scene: Scene, sent: float) -> None:
-    """A sender whose clock is another's, or that lies, moves its own silence by no more than the time since the look before."""
+    """A sender whose clock is another's, or that lies, moves its own silence by no more than the
+    time since the look before.
+    """
     identity, message = scene.present[JOB, 0]
     scene.present[JOB, 0] = identity, message._replace(step=message.step + 1, sent=sent)
     scene.look(1.0)
@@ -131,14 +152,20 @@ def test_a_clock_that_lies(scene: Scene, sent: float) -> None:
 
 
 def test_an_agent_that_stood_still(scene: Scene) -> None:
-    """Time in which nobody looked is no silence: an agent that was stopped for an hour accuses nobody when it goes on."""
+    """Time in which nobody looked is no silence.
+
+    An agent that was stopped for an hour accuses nobody when it goes on.
+    """
     scene.look(3600.0)
     assert scene.rank(0).silence <= 3.0
     assert not scene.rank(0).stands_still
 
 
 def test_time_on_cpus(scene: Scene) -> None:
-    """What a silent rank takes of a core is the average since it was last heard; with a GPU it is not told, as waiting takes as much."""
+    """What a silent rank takes of a core is the average since it was last heard.
+
+    With a GPU it is not told, as waiting takes as much.
+    """
     for second in range(1, 13):
         scene.process(0, ticks=100 * second)
         scene.process(1, ticks=5 * second)
@@ -152,7 +179,10 @@ def test_time_on_cpus(scene: Scene) -> None:
 
 
 def test_states(scene: Scene) -> None:
-    """What the process does is looked up once it is silent; a process that cannot be looked at does nobody knows what."""
+    """What the process does is looked up once it is silent.
+
+    A process that cannot be looked at does nobody knows what.
+    """
     scene.process(0, "T")
     scene.process(1, "D")
     scene.look(3.0)
@@ -162,7 +192,7 @@ def test_states(scene: Scene) -> None:
     assert scene.rank(0).state is State.UNKNOWN
 
 
-def end(scene: Scene, rank: int, how: How) -> None:
+def end(scene: Scene, rank: int, how: ExitKind) -> None:
     """Have the process of a rank end."""
     del scene.present[JOB, rank]
     scene.ends.ends[100 + rank, 1] = End(how, 5000.0)
@@ -170,9 +200,13 @@ def end(scene: Scene, rank: int, how: How) -> None:
 
 def test_an_end_is_told_for_a_while(scene: Scene) -> None:
     """How a rank ended stays known for ten minutes."""
-    end(scene, 1, How.KILLED)
+    end(scene, 1, ExitKind.KILLED)
     scene.look()
-    assert (scene.rank(1).ended, scene.rank(1).ended_at, scene.rank(1).state) == (How.KILLED, 5000.0, State.GONE)
+    assert (scene.rank(1).ended, scene.rank(1).ended_at, scene.rank(1).state) == (
+        ExitKind.KILLED,
+        5000.0,
+        State.GONE,
+    )
     for _ in range(round(KEPT) + 1):
         scene.look()
     assert [rank.rank for rank in scene.watch.jobs()[JOB]] == [0]
@@ -181,18 +215,22 @@ def test_an_end_is_told_for_a_while(scene: Scene) -> None:
 
 def test_a_job_that_goes_on(scene: Scene) -> None:
     """An end is told no longer when the launcher has started the job again, with any of its ranks."""
-    end(scene, 0, How.TERMINATED)
-    end(scene, 1, How.FAILED)
+    end(scene, 0, ExitKind.TERMINATED)
+    end(scene, 1, ExitKind.FAILED)
     scene.look()
     assert len(scene.watch.jobs()[JOB]) == 2
     scene.process(0, start=2)
     scene.present[JOB, 0] = who(0, start=2), Message(step=10, sent=scene.now)
     scene.look()
-    assert [(rank.rank, rank.start, rank.settled) for rank in scene.watch.jobs()[JOB]] == [(0, 2, False)]
+    assert [(rank.rank, rank.start, rank.settled) for rank in scene.watch.jobs()[JOB]] == [
+        (0, 2, False)
+    ]
 
 
 def test_letting_go_of_the_heartbeat(scene: Scene) -> None:
-    """A process that lives and has closed its heartbeat is watched no longer after a moment, and is no hang."""
+    """A process that lives and has closed its heartbeat is watched no longer after a moment, and is
+    no hang.
+    """
     del scene.present[JOB, 1]
     for _ in range(GRACE):
         scene.look()
@@ -207,4 +245,8 @@ def test_a_marked_phase(scene: Scene) -> None:
     scene.present[JOB, 0] = identity, message._replace(phase=Phase.EVALUATION, sent=scene.now + 0.5)
     for _ in range(100):
         scene.look()
-    assert (scene.rank(0).phase, scene.rank(0).stands_still, scene.rank(1).stands_still) == (Phase.EVALUATION, False, True)
+    assert (scene.rank(0).phase, scene.rank(0).stands_still, scene.rank(1).stands_still) == (
+        Phase.EVALUATION,
+        False,
+        True,
+    )

@@ -56,7 +56,9 @@ class SenderProcess:
         return self.popen.pid
 
     def tell(self, data: bytes | Message) -> None:
-        """Have it write bytes into its page, which it hands over the first time, and wait until it has."""
+        """Have it write bytes into its page, which it hands over the first time, and wait until it
+        has.
+        """
         assert self.popen.stdin is not None
         assert self.popen.stdout is not None
         self.popen.stdin.write((data if isinstance(data, bytes) else encode(data)).hex() + "\n")
@@ -81,7 +83,9 @@ def interpreter(user: int | None) -> str:
 
 
 @contextlib.contextmanager
-def sending(path: Path, variables: Mapping[str, str], code: str = FOLLOW, user: int | None = None) -> Iterator[SenderProcess]:
+def sending(
+    path: Path, variables: Mapping[str, str], code: str = FOLLOW, user: int | None = None
+) -> Iterator[SenderProcess]:
     """Run a sender with these variables and no others; `code` has a connection `s`."""
     popen = subprocess.Popen(
         [interpreter(user), "-I", "-c", PRELUDE + code, str(path)],

@@ -7,7 +7,7 @@ import functools
 import threading
 import time
 
-from dshealthd.jobs.heartbeats.errands import THREADS, THREADS_PER_USER, Errands
+from dshealthd.jobs.heartbeats.blocking_tasks import THREADS, THREADS_PER_USER, BlockingTasks
 
 
 class Kernel:
@@ -40,16 +40,20 @@ def test_errands_that_hang() -> None:
     answers: list[tuple[int, float]] = []
 
     async def play() -> None:
-        errands = Errands(asyncio.get_running_loop())
+        blocking_tasks = BlockingTasks(asyncio.get_running_loop())
         asked = time.monotonic()
         for user in (1, 2):
             for _ in range(20):
-                errands.run(user, functools.partial(kernel.look, user), lambda found: answers.append((found, time.monotonic() - asked)))
+                blocking_tasks.run(
+                    user,
+                    functools.partial(kernel.look, user),
+                    lambda found: answers.append((found, time.monotonic() - asked)),
+                )
         while len(answers) < 20:
             await asyncio.sleep(0.01)
         assert {user for user, _ in answers} == {2}
         assert max(seconds for _, seconds in answers) < 1.0
-        assert len(errands) == 20
+        assert len(blocking_tasks) == 20
         kernel.release.set()
         while len(answers) < 40:
             await asyncio.sleep(0.01)

@@ -1,4 +1,6 @@
-"""Who a pid is: what can be said of processes that vanish, are replaced, cannot be read, or hang whoever reads them."""
+"""Who a pid is: what can be said of processes that vanish, are replaced, cannot be read, or hang
+whoever reads them.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.host import Host
+from dshealthd.core.host import Host
 from dshealthd.jobs.environment import job
 from dshealthd.jobs.heartbeats.identity import (
     Identity,
     Unidentified,
     identify,
-    parse_user,
     same,
 )
+from dshealthd.jobs.ownership import parse_user
 from tests.jobs.heartbeats.senders import STRANGER, interpreter
 from tests.jobs.machines import TORCH, Machine
 
@@ -47,7 +49,11 @@ def test_rank(machine: Machine) -> None:
     """A rank's job is named as everywhere; it is the same process until it ends."""
     found = identify(host(machine), 50, 1000)
     assert isinstance(found, Identity)
-    assert (found.process.job, found.process.launch.rank, found.process.start) == (job(TORCH, BOOT), 3, 100)
+    assert (found.process.job, found.process.launch.rank, found.process.start) == (
+        job(TORCH, BOOT),
+        3,
+        100,
+    )
     assert same(host(machine), found)
 
 
@@ -81,7 +87,9 @@ def test_no_launcher(machine: Machine) -> None:
     assert identify(host(machine), 50, 1000) is Unidentified.NO_LAUNCHER
 
 
-@pytest.mark.parametrize(("file", "text"), [("stat", "garbage"), ("status", "Name:\tx\n"), ("status", "Uid:\tx\n")])
+@pytest.mark.parametrize(
+    ("file", "text"), [("stat", "garbage"), ("status", "Name:\tx\n"), ("status", "Uid:\tx\n")]
+)
 def test_answers_that_make_no_sense(machine: Machine, file: str, text: str) -> None:
     """What is not understood is unknown, and not a rank."""
     (machine.root / "50" / file).write_text(text)
@@ -90,10 +98,12 @@ def test_answers_that_make_no_sense(machine: Machine, file: str, text: str) -> N
 
 def test_environment_of_another_user() -> None:
     """Without privileges it is said that others' environments may not be read."""
-    code = "from dshealthd.host import Host; from dshealthd.jobs.heartbeats.identity import identify; print(identify(Host(), 1, 0))"
+    code = "from dshealthd.core.host import Host; from dshealthd.jobs.heartbeats.identity import identify; print(identify(Host(), 1, 0))"
     user = STRANGER if os.getuid() == 0 else None
     command = [interpreter(user), "-B", "-c", code]
-    result = subprocess.run(command, user=user, group=user, cwd=ROOT, check=True, capture_output=True, text=True)
+    result = subprocess.run(
+        command, user=user, group=user, cwd=ROOT, check=True, capture_output=True, text=True
+    )
     assert result.stdout == "permission_denied\n"
 
 

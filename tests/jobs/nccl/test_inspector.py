@@ -1,4 +1,6 @@
-"""The Inspector's format: what is kept of it, in which units, and that nothing in a file can do harm."""
+"""The Inspector's format: what is kept of it, in which units, and that nothing in a file can do
+harm.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,22 @@ def test_units() -> None:
 
 def test_forerunner() -> None:
     """The files of NCCL 2.29 are read too; what tells single operations apart is not kept."""
-    ((operation, figures),) = parse(line_229(400, 1000, number=1) + line_229(100, 3000, number=2)).operations.items()
+    ((operation, figures),) = parse(
+        line_229(400, 1000, number=1) + line_229(100, 3000, number=2)
+    ).operations.items()
     assert (operation.job, operation.ranks, operation.message) == ("77", "16", "256MiB-")
     assert figures.bandwidth == pytest.approx(200e9)
     assert figures.seconds == pytest.approx(2e-3)
 
 
 def test_means() -> None:
-    """Communicators, algorithms and sizes of one class are one: bandwidths by their geometric mean, times by the arithmetic one."""
-    text = line(100, 10, communicator="DP 0", algorithm="Ring_simple") + line(400, 30, communicator="DP 1", message="3-4GB")
+    """Communicators, algorithms and sizes of one class are one.
+
+    Bandwidths by their geometric mean, times by the arithmetic one.
+    """
+    text = line(100, 10, communicator="DP 0", algorithm="Ring_simple") + line(
+        400, 30, communicator="DP 1", message="3-4GB"
+    )
     ((operation, figures),) = parse(text).operations.items()
     assert operation.message == "256MiB-"
     assert figures.bandwidth == pytest.approx(200e9)
@@ -42,10 +51,20 @@ def test_means() -> None:
 
 
 def test_kept_apart() -> None:
-    """Operations, sizes of communicators and classes of messages are not mixed; point-to-point operations are among them."""
-    text = line(1, 1) + line(2, 1, ranks="8", nodes="1") + line(3, 1, message="512-513KB") + line(4, 1, operation="Send")
+    """Operations, sizes of communicators and classes of messages are not mixed.
+
+    Point-to-point operations are among them.
+    """
+    text = (
+        line(1, 1)
+        + line(2, 1, ranks="8", nodes="1")
+        + line(3, 1, message="512-513KB")
+        + line(4, 1, operation="Send")
+    )
     found = parse(text).operations
-    assert {(key.name, key.ranks, key.message): figures.bandwidth for key, figures in found.items()} == {
+    assert {
+        (key.name, key.ranks, key.message): figures.bandwidth for key, figures in found.items()
+    } == {
         ("AllReduce", "16", "256MiB-"): pytest.approx(1e9),
         ("AllReduce", "8", "256MiB-"): pytest.approx(2e9),
         ("AllReduce", "16", "64KiB-1MiB"): pytest.approx(3e9),
@@ -63,10 +82,15 @@ def test_nothing_measured() -> None:
 
 @pytest.mark.parametrize("kept", [1, 40, 300, 477])
 def test_half_written(kept: int) -> None:
-    """A file is read while it is written: the last line counts once it is whole, and is no error until then."""
+    """A file is read while it is written.
+
+    The last line counts once it is whole, and is no error until then.
+    """
     whole, part = line(100, 10), line(7, 7, operation="Broadcast")
     content = parse(whole + part[:kept])
-    assert [key.name for key in content.operations] == (["AllReduce", "Broadcast"] if "\n" in part[:kept] else ["AllReduce"])
+    assert [key.name for key in content.operations] == (
+        ["AllReduce", "Broadcast"] if "\n" in part[:kept] else ["AllReduce"]
+    )
     assert content.malformed == 0
 
 
@@ -90,13 +114,22 @@ def test_half_written(kept: int) -> None:
     ],
 )
 def test_not_the_plugins(text: str) -> None:
-    """What the plugin cannot have written is counted and makes no series; the lines around it are taken."""
+    """What the plugin cannot have written is counted and makes no series.
+
+    The lines around it are taken.
+    """
     content = parse(line(5, 5) + text.rstrip("\n") + "\n" + line(6, 6, operation="Reduce"))
     assert sorted(key.name for key in content.operations) == ["AllReduce", "Reduce"]
     assert content.malformed >= 1
 
 
-@given(st.text(alphabet=st.sampled_from('nccl_bus_bandwidth_gbs{}="\\,# 0123456789.eE+-NaInf\x00\t\r\n\x85é')))
+@given(
+    st.text(
+        alphabet=st.sampled_from(
+            'nccl_bus_bandwidth_gbs{}="\\,# 0123456789.eE+-NaInf\x00\t\r\n\x85é'
+        )
+    )
+)
 def test_any_text(text: str) -> None:
     """Whatever a file holds, it is read or counted, and nothing is raised."""
     content = parse(line(5, 5) + text)

@@ -12,7 +12,16 @@ from dshealthd.jobs.environment import MAX_NAMES, NCCL_COMMON, nccl_variables
 from dshealthd.jobs.nccl.names import Misnomer, misnomer, names
 
 
-@pytest.mark.parametrize("name", ["NCCL_DEBUG", "NCCL_IB_HCA", "TORCH_NCCL_BLOCKING_WAIT", "NCCL_INSPECTOR_ENABLE", "NCCL_VERSION"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NCCL_DEBUG",
+        "NCCL_IB_HCA",
+        "TORCH_NCCL_BLOCKING_WAIT",
+        "NCCL_INSPECTOR_ENABLE",
+        "NCCL_VERSION",
+    ],
+)
 def test_names_that_are_read(name: str) -> None:
     """NCCL's and torch's own names, those of plugins, and those that images set are right."""
     assert misnomer(name) is None
@@ -47,11 +56,19 @@ def test_labels_are_bounded(name: str) -> None:
     """Whatever name a process makes up, what is told of it is a name of ours."""
     found = misnomer(name)
     have = names()
-    assert found is None or found[0] in {"other", *have.known, *have.retired, *have.renamed, *have.unread}
+    assert found is None or found[0] in {
+        "other",
+        *have.known,
+        *have.retired,
+        *have.renamed,
+        *have.unread,
+    }
 
 
 def test_the_data_is_consistent() -> None:
-    """A name has one place in the file, what something is renamed to is read, and so is all that is compared between ranks."""
+    """A name has one place in the file, what something is renamed to is read, and so is all that is
+    compared between ranks.
+    """
     have = names()
     assert not have.known & (have.retired.keys() | have.unread | have.foreign)
     assert set(have.renamed.values()) <= have.known
@@ -59,7 +76,10 @@ def test_the_data_is_consistent() -> None:
 
 
 def test_names_of_an_environment() -> None:
-    """Names come out without their values, from the first entry to the last; names that are none, or not NCCL's, do not."""
+    """Names come out without their values, from the first entry to the last.
+
+    Names that are none, or not NCCL's, do not.
+    """
     data = b"NCCL_DEBUG=INFO\0SECRET=NCCL_IB_HCA=x\0TORCH_NCCL_BLOCKING_WAIT=1\0\xff=1\0NCCL_b=1\0NCCL_\xff=1\0"
     data += b"DEEPSPEED_DEBUG=1\0NCCL_NO_VALUE"
     assert nccl_variables(data) == {"NCCL_DEBUG", "TORCH_NCCL_BLOCKING_WAIT", "DEEPSPEED_DEBUG"}
@@ -67,11 +87,24 @@ def test_names_of_an_environment() -> None:
 
 def test_names_of_a_hostile_environment() -> None:
     """Of any number of names a bounded one is kept."""
-    assert len(nccl_variables(b"".join(b"NCCL_%d=\0" % number for number in range(100_000)))) == MAX_NAMES
-    assert nccl_variables(b"X=" + b"NCCL_A=" * 100 + b"\0NCCL_B=1\0TORCH_TORCH_NCCL_C=1\0XTORCH_NCCL_D=1\0") == {"NCCL_B"}
+    assert (
+        len(nccl_variables(b"".join(b"NCCL_%d=\0" % number for number in range(100_000))))
+        == MAX_NAMES
+    )
+    assert nccl_variables(
+        b"X=" + b"NCCL_A=" * 100 + b"\0NCCL_B=1\0TORCH_TORCH_NCCL_C=1\0XTORCH_NCCL_D=1\0"
+    ) == {"NCCL_B"}
 
 
-@pytest.mark.parametrize("data", [b"\0" * (2 << 20), b"\0NCCL_AAAA" * (2 << 17), b"NCCL_A=" * (2 << 18), b"\0TORCH_NCCL_" * (2 << 17)])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0" * (2 << 20),
+        b"\0NCCL_AAAA" * (2 << 17),
+        b"NCCL_A=" * (2 << 18),
+        b"\0TORCH_NCCL_" * (2 << 17),
+    ],
+)
 def test_time_is_bounded(data: bytes) -> None:
     """No environment takes long to search, whatever it is made of."""
     started = time.process_time()

@@ -33,7 +33,10 @@ INTERFACES = ("lo", "eth0", "eth1", "eth10", "docker0", "ib0")
     ],
 )
 def test_interfaces(text: str, taken: list[str]) -> None:
-    """Names are prefixes, or exact behind `=`; `^` turns the list round; blanks are part of a name; nothing is everything."""
+    """Names are prefixes, or exact behind `=`; `^` turns the list round.
+
+    Blanks are part of a name; nothing is everything.
+    """
     selection = parse_selection(text)
     assert [name for name in INTERFACES if selection.takes(name)] == taken
 
@@ -64,7 +67,9 @@ def test_ports(text: str, taken: list[tuple[str, int]]) -> None:
 
 @given(st.text())
 def test_any_text_is_a_list(text: str) -> None:
-    """Whatever a user writes is a list that takes a device or does not, and one that excludes takes what the other leaves."""
+    """Whatever a user writes is a list that takes a device or does not, and one that excludes takes
+    what the other leaves.
+    """
     selection, opposite = parse_selection(text.lstrip("^")), parse_selection("^" + text.lstrip("^"))
     if selection.entries:
         assert selection.takes("mlx5_0", 1) != opposite.takes("mlx5_0", 1)

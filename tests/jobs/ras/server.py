@@ -1,12 +1,14 @@
 """What answers in NCCL's place in the tests: replays answers by the protocol of RAS, or misbehaves.
 
-`python -m tests.jobs.ras.server ADDRESS PORT BEHAVIOUR [FILE …]` listens as NCCL does (SO_REUSEPORT), prints its port, and serves until
-it is killed. Each query is answered with the next file, the last one over and over. Real NCCL needs a GPU; the texts follow its source.
+`python -m tests.jobs.ras.server ADDRESS PORT BEHAVIOUR [FILE …]` listens as NCCL does
+(SO_REUSEPORT), prints its port, and serves until it is killed. Each query is answered with the next
+file, the last one over and over. Real NCCL needs a GPU; the texts follow its source.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import re
 import selectors
@@ -17,6 +19,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from tests.jobs.elf import library as write_library
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +40,17 @@ BEHAVIOURS = (
 COUNTS = {"Broadcast": 3, "Reduce": 0, "AllGather": 40, "ReduceScatter": 40, "AllReduce": 1000}
 
 
+mapped: list[mmap.mmap] = []
+"""What stands for NCCL's library, for as long as the process lives."""
+
+
+def library(place: Path, version: str = "2.29.7") -> Path:
+    """Write what stands for `libnccl.so.2` of a release, and return its place."""
+    path = place / f"nccl-{version}" / "libnccl.so.2"
+    write_library(path, f"NCCL version {version}+cuda12.9".encode() if version else b"nothing")
+    return path
+
+
 @dataclass
 class Rank:
     """A rank as NCCL's JSON shows it."""
@@ -51,16 +66,27 @@ class Rank:
 
     def present(self) -> dict[str, object]:
         """Return a rank that answered."""
-        flags = {name: name in self.flags for name in ("finalize_called", "destroy_flag", "abort_flag")}
+        flags = {
+            name: name in self.flags for name in ("finalize_called", "destroy_flag", "abort_flag")
+        }
         status = {"init_state": self.init_state, "async_error": self.async_error, **flags}
         return {**self._place(), "status": status, "collective_counts": {**COUNTS, **self.counts}}
 
     def missing(self) -> dict[str, object]:
         """Return a rank that did not answer."""
-        return {**self._place(), "status": {name: name in self.flags for name in ("unresponsive", "considered_dead")}}
+        return {
+            **self._place(),
+            "status": {name: name in self.flags for name in ("unresponsive", "considered_dead")},
+        }
 
     def _place(self) -> dict[str, object]:
-        return {"rank": self.number, "host": self.host, "pid": self.pid, "cuda_dev": self.gpu, "nvml_dev": self.gpu}
+        return {
+            "rank": self.number,
+            "host": self.host,
+            "pid": self.pid,
+            "cuda_dev": self.gpu,
+            "nvml_dev": self.gpu,
+        }
 
 
 @dataclass
@@ -85,7 +111,10 @@ class Communicator:
 
 
 def document(*communicators: Communicator, version: str = "2.29.7", timeouts: int = 0) -> bytes:
-    """Return an answer in JSON, laid out as NCCL does, with the flaw that 2.28.7 and 2.28.9 have: a comma that is not there."""
+    """Return an answer in JSON, laid out as NCCL does, with the flaw that 2.28.7 and 2.28.9 have.
+
+    A comma that is not there.
+    """
     answer = {
         "nccl_version": version,
         "cuda_runtime_version": 12090,
@@ -105,10 +134,34 @@ class Process:
     """A process of a job, or of somebody else, that serves at an address."""
 
     def __init__(
-        self, behaviour: str, *answers: Path, address: str = "127.0.0.1", port: int = 0, environment: Mapping[str, str] | None = None
+        self,
+        behaviour: str,
+        *answers: Path,
+        address: str = "127.0.0.1",
+        port: int = 0,
+        environment: Mapping[str, str] | None = None,
+        library: Path | None = None,
+        record: Path | None = None,
     ) -> None:
-        command = [sys.executable, "-m", "tests.jobs.ras.server", address, str(port), behaviour, *map(str, answers)]
-        self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, env={"PATH": os.environ["PATH"], **(environment or {})})
+        """Start it.
+
+        It maps `library` as it would NCCL's, and writes each byte that it receives to `record`.
+        """
+        command = [
+            sys.executable,
+            "-m",
+            "tests.jobs.ras.server",
+            address,
+            str(port),
+            behaviour,
+            *map(str, answers),
+        ]
+        own = {"PATH": os.environ["PATH"], "TEST_RECORD": str(record or os.devnull)}
+        if library is not None:
+            own["TEST_LIBRARY"] = str(library)
+        self.popen = subprocess.Popen(
+            command, stdout=subprocess.PIPE, env={**own, **(environment or {})}
+        )
         assert self.popen.stdout is not None
         self.port = int(self.popen.stdout.readline())
 
@@ -131,22 +184,27 @@ class _Client:
     def serve(self, answer: bytes) -> bool:
         """Read commands and reply; True once the connection is over."""
         data = self.connection.recv(4096)
+        with open(os.environ["TEST_RECORD"], "ab") as record:
+            record.write(data)
         self.received += data
         if self.behaviour in {"garbage", "close"}:
-            self.connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n" * 100 if self.behaviour == "garbage" else b"")
+            self.connection.sendall(
+                b"SSH-2.0-OpenSSH_9.2\r\n" * 100 if self.behaviour == "garbage" else b""
+            )
             return True
         while self.behaviour != "mute" and b"\n" in self.received:
             command, _, self.received = self.received.partition(b"\n")
             if command.lower() == b"verbose status":
                 return self._answer(answer)
+            if command.lower() == b"set format json" and self.behaviour == "text":
+                self.connection.sendall(b"ERROR: Unknown command SET FORMAT json\n")
+                continue
             self.connection.sendall(self._reply(command.lower()))
         return not data
 
     def _reply(self, command: bytes) -> bytes:
         if command.startswith(b"client protocol "):
             return b"SERVER PROTOCOL 2\n" + (b"and more\n" if self.behaviour == "chatter" else b"")
-        if command == b"set format json" and self.behaviour == "text":
-            return b"ERROR: Unknown command SET FORMAT json\n"
         assert command == b"set format json" or command.removeprefix(b"timeout ").isdigit(), command
         return b"OK\n"
 
@@ -163,7 +221,9 @@ class _Client:
                 while True:
                     self.connection.sendall(b"x")
                     time.sleep(0.01)
-            self.connection.sendall(answer[: len(answer) // 2] if self.behaviour == "cut" else answer)
+            self.connection.sendall(
+                answer[: len(answer) // 2] if self.behaviour == "cut" else answer
+            )
         except OSError:  # the client has had enough
             pass
         return True
@@ -172,11 +232,17 @@ class _Client:
 def main(address: str, port: int, behaviour: str, answers: Sequence[str]) -> None:
     """Serve until killed."""
     assert behaviour in BEHAVIOURS, behaviour
+    if library := os.environ.get("TEST_LIBRARY"):
+        with open(library, "rb") as file:
+            mapped.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     contents = []
     for place in answers or [os.devnull]:
         with open(place, "rb") as file:
             contents.append(file.read())
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener, selectors.DefaultSelector() as selector:
+    with (
+        socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener,
+        selectors.DefaultSelector() as selector,
+    ):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((address, port))
@@ -187,7 +253,9 @@ def main(address: str, port: int, behaviour: str, answers: Sequence[str]) -> Non
             for key, _ in selector.select():
                 if key.data is None:
                     connection, _ = listener.accept()
-                    selector.register(connection, selectors.EVENT_READ, _Client(connection, behaviour))
+                    selector.register(
+                        connection, selectors.EVENT_READ, _Client(connection, behaviour)
+                    )
                 elif _served(key.data, contents):
                     selector.unregister(key.data.connection)
                     key.data.connection.close()

@@ -60,7 +60,12 @@ def test_refused(text: str, said: str) -> None:
 
 def test_own_addresses() -> None:
     """All of 127/8 is this node's, and a documentation address is not."""
-    assert [own(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "198.51.100.1")] == [True, True, True, False]
+    assert [own(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "198.51.100.1")] == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 @given(st.text())
@@ -73,7 +78,18 @@ def test_any_text(text: str) -> None:
     assert all(own(endpoint.host) for endpoint in found)
 
 
-@pytest.mark.parametrize(("text", "on"), [(None, True), ("", True), ("1", True), ("0x1", True), ("0", False), ("2", False), ("yes", True)])
+@pytest.mark.parametrize(
+    ("text", "on"),
+    [
+        (None, True),
+        ("", True),
+        ("1", True),
+        ("0x1", True),
+        ("0", False),
+        ("2", False),
+        ("yes", True),
+    ],
+)
 def test_enabled(text: str | None, *, on: bool) -> None:
     """RAS is on unless it is set to a number other than 1, as NCCL reads it."""
     assert enabled({} if text is None else {"NCCL_RAS_ENABLE": text}) is on

@@ -1,4 +1,6 @@
-"""The client of RAS against a server that replays or misbehaves, in a process of its own and on 127.0.0.1 and ::1."""
+"""The client of RAS against a server that replays or misbehaves, in a process of its own and on
+127.0.0.1 and ::1.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.collector import Reason
-from dshealthd.host import Host
+from dshealthd.core.collector import Reason
+from dshealthd.core.host import Host
 from dshealthd.jobs.ras import client as ras_client
+from dshealthd.jobs.ras import protocol
 from dshealthd.jobs.ras.address import Endpoint
 from dshealthd.jobs.ras.client import ATTEMPTS, Query, ask
 from dshealthd.jobs.ras.peer import holder
-from dshealthd.jobs.ras.protocol import Answer, Conversation, NoListener, Stranger, Unanswered
+from dshealthd.jobs.ras.policy import Form
+from dshealthd.jobs.ras.protocol import (
+    MAY_BE_SENT,
+    Answer,
+    Conversation,
+    NoListener,
+    Stranger,
+    Unanswered,
+)
 from tests.jobs.ras.server import BEHAVIOURS, Communicator, Process, Rank, document
 
 if TYPE_CHECKING:
@@ -44,9 +55,11 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Process]]:
         yield start
 
 
-def query(process: Process, address: str = "127.0.0.1", limit: int = LIMIT) -> Query:
+def query(
+    process: Process, address: str = "127.0.0.1", limit: int = LIMIT, form: Form = Form.JSON
+) -> Query:
     """Return a question to a server that is vouched for."""
-    return Query([Endpoint(address, process.port)], lambda _connection: True, limit)
+    return Query([Endpoint(address, process.port)], lambda _connection: True, limit, form)
 
 
 def outcome(asked: Query, seconds: float = 3) -> object:
@@ -61,9 +74,45 @@ def test_answer_in_json(serve: Callable[..., Process], address: str) -> None:
     assert outcome(query(serve("json", address=address), address)) == Answer(json=True, data=ANSWER)
 
 
-def test_answer_in_text(serve: Callable[..., Process]) -> None:
-    """An NCCL that knows no format answers as it always did."""
-    assert outcome(query(serve("text"))) == Answer(json=False, data=ANSWER)
+def test_answer_in_text(serve: Callable[..., Process], tmp_path: Path) -> None:
+    """A release that is asked for text alone hears nothing of formats."""
+    asked = query(serve("text", record=tmp_path / "record"), form=Form.TEXT)
+    assert outcome(asked) == Answer(json=False, data=ANSWER)
+    said = (tmp_path / "record").read_bytes()
+    assert said == b"CLIENT PROTOCOL 2\nTIMEOUT 1\nVERBOSE STATUS\n"
+
+
+def test_text_is_no_substitute(serve: Callable[..., Process], tmp_path: Path) -> None:
+    """Where JSON is refused, as 2.26.2 to 2.28.6 do, no status is asked: its text can crash."""
+    result = outcome(query(serve("text", record=tmp_path / "record")))
+    assert isinstance(result, Unanswered)
+    assert "text is not asked for" in result.detail
+    said = (tmp_path / "record").read_bytes()
+    assert said == b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\n"
+
+
+def test_what_may_be_sent() -> None:
+    """The closed list: questions, and no command that changes a job or keeps a connection."""
+    assert sorted(MAY_BE_SENT) == [
+        b"CLIENT PROTOCOL 2\n",
+        b"SET FORMAT json\n",
+        b"TIMEOUT 1\n",
+        b"TIMEOUT 2\n",
+        b"TIMEOUT 3\n",
+        b"TIMEOUT 4\n",
+        b"TIMEOUT 5\n",
+        b"VERBOSE STATUS\n",
+    ]
+
+
+def test_nothing_else_is_sent(
+    serve: Callable[..., Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line that a defect of the protocol's code would say does not leave the client."""
+    monkeypatch.setattr(protocol, "STATUS", b"CONTROL abort\n")
+    result = outcome(query(serve("json", record=tmp_path / "record")))
+    assert isinstance(result, Unanswered)
+    assert b"CONTROL" not in (tmp_path / "record").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -77,7 +126,9 @@ def test_answer_in_text(serve: Callable[..., Process]) -> None:
         ("close", Reason.MALFORMED, "closed at greeting, without an answer"),
     ],
 )
-def test_misbehaviour(serve: Callable[..., Process], behaviour: str, reason: Reason, said: str) -> None:
+def test_misbehaviour(
+    serve: Callable[..., Process], behaviour: str, reason: Reason, said: str
+) -> None:
     """Each way not to answer ends within the time given, in a reason of its own."""
     begun = time.monotonic()
     result = outcome(query(serve(behaviour)), 1.5)
@@ -102,7 +153,10 @@ def test_trickle_wakes_nobody(serve: Callable[..., Process]) -> None:
 
 
 def test_cut_answer_is_handed_on(serve: Callable[..., Process]) -> None:
-    """An answer that breaks off cannot be told from a whole one by the protocol; the parser will."""
+    """An answer that breaks off cannot be told from a whole one by the protocol.
+
+    The parser will.
+    """
     assert outcome(query(serve("cut"))) == Answer(json=True, data=ANSWER[: len(ANSWER) // 2])
 
 
@@ -111,22 +165,29 @@ def test_nobody_listens(serve: Callable[..., Process]) -> None:
     process = serve("json")
     process.close()
     endpoints = [Endpoint("127.0.0.1", process.port), Endpoint("::1", process.port)]
-    assert isinstance(outcome(Query(endpoints, lambda _connection: True, LIMIT)), NoListener)
+    assert isinstance(
+        outcome(Query(endpoints, lambda _connection: True, LIMIT, Form.JSON)), NoListener
+    )
 
 
 def test_second_address(serve: Callable[..., Process]) -> None:
     """Where localhost is two addresses, and NCCL has bound the second, it is found there."""
     process = serve("json", address="::1")
     endpoints = [Endpoint("127.0.0.1", process.port), Endpoint("::1", process.port)]
-    assert isinstance(outcome(Query(endpoints, lambda _connection: True, LIMIT)), Answer)
+    assert isinstance(outcome(Query(endpoints, lambda _connection: True, LIMIT, Form.JSON)), Answer)
 
 
 def test_stopped_process_is_passed_by(serve: Callable[..., Process]) -> None:
-    """Of processes that share the port, a stopped one is left for another: the kernel picks anew for each connection."""
+    """Of processes that share the port, a stopped one is left for another.
+
+    The kernel picks anew for each connection.
+    """
     first = serve("json")
     others = [serve("json", port=first.port) for _ in range(5)]
     os.kill(first.popen.pid, signal.SIGSTOP)
-    asked = [query(others[0]) for _ in range(40)]  # that none of them meets the stopped one has a chance of 1 in 1,500
+    asked = [
+        query(others[0]) for _ in range(40)
+    ]  # that none of them meets the stopped one has a chance of 1 in 1,500
     ask(asked, 10, time.monotonic)
     assert all(isinstance(one.outcome, Answer) for one in asked)
     assert sum(one.connections for one in asked) > len(asked)
@@ -141,7 +202,9 @@ def test_mute_process_alone(serve: Callable[..., Process]) -> None:
 
 
 def test_hung_ones_do_not_delay_others(serve: Callable[..., Process]) -> None:
-    """Beside one of each misbehaviour, a job that is well gets its whole answer, within the same time."""
+    """Beside one of each misbehaviour, a job that is well gets its whole answer, within the same
+    time.
+    """
     bad = [query(serve(behaviour)) for behaviour in BEHAVIOURS if behaviour not in {"json", "text"}]
     good = query(serve("json"))
     waiting: list[int] = []
@@ -158,35 +221,49 @@ def test_hung_ones_do_not_delay_others(serve: Callable[..., Process]) -> None:
 
 
 def test_stranger_is_not_asked(serve: Callable[..., Process]) -> None:
-    """A process that is not vouched for hears no question; after some tries to meet another there is no answer."""
+    """A process that is not vouched for hears no question.
+
+    After some tries to meet another there is no answer.
+    """
     refused: list[int] = []
 
-    def vouch(connection: socket.socket) -> bool:
+    def verify_peer(connection: socket.socket) -> bool:
         refused.append(connection.getpeername()[1])
         return False
 
     process = serve("json")
-    assert isinstance(outcome(Query([Endpoint("127.0.0.1", process.port)], vouch, LIMIT)), Stranger)
+    assert isinstance(
+        outcome(Query([Endpoint("127.0.0.1", process.port)], verify_peer, LIMIT, Form.JSON)),
+        Stranger,
+    )
     assert refused == [process.port] * ATTEMPTS
 
 
 def test_unknown_peer_is_a_failure(serve: Callable[..., Process]) -> None:
     """Where the kernel does not tell who answers, nothing is asked."""
 
-    def vouch(_connection: socket.socket) -> bool:
+    def verify_peer(_connection: socket.socket) -> bool:
         raise PermissionError(1, "not permitted")
 
-    result = outcome(Query([Endpoint("127.0.0.1", serve("json").port)], vouch, LIMIT))
+    result = outcome(
+        Query([Endpoint("127.0.0.1", serve("json").port)], verify_peer, LIMIT, Form.JSON)
+    )
     assert isinstance(result, Unanswered)
     assert result.reason is Reason.PERMISSION_DENIED
 
 
 def test_holder_of_a_connection(serve: Callable[..., Process]) -> None:
-    """The process that accepted a connection is found among others, and is not found where it is none of them."""
+    """The process that accepted a connection is found among others, and is not found where it is
+    none of them.
+    """
     process, other = serve("mute"), serve("mute")
     with socket.create_connection(("127.0.0.1", process.port)) as connection:
         end = time.monotonic() + 5
-        while (found := holder(connection, [other.popen.pid, process.popen.pid], Host(), time.monotonic)) is None:
+        while (
+            found := holder(
+                connection, [other.popen.pid, process.popen.pid], Host(), time.monotonic
+            )
+        ) is None:
             assert time.monotonic() < end, "never accepted"
             time.sleep(0.01)
         assert found == process.popen.pid
@@ -204,36 +281,51 @@ def test_descriptors_are_closed(serve: Callable[..., Process]) -> None:
 
 @pytest.mark.parametrize(("seconds", "patience"), [(12, 5), (60, 5), (8.5, 2), (3, 1)])
 def test_server_is_told_how_long(seconds: float, patience: int) -> None:
-    """RAS is told to wait for its peers for so long that its answer comes in time, and no longer than NCCL would."""
-    assert Conversation(LIMIT).receive(b"SERVER PROTOCOL 2\n", seconds) == b"TIMEOUT %d\n" % patience
+    """RAS is told to wait for its peers for so long that its answer comes in time, and no longer
+    than NCCL would.
+    """
+    assert (
+        Conversation(LIMIT, Form.JSON).receive(b"SERVER PROTOCOL 2\n", seconds)
+        == b"TIMEOUT %d\n" % patience
+    )
 
 
 def test_reply_in_pieces() -> None:
     """Lines may come byte by byte, and in whatever case."""
-    conversation = Conversation(LIMIT)
-    assert [conversation.receive(bytes([byte]), 12) for byte in b"server protocol 2\r\n"][-1] == b"TIMEOUT 5\n"
-    assert [conversation.receive(line, 12) for line in (b"ok\n", b"Error: Unknown command\n")] == [
+    conversation = Conversation(LIMIT, Form.JSON)
+    assert [conversation.receive(bytes([byte]), 12) for byte in b"server protocol 2\r\n"][
+        -1
+    ] == b"TIMEOUT 5\n"
+    assert [conversation.receive(line, 12) for line in (b"ok\n", b"Ok\n")] == [
         b"SET FORMAT json\n",
         b"VERBOSE STATUS\n",
     ]
-    assert conversation.receive(b"Communicators...", 12) == b""
-    assert conversation.end() == Answer(json=False, data=b"Communicators...")
+    assert conversation.receive(b"{...", 12) == b""
+    assert conversation.end() == Answer(json=True, data=b"{...")
 
 
-@given(st.lists(st.binary(min_size=1) | st.sampled_from([b"SERVER PROTOCOL 2\n", b"OK\n", b"ERROR: no\n"])))
-def test_any_conversation(pieces: list[bytes]) -> None:
-    """Whatever arrives, in whatever pieces, what is said is one of four lines, or there is a named end."""
-    conversation = Conversation(100)
+@given(
+    st.lists(
+        st.binary(min_size=1) | st.sampled_from([b"SERVER PROTOCOL 2\n", b"OK\n", b"ERROR: no\n"])
+    ),
+    st.sampled_from(Form),
+)
+def test_any_conversation(pieces: list[bytes], form: Form) -> None:
+    """Whatever arrives, what is said is one of the lines of the form, or there is a named end."""
+    conversation = Conversation(100, form)
     try:
         said = [conversation.receive(piece, 12) for piece in pieces]
         answer = conversation.end()
     except Unanswered as failure:
         assert failure.reason is Reason.MALFORMED  # noqa: PT017 - it may be an answer, too
     else:
-        assert {*said} == {b"TIMEOUT 5\n", b"SET FORMAT json\n", b"VERBOSE STATUS\n", b""}
+        lines = {b"TIMEOUT 5\n", b"VERBOSE STATUS\n", b""}
+        assert {*said} == (lines | {b"SET FORMAT json\n"} if form is Form.JSON else lines)
         assert len(answer.data) <= 100
 
 
 def test_constants_fit() -> None:
-    """All attempts to be greeted fit into the time that a job has by default, with time for an answer."""
+    """All attempts to be greeted fit into the time that a job has by default, with time for an
+    answer.
+    """
     assert ATTEMPTS * ras_client.GREETING < 12 - 3

@@ -1,35 +1,41 @@
-"""The collector of NCCL's RAS: jobs of real processes with RAS's own protocol, seen through a `/proc` that shows these alone."""
+"""The collector of NCCL's RAS: jobs of real processes with RAS's own protocol, seen through a
+`/proc` that shows these alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collector import Context, Fault, Reason
-from dshealthd.collectors.nccl_ras import NcclRas, NcclRasOptions
-from dshealthd.exposition import Format, render
-from dshealthd.host import Host
-from dshealthd.options import Duration
-from dshealthd.registry import all_collectors
-from dshealthd.result import Outcome, Result, attempt
-from tests.jobs.machines import Machine
-from tests.jobs.ras.server import Communicator, Process, Rank, document
+from dshealthd.collection.registry import all_collectors
+from dshealthd.collectors.nccl_ras import IMPLAUSIBLE, STATE, NcclRas, NcclRasOptions
+from dshealthd.core.collector import Context, Fault, Reason
+from dshealthd.core.exposition import Format, render
+from dshealthd.core.host import Host
+from dshealthd.core.options import Duration
+from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.jobs.ras.protocol import MAY_BE_SENT
+from tests.jobs.machines import Clock, Machine
+from tests.jobs.ras.server import Communicator, Process, Rank, document, library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-BEHIND = [Rank(0, gpu=0), Rank(1, pid=4001, gpu=1, counts={"AllReduce": 990})]
+LAGGING = [Rank(0, gpu=0), Rank(1, pid=4001, gpu=1, counts={"AllReduce": 990})]
 GONE = Rank(2, pid=4002, host="192.0.2.2", flags=("unresponsive", "considered_dead"))
-FIRST = document(Communicator(BEHIND, [GONE]), version="2.28.9")
-GROWN = document(Communicator([Rank(0, counts={"AllReduce": 1001}), BEHIND[1]], [GONE]), version="2.28.9")
+FIRST = document(Communicator(LAGGING, [GONE]), version="2.28.9")
+GROWN = document(
+    Communicator([Rank(0, counts={"AllReduce": 1001}), LAGGING[1]], [GONE]), version="2.28.9"
+)
 
 
 class Node:
@@ -38,11 +44,16 @@ class Node:
     def __init__(self, root: Path, **options: object) -> None:
         self.root = root
         self.machine = Machine(root / "proc")
-        self.context = Context(host=Host(procfs=root / "proc", sysfs=root, dev=root), monotonic=time.monotonic, wall=lambda: 1000.0)
-        chosen = {"timeout": Duration(2), **options}
+        self.context = Context(
+            host=Host(procfs=root / "proc", sysfs=root, dev=root),
+            monotonic=time.monotonic,
+            wall=lambda: 1000.0,
+        )
+        chosen = {"timeout": Duration(2), "healthy_interval": Duration(0), **options}
         self.collector = NcclRas(NcclRasOptions(**chosen), self.context)  # type: ignore[arg-type] # options of several types
         self._stack = contextlib.ExitStack()
         self._files = 0
+        self.record = root / "record"
 
     def answers(self, *contents: bytes) -> list[Path]:
         """Return files with these answers."""
@@ -52,12 +63,37 @@ class Node:
             place.write_bytes(content)
         return places
 
-    def process(self, behaviour: str, *contents: bytes, job: int, rank: int = 0, port: int = 0, ras: str | None = None) -> Process:
-        """Start a process of a job of three ranks that serves at its `NCCL_RAS_ADDR`, or says another."""
+    def process(
+        self,
+        behaviour: str,
+        *contents: bytes,
+        job: int,
+        rank: int = 0,
+        port: int = 0,
+        ras: str | None = None,
+        version: str | None = None,
+    ) -> Process:
+        """Start a process of a job of three ranks that serves at its `NCCL_RAS_ADDR`, or says
+        another.
+        """
         if not port:
             port = _free_port()
-        environment = {"RANK": str(rank), "WORLD_SIZE": "3", "SLURM_JOB_ID": str(job), "NCCL_RAS_ADDR": ras or f"127.0.0.1:{port}"}
-        process = Process(behaviour, *self.answers(*contents), port=port, environment=environment)
+        environment = {
+            "RANK": str(rank),
+            "WORLD_SIZE": "3",
+            "SLURM_JOB_ID": str(job),
+            "NCCL_RAS_ADDR": ras or f"127.0.0.1:{port}",
+        }
+        told = re.search(rb'"nccl_version": "([^"]+)"', contents[0] if contents else b"")
+        loaded = version if version is not None else told[1].decode() if told else "2.29.7"
+        process = Process(
+            behaviour,
+            *self.answers(*contents),
+            port=port,
+            environment=environment,
+            library=library(self.root, loaded),
+            record=self.record,
+        )
         self._stack.callback(process.close)
         (self.root / "proc" / str(process.popen.pid)).symlink_to(f"/proc/{process.popen.pid}")
         return process
@@ -86,19 +122,32 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def values(result: Result, job: int = 1) -> dict[tuple[str, ...], float]:
-    """Return the samples of a job, by name without prefix and the other labels."""
+    """Return the samples of a job, by name without prefix and the other labels.
+
+    Without the count of implausible answers where it is 0.
+    """
     return {
         (sample.metric.name.removeprefix("dshealthd_job_nccl_"), *sample.labels[1:]): sample.value
         for sample in result.samples
         if sample.labels[:1] == (f"slurm-{job}",)
+        and (sample.metric is not IMPLAUSIBLE or sample.value)
     }
 
 
 def test_a_job_that_stops(node: Node) -> None:
-    """From answers of NCCL 2.28.9, flaw and all: who is missing, and once the job stands still, since when and which rank is behind."""
+    """From answers of NCCL 2.28.9, flaw and all.
+
+    Who is missing, and once the job stands still, since when and which rank is behind.
+    """
     node.process("json", FIRST, GROWN, GROWN, job=1)
     first, grown, still = (values(node.sweep()) for _ in range(3))
-    launched = {"Broadcast": (3, 3), "Reduce": (0, 0), "AllGather": (40, 40), "ReduceScatter": (40, 40), "AllReduce": (990, 1000)}
+    launched = {
+        "Broadcast": (3, 3),
+        "Reduce": (0, 0),
+        "AllGather": (40, 40),
+        "ReduceScatter": (40, 40),
+        "AllReduce": (990, 1000),
+    }
     expected: dict[tuple[str, ...], float] = {
         ("ras_state", "answered"): 1,
         ("info", "2.28.9"): 1,
@@ -119,18 +168,29 @@ def test_a_job_that_stops(node: Node) -> None:
     assert first == expected
     assert (grown["progress_timestamp_seconds",], grown["answers_without_progress",]) == (1000, 0)
     assert not any("rank_operations_behind" in key for key in grown)
-    assert (still["answers_without_progress",], still["communicators_compared", "3"], still["communicators_moving", "3"]) == (1, 1, 0)
+    assert (
+        still["answers_without_progress",],
+        still["communicators_compared", "3"],
+        still["communicators_moving", "3"],
+    ) == (1, 1, 0)
     assert still["rank_operations_behind", "1", "192.0.2.1", "1", "AllReduce"] == 11
 
 
 def test_exposition_is_accepted(node: Node) -> None:
     """`promtool check metrics` finds no fault with what an answer gives."""
     failed = Rank(1, pid=4001, gpu=1, async_error=6)
-    node.process("json", document(Communicator([Rank(0), failed], [GONE])), document(Communicator(BEHIND, [GONE])), job=1)
+    node.process(
+        "json",
+        document(Communicator([Rank(0), failed], [GONE])),
+        document(Communicator(LAGGING, [GONE])),
+        job=1,
+    )
     node.sweep()
     text = render((*node.sweep().samples, *node.sweep().samples), Format.PROMETHEUS)
     assert "dshealthd_job_nccl_rank_operations_behind{" in text
-    checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False
+    )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
@@ -143,7 +203,10 @@ def test_only_the_node_of_rank_0_asks(node: Node) -> None:
 
 
 def test_node_keeps_asking_when_rank_0_is_gone(node: Node) -> None:
-    """The death of rank 0 is when RAS is needed: the node that has asked goes on, of the processes that are left."""
+    """The death of rank 0 is when RAS is needed.
+
+    The node that has asked goes on, of the processes that are left.
+    """
     first = node.process("json", FIRST, job=1, rank=0)
     node.process("json", GROWN, job=1, rank=1, port=first.port)
     node.sweep()
@@ -153,14 +216,19 @@ def test_node_keeps_asking_when_rank_0_is_gone(node: Node) -> None:
 
 
 def test_jobs_that_share_the_port(node: Node) -> None:
-    """Two jobs of a user on the default port answer for each other; each is shown with an answer of its own processes."""
+    """Two jobs of a user on the default port answer for each other.
+
+    Each is shown with an answer of its own processes.
+    """
     one = node.process("json", document(Communicator([Rank(0)])), job=1)
     node.process("json", document(Communicator([Rank(0), Rank(1)])), job=2, port=one.port)
     for _ in range(3):
         result = node.sweep()
         for job, size in ((1, "1"), (2, "2")):
             found = values(result, job)
-            assert found.get(("communicators", size)) == 1 or ("ras_state", "stranger") in found  # 1 in 64: six times the wrong one
+            assert (
+                found.get(("communicators", size)) == 1 or ("ras_state", "stranger") in found
+            )  # 1 in 64: six times the wrong one
             assert ("communicators", "3" if size == "1" else "1") not in found
 
 
@@ -175,7 +243,10 @@ def test_job_without_nccl_beside_one_with(node: Node) -> None:
 
 
 def test_hostile_job_beside_a_good_one(node: Node) -> None:
-    """Answers that are endless, garbage or never come are faults of their jobs; the job beside them keeps its numbers."""
+    """Answers that are endless, garbage or never come are faults of their jobs.
+
+    The job beside them keeps its numbers.
+    """
     for job, behaviour in enumerate(("flood", "garbage", "stall", "cut", "trickle"), 2):
         node.process(behaviour, FIRST, job=job)
     node.process("json", FIRST, job=1)
@@ -194,7 +265,9 @@ def test_hostile_job_beside_a_good_one(node: Node) -> None:
 
 
 def test_failure_keeps_what_was_known(node: Node) -> None:
-    """An answer that fails leaves the time of the last progress, and no numbers of the answer before."""
+    """An answer that fails leaves the time of the last progress, and no numbers of the answer
+    before.
+    """
     node.process("json", FIRST, GROWN, b"{", job=1)
     node.sweep()
     node.sweep()
@@ -209,7 +282,10 @@ def test_failure_keeps_what_was_known(node: Node) -> None:
 
 
 def test_states_without_a_query(node: Node) -> None:
-    """No listener, RAS switched off, and an address of another machine are told apart; the last alone is a fault."""
+    """No listener, RAS switched off, and an address of another machine are told apart.
+
+    The last alone is a fault.
+    """
     node.process("mute", job=1, ras=f"127.0.0.1:{_free_port()}")
     node.process("mute", job=2, ras="192.0.2.77:28028")
     off = node.process("mute", job=3)
@@ -222,11 +298,20 @@ def test_states_without_a_query(node: Node) -> None:
         {("ras_state", "failed"): 1},
         {("ras_state", "disabled"): 1},
     ]
-    assert result.faults == (Fault("job slurm-2", Reason.NOT_FOUND, "NCCL_RAS_ADDR='192.0.2.77:28028' is no address of this node"),)
+    assert result.faults == (
+        Fault(
+            "job slurm-2",
+            Reason.NOT_FOUND,
+            "NCCL_RAS_ADDR='192.0.2.77:28028' is no address of this node",
+        ),
+    )
 
 
 def test_network_namespace_of_its_own(node: Node) -> None:
-    """The localhost of a container with its own network is not the agent's: nobody is asked in its place."""
+    """The localhost of a container with its own network is not the agent's.
+
+    Nobody is asked in its place.
+    """
     command = ["unshare", "--user", "--map-root-user", "--net", "sleep", "60"]
     job = {"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": "1"}
     with subprocess.Popen(command, env={"PATH": os.environ["PATH"], **job}) as child:
@@ -258,10 +343,18 @@ def test_more_jobs_than_are_asked(tmp_path: Path) -> None:
     """Beyond the bound jobs are counted, and the oldest are asked."""
     small = Node(tmp_path, max_jobs=2)
     for number in range(5):
-        job = {"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": str(number), "NCCL_RAS_ADDR": f"127.0.0.1:{_free_port()}"}
+        job = {
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "SLURM_JOB_ID": str(number),
+            "NCCL_RAS_ADDR": f"127.0.0.1:{_free_port()}",
+        }
         small.machine.process(100 + number, job, start=1000 - number)
     result = small.sweep()
-    assert [sample.labels[0] for sample in result.samples if sample.labels] == ["slurm-4", "slurm-3"]
+    assert [sample.labels[0] for sample in result.samples if sample.metric is STATE] == [
+        "slurm-4",
+        "slurm-3",
+    ]
     assert next(sample.value for sample in result.samples if not sample.labels) == 3
 
 
@@ -270,14 +363,17 @@ def test_quarantined_job_is_left_out(node: Node) -> None:
     node.process("json", FIRST, job=1)
     node.process("json", FIRST, job=2)
     fault = Fault("job slurm-1", Reason.CRASHED, "the worker ended")
-    node.context.approach = lambda part: fault if part == fault.part else None
+    node.context.entering = lambda part: fault if part == fault.part else None
     result = node.sweep()
     assert (values(result, 1), result.faults) == ({("ras_state", "failed"): 1}, (fault,))
     assert values(result, 2)["ras_state", "answered"] == 1
 
 
 def test_absent_without_a_driver(tmp_path: Path) -> None:
-    """Without NVIDIA's driver there is no NCCL, and no worker for it; with its device file there may be."""
+    """Without NVIDIA's driver there is no NCCL, and no worker for it.
+
+    With its device file there may be.
+    """
     host = Host(dev=tmp_path, sysfs=tmp_path)
     assert NcclRas.absent(NcclRasOptions(), host) == "no NVIDIA driver, and so no NCCL"
     (tmp_path / "nvidiactl").touch()
@@ -286,10 +382,154 @@ def test_absent_without_a_driver(tmp_path: Path) -> None:
 
 def test_worker_is_shared_with_none() -> None:
     """A collection may wait for seconds, which would hold up whatever else the worker collects."""
-    assert [name for name, kind in all_collectors().items() if kind.worker == NcclRas.worker] == [NcclRas.name]
+    assert [name for name, kind in all_collectors().items() if kind.worker == NcclRas.worker] == [
+        NcclRas.name
+    ]
 
 
 def test_deadline_is_checked_against_timeout() -> None:
     """A worker that is given up before its queries may end is a mistake of the configuration."""
     assert list(NcclRasOptions().check()) == []
-    assert list(NcclRasOptions(timeout=Duration(30)).check()) == [("deadline", "must be at least 2 s more than timeout (30s)")]
+    assert list(NcclRasOptions(timeout=Duration(30)).check()) == [
+        ("deadline", "must be at least 2 s more than timeout (30s)")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [
+        ("2.27.7", "unsafe_release"),
+        ("2.28.3", "unsafe_release"),
+        ("2.29.1", "unknown_release"),
+        ("", "unknown_release"),
+        ("2.21.5", "release_without_ras"),
+    ],
+)
+def test_release_that_is_not_asked(node: Node, version: str, state: str) -> None:
+    """A job whose NCCL may crash on a query hears not one byte, however often it is looked at."""
+    node.process("text", FIRST, job=1, version=version)
+    for _ in range(3):
+        assert values(node.sweep()) == {("ras_state", state): 1}
+    assert not node.record.exists()
+
+
+def test_one_unsafe_rank_of_many(node: Node) -> None:
+    """One rank with an unsafe release is enough: RAS collects from all."""
+    first = node.process("json", FIRST, job=1, version="2.28.9")
+    node.process("json", FIRST, job=1, rank=1, port=first.port, version="2.27.7")
+    assert values(node.sweep()) == {("ras_state", "unsafe_release"): 1}
+    assert not node.record.exists()
+
+
+def test_unknown_release_with_the_operators_word(node: Node) -> None:
+    """It is asked in JSON; one that knows text alone is not asked for its status."""
+    node.collector = NcclRas(
+        NcclRasOptions(timeout=Duration(2), ask_unknown_releases=True), node.context
+    )
+    node.process("text", FIRST, job=1, version="")
+    assert values(node.sweep()) == {("ras_state", "failed"): 1}
+    assert b"STATUS" not in node.record.read_bytes()
+
+
+def test_job_without_nccl(node: Node) -> None:
+    """A process that has not mapped NCCL is not asked."""
+    process = subprocess.Popen(
+        ["sleep", "60"], env={"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": "1"}
+    )
+    try:
+        end = time.monotonic() + 30
+        while b"SLURM_JOB_ID" not in Path(f"/proc/{process.pid}/environ").read_bytes():
+            assert time.monotonic() < end  # exec has not put it there yet
+        (node.root / "proc" / str(process.pid)).symlink_to(f"/proc/{process.pid}")
+        assert values(node.sweep()) == {("ras_state", "not_loaded"): 1}
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_all_that_is_said(node: Node) -> None:
+    """Of all conversations of a collector, in both forms, every byte is one that may be sent."""
+    node.process("json", FIRST, GROWN, job=1)
+    node.process("text", b"Communicators... no answer\n", job=2, version="2.24.3")
+    node.process("json", b"{", job=3, version="2.30.7")
+    for _ in range(2):
+        node.sweep()
+    said = node.record.read_bytes().splitlines(keepends=True)
+    assert said.count(b"VERBOSE STATUS\n") == 6
+    assert set(said) <= MAY_BE_SENT
+
+
+IMPOSSIBLE = {
+    "size 0": document(Communicator([]), version="2.28.9"),
+    "more ranks than the job": document(
+        Communicator([Rank(number) for number in range(4)]), version="2.28.9"
+    ),
+    "a rank outside": document(
+        Communicator([Rank(0), Rank(1)], [Rank(1799, flags=("unresponsive",))]), version="2.28.9"
+    ),
+    "more missing than the size": FIRST.replace(b'"size": 3', b'"size": 2'),
+    "another release": document(Communicator(LAGGING, [GONE]), version="2.27.7"),
+}
+
+
+@pytest.mark.parametrize("content", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_impossible_answer_ends_the_queries(node: Node, content: bytes) -> None:
+    """An answer that cannot be true gives no numbers, is counted, and the job is asked no more."""
+    node.process("json", content, FIRST, job=1, version="2.28.9")
+    for _ in range(3):
+        result = node.sweep()
+        assert values(result) == {
+            ("ras_state", "implausible"): 1,
+            ("ras_implausible_answers_total",): 1,
+        }
+    assert [fault.reason for fault in result.faults] == [Reason.MALFORMED]
+    assert node.record.read_bytes().count(b"VERBOSE STATUS\n") == 1
+
+
+def test_communicator_of_all_ranks_vanishes(node: Node) -> None:
+    """It goes last where a job ends: gone while a smaller one remains, the answer is corrupt."""
+    pair = document(Communicator([Rank(0), LAGGING[1]], name="aa"), version="2.28.9")
+    node.process("json", FIRST, pair, job=1)
+    assert values(node.sweep())["ras_state", "answered"] == 1
+    assert values(node.sweep())["ras_state", "implausible"] == 1
+
+
+def test_restarted_job_is_asked_again(node: Node) -> None:
+    """What one run answered is not held against the next."""
+    first = node.process("json", IMPOSSIBLE["size 0"], job=1)
+    node.sweep()
+    first.close()
+    (node.root / "proc" / str(first.popen.pid)).unlink()
+    node.process("json", FIRST, job=1)
+    assert values(node.sweep())["ras_state", "answered"] == 1
+
+
+@pytest.mark.parametrize("interval", [15, 14.99])
+def test_job_that_is_well_is_asked_rarely(node: Node, interval: float) -> None:
+    """Between two queries its last answer is shown; a rank that stops makes the next one due.
+
+    A look that comes a little early does not put the query off to the next.
+    """
+    clock = Clock()
+    node.context.monotonic = clock
+    node.collector = NcclRas(NcclRasOptions(timeout=Duration(2)), node.context)
+    well = [Rank(0), Rank(1, pid=4001), Rank(2, pid=4002)]
+    answers = [
+        document(Communicator([Rank(0, counts={"AllReduce": 1000 + more}), *well[1:]]))
+        for more in range(9)
+    ]
+    job = node.process("json", *answers, job=1)
+    second = node.process("json", answers[8], job=1, rank=1)
+    asked = []
+    for _ in range(6):
+        found = values(node.sweep())
+        assert found["ras_state", "answered"] == 1
+        asked.append(node.record.read_bytes().count(b"VERBOSE STATUS\n"))
+        clock.now += interval
+    assert asked == [1, 2, 2, 3, 3, 4]
+    os.kill(second.popen.pid, signal.SIGSTOP)
+    assert os.WIFSTOPPED(os.waitpid(second.popen.pid, os.WUNTRACED)[1])
+    clock.now -= 14
+    assert values(node.sweep())["ras_state", "answered"] == 1
+    assert node.record.read_bytes().count(b"VERBOSE STATUS\n") == 5
+    assert job.popen.poll() is None

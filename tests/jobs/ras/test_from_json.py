@@ -1,4 +1,6 @@
-"""The JSON form of RAS answers: what is taken from it, the repair of the malformed releases, and whatever else may arrive."""
+"""The JSON form of RAS answers: what is taken from it, the repair of the malformed releases, and
+whatever else may arrive.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,21 @@ LEFT = Rank(6, pid=4006, host="192.0.2.2", gpu=2)
 
 
 def test_healthy_job() -> None:
-    """All ranks of a job that is well are running, their counts agree, and nothing is behind or in trouble."""
+    """All ranks of a job that is well are running, their counts agree, and nothing is behind or in
+    trouble.
+    """
     status = parse_json(document(Communicator(FOUR), timeouts=2))
     (communicator,) = status.communicators
-    assert (status.version, status.timeouts, status.processes) == ("2.29.7", 2, {State.UNRESPONSIVE: 0, State.DEAD: 0})
-    assert (communicator.name, communicator.size, communicator.states) == ("0000000001f00ba4 0x1:0x2", 4, {State.RUNNING: 4})
+    assert (status.version, status.timeouts, status.processes) == (
+        "2.29.7",
+        2,
+        {State.UNRESPONSIVE: 0, State.DEAD: 0},
+    )
+    assert (communicator.name, communicator.size, communicator.states) == (
+        "0000000001f00ba4 0x1:0x2",
+        4,
+        {State.RUNNING: 4},
+    )
     assert communicator.operations == {name: Spread(count, count) for name, count in COUNTS.items()}
     assert (communicator.behind, communicator.troubles, communicator.errors) == ((), (), {})
     assert communicator.marks == dict.fromkeys(range(4), sum(COUNTS.values()))
@@ -34,14 +46,21 @@ def test_healthy_job() -> None:
 
 @pytest.mark.parametrize("version", ["2.28.7", "2.28.9", "2.29.7"])
 def test_missing_ranks(version: str) -> None:
-    """Ranks that are dead, silent or no members are told apart, in releases that forget the comma as in others."""
+    """Ranks that are dead, silent or no members are told apart, in releases that forget the comma
+    as in others.
+    """
     data = document(Communicator(FOUR, [GONE, SILENT, LEFT]), version=version)
     if version.startswith("2.28"):
         with pytest.raises(json.JSONDecodeError):
             json.loads(data)
     status = parse_json(data)
     (communicator,) = status.communicators
-    assert communicator.states == {State.RUNNING: 4, State.DEAD: 1, State.UNRESPONSIVE: 1, State.NOT_MEMBER: 1}
+    assert communicator.states == {
+        State.RUNNING: 4,
+        State.DEAD: 1,
+        State.UNRESPONSIVE: 1,
+        State.NOT_MEMBER: 1,
+    }
     assert communicator.troubles == (
         Trouble(4, "dead", Place("192.0.2.2", 4004, 0)),
         Trouble(5, "unresponsive", Place("192.0.2.2", 4005, 1)),
@@ -51,13 +70,19 @@ def test_missing_ranks(version: str) -> None:
 
 def test_process_in_two_communicators_counts_once() -> None:
     """A dead process is one, however many communicators miss it."""
-    status = parse_json(document(Communicator(FOUR, [GONE]), Communicator(FOUR[:1], [GONE], name="b")))
+    status = parse_json(
+        document(Communicator(FOUR, [GONE]), Communicator(FOUR[:1], [GONE], name="b"))
+    )
     assert status.processes[State.DEAD] == 1
 
 
 def test_rank_behind() -> None:
     """Ranks that have launched fewer operations are named with the operation, the furthest first."""
-    ranks = [*FOUR[:2], Rank(2, gpu=2, counts={"AllReduce": 990}), Rank(3, gpu=3, counts={"AllReduce": 998, "AllGather": 39})]
+    ranks = [
+        *FOUR[:2],
+        Rank(2, gpu=2, counts={"AllReduce": 990}),
+        Rank(3, gpu=3, counts={"AllReduce": 998, "AllGather": 39}),
+    ]
     (communicator,) = parse_json(document(Communicator(ranks))).communicators
     place = Place("192.0.2.1", 4000, 3)
     assert communicator.operations["AllReduce"] == Spread(990, 1000)
@@ -69,7 +94,10 @@ def test_rank_behind() -> None:
 
 
 def test_states_and_errors() -> None:
-    """States follow NCCL's own rules: abort goes before finalize, and that before init; results in progress are no errors."""
+    """States follow NCCL's own rules: abort goes before finalize, and that before init.
+
+    Results in progress are no errors.
+    """
     ranks = [
         Rank(0, init_state=7),
         Rank(1, flags=("finalize_called",)),
@@ -80,14 +108,30 @@ def test_states_and_errors() -> None:
         Rank(6, async_error=77),
     ]
     (communicator,) = parse_json(document(Communicator(ranks))).communicators
-    assert communicator.states == {State.INIT: 2, State.FINALIZE: 1, State.ABORT: 1, State.RUNNING: 3}
-    assert communicator.errors == {("async", "remote_error"): 1, ("init", "system_error"): 1, ("async", "other"): 1}
-    assert [(trouble.rank, trouble.what) for trouble in communicator.troubles] == [(3, "remote_error"), (5, "system_error"), (6, "other")]
+    assert communicator.states == {
+        State.INIT: 2,
+        State.FINALIZE: 1,
+        State.ABORT: 1,
+        State.RUNNING: 3,
+    }
+    assert communicator.errors == {
+        ("async", "remote_error"): 1,
+        ("init", "system_error"): 1,
+        ("async", "other"): 1,
+    }
+    assert [(trouble.rank, trouble.what) for trouble in communicator.troubles] == [
+        (3, "remote_error"),
+        (5, "system_error"),
+        (6, "other"),
+    ]
 
 
 def test_what_is_named_is_bounded() -> None:
     """However many ranks are behind, missing or new to this version, a bounded number is named."""
-    ranks = [Rank(number, gpu=number, counts={"AllReduce": number, f"New{number}": 1}) for number in range(40)]
+    ranks = [
+        Rank(number, gpu=number, counts={"AllReduce": number, f"New{number}": 1})
+        for number in range(40)
+    ]
     missing = [Rank(40 + number, flags=("unresponsive",)) for number in range(40)]
     (communicator,) = parse_json(document(Communicator(ranks, missing))).communicators
     assert len(communicator.behind) == len(communicator.troubles) == MAX_NAMED
@@ -96,7 +140,9 @@ def test_what_is_named_is_bounded() -> None:
 
 def test_host_that_is_no_address() -> None:
     """What stands in place of an address comes into no label."""
-    (communicator,) = parse_json(document(Communicator([], [Rank(0, host="unknown", pid=-1, flags=("unresponsive",))]))).communicators
+    (communicator,) = parse_json(
+        document(Communicator([], [Rank(0, host="unknown", pid=-1, flags=("unresponsive",))]))
+    ).communicators
     assert communicator.troubles == (Trouble(0, "unresponsive", Place("", -1, 0)),)
 
 
@@ -127,7 +173,9 @@ def test_bad_value_is_named(old: bytes, new: bytes, said: str) -> None:
         parse_json(data.replace(old, new))
 
 
-@pytest.mark.parametrize("data", [b"", b"[" * 1_000_000, b"1" * 10_000, b"null", b"[]", b'{"nccl_version": 1}'], ids=len)
+@pytest.mark.parametrize(
+    "data", [b"", b"[" * 1_000_000, b"1" * 10_000, b"null", b"[]", b'{"nccl_version": 1}'], ids=len
+)
 def test_bombs(data: bytes) -> None:
     """Depth without end and numbers without end are refused as quickly as nonsense."""
     with pytest.raises(MalformedAnswer):
@@ -135,8 +183,15 @@ def test_bombs(data: bytes) -> None:
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.sampled_from(["nvml_dev", "status"]), inner),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.text() | st.sampled_from(["nvml_dev", "status"]), inner)
+    ),
     max_leaves=30,
 )
 
@@ -148,7 +203,10 @@ def test_repair_leaves_valid_json_alone(value: Any, indent: int | None) -> None:
     assert repair(data) == data
 
 
-@pytest.mark.parametrize("text", ['"nvml_dev": 1\n          "status": {', '\\"nvml_dev\\": 1\\n          \\"status\\": {'])
+@pytest.mark.parametrize(
+    "text",
+    ['"nvml_dev": 1\n          "status": {', '\\"nvml_dev\\": 1\\n          \\"status\\": {'],
+)
 def test_repair_leaves_strings_alone(text: str) -> None:
     """A string that holds the flaw itself, as JSON has to write it, is not the flaw."""
     data = json.dumps({"host": text}, indent=2).encode()
@@ -156,7 +214,10 @@ def test_repair_leaves_strings_alone(text: str) -> None:
 
 
 def test_repair_is_of_the_flaw_alone() -> None:
-    """Repaired is what the releases get wrong, to exactly what later ones write; another lost comma stays lost."""
+    """Repaired is what the releases get wrong, to exactly what later ones write.
+
+    Another lost comma stays lost.
+    """
     good = document(Communicator(FOUR, [GONE, SILENT]), version="2.29.7")
     bad = document(Communicator(FOUR, [GONE, SILENT]), version="2.28.9")
     assert repair(bad).replace(b"2.28.9", b"2.29.7") == good
@@ -176,7 +237,11 @@ WHOLE = document(Communicator(FOUR, [GONE, SILENT]), version="2.28.9")
 
 
 @settings(max_examples=200)
-@given(st.integers(0, len(WHOLE)), st.integers(0, 40), st.binary(max_size=10) | st.sampled_from([b"null", b"-1", b"{}", b"[]", b"1e5"]))
+@given(
+    st.integers(0, len(WHOLE)),
+    st.integers(0, 40),
+    st.binary(max_size=10) | st.sampled_from([b"null", b"-1", b"{}", b"[]", b"1e5"]),
+)
 def test_damaged_answers(start: int, length: int, instead: bytes) -> None:
     """An answer with a piece cut out or replaced is an answer or a named error."""
     try:

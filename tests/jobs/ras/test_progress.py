@@ -12,7 +12,10 @@ from tests.jobs.ras.server import Communicator, document
 
 def ranks(*counts: int) -> list[ras_server.Rank]:
     """Return ranks that have launched so many all-reduces."""
-    return [ras_server.Rank(number, pid=4000 + number, gpu=number, counts={"AllReduce": count}) for number, count in enumerate(counts)]
+    return [
+        ras_server.Rank(number, pid=4000 + number, gpu=number, counts={"AllReduce": count})
+        for number, count in enumerate(counts)
+    ]
 
 
 def fed(*answers: bytes) -> Progress:
@@ -26,7 +29,12 @@ def fed(*answers: bytes) -> Progress:
 def test_first_answer_tells_nothing() -> None:
     """With one answer it is not known whether the job gets on."""
     progress = fed(document(Communicator(ranks(5, 5))))
-    assert (progress.answered, progress.last, progress.idle, progress.moving) == (1000, None, None, {})
+    assert (progress.answered, progress.last, progress.idle, progress.moving) == (
+        1000,
+        None,
+        None,
+        {},
+    )
 
 
 def test_growth_is_progress() -> None:
@@ -57,12 +65,18 @@ def test_new_communicator_is_no_progress() -> None:
 
 def test_communicators_of_one_hash() -> None:
     """Two communicators whose hashes are the same by chance are two, by their second one."""
-    one, other = document(Communicator(ranks(5))), document(Communicator(ranks(9))).replace(b"0x1:0x2", b"0x1:0x3")
+    one, other = (
+        document(Communicator(ranks(5))),
+        document(Communicator(ranks(9))).replace(b"0x1:0x2", b"0x1:0x3"),
+    )
     assert fed(one, other).idle is None
 
 
 def test_lagging_ranks_are_those_that_stand_still() -> None:
-    """A rank that is behind while its communicator gets on is not named; once it stands still, it is, by its number in the world."""
+    """A rank that is behind while its communicator gets on is not named.
+
+    Once it stands still, it is, by its number in the world.
+    """
     moving = (document(Communicator(ranks(5, 5, 4))), document(Communicator(ranks(7, 7, 6))))
     still = document(Communicator(ranks(7, 7, 6)), Communicator(ranks(0, 0, 2)[2:], name="b"))
     progress = fed(*moving)
@@ -74,39 +88,63 @@ def test_lagging_ranks_are_those_that_stand_still() -> None:
 def test_number_is_known_from_the_world_alone() -> None:
     """Without a communicator of WORLD_SIZE ranks, a rank is told by its host and GPU."""
     answer = document(Communicator(ranks(7, 6)))
-    assert lags(parse_json(answer), fed(answer, answer), 8) == {(Rank("", "192.0.2.1", "1"), "AllReduce"): 1}
-    assert lags(parse_json(answer), fed(answer, answer), None).keys() == {(Rank("", "192.0.2.1", "1"), "AllReduce")}
+    assert lags(parse_json(answer), fed(answer, answer), 8) == {
+        (Rank("", "192.0.2.1", "1"), "AllReduce"): 1
+    }
+    assert lags(parse_json(answer), fed(answer, answer), None).keys() == {
+        (Rank("", "192.0.2.1", "1"), "AllReduce")
+    }
 
 
 def test_small_communicator_names_the_number_in_the_world() -> None:
     """A rank behind in a group of two has the number that it has among all."""
     world, pair = (
         Communicator(ranks(3, 3, 3, 3)),
-        Communicator([ras_server.Rank(0, pid=4002, gpu=2), ras_server.Rank(1, pid=4003, gpu=3, counts={"AllGather": 39})], name="b"),
+        Communicator(
+            [
+                ras_server.Rank(0, pid=4002, gpu=2),
+                ras_server.Rank(1, pid=4003, gpu=3, counts={"AllGather": 39}),
+            ],
+            name="b",
+        ),
     )
     answer = document(pair, world)
-    assert lags(parse_json(answer), fed(answer, answer), 4) == {(Rank("3", "192.0.2.1", "3"), "AllGather"): 1}
+    assert lags(parse_json(answer), fed(answer, answer), 4) == {
+        (Rank("3", "192.0.2.1", "3"), "AllGather"): 1
+    }
 
 
 def test_classes_by_size() -> None:
-    """Communicators of one size are added up; the spread is that of the one whose ranks are furthest apart."""
+    """Communicators of one size are added up.
+
+    The spread is that of the one whose ranks are furthest apart.
+    """
     answer = document(
         Communicator(ranks(100, 100)),
         Communicator(ranks(7, 5), name="b"),
         Communicator(ranks(1, 1), name="c"),
         Communicator(ranks(1), name="d"),
     )
-    found = classes(parse_json(answer), {f"{15 * '0'}b 0x1:0x2": True, f"{15 * '0'}c 0x1:0x2": False})
+    found = classes(
+        parse_json(answer), {f"{15 * '0'}b 0x1:0x2": True, f"{15 * '0'}c 0x1:0x2": False}
+    )
     pairs = found["2"]
     assert found.keys() == {"2", "1"}
-    assert (pairs.communicators, pairs.compared, pairs.moving, pairs.states) == (3, 2, 1, {State.RUNNING: 6})
+    assert (pairs.communicators, pairs.compared, pairs.moving, pairs.states) == (
+        3,
+        2,
+        1,
+        {State.RUNNING: 6},
+    )
     assert pairs.operations["AllReduce"] == (5, 7)
     assert pairs.operations["AllGather"] == (40, 40)
 
 
 def test_sizes_are_bounded() -> None:
     """Of more sizes than are told apart, the smallest are shown together."""
-    answer = document(*(Communicator(ranks(*range(size)), name=f"{size:x}") for size in range(1, 2 * MAX_SIZES)))
+    answer = document(
+        *(Communicator(ranks(*range(size)), name=f"{size:x}") for size in range(1, 2 * MAX_SIZES))
+    )
     found = classes(parse_json(answer), {})
     assert len(found) == MAX_SIZES
     assert found["other"].communicators == MAX_SIZES
@@ -119,6 +157,11 @@ def test_troubles_of_several_communicators() -> None:
         ras_server.Rank(number, pid=4000 + number, gpu=number, flags=flags)
         for number, flags in ((2, ("unresponsive", "considered_dead")), (1, ("unresponsive",)))
     )
-    pair = Communicator([], [ras_server.Rank(0, pid=4001, gpu=1, flags=("unresponsive",))], name="b")
+    pair = Communicator(
+        [], [ras_server.Rank(0, pid=4001, gpu=1, flags=("unresponsive",))], name="b"
+    )
     answer = parse_json(document(Communicator(ranks(1), [silent, dead]), pair))
-    assert troubles(answer, 3) == [(Rank("2", "192.0.2.1", "2"), "dead"), (Rank("1", "192.0.2.1", "1"), "unresponsive")]
+    assert troubles(answer, 3) == [
+        (Rank("2", "192.0.2.1", "2"), "dead"),
+        (Rank("1", "192.0.2.1", "1"), "unresponsive"),
+    ]

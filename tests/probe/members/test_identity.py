@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.host import Host
-from dshealthd.probe.members.identity import local_addresses, own_name, parse_fib_trie, parse_if_inet6
+from dshealthd.core.host import Host
+from dshealthd.probe.members.identity import (
+    local_addresses,
+    own_name,
+    parse_fib_trie,
+    parse_if_inet6,
+)
 from dshealthd.probe.members.membership import MembershipError
 
 if TYPE_CHECKING:
@@ -34,8 +39,12 @@ WHICH = "set name to the one that it is"
         (["gpu1", "10.0.0.2"], "gpu1", ["10.0.0.2"], "", "gpu1"),
     ],
 )
-def test_own_name(names: list[str], hostname: str, addresses: list[str], name: str, expected: str) -> None:
-    """The option, then the host's name, then its first label, then an address decide, whichever comes first."""
+def test_own_name(
+    names: list[str], hostname: str, addresses: list[str], name: str, expected: str
+) -> None:
+    """The option, then the host's name, then its first label, then an address decide, whichever
+    comes first.
+    """
     assert own_name(names, hostname, addresses, name) == expected
 
 
@@ -56,7 +65,9 @@ def test_own_name(names: list[str], hostname: str, addresses: list[str], name: s
         (["10.0.0.1"], "10", [], "", f'name: host "10" is none of the 1 members, {NONE}'),
     ],
 )  # fmt: skip
-def test_no_member(names: list[str], hostname: str, addresses: list[str], name: str, reason: str) -> None:
+def test_no_member(
+    names: list[str], hostname: str, addresses: list[str], name: str, reason: str
+) -> None:
     """A machine that is no member, or could be two, is told so and how to say which it is."""
     with pytest.raises(MembershipError) as error:
         own_name(names, hostname, addresses, name)
@@ -87,7 +98,10 @@ Local:
 
 
 def test_addresses_of_the_kernel() -> None:
-    """Only the machine's own addresses are taken: no route, no broadcast address, no link-local one."""
+    """Only the machine's own addresses are taken.
+
+    No route, no broadcast address, no link-local one.
+    """
     assert parse_fib_trie(FIB_TRIE) == ["10.0.0.7", "127.0.0.1"]
     assert parse_if_inet6(
         "fd000000000000000000000000000007 02 40 00 80     eth0\n"
@@ -99,7 +113,10 @@ def test_addresses_of_the_kernel() -> None:
 
 
 def test_local_addresses(tmp_path: Path) -> None:
-    """The loopback's addresses are left out, as every node has them; a kernel without the files has no address."""
+    """The loopback's addresses are left out, as every node has them.
+
+    A kernel without the files has no address.
+    """
     (tmp_path / "net").mkdir()
     (tmp_path / "net" / "fib_trie").write_text(FIB_TRIE)
     assert local_addresses(Host(procfs=tmp_path)) == ("10.0.0.7",)
@@ -107,14 +124,23 @@ def test_local_addresses(tmp_path: Path) -> None:
 
 
 def test_local_addresses_of_this_machine() -> None:
-    """On a real kernel the addresses are those that ip(8) lists, or that can be bound where there is no ip(8)."""
+    """On a real kernel the addresses are those that ip(8) lists, or that can be bound where there
+    is no ip(8).
+    """
     mine = local_addresses(Host())
     for address in mine:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family) as probe:
             probe.bind((address, 0))
     try:
-        listing = subprocess.run(["ip", "-o", "-4", "address", "show", "scope", "global"], capture_output=True, text=True, check=True)
+        listing = subprocess.run(
+            ["ip", "-o", "-4", "address", "show", "scope", "global"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     except FileNotFoundError:
         return
-    assert {a for a in mine if ":" not in a} == {line.split()[3].split("/")[0] for line in listing.stdout.splitlines()}
+    assert {a for a in mine if ":" not in a} == {
+        line.split()[3].split("/")[0] for line in listing.stdout.splitlines()
+    }

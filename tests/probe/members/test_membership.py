@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dshealthd.options import Duration, Errors, decode
+from dshealthd.core.options import Duration, Errors, decode
 from dshealthd.probe.members.membership import (
     Member,
     Membership,
@@ -47,9 +47,20 @@ def answers(*addresses: str) -> Any:
 
 
 def test_hostfile() -> None:
-    """A hostfile is read as DeepSpeed reads it: comments, blank lines, any space, and whatever follows the count of slots."""
-    assert parse_hostfile(HOSTFILE, "hostfile") == (Member("worker-2", 8), Member("worker-10", 8), Member("worker-1", 4))
-    assert parse_hostfile("a slots=0\r\nb slots=07x\rc slots=1", "f") == (Member("a", 0), Member("b", 7), Member("c", 1))
+    """A hostfile is read as DeepSpeed reads it.
+
+    Comments, blank lines, any space, and whatever follows the count of slots.
+    """
+    assert parse_hostfile(HOSTFILE, "hostfile") == (
+        Member("worker-2", 8),
+        Member("worker-10", 8),
+        Member("worker-1", 4),
+    )
+    assert parse_hostfile("a slots=0\r\nb slots=07x\rc slots=1", "f") == (
+        Member("a", 0),
+        Member("b", 7),
+        Member("c", 1),
+    )
 
 
 def test_every_bad_line_of_a_hostfile_is_named() -> None:
@@ -59,9 +70,9 @@ def test_every_bad_line_of_a_hostfile_is_named() -> None:
         parse_hostfile(text, "/job/hostfile")
     assert error.value.errors == (
         '/job/hostfile:2: "b" is not "NAME slots=COUNT"',
-        '/job/hostfile:3: "a" stands in line 1 already',
+        '/job/hostfile:3: "a" is a duplicate of line 1',
         '/job/hostfile:4: "c slot=8" is not "NAME slots=COUNT"',
-        '/job/hostfile:5: "d/e" is no name of a node',
+        '/job/hostfile:5: "d/e" is not a valid node name',
         '/job/hostfile:6: "f slots=12345678" is not "NAME slots=COUNT"',
         '/job/hostfile:7: "slots=8" is not "NAME slots=COUNT"',
         '/job/hostfile:9: "g slots = 8" is not "NAME slots=COUNT"',
@@ -76,10 +87,14 @@ def test_empty_hostfile() -> None:
 
 
 def test_load_hostfile_and_topology(tmp_path: Path) -> None:
-    """Members come sorted by name whatever their order in the file, each with its slots and its leaf."""
+    """Members come sorted by name whatever their order in the file, each with its slots and its
+    leaf.
+    """
     (tmp_path / "hostfile").write_text(HOSTFILE)
     (tmp_path / "topology.conf").write_text("SwitchName=leaf1 Nodes=worker-[1-9]\n")
-    membership = load(MembershipOptions(hostfile=tmp_path / "hostfile", topology=tmp_path / "topology.conf"))
+    membership = load(
+        MembershipOptions(hostfile=tmp_path / "hostfile", topology=tmp_path / "topology.conf")
+    )
     assert membership.names == ("worker-1", "worker-10", "worker-2")
     assert [member.slots for member in membership.members] == [4, 8, 8]
     assert membership.leaves == {"worker-1": "leaf1", "worker-10": "", "worker-2": "leaf1"}
@@ -87,7 +102,10 @@ def test_load_hostfile_and_topology(tmp_path: Path) -> None:
 
 
 def test_load_list_and_slurm() -> None:
-    """A list and a Slurm expression of the same nodes make the same members; neither tells the slots."""
+    """A list and a Slurm expression of the same nodes make the same members.
+
+    Neither tells the slots.
+    """
     listed = load(MembershipOptions(nodes=("login1", "gpu01", "gpu02")))
     assert listed.members == (Member("gpu01"), Member("gpu02"), Member("login1"))
     assert listed.leaves == {"gpu01": "", "gpu02": "", "login1": ""}
@@ -95,10 +113,19 @@ def test_load_list_and_slurm() -> None:
 
 
 def test_load_dns() -> None:
-    """The addresses of a DNS name are the members; a node that has both kinds of address counts once."""
+    """The addresses of a DNS name are the members.
+
+    A node that has both kinds of address counts once.
+    """
     options = MembershipOptions(dns="probes.example.org")
-    assert load(options, answers("10.0.0.2", "10.0.0.10", "10.0.0.2", "fd00::2")).names == ("10.0.0.10", "10.0.0.2")
-    assert load(options, answers("fd00::2", "fe80::2%eth0", "fd00:0::1")).names == ("fd00::1", "fd00::2")
+    assert load(options, answers("10.0.0.2", "10.0.0.10", "10.0.0.2", "fd00::2")).names == (
+        "10.0.0.10",
+        "10.0.0.2",
+    )
+    assert load(options, answers("fd00::2", "fe80::2%eth0", "fd00:0::1")).names == (
+        "fd00::1",
+        "fd00::2",
+    )
 
 
 def test_dns_that_does_not_answer() -> None:
@@ -108,7 +135,10 @@ def test_dns_that_does_not_answer() -> None:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     options = MembershipOptions(dns="probes.example.org")
-    with pytest.raises(MembershipError, match=r'^dns: "probes.example.org" cannot be resolved: \[Errno -3\] Temporary failure'):
+    with pytest.raises(
+        MembershipError,
+        match=r'^dns: "probes.example.org" cannot be resolved: \[Errno -3\] Temporary failure',
+    ):
         load(options, fail)
     with pytest.raises(MembershipError, match=r'^dns: "probes.example.org" has no address$'):
         load(options, answers())
@@ -123,7 +153,10 @@ def test_errors_of_both_files_are_told_at_once(tmp_path: Path) -> None:
     tree.write_bytes(b"SwitchName=s Nodes=a\n\xff\n")
     with pytest.raises(MembershipError) as error:
         load(MembershipOptions(hostfile=hosts, topology=tree))
-    assert error.value.errors == (f'{hosts}:2: "b" is not "NAME slots=COUNT"', f"{tree}:2: is not UTF-8: invalid start byte")
+    assert error.value.errors == (
+        f'{hosts}:2: "b" is not "NAME slots=COUNT"',
+        f"{tree}:2: is not UTF-8: invalid start byte",
+    )
     tree.write_text("SwitchName=s Nodes=a[\n")
     with pytest.raises(MembershipError) as error:
         load(MembershipOptions(hostfile=hosts, topology=tree))
@@ -131,7 +164,9 @@ def test_errors_of_both_files_are_told_at_once(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    """A missing file, a directory, a pipe that nobody writes to and a file without end are errors, and none of them blocks."""
+    """A missing file, a directory, a pipe that nobody writes to and a file without end are errors,
+    and none of them blocks.
+    """
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "long").open("wb") as file:
         file.truncate(1 << 24)
@@ -147,15 +182,22 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_one_source() -> None:
-    """None or several sources are an error; the config names the key, and a name that none can have."""
+    """None or several sources are an error.
+
+    The config names the key, and a name that none can have.
+    """
     for options in (MembershipOptions(), MembershipOptions(nodes=("a",), slurm="b")):
-        with pytest.raises(MembershipError, match="one of hostfile, nodes, dns, slurm says who they are"):
+        with pytest.raises(
+            MembershipError, match="one of hostfile, nodes, dns, slurm says who they are"
+        ):
             load(options)
     errors = Errors()
-    decode(MembershipOptions, {"nodes": ["a"], "slurm": "b", "name": "a/b"}, "probe.members", errors)
+    decode(
+        MembershipOptions, {"nodes": ["a"], "slurm": "b", "name": "a/b"}, "probe.members", errors
+    )
     assert errors == [
         "probe.members.slurm: only one of nodes, slurm can say who the members are",
-        'probe.members.name: "a/b" is no name of a node',
+        'probe.members.name: "a/b" is not a valid node name',
     ]
     assert MembershipOptions().sources == ()
 
@@ -165,14 +207,16 @@ def test_bad_list() -> None:
     with pytest.raises(MembershipError) as error:
         parse_nodes(("a", "a b", "a", ""))
     assert error.value.errors == (
-        'nodes: entry 2, "a b", is no name of a node',
+        'nodes: entry 2, "a b", is not a valid node name',
         'nodes: entry 3, "a", is there twice',
-        'nodes: entry 4, "", is no name of a node',
+        'nodes: entry 4, "", is not a valid node name',
     )
 
 
 def test_digest() -> None:
-    """The digest tells names, slots and leaves apart but not their order or source, and fits a sample exactly."""
+    """The digest tells names, slots and leaves apart but not their order or source, and fits a
+    sample exactly.
+    """
     one = Membership((Member("a", 8), Member("b", 8)), {"a": "s", "b": "s"}, "list")
     assert one.digest == Membership(one.members, {"b": "s", "a": "s"}, "hostfile").digest
     others = [
@@ -189,7 +233,9 @@ def test_digest() -> None:
 
 def test_digest_is_the_same_in_every_version() -> None:
     """Agents of different versions compare digests, so what goes into one does not change."""
-    assert Membership((Member("a", 8), Member("b")), {"a": "s", "b": ""}, "").digest == "10f1cdaba75a"
+    assert (
+        Membership((Member("a", 8), Member("b")), {"a": "s", "b": ""}, "").digest == "10f1cdaba75a"
+    )
 
 
 def test_watcher_of_files(tmp_path: Path) -> None:
@@ -229,8 +275,13 @@ def test_hostfile_round_trip(slots: dict[str, int], data: st.DataObject) -> None
     """Members written as a hostfile come back, whatever blanks and comments stand between them."""
     noise = st.sampled_from(["", "\n", "# x slots=1\n", "   \n", "\t# y\r\n"])
     space = st.sampled_from([" ", "\t", "   "])
-    lines = [f"{name}{data.draw(space)}slots={count}\n{data.draw(noise)}" for name, count in slots.items()]
-    assert parse_hostfile("".join(lines), "f") == tuple(Member(name, count) for name, count in slots.items())
+    lines = [
+        f"{name}{data.draw(space)}slots={count}\n{data.draw(noise)}"
+        for name, count in slots.items()
+    ]
+    assert parse_hostfile("".join(lines), "f") == tuple(
+        Member(name, count) for name, count in slots.items()
+    )
 
 
 PIECES = st.sampled_from(["a", " ", "slots=", "8", "\n", "#", "é", "\x00", "9" * 5000, "\r"])

@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dshealthd.probe.members.schedule import Timetable, coprime_modulus, design, epoch_at, group_of, groups, root_order, rounds
+from dshealthd.probe.members.schedule import (
+    Timetable,
+    coprime_modulus,
+    design,
+    epoch_at,
+    group_of,
+    groups,
+    root_order,
+    rounds,
+)
 
 if TYPE_CHECKING:
     import random
@@ -26,18 +35,29 @@ EPOCHS = st.integers(0, 1 << 40)
 
 def cluster(layout: list[int]) -> dict[str, str]:
     """Return the leaf of each member of a cluster with so many members in each leaf."""
-    return {f"gpu{leaf}-{index:03}": f"leaf{leaf}" for leaf, count in enumerate(layout) for index in range(count)}
+    return {
+        f"gpu{leaf}-{index:03}": f"leaf{leaf}"
+        for leaf, count in enumerate(layout)
+        for index in range(count)
+    }
 
 
 def met(timetable: Timetable, epochs: Iterable[int]) -> Counter[tuple[str, ...]]:
     """Count how often any two are in one group in these epochs."""
-    return Counter(pair for epoch in epochs for group in timetable.groups(epoch) for pair in itertools.combinations(group, 2))
+    return Counter(
+        pair
+        for epoch in epochs
+        for group in timetable.groups(epoch)
+        for pair in itertools.combinations(group, 2)
+    )
 
 
 @settings(deadline=None)
 @given(st.integers(1, 60), st.integers(2, 9))
 def test_design_lets_every_two_meet_once(count: int, size: int) -> None:
-    """In the promised number of rounds any two positions are in one group exactly once, in groups that agree and are not too large."""
+    """In the promised number of rounds any two positions are in one group exactly once, in groups
+    that agree and are not too large.
+    """
     shared: Counter[tuple[int, ...]] = Counter()
     for turn in range(rounds(count, size)):
         of = [tuple(design(position, count, size, turn)) for position in range(count)]
@@ -64,13 +84,19 @@ def test_design_lets_every_two_meet_once(count: int, size: int) -> None:
     ],
 )
 def test_rounds(count: int, size: int, expected: int) -> None:
-    """Pairs take one round less than there are members, or as many where odd; squares of primes take the affine plane's number."""
+    """Pairs take one round less than there are members, or as many where odd.
+
+    Squares of primes take the affine plane's number.
+    """
     assert rounds(count, size) == expected
 
 
 @given(st.integers(1, 300), st.integers(2, 12))
 def test_coprime_modulus(least: int, width: int) -> None:
-    """Two rows of a grid differ by a number that has an inverse; otherwise two groups would share more than one member."""
+    """Two rows of a grid differ by a number that has an inverse.
+
+    Otherwise two groups would share more than one member.
+    """
     modulus = coprime_modulus(least, width)
     assert modulus >= least
     assert all(math.gcd(modulus, difference) == 1 for difference in range(1, width))
@@ -78,26 +104,39 @@ def test_coprime_modulus(least: int, width: int) -> None:
 
 @given(LAYOUTS, SIZES, EPOCHS)
 def test_nobody_is_in_two_groups(layout: list[int], size: int, epoch: int) -> None:
-    """Groups are disjoint, sorted, of two members at least and of `size` at most; for pairs, one member of an odd number rests."""
+    """Groups are disjoint, sorted, of two members at least and of `size` at most.
+
+    For pairs, one member of an odd number rests.
+    """
     leaves = cluster(layout)
     made = groups(leaves, leaves, epoch, size)
     members = [name for group in made for name in group]
     assert len(members) == len(set(members))
     assert set(members) <= set(leaves)
     assert all(2 <= len(group) <= size and list(group) == sorted(group) for group in made)
-    assert len(leaves) - len(members) == len(leaves) % 2 if size == 2 else len(leaves) - len(members) <= 1
+    assert (
+        len(leaves) - len(members) == len(leaves) % 2
+        if size == 2
+        else len(leaves) - len(members) <= 1
+    )
 
 
 @settings(deadline=None)
 @given(LAYOUTS, SIZES, EPOCHS, st.randoms(use_true_random=False))
-def test_all_agents_compute_the_same(layout: list[int], size: int, epoch: int, shuffler: random.Random) -> None:
-    """Each member finds itself in the group that everybody else puts it in, whatever the order in which it read the members."""
+def test_all_agents_compute_the_same(
+    layout: list[int], size: int, epoch: int, shuffler: random.Random
+) -> None:
+    """Each member finds itself in the group that everybody else puts it in, whatever the order in
+    which it read the members.
+    """
     leaves = cluster(layout)
     made = {name: group for group in groups(leaves, leaves, epoch, size) for name in group}
     for me in leaves:
         order = list(leaves)
         shuffler.shuffle(order)
-        assert group_of(me, order, {name: leaves[name] for name in reversed(order)}, epoch, size) == made.get(me, ())
+        assert group_of(
+            me, order, {name: leaves[name] for name in reversed(order)}, epoch, size
+        ) == made.get(me, ())
 
 
 @settings(deadline=None)  # some examples are many epochs long
@@ -106,13 +145,18 @@ def test_every_two_meet_within_the_promise(layout: list[int], size: int, start: 
     """From any epoch on, `cycle` epochs are enough for every two members to have met."""
     leaves = cluster(layout)
     timetable = Timetable(leaves, leaves, size)
-    assert set(met(timetable, range(start, start + timetable.cycle))) == set(itertools.combinations(sorted(leaves), 2))
+    assert set(met(timetable, range(start, start + timetable.cycle))) == set(
+        itertools.combinations(sorted(leaves), 2)
+    )
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(2, 6), st.integers(2, 8), st.integers(0, 1 << 20))
 def test_no_pair_repeats_until_all_have_met(number: int, count: int, start: int) -> None:
-    """With leaves of one even size and an even number of them there are no extra pairs: each pair meets once in its cycle, in its kind."""
+    """With leaves of one even size and an even number of them there are no extra pairs.
+
+    Each pair meets once in its cycle, in its kind.
+    """
     leaves = cluster([2 * count] * (2 * (number // 2)))
     timetable = Timetable(leaves, leaves)
     even = [2 * epoch for epoch in range(start, start + timetable.inside)]
@@ -132,13 +176,19 @@ def test_even_epochs_stay_inside_leaves(layout: list[int], half: int) -> None:
     leaves = cluster(layout)
     if len(layout) < 2 or max(layout) < 2:
         return
-    crossing = [group for group in groups(leaves, leaves, 2 * half) if len({leaves[name] for name in group}) > 1]
+    crossing = [
+        group
+        for group in groups(leaves, leaves, 2 * half)
+        if len({leaves[name] for name in group}) > 1
+    ]
     assert len(crossing) == sum(count % 2 for count in layout) // 2
 
 
 @given(LAYOUTS, SIZES, st.integers(0, 1 << 20))
 def test_odd_epochs_cross_leaves(layout: list[int], size: int, half: int) -> None:
-    """In an odd epoch a group has no two members of one leaf, but for pairs of those that find nobody across."""
+    """In an odd epoch a group has no two members of one leaf, but for pairs of those that find
+    nobody across.
+    """
     leaves = cluster(layout)
     if len(layout) < 2 or len(layout) * max(layout) > 2 * sum(layout):
         return
@@ -147,9 +197,13 @@ def test_odd_epochs_cross_leaves(layout: list[int], size: int, half: int) -> Non
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("leaves", [{}, dict.fromkeys("abcdefgh", "s"), {name: name for name in "abcdefgh"}])
+@pytest.mark.parametrize(
+    "leaves", [{}, dict.fromkeys("abcdefgh", "s"), {name: name for name in "abcdefgh"}]
+)
 def test_no_epoch_is_empty(leaves: dict[str, str], size: int) -> None:
-    """Without a topology, with one leaf, or with one member in each leaf, every epoch is of use and all have met in one cycle."""
+    """Without a topology, with one leaf, or with one member in each leaf, every epoch is of use and
+    all have met in one cycle.
+    """
     timetable = Timetable("abcdefgh", leaves, size)
     assert all(len(timetable.groups(epoch)) >= 2 for epoch in range(20))
     assert met(timetable, range(timetable.cycle)) == Counter(itertools.combinations("abcdefgh", 2))
@@ -166,7 +220,10 @@ def test_survivors_pair_up(layout: list[int], data: st.DataObject, size: int, ep
 
 
 def test_a_leaf_without_a_partner_does_not_repeat_itself() -> None:
-    """With an odd number of leaves one has nobody to face in an odd epoch; it pairs inside, not as in the even epoch before."""
+    """With an odd number of leaves one has nobody to face in an odd epoch.
+
+    It pairs inside, not as in the even epoch before.
+    """
     for count in (7, 8):
         leaves = cluster([count] * 3)
         timetable = Timetable(leaves, leaves)
@@ -175,12 +232,18 @@ def test_a_leaf_without_a_partner_does_not_repeat_itself() -> None:
 
 
 def test_inside_counts_the_leaf_that_takes_longest() -> None:
-    """Eight members take more rounds of groups of three than nine, as without a repeated pair they can only meet in pairs."""
+    """Eight members take more rounds of groups of three than nine, as without a repeated pair they
+    can only meet in pairs.
+    """
     leaves = cluster([8, 9])
     timetable = Timetable(leaves, leaves, 3)
     assert timetable.inside == 7
     seen = met(timetable, range(0, 14, 2))
-    assert all(seen[pair] for pair in itertools.combinations(sorted(leaves), 2) if leaves[pair[0]] == leaves[pair[1]])
+    assert all(
+        seen[pair]
+        for pair in itertools.combinations(sorted(leaves), 2)
+        if leaves[pair[0]] == leaves[pair[1]]
+    )
 
 
 def test_one_member_rests() -> None:
@@ -191,7 +254,10 @@ def test_one_member_rests() -> None:
 
 
 def test_who_is_no_member_is_told_so() -> None:
-    """A stranger has no group, which is not the same as resting; neither are groups of one a schedule."""
+    """A stranger has no group, which is not the same as resting.
+
+    Neither are groups of one a schedule.
+    """
     with pytest.raises(ValueError, match=r"^x is no member$"):
         group_of("x", ["a", "b"], {}, 0)
     with pytest.raises(ValueError, match=r"^a group has at least 2 members, not 1$"):
@@ -203,7 +269,9 @@ def test_a_skewed_topology_takes_no_longer_than_meeting_everybody() -> None:
     leaves = cluster([60] + [1] * 30)
     timetable = Timetable(leaves, leaves)
     assert timetable.cycle <= 2 * len(leaves)
-    assert set(met(timetable, range(timetable.cycle))) == set(itertools.combinations(sorted(leaves), 2))
+    assert set(met(timetable, range(timetable.cycle))) == set(
+        itertools.combinations(sorted(leaves), 2)
+    )
 
 
 def test_schedule_is_the_same_in_every_version() -> None:
@@ -214,11 +282,17 @@ def test_schedule_is_the_same_in_every_version() -> None:
         (("gpu0-000", "gpu1-000"), ("gpu0-001", "gpu1-001"), ("gpu0-002", "gpu1-002")),
         (("gpu0-000", "gpu0-001"), ("gpu1-000", "gpu1-001"), ("gpu1-002", "gpu1-003")),
     ]
-    assert [root_order(["a", "b", "c"], epoch) for epoch in (7, 8)] == [("a", "b", "c"), ("b", "c", "a")]
+    assert [root_order(["a", "b", "c"], epoch) for epoch in (7, 8)] == [
+        ("a", "b", "c"),
+        ("b", "c", "a"),
+    ]
 
 
 def calls(work: Callable[[], object]) -> int:
-    """Count the functions that some work calls, built-in ones too: what it costs, on any machine."""
+    """Count the functions that some work calls, built-in ones too.
+
+    What it costs, on any machine.
+    """
     count = 0
 
     def event(_frame: object, kind: str, _argument: object) -> None:
@@ -234,7 +308,9 @@ def calls(work: Callable[[], object]) -> int:
 
 
 def test_ten_thousand_members() -> None:
-    """A kept timetable answers at 10,000 members for what it costs at 320, and nobody pays for all groups."""
+    """A kept timetable answers at 10,000 members for what it costs at 320, and nobody pays for all
+    groups.
+    """
     few, many = cluster([32] * 10), cluster([32] * 312 + [16])
     small, large = Timetable(few, few), Timetable(many, many)
 
@@ -243,20 +319,26 @@ def test_ten_thousand_members() -> None:
             timetable.group_of("gpu7-007", epoch)
 
     assert calls(lambda: ask(large)) < 1.5 * calls(lambda: ask(small))
-    assert calls(lambda: Timetable(many, many)) < 1.5 * len(many) / len(few) * calls(lambda: Timetable(few, few))
+    assert calls(lambda: Timetable(many, many)) < 1.5 * len(many) / len(few) * calls(
+        lambda: Timetable(few, few)
+    )
     made = large.groups(12_345)
     assert 2 * len(made) == len(many)
     assert all(large.group_of(group[0], 12_345) == group for group in made[::100])
 
 
 def test_roots_are_spread_evenly() -> None:
-    """Over many epochs every member of a group is root equally often, and every member takes over equally often (χ², 99.9 %)."""
+    """Over many epochs every member of a group is root equally often, and every member takes over
+    equally often (χ², 99.9 %).
+    """
     names = [f"gpu{index:02}" for index in range(16)]
     orders = [root_order(names, epoch) for epoch in range(8000)]
     for place in (0, 1, 15):
         counts = Counter(order[place] for order in orders)
         expected = len(orders) / len(names)
-        assert sum((counts[name] - expected) ** 2 / expected for name in names) < 37.7  # 15 degrees of freedom
+        assert (
+            sum((counts[name] - expected) ** 2 / expected for name in names) < 37.7
+        )  # 15 degrees of freedom
 
 
 def test_root_order_of_those_that_are_left() -> None:
@@ -269,7 +351,10 @@ def test_root_order_of_those_that_are_left() -> None:
         assert root_order([name for name in names if name != order[0]], epoch) == order[1:]
 
 
-@pytest.mark.parametrize(("seconds", "period", "epoch"), [(0, 10, 0), (9.999, 10, 0), (10, 10, 1), (1.8e9, 10, 180_000_000), (-0.5, 1, -1)])
+@pytest.mark.parametrize(
+    ("seconds", "period", "epoch"),
+    [(0, 10, 0), (9.999, 10, 0), (10, 10, 1), (1.8e9, 10, 180_000_000), (-0.5, 1, -1)],
+)
 def test_epoch_at(seconds: float, period: float, epoch: int) -> None:
     """Epochs are counted from 1970, so that agents agree without asking."""
     assert epoch_at(seconds, period) == epoch

@@ -22,39 +22,62 @@ SwitchName=s3 \\
 
 
 def test_tree() -> None:
-    """The tree form is read with comments, quotes, continued lines and keys in either case; only leaves have nodes."""
+    """The tree form is read with comments, quotes, continued lines and keys in either case.
+
+    Only leaves have nodes.
+    """
     switches = parse(TREE, "topology.conf")
-    assert [(switch.name, len(switch.nodes), switch.switches, switch.line) for switch in switches] == [
+    assert [
+        (switch.name, len(switch.nodes), switch.switches, switch.line) for switch in switches
+    ] == [
         ("s0", 6, (), 4),
         ("s1", 6, (), 5),
         ("s2", 6, (), 6),
         ("s3", 0, ("s0", "s1", "s2"), 8),
     ]
-    assert leaves(switches, ["dev0", "dev7", "dev17", "dev18"]) == {"dev0": "s0", "dev7": "s1", "dev17": "s2", "dev18": ""}
+    assert leaves(switches, ["dev0", "dev7", "dev17", "dev18"]) == {
+        "dev0": "s0",
+        "dev7": "s1",
+        "dev17": "s2",
+        "dev18": "",
+    }
 
 
 def test_blocks() -> None:
     """The block form counts as leaves too."""
-    switches = parse("BlockName=b1 Nodes=n[01-18]\nBlockName=b2 Nodes=n[19-36]\nBlockSizes=18\n", "t")
+    switches = parse(
+        "BlockName=b1 Nodes=n[01-18]\nBlockName=b2 Nodes=n[19-36]\nBlockSizes=18\n", "t"
+    )
     assert leaves(switches, ["n01", "n36"]) == {"n01": "b1", "n36": "b2"}
 
 
 def test_rails() -> None:
-    """A node on several leaf switches shares a leaf with the nodes that are on the same ones, in whichever order they stand."""
+    """A node on several leaf switches shares a leaf with the nodes that are on the same ones, in
+    whichever order they stand.
+    """
     switches = parse("SwitchName=r2 Nodes=a,b\nSwitchName=r1 Nodes=b,a,c\n", "t")
     assert leaves(switches, "abc") == {"a": "r1+r2", "b": "r1+r2", "c": "r1"}
 
 
 def test_long_and_short_names() -> None:
-    """A long name finds the file's short one and the reverse, unless that could be two nodes; an address has no short name."""
+    """A long name finds the file's short one and the reverse, unless that could be two nodes.
+
+    An address has no short name.
+    """
     short = [Switch("s", ("gpu1", "10"), (), 1)]
-    assert leaves(short, ["gpu1.example.org", "10.0.0.1"]) == {"gpu1.example.org": "s", "10.0.0.1": ""}
+    assert leaves(short, ["gpu1.example.org", "10.0.0.1"]) == {
+        "gpu1.example.org": "s",
+        "10.0.0.1": "",
+    }
     long = [Switch("s", ("gpu1.a", "gpu2.a"), (), 1), Switch("t", ("gpu1.b",), (), 2)]
     assert leaves(long, ["gpu1", "gpu2", "gpu1.c"]) == {"gpu1": "", "gpu2": "s", "gpu1.c": ""}
 
 
 def test_every_bad_line_is_named() -> None:
-    """All that is wrong is told at once, with file and line; a continued line counts by its first."""
+    """All that is wrong is told at once, with file and line.
+
+    A continued line counts by its first.
+    """
     text = """\
 SwitchName=s0 Nodes=n[1-2
 SwitchName=s1 Nodes=n1
@@ -77,7 +100,10 @@ SwitchName=s6 Switches=s6
         '/etc/topology.conf:4: "s1" is defined in line 2 already',
         '/etc/topology.conf:5: "s2" has both nodes and switches',
         '/etc/topology.conf:6: "s3" has the switch "s9", which is not defined',
-        '/etc/topology.conf:7: "SwitchName=s4    Color=blue" has color, which is no key of switchname',
+        (
+            '/etc/topology.conf:7: "SwitchName=s4    Color=blue" has color, which is no key of '
+            "switchname"
+        ),
         '/etc/topology.conf:9: "a,b" is no name of a switch',
         '/etc/topology.conf:10: "SwitchName=s5 Nodes=n6 Nodes=n7" has Nodes twice',
         '/etc/topology.conf:11: "what is this" is not KEY=VALUE',
@@ -98,15 +124,43 @@ def test_what_a_file_may_write_out_is_bounded() -> None:
     assert len(error.value.errors) == 4
 
 
-@given(st.dictionaries(st.from_regex(r"leaf[0-9]{1,3}", fullmatch=True), st.integers(1, 9), min_size=1, max_size=8))
+@given(
+    st.dictionaries(
+        st.from_regex(r"leaf[0-9]{1,3}", fullmatch=True), st.integers(1, 9), min_size=1, max_size=8
+    )
+)
 def test_round_trip(sizes: dict[str, int]) -> None:
     """Nodes written below switches come back with the leaf they were written under."""
-    text = "".join(f"SwitchName={name} Nodes=n{index}-[01-{size:02}]\n" for index, (name, size) in enumerate(sizes.items()))
-    expected = {f"n{i}-{k:02}": name for i, (name, size) in enumerate(sizes.items()) for k in range(1, size + 1)}
+    text = "".join(
+        f"SwitchName={name} Nodes=n{index}-[01-{size:02}]\n"
+        for index, (name, size) in enumerate(sizes.items())
+    )
+    expected = {
+        f"n{i}-{k:02}": name
+        for i, (name, size) in enumerate(sizes.items())
+        for k in range(1, size + 1)
+    }
     assert leaves(parse(text, "t"), expected) == expected
 
 
-WORDS = st.sampled_from(["SwitchName=", "Nodes=", "Switches=", "n[1-3]", "s1", " ", "\n", "#", "\\", '"', "=", "é", "\r", "BlockSizes=3"])
+WORDS = st.sampled_from(
+    [
+        "SwitchName=",
+        "Nodes=",
+        "Switches=",
+        "n[1-3]",
+        "s1",
+        " ",
+        "\n",
+        "#",
+        "\\",
+        '"',
+        "=",
+        "é",
+        "\r",
+        "BlockSizes=3",
+    ]
+)
 
 
 @given(st.lists(WORDS, max_size=30).map("".join) | st.text(max_size=60))

@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.options import Errors, decode
+from dshealthd.core.options import Errors, decode
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.peers.contract import ANSWER, MAX_BODY, Claim, PeerError, PeerOptions, Refusal, parse_answer
+from dshealthd.probe.peers.contract import (
+    ANSWER,
+    MAX_BODY,
+    Claim,
+    PeerError,
+    PeerOptions,
+    Refusal,
+    parse_answer,
+)
 from dshealthd.probe.peers.messages import MAX_PAYLOAD
 from dshealthd.probe.peers.schema import SchemaError
 from tests.probe.peering import (
@@ -42,7 +50,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 BODY = json.dumps({"clock": 1.5, "payload": "cGluZw=="}).encode()
-BUSY, DEFECT = "gpu_busy", "where it went wrong"
+BUSY, DEFECT = "busy_gpu", "where it went wrong"
 UNAUTHORIZED = (403, b'{"refusal": "unauthorized"}')
 
 
@@ -59,7 +67,9 @@ def test_call_and_answer(key: Path, size: int) -> None:
     async def scene() -> None:
         async with listening(keyed(key)) as node, calling(keyed(key), node.port) as client:
             for _ in range(5):
-                answer = await client.call("b", "echo", {"clock": 1.5, "payload": b"\xff" * size}, 2.0)
+                answer = await client.call(
+                    "b", "echo", {"clock": 1.5, "payload": b"\xff" * size}, 2.0
+                )
                 assert answer["payload"] == b"\xff" * size
             assert metric(client, "client_connections_opened_total") == 1
             assert metric(client, "calls_total", "echo", "ok") == 5
@@ -78,7 +88,10 @@ def test_handler_gets_sender_and_values(key: Path) -> None:
             seen.append((sender, body))
             return {"number": 7}
 
-        async with listening(keyed(key), handlers={"store": handler}) as node, calling(keyed(key), node.port) as client:
+        async with (
+            listening(keyed(key), handlers={"store": handler}) as node,
+            calling(keyed(key), node.port) as client,
+        ):
             message = {"round": "r1", "op": "add", "key": "k", "amount": 7, "timeout": 1.0}
             assert await client.call("b", "store", message, 2.0) == {"number": 7}
         assert seen == [("a", message)]
@@ -87,15 +100,20 @@ def test_handler_gets_sender_and_values(key: Path) -> None:
 
 
 def test_refusal_of_a_handler_is_told(key: Path) -> None:
-    """A handler's refusal reaches the caller as a decline with its reason, and is counted on both sides."""
+    """A handler's refusal reaches the caller as a decline with its reason, and is counted on both
+    sides.
+    """
 
     async def scene() -> None:
         async def handler(_sender: str, _body: dict[str, Any]) -> dict[str, Any]:
             raise Refusal(BUSY)
 
-        async with listening(keyed(key), handlers={"echo": handler}) as node, calling(keyed(key), node.port) as client:
-            await fails(client.call("b", "echo", PING, 2.0), Outcome.DECLINED, "gpu_busy")
-            await fails(client.call("b", "echo", PING, 2.0), Outcome.DECLINED, "gpu_busy")
+        async with (
+            listening(keyed(key), handlers={"echo": handler}) as node,
+            calling(keyed(key), node.port) as client,
+        ):
+            await fails(client.call("b", "echo", PING, 2.0), Outcome.DECLINED, "busy_gpu")
+            await fails(client.call("b", "echo", PING, 2.0), Outcome.DECLINED, "busy_gpu")
             assert metric(client, "client_connections_opened_total") == 1
             assert metric(client, "calls_total", "echo", "declined") == 2
             assert node.metric("requests_total", "echo", "declined") == 2
@@ -104,7 +122,10 @@ def test_refusal_of_a_handler_is_told(key: Path) -> None:
 
 
 def test_defect_of_a_handler_is_not_told(key: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An exception in a handler is in this node's log and not in its answer; the listener goes on."""
+    """An exception in a handler is in this node's log and not in its answer.
+
+    The listener goes on.
+    """
 
     async def scene() -> None:
         async def handler(_sender: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -112,8 +133,13 @@ def test_defect_of_a_handler_is_not_told(key: Path, caplog: pytest.LogCaptureFix
                 raise KeyError(DEFECT)
             return await echo("a", body)
 
-        async with listening(keyed(key), handlers={"echo": handler}) as node, calling(keyed(key), node.port) as client:
-            await fails(client.call("b", "echo", {**PING, "clock": 0.0}, 2.0), Outcome.FAILED, "peer_error")
+        async with (
+            listening(keyed(key), handlers={"echo": handler}) as node,
+            calling(keyed(key), node.port) as client,
+        ):
+            await fails(
+                client.call("b", "echo", {**PING, "clock": 0.0}, 2.0), Outcome.FAILED, "peer_error"
+            )
             async with connected(node) as raw:
                 body = BODY.replace(b"1.5", b"0.0")
                 head, text = await raw.ask(request(signed(await raw.nonce(), body), body))
@@ -146,7 +172,13 @@ def test_wrong_key(key: Path, tmp_path: Path) -> None:
                 claim = signed(await raw.nonce(), BODY, OTHER_KEY)
                 head, text = await raw.ask(request(claim, BODY))
                 assert (head.status, text) == UNAUTHORIZED
-                assert set(head.headers) <= {"content-type", "content-length", "date", "server", "connection"}
+                assert set(head.headers) <= {
+                    "content-type",
+                    "content-length",
+                    "date",
+                    "server",
+                    "connection",
+                }
                 assert await raw.closed()
 
     run(scene())
@@ -163,13 +195,17 @@ def test_server_that_does_not_know_the_key(key: Path) -> None:
                 writer.write(f"{ANSWER}: {'0' * 64} {'1' * 64}\r\n\r\n".encode() + answer)
 
         async with impersonating(impostor) as port, calling(keyed(key), port) as client:
-            await fails(client.call("b", "echo", PING, 2.0), Outcome.UNAUTHORIZED, "answer_not_signed")
+            await fails(
+                client.call("b", "echo", PING, 2.0), Outcome.UNAUTHORIZED, "answer_not_signed"
+            )
 
     run(scene())
 
 
 def test_answer_of_an_earlier_request_is_not_believed(key: Path) -> None:
-    """A recorded answer does not pass as the answer to a later request, although nonce and message are the same."""
+    """A recorded answer does not pass as the answer to a later request, although nonce and message
+    are the same.
+    """
 
     async def scene() -> None:
         recorded: list[bytes] = []
@@ -184,16 +220,24 @@ def test_answer_of_an_earlier_request_is_not_believed(key: Path) -> None:
 
             async with impersonating(between) as port, calling(keyed(key), port) as client:
                 assert (await client.call("b", "echo", PING, 2.0))["payload"] == b"ping"
-                await fails(client.call("b", "echo", PING, 2.0), Outcome.UNAUTHORIZED, "answer_not_signed")
+                await fails(
+                    client.call("b", "echo", PING, 2.0), Outcome.UNAUTHORIZED, "answer_not_signed"
+                )
 
     run(scene())
 
 
 def test_replayed_request(key: Path) -> None:
-    """The same bytes a second time are refused as a stranger's are, on the same connection and on another one."""
+    """The same bytes a second time are refused as a stranger's are, on the same connection and on
+    another one.
+    """
 
     async def scene() -> None:
-        async with listening(keyed(key)) as node, connected(node) as first, connected(node) as second:
+        async with (
+            listening(keyed(key)) as node,
+            connected(node) as first,
+            connected(node) as second,
+        ):
             bytes_ = request(signed(await first.nonce(), BODY), BODY)
             head, _ = await first.ask(bytes_)
             assert head.status == 200
@@ -215,13 +259,21 @@ def test_tampered_request(key: Path) -> None:
             for change in ("body", "path", "sender", "receiver", "nonce", "challenge", "mac"):
                 async with connected(node) as raw:
                     claim = signed(await raw.nonce(), BODY)
-                    values = {"sender": "c", "receiver": "c", "nonce": await raw.nonce(), "challenge": "d" * 32, "mac": "0" * 64}
+                    values = {
+                        "sender": "c",
+                        "receiver": "c",
+                        "nonce": await raw.nonce(),
+                        "challenge": "d" * 32,
+                        "mac": "0" * 64,
+                    }
                     fields = {name: getattr(claim, name) for name in Claim.__slots__}
                     if change in values:
                         fields[change] = values[change]
                     tampered = Claim(**fields)
                     body = BODY.replace(b"1.5", b"1.6") if change == "body" else BODY
-                    head, text = await raw.ask(request(tampered, body, "/peer/v1/status" if change == "path" else ECHO))
+                    head, text = await raw.ask(
+                        request(tampered, body, "/peer/v1/status" if change == "path" else ECHO)
+                    )
                     assert (head.status, text) == UNAUTHORIZED, change
             assert node.refused("key") == 7
 
@@ -229,7 +281,9 @@ def test_tampered_request(key: Path) -> None:
 
 
 def test_nonce_is_of_one_sender_and_ages(key: Path) -> None:
-    """A nonce that was given to another sender, is older than 10 s, or comes from an earlier run is stale; a new one is with the answer."""
+    """A nonce that was given to another sender, is older than 10 s, or comes from an earlier run is
+    stale; a new one is with the answer.
+    """
 
     async def scene() -> None:
         clock = Time()
@@ -252,11 +306,16 @@ def test_nonce_is_of_one_sender_and_ages(key: Path) -> None:
 
 
 def test_client_gets_over_a_stale_nonce(key: Path) -> None:
-    """A client whose nonce has become too old for the receiver uses the new one that it is told, within the same call."""
+    """A client whose nonce has become too old for the receiver uses the new one that it is told,
+    within the same call.
+    """
 
     async def scene() -> None:
         clock = Time()
-        async with listening(keyed(key), monotonic=clock) as node, calling(keyed(key), node.port) as client:
+        async with (
+            listening(keyed(key), monotonic=clock) as node,
+            calling(keyed(key), node.port) as client,
+        ):
             await client.call("b", "echo", PING, 2.0)
             clock.now += 60
             await client.call("b", "echo", PING, 2.0)
@@ -275,10 +334,15 @@ def test_client_gets_over_a_stale_nonce(key: Path) -> None:
     ],
 )
 def test_wrong_names(key: Path, sender: str, receiver: str, outcome: Outcome, reason: str) -> None:
-    """A node with the key that calls another one than it means, is no member, or has the receiver's own name is told so."""
+    """A node with the key that calls another one than it means, is no member, or has the receiver's
+    own name is told so.
+    """
 
     async def scene() -> None:
-        async with listening(keyed(key)) as node, calling(keyed(key), node.port, me=sender) as client:
+        async with (
+            listening(keyed(key)) as node,
+            calling(keyed(key), node.port, me=sender) as client,
+        ):
             await fails(client.call(receiver, "echo", PING, 2.0), outcome, reason)
             assert node.refused(reason) == 1
 
@@ -290,7 +354,10 @@ def test_membership_is_asked_each_time(key: Path) -> None:
 
     async def scene() -> None:
         members = [Nodes("a", "b")]
-        async with listening(keyed(key), members=lambda: members[0]) as node, calling(keyed(key), node.port) as client:
+        async with (
+            listening(keyed(key), members=lambda: members[0]) as node,
+            calling(keyed(key), node.port) as client,
+        ):
             await client.call("b", "echo", PING, 2.0)
             members[0] = Nodes("b", "c")
             await fails(client.call("b", "echo", PING, 2.0), Outcome.DECLINED, "not_a_member")
@@ -317,13 +384,17 @@ SMUGGLED = {
 
 @pytest.mark.parametrize("extra", SMUGGLED.values(), ids=SMUGGLED)
 def test_smuggled_requests(key: Path, extra: str) -> None:
-    """A request whose body could be read in two ways, or has to be unpacked, gets one refusal, and what follows it is no request."""
+    """A request whose body could be read in two ways, or has to be unpacked, gets one refusal, and
+    what follows it is no request.
+    """
 
     async def scene() -> None:
         async with listening(keyed(key)) as node:
             smuggled = request(Claim("a", "b"), b"", "/peer/v1/nonce")
             claim = signed("0" * 64, b"abcd")
-            answer = await node.raw(f"{HEAD}Authorization: {claim}\r\n{extra}\r\nabcd".encode() + smuggled)
+            answer = await node.raw(
+                f"{HEAD}Authorization: {claim}\r\n{extra}\r\nabcd".encode() + smuggled
+            )
             assert answer.startswith((b"HTTP/1.0 400 ", b"HTTP/1.1 400 "))
             assert answer.count(b"HTTP/1.") == 1
             assert node.refused("malformed") == 1
@@ -352,7 +423,9 @@ def test_oversized_body(key: Path, length: int) -> None:
     async def scene() -> None:
         async with listening(keyed(key)) as node:
             claim = signed("0" * 64, b"")
-            answer = await node.raw(request(claim, b"x" * 100, extra=f"Content-Length: {length}\r\n"))
+            answer = await node.raw(
+                request(claim, b"x" * 100, extra=f"Content-Length: {length}\r\n")
+            )
             assert answer.startswith((b"HTTP/1.1 413 ", b"HTTP/1.0 400 "))
             assert node.refused("too_large") + node.refused("malformed") == 1
 
@@ -365,7 +438,9 @@ def test_oversized_message_is_not_sent(key: Path) -> None:
     async def scene() -> None:
         async with listening(keyed(key)) as node, calling(keyed(key), node.port) as client:
             with pytest.raises(SchemaError):
-                await client.call("b", "echo", {"clock": 1.5, "payload": b"x" * (MAX_PAYLOAD + 1)}, 2.0)
+                await client.call(
+                    "b", "echo", {"clock": 1.5, "payload": b"x" * (MAX_PAYLOAD + 1)}, 2.0
+                )
             assert metric(client, "client_connections_opened_total") == 0
 
     run(scene())
@@ -390,7 +465,10 @@ MALFORMED = {
 
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
 def test_malformed_message(key: Path, body: bytes) -> None:
-    """A signed message that is not what its method takes never reaches the handler; its sender is told, and may go on."""
+    """A signed message that is not what its method takes never reaches the handler.
+
+    Its sender is told, and may go on.
+    """
 
     async def scene() -> None:
         async with listening(keyed(key)) as node, connected(node) as raw:
@@ -407,14 +485,23 @@ def test_malformed_message(key: Path, body: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", ECHO), ("PUT", ECHO), ("POST", "/"), ("POST", "/metrics"), ("POST", f"{ECHO}/../status"), ("POST", f"{ECHO}?a")],
+    [
+        ("GET", ECHO),
+        ("PUT", ECHO),
+        ("POST", "/"),
+        ("POST", "/metrics"),
+        ("POST", f"{ECHO}/../status"),
+        ("POST", f"{ECHO}?a"),
+    ],
 )
 def test_unknown_methods_and_paths(key: Path, method: str, path: str) -> None:
     """Only the methods that are served have a path."""
 
     async def scene() -> None:
         async with listening(keyed(key)) as node, connected(node) as raw:
-            head, text = await raw.ask(request(signed(await raw.nonce(), BODY, path=path), BODY, path, method))
+            head, text = await raw.ask(
+                request(signed(await raw.nonce(), BODY, path=path), BODY, path, method)
+            )
             assert (head.status, text) == (404, b'{"refusal": "unknown_method"}')
             assert node.refused("unknown_method") == 1
 
@@ -422,7 +509,15 @@ def test_unknown_methods_and_paths(key: Path, method: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", ["", "Basic YTpi", "dshealthd1 a b - -", "dshealthd1 a b - - - -", "dshealthd1 a/b b - - -", "dshealthd1 a b - - XYZ"]
+    "header",
+    [
+        "",
+        "Basic YTpi",
+        "dshealthd1 a b - -",
+        "dshealthd1 a b - - - -",
+        "dshealthd1 a/b b - - -",
+        "dshealthd1 a b - - XYZ",
+    ],
 )
 def test_no_credentials(key: Path, header: str) -> None:
     """A request without a claim that can be read is refused before its body."""
@@ -453,13 +548,19 @@ def test_nonces_are_not_handed_out_for_ever(key: Path) -> None:
 
 
 def test_rotation_of_the_key(tmp_path: Path) -> None:
-    """With a second key in the file both are accepted, whichever side signs with which; without it, it is refused again."""
+    """With a second key in the file both are accepted, whichever side signs with which.
+
+    Without it, it is refused again.
+    """
 
     async def scene() -> None:
         both, new = secret(tmp_path, "both", KEY, OTHER_KEY), secret(tmp_path, "new", OTHER_KEY)
         async with listening(keyed(both)) as node, calling(keyed(new), node.port) as client:
             assert (await client.call("b", "echo", PING, 2.0))["payload"] == b"ping"
-        async with listening(keyed(both)) as node, calling(keyed(secret(tmp_path, "old", KEY)), node.port) as client:
+        async with (
+            listening(keyed(both)) as node,
+            calling(keyed(secret(tmp_path, "old", KEY)), node.port) as client,
+        ):
             assert (await client.call("b", "echo", PING, 2.0))["payload"] == b"ping"
         async with listening(keyed(new)) as node, calling(keyed(both), node.port) as client:
             await fails(client.call("b", "echo", PING, 2.0), Outcome.UNAUTHORIZED, "rejected")
@@ -468,7 +569,10 @@ def test_rotation_of_the_key(tmp_path: Path) -> None:
 
 
 def test_rate_limit(key: Path) -> None:
-    """A sender beyond its rate is declined with the reason and served again later; another sender is not concerned."""
+    """A sender beyond its rate is declined with the reason and served again later.
+
+    Another sender is not concerned.
+    """
 
     async def scene() -> None:
         clock = Time()
@@ -491,7 +595,10 @@ def test_rate_limit(key: Path) -> None:
 
 
 def test_calls_at_once_are_bounded(key: Path) -> None:
-    """Many calls to one peer at once share a few connections; those that do not get their turn in time say so."""
+    """Many calls to one peer at once share a few connections.
+
+    Those that do not get their turn in time say so.
+    """
 
     async def scene() -> None:
         release = asyncio.Event()
@@ -500,7 +607,10 @@ def test_calls_at_once_are_bounded(key: Path) -> None:
             await release.wait()
             return await echo("a", body)
 
-        async with listening(keyed(key), handlers={"echo": slow}) as node, calling(keyed(key), node.port) as client:
+        async with (
+            listening(keyed(key), handlers={"echo": slow}) as node,
+            calling(keyed(key), node.port) as client,
+        ):
             waiting = [asyncio.create_task(client.call("b", "echo", PING, 5.0)) for _ in range(4)]
             await asyncio.sleep(0.1)
             await fails(client.call("b", "echo", PING, 0.1), Outcome.FAILED, "too_many_calls")
@@ -530,11 +640,23 @@ def test_off_until_configured() -> None:
     [
         (
             {"listen_address": ":10062", "key_file": "k"},
-            'peer.listen_address: ":10062" names no host; the listener never takes all addresses by default',
+            (
+                'peer.listen_address: ":10062" names no host; the listener never takes all '
+                "addresses by default"
+            ),
         ),
-        ({"listen_address": "b", "key_file": "k"}, 'peer.listen_address: "b" is not "HOST:PORT" or ":PORT" with a port from 0 to 65535'),
-        ({"listen_address": "b:1"}, "peer.listen_address: needs key_file, or tls_cert_file, tls_key_file and tls_ca_file"),
-        ({"tls_cert_file": "c"}, "peer.tls_cert_file: needs all of tls_cert_file, tls_key_file and tls_ca_file"),
+        (
+            {"listen_address": "b", "key_file": "k"},
+            'peer.listen_address: "b" is not "HOST:PORT" or ":PORT" with a port from 0 to 65535',
+        ),
+        (
+            {"listen_address": "b:1"},
+            "peer.listen_address: needs key_file, or tls_cert_file, tls_key_file and tls_ca_file",
+        ),
+        (
+            {"tls_cert_file": "c"},
+            "peer.tls_cert_file: needs all of tls_cert_file, tls_key_file and tls_ca_file",
+        ),
         ({"tls_name": "node"}, "peer.tls_name: must contain {node} once"),
         ({"max_connections": 1}, "peer.max_connections: must be at least 2, not 1"),
     ],

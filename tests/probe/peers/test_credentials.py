@@ -17,7 +17,20 @@ from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.contract import PeerOptions
 from dshealthd.probe.peers.credentials import CredentialError, Credentials
 from dshealthd.probe.peers.secret_files import parse_keys, read
-from tests.probe.peering import KEY, OTHER_KEY, PING, Time, calling, keyed, listening, make_certificates, metric, run, secret, tls
+from tests.probe.peering import (
+    KEY,
+    OTHER_KEY,
+    PING,
+    Time,
+    calling,
+    keyed,
+    listening,
+    make_certificates,
+    metric,
+    run,
+    secret,
+    tls,
+)
 from tests.probe.peers.test_calls import fails
 
 if TYPE_CHECKING:
@@ -42,7 +55,10 @@ def problem(options: PeerOptions) -> str:
 
 def test_keys_of_a_file() -> None:
     """Keys stand one a line; comments and empty lines are left out, line ends of either kind are."""
-    assert parse_keys(f"# of 2026\n{KEY}\r\n\n  {OTHER_KEY}  ".encode()) == (KEY.encode(), OTHER_KEY.encode())
+    assert parse_keys(f"# of 2026\n{KEY}\r\n\n  {OTHER_KEY}  ".encode()) == (
+        KEY.encode(),
+        OTHER_KEY.encode(),
+    )
 
 
 @given(st.binary(max_size=200))
@@ -78,7 +94,10 @@ def test_key_file_that_others_reach(tmp_path: Path, mode: int) -> None:
     """A key that anybody but its owner can read or write is not used."""
     path = secret(tmp_path, "key", KEY)
     path.chmod(mode)
-    assert problem(keyed(path)) == f"key_file: {path} has mode {mode:04o}, so that others than its owner can reach it; it must be 0600"
+    assert problem(keyed(path)) == (
+        f"key_file: {path} has mode {mode:04o}, so that others than its owner can reach it; "
+        "it must be 0600"
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -86,19 +105,30 @@ def test_key_file_of_another_user(tmp_path: Path) -> None:
     """A key that another user can change is not used."""
     path = secret(tmp_path, "key", KEY)
     os.chown(path, 4321, -1)
-    assert problem(keyed(path)) == f"key_file: {path} belongs to user 4321, not to root or to the user of this process"
+    assert (
+        problem(keyed(path))
+        == f"key_file: {path} belongs to user 4321, not to root or to the user of this process"
+    )
 
 
 def test_key_that_is_no_file(tmp_path: Path) -> None:
     """What is not there, or is no file, is said so; a pipe does not block."""
-    assert problem(keyed(tmp_path / "none")) == f"key_file: {tmp_path}/none cannot be read: No such file or directory"
+    assert (
+        problem(keyed(tmp_path / "none"))
+        == f"key_file: {tmp_path}/none cannot be read: No such file or directory"
+    )
     assert problem(keyed(tmp_path)) == f"key_file: {tmp_path} is no file"
     os.mkfifo(tmp_path / "pipe", 0o600)
     assert problem(keyed(tmp_path / "pipe")) == f"key_file: {tmp_path}/pipe is no file"
 
 
-def test_key_among_the_credentials_of_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name without a slash is one of systemd's credentials, whose modes are its own; a path is a path."""
+def test_key_among_the_credentials_of_systemd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name without a slash is one of systemd's credentials, whose modes are its own.
+
+    A path is a path.
+    """
     secret(tmp_path, "probe-key", KEY).chmod(0o440)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     options = PeerOptions(key_file=type(tmp_path)("probe-key"))
@@ -123,7 +153,9 @@ def test_tls_is_1_3_and_verifies(issued: Path) -> None:
 
 
 def test_certificate_files_that_cannot_be(issued: Path, tmp_path: Path) -> None:
-    """A private key that others can read, one of another certificate, and a file that holds none are named."""
+    """A private key that others can read, one of another certificate, and a file that holds none
+    are named.
+    """
     for name in ("a.pem", "a.key", "b.key", "ca.pem"):
         shutil.copy(issued / name, tmp_path / name)
     options = tls(tmp_path, "a")
@@ -131,7 +163,9 @@ def test_certificate_files_that_cannot_be(issued: Path, tmp_path: Path) -> None:
     assert problem(options).startswith(f"tls_key_file: {tmp_path}/a.key has mode 0644")
     shutil.copy(tmp_path / "b.key", tmp_path / "a.key")
     (tmp_path / "a.key").chmod(0o600)
-    assert problem(options).endswith("are no certificate and its key: cannot be used: KEY_VALUES_MISMATCH")
+    assert problem(options).endswith(
+        "are no certificate and its key: cannot be used: KEY_VALUES_MISMATCH"
+    )
     (tmp_path / "ca.pem").write_text("-----BEGIN", encoding="ascii")
     assert problem(options).startswith(f"tls_ca_file: {tmp_path}/ca.pem cannot be used: ")
 
@@ -156,9 +190,18 @@ def test_changed_key_is_read(tmp_path: Path) -> None:
     run(scene())
 
 
-@pytest.mark.parametrize("content", ["", KEY[:20], f"{KEY}\n{OTHER_KEY[:9]}"], ids=["empty", "half a key", "half a second one"])
-def test_half_written_key_is_not_used(tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A file that is half-written, gone or open to others leaves the key before in force; it counts once and is logged without the key."""
+@pytest.mark.parametrize(
+    "content",
+    ["", KEY[:20], f"{KEY}\n{OTHER_KEY[:9]}"],
+    ids=["empty", "half a key", "half a second one"],
+)
+def test_half_written_key_is_not_used(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that is half-written, gone or open to others leaves the key before in force.
+
+    It counts once and is logged without the key.
+    """
 
     async def scene() -> None:
         path, clock = secret(tmp_path, "key", KEY), Time()
@@ -185,7 +228,10 @@ def test_half_written_key_is_not_used(tmp_path: Path, content: str, caplog: pyte
 
 
 def test_key_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
-    """A file that changes while it is looked at is read later: what looks like a key may be the first half of one."""
+    """A file that changes while it is looked at is read later.
+
+    What looks like a key may be the first half of one.
+    """
 
     async def scene() -> None:
         path, clock = secret(tmp_path, "key", KEY), Time()
@@ -201,13 +247,19 @@ def test_key_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_rotation_without_a_gap(tmp_path: Path) -> None:
-    """While the key of two running nodes is changed step by step, no call fails; the old key ends on kept connections too."""
+    """While the key of two running nodes is changed step by step, no call fails.
+
+    The old key ends on kept connections too.
+    """
 
     async def scene() -> None:
         mine, theirs = secret(tmp_path, "mine", KEY), secret(tmp_path, "theirs", KEY)
         one, two = Time(), Time()
         ours, others = Credentials(keyed(mine), one), Credentials(keyed(theirs), two)
-        async with listening(keyed(theirs), credentials=others) as node, calling(keyed(mine), node.port, credentials=ours) as client:
+        async with (
+            listening(keyed(theirs), credentials=others) as node,
+            calling(keyed(mine), node.port, credentials=ours) as client,
+        ):
             for step in ((KEY, OTHER_KEY), (OTHER_KEY, KEY), (OTHER_KEY,)):
                 for path in (theirs, mine):
                     secret(tmp_path, path.name, *step)
@@ -222,19 +274,37 @@ def test_rotation_without_a_gap(tmp_path: Path) -> None:
 
 
 def test_changed_certificate_is_shown(issued: Path, tmp_path: Path) -> None:
-    """A certificate that is renewed serves the next connection; a half-written one leaves the old one in force."""
+    """A certificate that is renewed serves the next connection.
+
+    A half-written one leaves the old one in force.
+    """
 
     async def scene() -> None:
-        for name in ("ca.pem", "a.pem", "a.key", "b-expired.pem", "b-expired.key", "b.pem", "b.key"):
+        for name in (
+            "ca.pem",
+            "a.pem",
+            "a.key",
+            "b-expired.pem",
+            "b-expired.key",
+            "b.pem",
+            "b.key",
+        ):
             shutil.copy(issued / name, tmp_path / name)
         clock = Time()
         options = tls(tmp_path, "b-expired")
         credentials = Credentials(options, clock)
-        async with listening(options, credentials=credentials) as node, calling(tls(tmp_path, "a"), node.port) as client:
-            await fails(client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "certificate_expired")
+        async with (
+            listening(options, credentials=credentials) as node,
+            calling(tls(tmp_path, "a"), node.port) as client,
+        ):
+            await fails(
+                client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "certificate_expired"
+            )
             shutil.copy(tmp_path / "b.pem", tmp_path / "b-expired.pem")
             clock.now += 2
-            await fails(client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "certificate_expired")
+            await fails(
+                client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "certificate_expired"
+            )
             assert metric(credentials, "credentials_last_reload_successful") == 0
             shutil.copy(tmp_path / "b.key", tmp_path / "b-expired.key")
             clock.now += 2
@@ -251,7 +321,10 @@ def test_switch_turns_calls_off_and_on(tmp_path: Path) -> None:
         clock, switch = Time(), tmp_path / "off"
         options = keyed(secret(tmp_path, "key", KEY), off_file=switch)
         credentials = Credentials(options, clock)
-        async with listening(options, credentials=credentials) as node, calling(options, node.port) as client:
+        async with (
+            listening(options, credentials=credentials) as node,
+            calling(options, node.port) as client,
+        ):
             await client.call("b", "echo", PING, 2.0)
             switch.touch()
             clock.now += 2

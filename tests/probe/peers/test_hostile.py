@@ -1,4 +1,7 @@
-"""Hostile clients of the peer listener: nodes that know the key go on talking, whatever strangers do."""
+"""Hostile clients of the peer listener.
+
+Nodes that know the key go on talking, whatever strangers do.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,12 @@ if TYPE_CHECKING:
 
     from dshealthd.probe.peers.client import PeerClient
 
-STARTS = (b"", b"POST /peer/v1/echo HTTP/1.1\r\nHost: ", b"\x16\x03\x01\x02\x00\x01", os.urandom(200))
+STARTS = (
+    b"",
+    b"POST /peer/v1/echo HTTP/1.1\r\nHost: ",
+    b"\x16\x03\x01\x02\x00\x01",
+    os.urandom(200),
+)
 
 
 @pytest.fixture
@@ -54,7 +62,10 @@ def key(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def flooding(port: int, sources: int) -> Iterator[Callable[[], int]]:
-    """Open connections that stall, from so many addresses in all, in four threads, until the end; yield what counts them."""
+    """Open connections that stall, from so many addresses in all, in four threads, until the end.
+
+    Yield what counts them.
+    """
     stop = threading.Event()
     tried = [0] * 4
 
@@ -66,7 +77,9 @@ def flooding(port: int, sources: int) -> Iterator[Callable[[], int]]:
                 tried[number] = turn
                 try:
                     source = (f"127.0.{1 + number}.{1 + turn % (sources // 4)}", 0)
-                    connection = held.enter_context(socket.create_connection(("127.0.0.1", port), 5.0, source))
+                    connection = held.enter_context(
+                        socket.create_connection(("127.0.0.1", port), 5.0, source)
+                    )
                     connection.sendall(STARTS[turn % len(STARTS)])
                 except OSError:
                     continue
@@ -94,12 +107,22 @@ def options_of(kind: str, tmp_path: Path) -> tuple[dict[str, Any], PeerOptions]:
         return {"key_file": str(path)}, keyed(path)
     make_certificates(tmp_path)
     files = {"tls_cert_file": "b.pem", "tls_key_file": "b.key", "tls_ca_file": "ca.pem"}
-    return {"tls_name": "{node}.example", **{name: str(tmp_path / file) for name, file in files.items()}}, tls(tmp_path, "a")
+    return {
+        "tls_name": "{node}.example",
+        **{name: str(tmp_path / file) for name, file in files.items()},
+    }, tls(tmp_path, "a")
 
 
-@pytest.mark.parametrize(("kind", "count", "sources"), [("key", 3000, 4), ("key", 10_000, 400), ("tls", 3000, 400)])
-def test_flood_of_connections_takes_nothing_from_nodes(tmp_path: Path, kind: str, count: int, sources: int) -> None:
-    """Thousands of stalling connections, from few addresses or many: at most 100 descriptors; calls succeed, on old and new connections."""
+@pytest.mark.parametrize(
+    ("kind", "count", "sources"), [("key", 3000, 4), ("key", 10_000, 400), ("tls", 3000, 400)]
+)
+def test_flood_of_connections_takes_nothing_from_nodes(
+    tmp_path: Path, kind: str, count: int, sources: int
+) -> None:
+    """Thousands of stalling connections, from few addresses or many: at most 100 descriptors.
+
+    Calls succeed, on old and new connections.
+    """
     theirs, ours = options_of(kind, tmp_path)
     kept: list[float] = []
     made: list[float] = []
@@ -136,12 +159,20 @@ def test_flood_of_connections_takes_nothing_from_nodes(tmp_path: Path, kind: str
     assert max(descriptors) <= 100
     assert len(failed) <= 0.02 * len(made), failed
     assert sorted(made)[len(made) // 2] < 1.0
-    refused = sum(value for name, value in metrics.items() if name.startswith("dshealthd_probe_peer_connections_refused_total"))
-    assert refused > count / 2  # the others had left the queue of the kernel before they were looked at
+    refused = sum(
+        value
+        for name, value in metrics.items()
+        if name.startswith("dshealthd_probe_peer_connections_refused_total")
+    )
+    assert (
+        refused > count / 2
+    )  # the others had left the queue of the kernel before they were looked at
 
 
 def test_stranger_makes_room(key: Path) -> None:
-    """When the listener is full, the connection that has proved nothing for the longest gives way; one that has proved itself does not."""
+    """When the listener is full, the connection that has proved nothing for the longest gives way;
+    one that has proved itself does not.
+    """
 
     async def scene() -> None:
         async with (
@@ -169,7 +200,11 @@ def test_stranger_makes_room_for_its_own_address(key: Path) -> None:
     """A program on a node that fills its address's share does not keep the node's own agent out."""
 
     async def scene() -> None:
-        async with listening(keyed(key, max_connections_per_address=2)) as node, connected(node) as first, connected(node) as second:
+        async with (
+            listening(keyed(key, max_connections_per_address=2)) as node,
+            connected(node) as first,
+            connected(node) as second,
+        ):
             await first.nonce()
             await second.nonce()
             async with calling(keyed(key), node.port) as client:
@@ -181,7 +216,9 @@ def test_stranger_makes_room_for_its_own_address(key: Path) -> None:
 
 
 def test_full_of_nodes(key: Path) -> None:
-    """Where all places are taken by nodes that proved themselves, a further connection is closed and counted."""
+    """Where all places are taken by nodes that proved themselves, a further connection is closed
+    and counted.
+    """
 
     async def scene() -> None:
         async with (
@@ -199,7 +236,11 @@ def test_full_of_nodes(key: Path) -> None:
     run(scene())
 
 
-@pytest.mark.parametrize("start", [b"", b"POST /", request(Claim("a", "b"), b"")[:-2]], ids=["nothing", "no line", "no end"])
+@pytest.mark.parametrize(
+    "start",
+    [b"", b"POST /", request(Claim("a", "b"), b"")[:-2]],
+    ids=["nothing", "no line", "no end"],
+)
 def test_slow_headers(key: Path, start: bytes) -> None:
     """Headers that trickle in end in time, whatever goes on to come."""
 
@@ -239,7 +280,9 @@ def test_slow_body(key: Path) -> None:
 
 
 def test_stranger_is_not_kept_idle(key: Path) -> None:
-    """A connection that asked for a nonce and then says nothing is closed like one that never said anything."""
+    """A connection that asked for a nonce and then says nothing is closed like one that never said
+    anything.
+    """
 
     async def scene() -> None:
         async with listening(keyed(key, header_timeout=0.3)) as node, connected(node) as raw:
@@ -259,7 +302,9 @@ def test_strangers_do_not_make_memory_grow(key: Path) -> None:
                 async with connected(node) as raw:
                     for again in range(MAX_UNPROVED - 1):
                         await raw.nonce(f"stranger-{number}-{again}")
-                    await raw.ask(request(signed("0" * 64, BODY, key="x" * 32, sender=f"s-{number}"), BODY))
+                    await raw.ask(
+                        request(signed("0" * 64, BODY, key="x" * 32, sender=f"s-{number}"), BODY)
+                    )
             assert not node.server._guard._nonces._senders
             assert not node.server._gate.strangers or len(node.server._gate.strangers) <= 8
             assert not node.server._requests

@@ -1,4 +1,7 @@
-"""Answers are read in the one form that a peer sends; what else a server may send is refused, whoever it is."""
+"""Answers are read in the one form that a peer sends.
+
+What else a server may send is refused, whoever it is.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,12 @@ GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX: a b"
 def test_head() -> None:
     """Status, length and headers, names in lower case, are read; a server that closes says so."""
     head = parse_head(GOOD)
-    assert (head.status, head.length, head.headers, head.last) == (200, 2, {"content-length": "2", "x": "a b"}, False)
+    assert (head.status, head.length, head.headers, head.last) == (
+        200,
+        2,
+        {"content-length": "2", "x": "a b"},
+        False,
+    )
     assert parse_head(GOOD + b"\r\nConnection: Close").last
 
 
@@ -69,7 +77,12 @@ def test_any_bytes_are_a_head_or_none(head: bytes) -> None:
     assert 0 <= parsed.length <= 65536
 
 
-@given(st.text(max_size=80) | st.lists(st.sampled_from(["dshealthd1", "a", "b", "-", "0" * 32, "F" * 32, ""]), max_size=7).map(" ".join))
+@given(
+    st.text(max_size=80)
+    | st.lists(
+        st.sampled_from(["dshealthd1", "a", "b", "-", "0" * 32, "F" * 32, ""]), max_size=7
+    ).map(" ".join)
+)
 def test_any_text_is_a_claim_or_none(header: str) -> None:
     """A claim is read in one form only: writing it gives the same header."""
     claim = Claim.parse(header)
@@ -106,7 +119,10 @@ def test_servers_that_are_no_peers(tmp_path: Path, answer: bytes) -> None:
             async for _ in requests:
                 writer.write(answer)
 
-        async with impersonating(other) as port, calling(keyed(secret(tmp_path, "key", KEY)), port) as client:
+        async with (
+            impersonating(other) as port,
+            calling(keyed(secret(tmp_path, "key", KEY)), port) as client,
+        ):
             await fails(client.call("b", "echo", PING, 2.0), Outcome.FAILED, "bad_answer")
             assert len(client._pool) == 0
 

@@ -1,4 +1,7 @@
-"""What the network and the other side do to a call: each is told from the others, and none takes longer than its deadline."""
+"""What the network and the other side do to a call.
+
+Each is told from the others, and none takes longer than its deadline.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,10 @@ def test_nobody_listens(key: Path) -> None:
 
 
 def test_listener_that_restarts(key: Path) -> None:
-    """A kept connection whose listener has ended is not used again: the next call is as if it were the first."""
+    """A kept connection whose listener has ended is not used again.
+
+    The next call is as if it were the first.
+    """
 
     async def scene() -> None:
         async with listening(keyed(key)) as node:
@@ -79,7 +85,10 @@ def test_listener_that_restarts(key: Path) -> None:
 
 
 def test_silent_name_server(key: Path) -> None:
-    """A name that cannot be looked up in time makes its node unreachable, within the deadline; an unknown one at once."""
+    """A name that cannot be looked up in time makes its node unreachable, within the deadline.
+
+    An unknown one at once.
+    """
 
     def never(*_arguments: object, **_named: object) -> list[object]:
         time.sleep(1.0)
@@ -99,7 +108,10 @@ def test_silent_name_server(key: Path) -> None:
 
 
 def test_stopped_listener_hangs(key: Path) -> None:
-    """An agent that is stopped (SIGSTOP) is a hang and not an unreachable node: its kernel answers; afterwards it goes on."""
+    """An agent that is stopped (SIGSTOP) is a hang and not an unreachable node.
+
+    Its kernel answers; afterwards it goes on.
+    """
     with listener_process({"key_file": str(key)}) as (port, pid, _):
 
         async def scene() -> None:
@@ -107,8 +119,12 @@ def test_stopped_listener_hangs(key: Path) -> None:
                 await client.call("b", "echo", PING, 5.0)
                 os.kill(pid, signal.SIGSTOP)
                 try:
-                    await fails(client.call("b", "echo", PING, 0.5), Outcome.HUNG, "no_answer")  # on a kept connection
-                    await fails(client.call("b", "echo", PING, 0.5), Outcome.HUNG, "no_answer")  # on a new one
+                    await fails(
+                        client.call("b", "echo", PING, 0.5), Outcome.HUNG, "no_answer"
+                    )  # on a kept connection
+                    await fails(
+                        client.call("b", "echo", PING, 0.5), Outcome.HUNG, "no_answer"
+                    )  # on a new one
                 finally:
                     os.kill(pid, signal.SIGCONT)
                 await client.call("b", "echo", PING, 5.0)
@@ -120,9 +136,21 @@ def test_stopped_listener_hangs(key: Path) -> None:
 @pytest.mark.parametrize(
     ("rule", "kept", "new"),
     [
-        ("tcp dport {port} drop", (Outcome.UNREACHABLE, "not_acknowledged"), (Outcome.UNREACHABLE, "connect_timeout")),
-        ("tcp sport {port} drop", (Outcome.UNREACHABLE, "not_acknowledged"), (Outcome.UNREACHABLE, "connect_timeout")),
-        ("tcp dport {port} reject with tcp reset", (Outcome.REFUSED, "reset"), (Outcome.REFUSED, "refused")),
+        (
+            "tcp dport {port} drop",
+            (Outcome.UNREACHABLE, "not_acknowledged"),
+            (Outcome.UNREACHABLE, "connect_timeout"),
+        ),
+        (
+            "tcp sport {port} drop",
+            (Outcome.UNREACHABLE, "not_acknowledged"),
+            (Outcome.UNREACHABLE, "connect_timeout"),
+        ),
+        (
+            "tcp dport {port} reject with tcp reset",
+            (Outcome.REFUSED, "reset"),
+            (Outcome.REFUSED, "refused"),
+        ),
         (
             "tcp dport {port} reject with icmp type host-unreachable",
             (Outcome.UNREACHABLE, "not_acknowledged"),
@@ -131,10 +159,17 @@ def test_stopped_listener_hangs(key: Path) -> None:
     ],
     ids=["dropped there", "dropped back", "reset", "no route"],
 )
-def test_firewalls(key: Path, rule: str, kept: tuple[Outcome, str], new: tuple[Outcome, str]) -> None:
-    """Packets that are dropped, in either direction, make a node unreachable; a reset refuses; both end when the firewall does."""
+def test_firewalls(
+    key: Path, rule: str, kept: tuple[Outcome, str], new: tuple[Outcome, str]
+) -> None:
+    """Packets that are dropped, in either direction, make a node unreachable; a reset refuses.
+
+    Both end when the firewall does.
+    """
     with network_namespace():
-        table = "add table inet test; add chain inet test in { type filter hook input priority 0; }; "
+        table = (
+            "add table inet test; add chain inet test in { type filter hook input priority 0; }; "
+        )
 
         async def nft(*commands: str) -> None:
             done = await asyncio.create_subprocess_exec("nft", "".join(commands))
@@ -171,7 +206,9 @@ def test_calls_come_from_the_listen_address(key: Path) -> None:
     async def scene() -> None:
         async with (
             listening(keyed(key)) as node,
-            calling(type(keyed(key))(listen_address="127.0.0.9:0", key_file=key), node.port) as client,
+            calling(
+                type(keyed(key))(listen_address="127.0.0.9:0", key_file=key), node.port
+            ) as client,
         ):
             await client.call("b", "echo", PING, 2.0)
             assert set(node.server._gate._open) == {"127.0.0.9"}
@@ -181,11 +218,20 @@ def test_calls_come_from_the_listen_address(key: Path) -> None:
 
 @pytest.mark.parametrize("off", ["+288s", "-288s", "+10y"])
 def test_clocks_that_differ(key: Path, off: str) -> None:
-    """With a shared key, the clocks of two nodes do not matter: nonces are aged by the one machine's monotonic clock."""
+    """With a shared key, the clocks of two nodes do not matter.
+
+    Nonces are aged by the one machine's monotonic clock.
+    """
     found = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
     if not found:
         pytest.skip("libfaketime is not installed")
-    fake = {**os.environ, "LD_PRELOAD": found[0], "FAKETIME": off, "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+    fake = {
+        **os.environ,
+        "LD_PRELOAD": found[0],
+        "FAKETIME": off,
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
     with listener_process({"key_file": str(key)}, fake) as (port, _, _metrics):
 
         async def scene() -> None:
@@ -202,14 +248,23 @@ def test_clock_that_makes_certificates_void(tmp_path: Path) -> None:
 
     async def scene() -> None:
         make_certificates(tmp_path)
-        async with listening(tls(tmp_path, "b")) as node, calling(tls(tmp_path, "a-early"), node.port) as client:
-            await fails(client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "own_certificate_not_yet_valid")
+        async with (
+            listening(tls(tmp_path, "b")) as node,
+            calling(tls(tmp_path, "a-early"), node.port) as client,
+        ):
+            await fails(
+                client.call("b", "echo", PING, 3.0),
+                Outcome.UNAUTHORIZED,
+                "own_certificate_not_yet_valid",
+            )
 
     run(scene())
 
 
 def test_connections_do_not_pile_up(key: Path) -> None:
-    """One connection is kept for each peer in use, a bounded number in all, and none for those that are forgotten."""
+    """One connection is kept for each peer in use, a bounded number in all, and none for those that
+    are forgotten.
+    """
 
     async def scene() -> None:
         names = [f"node-{number}" for number in range(40)]
@@ -218,8 +273,11 @@ def test_connections_do_not_pile_up(key: Path) -> None:
             listening(keyed(key, max_connections=64, max_connections_per_address=64)) as node,
             calling(keyed(key), node.port) as client,
         ):
-            for name in names:  # all are node b, which says that it is not who is meant, on a connection that is kept
-                await fails(client.call(name, "echo", PING, 2.0), Outcome.UNAUTHORIZED, "wrong_receiver")
+            # all are node b, which says that it is not who is meant, on a connection that is kept
+            for name in names:
+                await fails(
+                    client.call(name, "echo", PING, 2.0), Outcome.UNAUTHORIZED, "wrong_receiver"
+                )
             assert metric(client, "client_connections") == 16
             await eventually(lambda: node.metric("connections") == 16)
             client.forget(names[-1])
@@ -236,7 +294,10 @@ def test_cancelled_call(key: Path) -> None:
             await asyncio.Event().wait()
             return {}
 
-        async with listening(keyed(key), handlers={"echo": never}) as node, calling(keyed(key), node.port) as client:
+        async with (
+            listening(keyed(key), handlers={"echo": never}) as node,
+            calling(keyed(key), node.port) as client,
+        ):
             call = asyncio.create_task(client.call("b", "echo", PING, 5.0))
             await eventually(lambda: node.metric("connections") == 1)
             await asyncio.sleep(0.05)
@@ -253,5 +314,7 @@ def test_cancelled_call(key: Path) -> None:
 def test_module_imports_no_torch() -> None:
     """Neither side of the peer API brings torch or pynvml into the agent."""
     script = "import sys, dshealthd.probe.peers.client, dshealthd.probe.peers.server; print({'torch', 'pynvml'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True
+    )
     assert done.stdout == "set()\n"

@@ -37,7 +37,10 @@ class Names:
 
 
 def test_addresses_are_remembered() -> None:
-    """A name is looked up once a minute, also when many ask at once; all its addresses are given, each once."""
+    """A name is looked up once a minute, also when many ask at once.
+
+    All its addresses are given, each once.
+    """
 
     async def scene() -> None:
         names, clock = Names(), Time()
@@ -86,7 +89,10 @@ def test_unknown_name() -> None:
 
 
 def test_silent_name_servers() -> None:
-    """While name servers are silent, known names keep their old addresses and unknown ones wait; threads are few, and all recovers."""
+    """While name servers are silent, known names keep their old addresses and unknown ones wait.
+
+    Threads are few, and all recovers.
+    """
 
     async def scene() -> None:
         names, clock = Names(), Time()
@@ -103,7 +109,10 @@ def test_silent_name_servers() -> None:
                 await asyncio.wait_for(resolver.addresses(f"node-{number}"), 0.01)
         assert threading.active_count() - threads <= 4
         names.silent.set()
-        assert (await asyncio.wait_for(resolver.addresses("node-49"), 5))[0] == (socket.AF_INET, "192.0.2.1")
+        assert (await asyncio.wait_for(resolver.addresses("node-49"), 5))[0] == (
+            socket.AF_INET,
+            "192.0.2.1",
+        )
         assert len(names.asked) == 52
 
     run(scene())
@@ -120,5 +129,7 @@ def test_look_up_that_hangs_does_not_hold_the_process_up() -> None:
         "    await resolver.close()\n"
         "asyncio.run(main())\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=10, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=10, check=True
+    )
     assert (done.stdout, done.stderr) == ("late\n", "")

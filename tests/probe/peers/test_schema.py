@@ -20,6 +20,7 @@ from dshealthd.probe.peers.schema import (
     Integer,
     Node,
     Number,
+    Reason,
     Record,
     SchemaError,
     Slug,
@@ -28,10 +29,13 @@ from dshealthd.probe.peers.schema import (
     dumps,
     loads,
 )
+from dshealthd.probe.reasons import REASONS
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=10,
 )
 VALUES: dict[type, Any] = {
@@ -40,10 +44,15 @@ VALUES: dict[type, Any] = {
     Flag: lambda _: st.booleans(),
     Choice: lambda kind: st.sampled_from(kind.values),
     Node: lambda _: st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,100}", fullmatch=True),
+    Reason: lambda _: st.sampled_from(["", *sorted(REASONS)]),
     Slug: lambda _: st.from_regex(r"([a-z][a-z0-9_]{0,47})?", fullmatch=True),
-    Text: lambda kind: st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=kind.maximum),
+    Text: lambda kind: st.text(
+        st.characters(min_codepoint=32, max_codepoint=126), max_size=kind.maximum
+    ),
     Data: lambda kind: st.binary(max_size=min(kind.maximum, 100)),
-    Array: lambda kind: st.lists(values(kind.item), min_size=kind.minimum, max_size=max(kind.minimum, 3)).map(tuple),
+    Array: lambda kind: st.lists(
+        values(kind.item), min_size=kind.minimum, max_size=max(kind.minimum, 3)
+    ).map(tuple),
     Record: lambda kind: st.fixed_dictionaries(
         {name: values(inner) for name, inner in kind.fields.items()},
         optional={name: values(inner) for name, inner in kind.optional.items()},
@@ -67,14 +76,23 @@ def test_what_is_written_is_read(record: Record, data: st.DataObject) -> None:
     message = data.draw(values(record))
     again = loads(dumps(message, record), record)
     assert again == message
-    assert {name: type(value) for name, value in again.items()} == {name: type(value) for name, value in message.items()}
+    assert {name: type(value) for name, value in again.items()} == {
+        name: type(value) for name, value in message.items()
+    }
 
 
 @pytest.mark.parametrize("record", RECORDS)
 @given(data=st.data())
 def test_any_json_is_a_message_or_refused(record: Record, data: st.DataObject) -> None:
-    """Whatever stands in a field, it is read as what is declared or refused as such; nothing else is raised."""
-    message = data.draw(st.fixed_dictionaries({}, optional=dict.fromkeys({**record.fields, **record.optional}, JSON)))
+    """Whatever stands in a field, it is read as what is declared or refused as such.
+
+    Nothing else is raised.
+    """
+    message = data.draw(
+        st.fixed_dictionaries(
+            {}, optional=dict.fromkeys({**record.fields, **record.optional}, JSON)
+        )
+    )
     try:
         read = loads(json.dumps(message).encode(), record)
     except SchemaError:
@@ -133,7 +151,9 @@ def test_any_bytes_are_a_message_or_refused(body: bytes) -> None:
     ],
 )
 def test_values_that_are_refused(kind: Type, value: object) -> None:
-    """A value that is not of its declared type, or beyond its bounds, is refused with the field's name."""
+    """A value that is not of its declared type, or beyond its bounds, is refused with the field's
+    name.
+    """
     with pytest.raises(SchemaError, match=r"^field"):
         kind.read(value, "field")
 

@@ -45,7 +45,10 @@ def test_call_with_certificates(issued: Path) -> None:
     """Nodes with each other's certificates talk, with one handshake for many calls and no nonces."""
 
     async def scene() -> None:
-        async with listening(tls(issued, "b")) as node, calling(tls(issued, "a"), node.port) as client:
+        async with (
+            listening(tls(issued, "b")) as node,
+            calling(tls(issued, "a"), node.port) as client,
+        ):
             for _ in range(3):
                 assert (await client.call("b", "echo", PING, 3.0))["payload"] == b"ping"
             assert metric(client, "client_connections_opened_total") == 1
@@ -58,10 +61,15 @@ def test_certificates_named_by_uri(issued: Path) -> None:
     """A node's name may be in a URI, as SPIFFE has it."""
 
     async def scene() -> None:
-        options = [PeerOptions(**{**vars(tls(issued, name)), "tls_name": "spiffe://example/{node}"}) for name in ("a", "b")]
+        options = [
+            PeerOptions(**{**vars(tls(issued, name)), "tls_name": "spiffe://example/{node}"})
+            for name in ("a", "b")
+        ]
         async with listening(options[1]) as node, calling(options[0], node.port) as client:
             assert (await client.call("b", "echo", PING, 3.0))["payload"] == b"ping"
-            await fails(client.call("c", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "wrong_certificate")
+            await fails(
+                client.call("c", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "wrong_certificate"
+            )
 
     run(scene())
 
@@ -81,11 +89,18 @@ def test_certificates_named_by_uri(issued: Path) -> None:
         ("b", "a-early", "own_certificate_not_yet_valid", "tls_handshake"),
     ],
 )
-def test_wrong_certificates(issued: Path, server: str, client: str, reason: str, counted: str | None) -> None:
-    """A certificate of another node, of another authority, or not valid now ends the call on whichever side it is wrong, and says which."""
+def test_wrong_certificates(
+    issued: Path, server: str, client: str, reason: str, counted: str | None
+) -> None:
+    """A certificate of another node, of another authority, or not valid now ends the call on
+    whichever side it is wrong, and says which.
+    """
 
     async def scene() -> None:
-        async with listening(tls(issued, server)) as node, calling(tls(issued, client), node.port) as caller:
+        async with (
+            listening(tls(issued, server)) as node,
+            calling(tls(issued, client), node.port) as caller,
+        ):
             for _ in range(3):
                 await fails(caller.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, reason)
             if counted == "certificate":
@@ -98,22 +113,30 @@ def test_wrong_certificates(issued: Path, server: str, client: str, reason: str,
 
 
 def test_other_authorities(issued: Path, tmp_path: Path) -> None:
-    """Where only the receiver finds fault with a certificate, by its authorities or its clock, the caller knows that it is that."""
+    """Where only the receiver finds fault with a certificate, by its authorities or its clock, the
+    caller knows that it is that.
+    """
 
     async def scene() -> None:
         both = tmp_path / "both.pem"
         both.write_text(
-            (issued / "ca.pem").read_text(encoding="ascii") + (issued / "other.pem").read_text(encoding="ascii"), encoding="ascii"
+            (issued / "ca.pem").read_text(encoding="ascii")
+            + (issued / "other.pem").read_text(encoding="ascii"),
+            encoding="ascii",
         )
         options = PeerOptions(**{**vars(tls(issued, "a-stranger")), "tls_ca_file": both})
         async with listening(tls(issued, "b")) as node, calling(options, node.port) as client:
-            await fails(client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "closed_after_handshake")
+            await fails(
+                client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "closed_after_handshake"
+            )
 
     run(scene())
 
 
 def test_tls_1_2_client(issued: Path) -> None:
-    """A client that cannot do TLS 1.3 is refused in the handshake, although its certificate is good."""
+    """A client that cannot do TLS 1.3 is refused in the handshake, although its certificate is
+    good.
+    """
 
     async def scene() -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -147,7 +170,10 @@ def test_no_certificate(issued: Path) -> None:
 
 
 def test_client_that_speaks_no_tls(issued: Path, tmp_path: Path) -> None:
-    """A client with a key and no certificate is refused in the handshake; one with a certificate finds a listener that has no TLS."""
+    """A client with a key and no certificate is refused in the handshake.
+
+    One with a certificate finds a listener that has no TLS.
+    """
 
     async def scene() -> None:
         plain = PeerOptions(listen_address="127.0.0.1:0", key_file=secret(tmp_path, "key", KEY))
@@ -165,7 +191,12 @@ def test_key_and_certificate(issued: Path, tmp_path: Path) -> None:
 
     async def scene() -> None:
         def both(name: str, key: str) -> PeerOptions:
-            return PeerOptions(**{**vars(tls(issued, name)), "key_file": secret(tmp_path, f"key-{name}-{key[0]}", key)})
+            return PeerOptions(
+                **{
+                    **vars(tls(issued, name)),
+                    "key_file": secret(tmp_path, f"key-{name}-{key[0]}", key),
+                }
+            )
 
         async with listening(both("b", KEY)) as node:
             async with calling(both("a", KEY), node.port) as client:
@@ -182,7 +213,10 @@ def test_key_and_certificate(issued: Path, tmp_path: Path) -> None:
 
 
 def test_handshake_that_stalls(issued: Path) -> None:
-    """A client that does not go on with the handshake is closed in time and counted; a server that does not is a hang and no refusal."""
+    """A client that does not go on with the handshake is closed in time and counted.
+
+    A server that does not is a hang and no refusal.
+    """
 
     async def scene() -> None:
         async with listening(tls(issued, "b", header_timeout=0.3)) as node:
@@ -204,10 +238,18 @@ def test_handshake_that_stalls(issued: Path) -> None:
 
 
 def test_only_names_count() -> None:
-    """Of a certificate, DNS names and URIs are names; addresses, e-mail addresses and the subject are not."""
+    """Of a certificate, DNS names and URIs are names.
+
+    Addresses, e-mail addresses and the subject are not.
+    """
     certificate = {
         "subject": ((("commonName", "a"),),),
-        "subjectAltName": (("DNS", "b"), ("URI", "c:d"), ("IP Address", "192.0.2.1"), ("email", "e")),
+        "subjectAltName": (
+            ("DNS", "b"),
+            ("URI", "c:d"),
+            ("IP Address", "192.0.2.1"),
+            ("email", "e"),
+        ),
     }
     assert certificate_names(certificate) == {"b", "c:d"}
     assert certificate_names({}) == set()

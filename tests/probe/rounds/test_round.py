@@ -1,4 +1,7 @@
-"""Rounds between nodes over the real peer API: what each way of going well and wrong is called, and that all members say the same."""
+"""Rounds between nodes over the real peer API.
+
+What each way of going well and wrong is called, and that all members say the same.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.rounds.leader import FIRST, PRESENCE, SHARE
 from dshealthd.probe.rounds.plan import ON_DEMAND
-from dshealthd.probe.workers.nursery import Nursery
+from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests.probe.company import EPOCH, NAMES, Companion, FakeWorkers, all_have, company, same
 from tests.probe.peering import OTHER_KEY, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dshealthd.probe.rounds.part import Report
+    from dshealthd.probe.rounds.active_round import Report
     from dshealthd.probe.workers.job import RankResult, WorkerJob
     from dshealthd.probe.workers.store import StoreHandler
 
@@ -32,7 +35,9 @@ SABOTEUR = str(Path(__file__).parents[1] / "saboteur.py")
 
 async def led(companion: Companion, *others: Companion, epoch: int = EPOCH) -> Report:
     """Have a node lead a round and return its report."""
-    report = await companion.rounds.lead(companion.plan(*(other.name for other in others), epoch=epoch))
+    report = await companion.rounds.lead(
+        companion.plan(*(other.name for other in others), epoch=epoch)
+    )
     assert report is not None
     assert report.led
     return report
@@ -40,7 +45,9 @@ async def led(companion: Companion, *others: Companion, epoch: int = EPOCH) -> R
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_healthy(tmp_path: Path, count: int) -> None:
-    """All members meet in the root's store, run once, and have the same observation with the same timings and scores."""
+    """All members meet in the root's store, run once, and have the same observation with the same
+    timings and scores.
+    """
 
     async def scene() -> None:
         async with company(tmp_path, count) as companions:
@@ -48,17 +55,28 @@ def test_healthy(tmp_path: Path, count: int) -> None:
             await led(companions[0], *companions[1:])
             await all_have(companions)
             observation = same(companions)
-            assert (observation.outcome, observation.stage, observation.late) == (Outcome.OK, Stage.DONE, ())
+            assert (observation.outcome, observation.stage, observation.late) == (
+                Outcome.OK,
+                Stage.DONE,
+                (),
+            )
             assert observation.kind is (Kind.PAIR if count == 2 else Kind.GROUP)
-            assert [(timing.size, timing.seconds) for timing in observation.timings] == [(8, 0.002), (4096, 0.002)]
-            assert sorted(companions[1].observation.scores) == [(companion.name, 1.0) for companion in companions]
+            assert [(timing.size, timing.seconds) for timing in observation.timings] == [
+                (8, 0.002),
+                (4096, 0.002),
+            ]
+            assert sorted(companions[1].observation.scores) == [
+                (companion.name, 1.0) for companion in companions
+            ]
             assert [companion.fake.runs for companion in companions] == [1] * count
 
     run(scene())
 
 
 def test_busy_member_makes_the_round_light(tmp_path: Path) -> None:
-    """A member whose GPUs are busy declines, no worker starts, and the echoes between the agents take the round's place at both ends."""
+    """A member whose GPUs are busy declines, no worker starts, and the echoes between the agents
+    take the round's place at both ends.
+    """
 
     async def scene() -> None:
         async with company(tmp_path, 2) as (root, member):
@@ -66,7 +84,11 @@ def test_busy_member_makes_the_round_light(tmp_path: Path) -> None:
             report = await led(root, member)
             await all_have([root, member])
             observation = same([root, member])
-            assert (observation.kind, observation.backend, observation.outcome) == (Kind.LIGHT, "agent", Outcome.OK)
+            assert (observation.kind, observation.backend, observation.outcome) == (
+                Kind.LIGHT,
+                "agent",
+                Outcome.OK,
+            )
             assert observation.reason == "busy_gpu"
             assert [timing.op for timing in observation.timings] == ["echo", "echo"]
             assert 0 < observation.timings[0].seconds < 0.5
@@ -79,7 +101,10 @@ def test_busy_member_makes_the_round_light(tmp_path: Path) -> None:
 
 
 def test_light_round_by_the_root(tmp_path: Path) -> None:
-    """A root that may not use its own GPUs has a light round, whose reason both ends know; nobody's workers are needed."""
+    """A root that may not use its own GPUs has a light round, whose reason both ends know.
+
+    Nobody's workers are needed.
+    """
 
     async def scene() -> None:
         async with company(tmp_path, 3, workers=lambda _: None) as companions:
@@ -98,7 +123,9 @@ def test_gpu_round_is_declined_without_workers(tmp_path: Path) -> None:
     """A member without an interpreter for workers says so, and takes part in a light round."""
 
     async def scene() -> None:
-        async with company(tmp_path, 2, workers=lambda name: None if name == NAMES[1] else FakeWorkers()) as (root, member):
+        async with company(
+            tmp_path, 2, workers=lambda name: None if name == NAMES[1] else FakeWorkers()
+        ) as (root, member):
             await led(root, member)
             await all_have([root, member])
             assert same([root, member]).reason == "no_python"
@@ -125,10 +152,19 @@ def other_version(root: Companion, member: Companion) -> None:
 
 @pytest.mark.parametrize(
     ("difference", "reason"),
-    [(different_members, "members_differ"), (clock_ahead, "clock_differs"), (other_version, "version_differs")],
+    [
+        (different_members, "members_differ"),
+        (clock_ahead, "clock_differs"),
+        (other_version, "version_differs"),
+    ],
 )
-def test_disagreement(tmp_path: Path, difference: Callable[[Companion, Companion], None], reason: str) -> None:
-    """Nodes that are set up differently decline each other's rounds at once with what differs; the echoes tell the clocks' offset."""
+def test_disagreement(
+    tmp_path: Path, difference: Callable[[Companion, Companion], None], reason: str
+) -> None:
+    """Nodes that are set up differently decline each other's rounds at once with what differs.
+
+    The echoes tell the clocks' offset.
+    """
 
     async def scene() -> None:
         async with company(tmp_path, 3) as (root, member, _):
@@ -137,7 +173,11 @@ def test_disagreement(tmp_path: Path, difference: Callable[[Companion, Companion
             report = await led(root, member)
             assert time.monotonic() - started < 3
             observation = report.observation
-            assert (observation.outcome, observation.reason, observation.late) == (Outcome.DECLINED, reason, (member.name,))
+            assert (observation.outcome, observation.reason, observation.late) == (
+                Outcome.DECLINED,
+                reason,
+                (member.name,),
+            )
             assert observation.timings
             assert report.offsets[member.name] == pytest.approx(member.node.clock_off, abs=0.2)
             assert root.fake.runs == member.fake.runs == 0
@@ -157,13 +197,19 @@ def test_clock_does_not_matter_on_demand(tmp_path: Path) -> None:
 
 
 def test_absent_member(tmp_path: Path) -> None:
-    """A member whose agent is gone ends the round at its invitation, named and told from one that is only slow."""
+    """A member whose agent is gone ends the round at its invitation, named and told from one that
+    is only slow.
+    """
 
     async def scene() -> None:
         async with company(tmp_path, 2) as (root, member):
             await member.server.close()
             observation = (await led(root, member)).observation
-            assert (observation.outcome, observation.stage, observation.late) == (Outcome.REFUSED, Stage.INVITE, (member.name,))
+            assert (observation.outcome, observation.stage, observation.late) == (
+                Outcome.REFUSED,
+                Stage.INVITE,
+                (member.name,),
+            )
             assert root.fake.runs == 0
 
     run(scene())
@@ -182,17 +228,23 @@ def test_wrong_key(tmp_path: Path) -> None:
 
 
 def test_both_start_at_once(tmp_path: Path) -> None:
-    """Of two members that start the same round at once, the later one in the root order joins the other's: one test, one observation."""
+    """Of two members that start the same round at once, the later one in the root order joins the
+    other's: one test, one observation.
+    """
 
     async def scene() -> None:
         async with company(tmp_path, 2) as (one, two):
             for turn in range(5):
                 epoch = EPOCH - turn % 2
                 found = await asyncio.gather(
-                    one.rounds.lead(one.plan(two.name, epoch=epoch)), two.rounds.lead(two.plan(one.name, epoch=epoch))
+                    one.rounds.lead(one.plan(two.name, epoch=epoch)),
+                    two.rounds.lead(two.plan(one.name, epoch=epoch)),
                 )
                 first = root_order((one.name, two.name), epoch)[0]
-                assert [report is not None and report.led for report in found] == [one.name == first, two.name == first]
+                assert [report is not None and report.led for report in found] == [
+                    one.name == first,
+                    two.name == first,
+                ]
                 assert same([one, two]).members[0] == first
                 assert one.fake.runs == two.fake.runs == turn + 1
                 one.reports.clear()
@@ -206,17 +258,27 @@ def test_invitations_that_cross(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with company(tmp_path, 2) as companions:
-            first, second = sorted(companions, key=lambda one: root_order(NAMES[:2], EPOCH).index(one.name))
+            first, second = sorted(
+                companions, key=lambda one: root_order(NAMES[:2], EPOCH).index(one.name)
+            )
             call = first.client.call
 
-            async def slowly(peer: str, method: str, body: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+            async def slowly(
+                peer: str, method: str, body: Mapping[str, Any], deadline: float
+            ) -> dict[str, Any]:
                 await asyncio.sleep(0.1 if method == "invite" else 0.0)
                 return await call(peer, method, body, deadline)
 
             first.client.call = slowly  # type: ignore[method-assign]
-            leading = [one.rounds.lead(one.plan(other.name)) for one, other in ((first, second), (second, first))]
+            leading = [
+                one.rounds.lead(one.plan(other.name))
+                for one, other in ((first, second), (second, first))
+            ]
             reports = await asyncio.gather(*leading)
-            assert [report is not None and (report.led, report.observation.outcome) for report in reports] == [
+            assert [
+                report is not None and (report.led, report.observation.outcome)
+                for report in reports
+            ] == [
                 (True, Outcome.OK),
                 (False, Outcome.OK),
             ]
@@ -237,7 +299,10 @@ def test_one_test_at_a_time(tmp_path: Path) -> None:
                 while not one.fake.runs:
                     await asyncio.sleep(0.01)
             observation = (await led(three, one)).observation
-            assert (observation.outcome, observation.reason) == (Outcome.DECLINED, "already_testing")
+            assert (observation.outcome, observation.reason) == (
+                Outcome.DECLINED,
+                "already_testing",
+            )
             assert await one.rounds.lead(one.plan(three.name)) is None
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
@@ -246,7 +311,9 @@ def test_one_test_at_a_time(tmp_path: Path) -> None:
 
 
 def test_agent_dies_in_rendezvous(tmp_path: Path) -> None:
-    """A member whose agent dies before its worker has met the others is named as the one that is gone, with the stage it came to."""
+    """A member whose agent dies before its worker has met the others is named as the one that is
+    gone, with the stage it came to.
+    """
 
     async def scene() -> None:
         async with company(tmp_path, 2) as (root, member):
@@ -258,13 +325,20 @@ def test_agent_dies_in_rendezvous(tmp_path: Path) -> None:
                     await asyncio.sleep(0.01)
             await member.close()
             observation = (await task).observation
-            assert (observation.outcome, observation.stage, observation.late) == (Outcome.REFUSED, Stage.STORE, (member.name,))
+            assert (observation.outcome, observation.stage, observation.late) == (
+                Outcome.REFUSED,
+                Stage.STORE,
+                (member.name,),
+            )
 
     run(scene())
 
 
 def test_agent_dies_in_a_collective(tmp_path: Path) -> None:
-    """A member whose agent dies when the workers have met is named within seconds: the round does not wait for its own workers."""
+    """A member whose agent dies when the workers have met is named within seconds.
+
+    The round does not wait for its own workers.
+    """
 
     async def scene() -> None:
         async with company(tmp_path, 2) as (root, member):
@@ -276,7 +350,11 @@ def test_agent_dies_in_a_collective(tmp_path: Path) -> None:
             await member.close()
             async with asyncio.timeout(FIRST + PRESENCE + 1):
                 observation = (await task).observation
-            assert (observation.outcome, observation.stage, observation.late) == (Outcome.REFUSED, Stage.STORE, (member.name,))
+            assert (observation.outcome, observation.stage, observation.late) == (
+                Outcome.REFUSED,
+                Stage.STORE,
+                (member.name,),
+            )
 
     run(scene())
 
@@ -302,27 +380,49 @@ def test_root_dies(tmp_path: Path) -> None:
 
 
 CASES = {
-    "wrong sum everywhere": ("corrupted sizes wrong_data 5", "corrupted sizes wrong_data 5", "corrupted - wrong_data"),
-    "wrong sum at one": ("ok done - 9", "corrupted verify wrong_data 9", "corrupted them wrong_data"),
+    "wrong sum everywhere": (
+        "corrupted sizes wrong_data 5",
+        "corrupted sizes wrong_data 5",
+        "corrupted - wrong_data",
+    ),
+    "wrong sum at one": (
+        "ok done - 9",
+        "corrupted verify wrong_data 9",
+        "corrupted them wrong_data",
+    ),
     "killed": ("failed sizes connection_lost 5", "failed sizes killed 5", "failed them killed"),
     "stopped": ("hung sizes deadline 5", "hung sizes stopped 4", "hung them stopped"),
-    "stopped, and the other lost its connection": ("failed sizes connection_lost 5", "hung sizes stopped 4", "hung them stopped"),
+    "stopped, and the other lost its connection": (
+        "failed sizes connection_lost 5",
+        "hung sizes stopped 4",
+        "hung them stopped",
+    ),
     "both wait": ("hung init deadline 0", "hung init deadline 0", "hung - deadline"),
     "one came further": ("hung warm_up deadline 2", "hung init deadline 1", "hung them deadline"),
-    "other torch": ("failed store versions_differ 0", "failed store versions_differ 0", "failed - versions_differ"),
+    "other torch": (
+        "failed store versions_differ 0",
+        "failed store versions_differ 0",
+        "failed - versions_differ",
+    ),
     "own worker in the way": ("ok done - 9", "inconclusive import busy 0", "inconclusive - busy"),
 }
 
 
 @pytest.mark.parametrize(("mine", "theirs", "expected"), CASES.values(), ids=CASES.keys())
 def test_what_workers_say(tmp_path: Path, mine: str, theirs: str, expected: str) -> None:
-    """The results of both nodes' workers make one outcome, which names who had not come as far, or whose own doing it was."""
+    """The results of both nodes' workers make one outcome, which names who had not come as far, or
+    whose own doing it was.
+    """
 
     async def scene() -> None:
         async with company(tmp_path, 2) as (root, member):
             for companion, result in ((root, mine), (member, theirs)):
                 ended, stage, slug, entered = result.split()
-                companion.fake.outcome, companion.fake.stage, companion.fake.reason = Outcome(ended), Stage(stage), slug.strip("-")
+                companion.fake.outcome, companion.fake.stage, companion.fake.reason = (
+                    Outcome(ended),
+                    Stage(stage),
+                    slug.strip("-"),
+                )
                 companion.fake.counters = int(entered), int(entered)
             await led(root, member)
             await all_have([root, member])
@@ -335,7 +435,9 @@ def test_what_workers_say(tmp_path: Path, mine: str, theirs: str, expected: str)
 
 
 def test_silent_member(tmp_path: Path) -> None:
-    """A member whose agent answers but whose workers never end is late, and the round does not wait for it without end."""
+    """A member whose agent answers but whose workers never end is late, and the round does not wait
+    for it without end.
+    """
 
     async def scene() -> None:
         async with company(tmp_path, 2) as (root, member):
@@ -343,19 +445,28 @@ def test_silent_member(tmp_path: Path) -> None:
             started = time.monotonic()
             observation = (await led(root, member)).observation
             assert time.monotonic() - started < SHARE + 4
-            assert (observation.outcome, observation.late, observation.reason) == (Outcome.HUNG, (member.name,), "silent")
+            assert (observation.outcome, observation.late, observation.reason) == (
+                Outcome.HUNG,
+                (member.name,),
+                "silent",
+            )
 
     run(scene())
 
 
 @pytest.mark.parametrize("guilty", [0, 1], ids=["root", "member"])
 def test_who_waits_for_the_guilty_is_not_late(tmp_path: Path, guilty: int) -> None:
-    """A worker was killed: the round ends at once with its node's name, although the others' workers would wait for long."""
+    """A worker was killed: the round ends at once with its node's name, although the others'
+    workers would wait for long.
+    """
 
     async def scene() -> None:
         async with company(tmp_path, 2) as companions:
             root, member = companions
-            companions[guilty].fake.outcome, companions[guilty].fake.reason = Outcome.FAILED, "killed"
+            companions[guilty].fake.outcome, companions[guilty].fake.reason = (
+                Outcome.FAILED,
+                "killed",
+            )
             companions[guilty].fake.stage = Stage.INIT
             companions[1 - guilty].fake.silent = True
             begin = time.monotonic()
@@ -363,13 +474,19 @@ def test_who_waits_for_the_guilty_is_not_late(tmp_path: Path, guilty: int) -> No
             await all_have(companions)
             assert time.monotonic() - begin < 4
             observation = same(companions)
-            assert (observation.outcome, observation.reason, observation.late) == (Outcome.FAILED, "killed", (companions[guilty].name,))
+            assert (observation.outcome, observation.reason, observation.late) == (
+                Outcome.FAILED,
+                "killed",
+                (companions[guilty].name,),
+            )
 
     run(scene())
 
 
 def test_messages_of_strangers(tmp_path: Path) -> None:
-    """Results, conclusions and store operations of another round, or of a node that is not in the round, are refused and change nothing."""
+    """Results, conclusions and store operations of another round, or of a node that is not in the
+    round, are refused and change nothing.
+    """
 
     async def scene() -> None:
         async with company(tmp_path, 3) as (root, member, stranger):
@@ -380,7 +497,13 @@ def test_messages_of_strangers(tmp_path: Path) -> None:
                 while not root.fake.runs:
                     await asyncio.sleep(0.01)
             bodies: dict[str, dict[str, object]] = {
-                "store": {"round": plan.round, "op": "set", "key": "x", "value": b"1", "timeout": 1.0},
+                "store": {
+                    "round": plan.round,
+                    "op": "set",
+                    "key": "x",
+                    "value": b"1",
+                    "timeout": 1.0,
+                },
                 "result": {"round": plan.round, "ranks": (), "timings": ()},
                 "conclusion": {
                     "round": plan.round,
@@ -390,6 +513,7 @@ def test_messages_of_strangers(tmp_path: Path) -> None:
                     "timings": (),
                     "late": (),
                     "reason": "",
+                    "ranks": (),
                     "scores": (),
                 },
             }
@@ -408,14 +532,18 @@ class Sabotaged:
     """Real workers, some of which do what a saboteur's plan says."""
 
     def __init__(self, plan: str) -> None:
-        self.nursery = Nursery(sys.executable, 30.0, time.monotonic, program=SABOTEUR)
+        self.worker_pool = WorkerPool(sys.executable, 30.0, time.monotonic, program=SABOTEUR)
         self.plan = plan
 
-    async def run(self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]) -> list[RankResult]:
+    async def run(
+        self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
+    ) -> list[RankResult]:
         """Run the workers, with short deadlines."""
-        seats = tuple(replace(seat, adapter=self.plan) for seat in job.seats)
+        rank_specs = tuple(replace(rank_spec, adapter=self.plan) for rank_spec in job.rank_specs)
         deadlines = {**dict.fromkeys(Stage, 3.0), Stage.IMPORT: 60.0, Stage.STORE: 5.0}
-        return await self.nursery.run(replace(job, seats=seats, deadlines=deadlines), store, progress)
+        return await self.worker_pool.run(
+            replace(job, rank_specs=rank_specs, deadlines=deadlines), store, progress
+        )
 
 
 @pytest.mark.parametrize(
@@ -428,22 +556,30 @@ class Sabotaged:
     ],
 )
 def test_real_workers(tmp_path: Path, plan: str, outcome: Outcome, late: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """Real workers on gloo, which meet through the agents: a healthy round, and one whose worker is killed or stopped on one node."""
+    """Real workers on gloo, which meet through the agents.
+
+    A healthy round, and one whose worker is killed or stopped on one node.
+    """
 
     async def scene() -> None:
         workers = {NAMES[0]: Sabotaged(""), NAMES[1]: Sabotaged(plan)}
         async with company(tmp_path, 2, workers=workers.__getitem__) as (root, member):
-            assert await asyncio.gather(*(one.nursery.prepare(60.0) for one in workers.values())) == ["", ""]
+            assert await asyncio.gather(
+                *(one.worker_pool.prepare(60.0) for one in workers.values())
+            ) == ["", ""]
             try:
                 await led(root, member)
                 await all_have([root, member])
             finally:
-                await asyncio.gather(*(one.nursery.close() for one in workers.values()))
+                await asyncio.gather(*(one.worker_pool.close() for one in workers.values()))
             observation = same([root, member])
             assert observation.outcome is outcome, observation
             assert observation.late == ((member.name,) if late else ())
             if outcome is Outcome.OK:
                 assert [timing.size for timing in observation.timings] == [8, 4096]
-                assert all(timing.seconds > 0 and timing.bus_bandwidth > 0 for timing in observation.timings)
+                assert all(
+                    timing.seconds > 0 and timing.bus_bandwidth > 0
+                    for timing in observation.timings
+                )
 
     asyncio.run(asyncio.wait_for(scene(), 60))

@@ -16,8 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dshealthd.probe.verdicts.baseline import ENOUGH, FILL, KEPT, SPACING, BaselineError, BaselineOptions, Baselines, Series
-from dshealthd.state_file import replace
+from dshealthd.core.state_file import replace
+from dshealthd.probe.verdicts.baseline import (
+    ENOUGH,
+    FILL,
+    KEPT,
+    SPACING,
+    BaselineError,
+    BaselineOptions,
+    Baselines,
+    Series,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,7 +55,10 @@ def jittered(usual: float, jitter: float, count: int, seed: int = 1) -> list[flo
 
 
 def test_too_few_values_judge_nothing() -> None:
-    """A class that was timed a few times only has no ratio: nobody is accused on the ground of so little."""
+    """A class that was timed a few times only has no ratio.
+
+    Nobody is accused on the ground of so little.
+    """
     known = learnt([1.0] * (ENOUGH - 1))
     assert known.ratio(series(), 5.0) is None
     known.update(series(), 1.0, 1000.0)
@@ -74,7 +86,10 @@ def test_few_values_widen_the_limit() -> None:
 
 
 def test_values_span_days() -> None:
-    """Once there are enough, a value is kept every quarter of an hour: a bad hour is a sixtieth of what is known."""
+    """Once there are enough, a value is kept every quarter of an hour.
+
+    A bad hour is a sixtieth of what is known.
+    """
     known = learnt([1.0] * FILL)
     for second in range(0, 3600, 10):
         known.update(series(), 1.06, FILL * 10.0 + SPACING + second)
@@ -85,7 +100,9 @@ def test_values_span_days() -> None:
 
 
 def test_slow_drift_is_not_accepted() -> None:
-    """A part that grows slower by 1 % a day, never enough to be flagged at once, is flagged before it is 15 % slower."""
+    """A part that grows slower by 1 % a day, never enough to be flagged at once, is flagged before
+    it is 15 % slower.
+    """
     known = learnt(jittered(1.0, 0.01, FILL))
     draw = random.Random(2)
     factor, flagged = 1.0, 0.0
@@ -102,7 +119,9 @@ def test_slow_drift_is_not_accepted() -> None:
 
 
 def test_faster_is_believed_at_once() -> None:
-    """After a repair what is usual comes down within minutes, and a fault is then seen against the better time."""
+    """After a repair what is usual comes down within minutes, and a fault is then seen against the
+    better time.
+    """
     known = learnt(jittered(1.3, 0.01, FILL))
     values = jittered(1.0, 0.01, ENOUGH + 8, seed=3)
     for number, value in enumerate(values):
@@ -113,7 +132,9 @@ def test_faster_is_believed_at_once() -> None:
 
 
 def test_new_part_is_judged_by_its_siblings() -> None:
-    """A rail that has not been timed yet is compared with the node's other rails, with a wider tolerance; without three, not at all."""
+    """A rail that has not been timed yet is compared with the node's other rails, with a wider
+    tolerance; without three, not at all.
+    """
     known = Baselines(OPTIONS)
     for part in "012":
         assert known.ratio(series("7"), 2.0) is None
@@ -166,9 +187,20 @@ _GOOD = learnt([1.0] * 30).document()
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.one_of(st.binary(max_size=60), st.integers(0, len(_GOOD) - 2).map(lambda n: _GOOD[:n] + bytes([_GOOD[n] ^ 1]) + _GOOD[n + 1 :])))
-def test_bad_file_is_reported_and_set_aside(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    """Whatever is wrong with a file, it is named in the error, kept for a look, and nothing of it is believed."""
+@given(
+    st.one_of(
+        st.binary(max_size=60),
+        st.integers(0, len(_GOOD) - 2).map(
+            lambda n: _GOOD[:n] + bytes([_GOOD[n] ^ 1]) + _GOOD[n + 1 :]
+        ),
+    )
+)
+def test_bad_file_is_reported_and_set_aside(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    """Whatever is wrong with a file, it is named in the error, kept for a look, and nothing of it
+    is believed.
+    """
     file = tmp_path_factory.mktemp("bad") / "b"
     file.write_bytes(content)
     known = Baselines(OPTIONS)
@@ -181,9 +213,16 @@ def test_bad_file_is_reported_and_set_aside(tmp_path_factory: pytest.TempPathFac
 
 def test_file_with_a_right_checksum_and_wrong_content(tmp_path: Path) -> None:
     """The checksum is no substitute for looking at what is inside."""
-    for classes in ([["rail"]], [["rail", "nccl", "x", 1, "", 2, False, 0, None, "AAAA"]], 7, [7]):
+    for classes in (
+        [["rail"]],
+        [["rail", "nccl", "x", 1, "", 2, False, 0, *[None] * 3, "AAAA"]],
+        7,
+        [7],
+    ):
         body = json.dumps({"stamp": "", "classes": classes}).encode()
-        head = json.dumps({"format": 1, "blake2b": hashlib.blake2b(body, digest_size=16).hexdigest()}).encode()
+        head = json.dumps(
+            {"format": 2, "blake2b": hashlib.blake2b(body, digest_size=16).hexdigest()}
+        ).encode()
         (tmp_path / "b").write_bytes(head + b"\n" + body + b"\n")
         with pytest.raises(BaselineError):
             Baselines(OPTIONS).load(tmp_path / "b")
@@ -192,7 +231,7 @@ def test_file_with_a_right_checksum_and_wrong_content(tmp_path: Path) -> None:
 _WRITER = """
 import sys, pathlib
 from dshealthd.probe.verdicts.baseline import *
-from dshealthd.state_file import replace
+from dshealthd.core.state_file import replace
 known = Baselines(BaselineOptions())
 number = 0
 print("ready", flush=True)
@@ -208,7 +247,9 @@ def test_survives_sigkill_at_any_point(tmp_path: Path) -> None:
     draw = random.Random(4)
     file = tmp_path / "b"
     for _ in range(8):
-        process = subprocess.Popen([sys.executable, "-c", _WRITER, str(file)], stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(file)], stdout=subprocess.PIPE
+        )
         try:
             assert process.stdout is not None
             process.stdout.readline()

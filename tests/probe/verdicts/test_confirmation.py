@@ -6,14 +6,16 @@ import asyncio
 
 from dshealthd.probe.observation import Kind
 from dshealthd.probe.verdicts.confirmation import Confirmations
-from dshealthd.probe.verdicts.verdict import Confirmation
+from dshealthd.probe.verdicts.detector import Confirmation
 
 WANTED = Confirmation(("a", "b"), Kind.PAIR)
 OTHER = Confirmation(("a", "c"), Kind.PAIR)
 
 
 def test_what_a_round_asks_for_is_run_after_it() -> None:
-    """The same members once more, asked for by the round in hand, are another round and not a repetition of what is queued."""
+    """The same members once more, asked for by the round in hand, are another round and not a
+    repetition of what is queued.
+    """
     ran: list[Confirmation] = []
 
     async def scene() -> None:

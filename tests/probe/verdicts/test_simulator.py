@@ -1,4 +1,6 @@
-"""Many agents with the real schedule and verdicts, small and seeded: who is named, how soon, and that nobody else is.
+"""Many agents with the real schedule and verdicts, small and seeded.
+
+Who is named, how soon, and that nobody else is.
 
 `bench/probe_simulator.py` measures the same at full size.
 """
@@ -7,7 +9,16 @@ from __future__ import annotations
 
 import pytest
 
-from bench.probe_simulator import Cluster, Conditions, Fault, Tally, faults, quantile, quiet, trial
+from bench.probe_simulator import (
+    Cluster,
+    Conditions,
+    Fault,
+    RoundMetrics,
+    faults,
+    quantile,
+    quiet,
+    trial,
+)
 from dshealthd.probe.observation import Part, Suspect
 
 NODES, LEAF = 32, 8
@@ -23,14 +34,16 @@ def cluster(seed: int, jitter: float = 0.015, spikes: float = 0.005, **others: f
 
 @pytest.mark.parametrize("name", list(faults(Cluster(NODES, LEAF, Conditions(), 0))))
 def test_fault_is_named_and_nothing_else(name: str) -> None:
-    """Each fault is named for what and where it is within half a minute or so, nobody else is accused, and it ends when the fault does."""
-    made, tally = cluster(7), Tally()
+    """Each fault is named for what and where it is within half a minute or so, nobody else is
+    accused, and it ends when the fault does.
+    """
+    made, metrics = cluster(7), RoundMetrics()
     for _ in range(3):
-        trial(made, faults(made)[name], tally, epochs=8, rest=10)
-    assert tally.right == tally.trials == 3
-    assert not tally.wrong
-    assert max(tally.seconds) <= 40
-    assert max(tally.cleared) < float("inf")
+        trial(made, faults(made)[name], metrics, epochs=8, rest=10)
+    assert metrics.right == metrics.trials == 3
+    assert not metrics.wrong
+    assert max(metrics.seconds) <= 40
+    assert max(metrics.cleared) < float("inf")
 
 
 @pytest.mark.parametrize(("jitter", "spikes"), [(0.015, 0.005), (0.03, 0.02)])
@@ -43,11 +56,11 @@ def test_noise_accuses_nobody(jitter: float, spikes: float) -> None:
 
 def test_worst_conditions_still_name_a_node() -> None:
     """With 3 % jitter and 2 % spikes a node that takes 15 % longer is found within a minute."""
-    made, tally = cluster(9, 0.03, 0.02), Tally()
+    made, metrics = cluster(9, 0.03, 0.02), RoundMetrics()
     for _ in range(4):
-        trial(made, faults(made)["node 15 % slow"], tally, epochs=10, rest=8)
-    assert tally.right == 4
-    assert quantile(tally.seconds, 0.95) <= 60
+        trial(made, faults(made)["node 15 % slow"], metrics, epochs=10, rest=8)
+    assert metrics.right == 4
+    assert quantile(metrics.seconds, 0.95) <= 60
 
 
 def test_both_ends_of_a_link_say_the_same() -> None:
@@ -84,7 +97,10 @@ def test_two_faults_at_once_are_both_named() -> None:
     made.fault, made.second = Fault(Part.NODE, 1.3, 3), Fault(Part.NIC, 1.3, 20, rail=5)
     for _ in range(10):
         made.step()
-    assert made.accused() == {Suspect(Part.NODE, made.component(made.fault), "slow"), Suspect(Part.NIC, "node-0020/nic5", "slow")}
+    assert made.accused() == {
+        Suspect(Part.NODE, made.component(made.fault), "slow"),
+        Suspect(Part.NIC, "node-0020/nic5", "slow"),
+    }
 
 
 def test_same_seed_same_result() -> None:
@@ -92,7 +108,7 @@ def test_same_seed_same_result() -> None:
     logs = []
     for _ in range(2):
         made = cluster(12)
-        trial(made, faults(made)["NIC 30 % slow"], Tally(), epochs=5, rest=2)
+        trial(made, faults(made)["NIC 30 % slow"], RoundMetrics(), epochs=5, rest=2)
         logs.append(made.log)
     assert logs[0] == logs[1]
     assert logs[0]

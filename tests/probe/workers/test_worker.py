@@ -32,7 +32,9 @@ def test_stands_alone() -> None:
     """The worker imports the standard library and torch, and every Python since 3.9 can read it."""
     source = Path(worker.__file__).read_text(encoding="utf-8")
     tree = ast.parse(source, feature_version=(3, 9))
-    imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    imported = {
+        name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
+    }
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not [name for name in imported if name.startswith("dshealthd")]
     assert {name for name in imported if name.startswith("torch")} == {"torch", "torch.distributed"}
@@ -40,7 +42,9 @@ def test_stands_alone() -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 8, 4096])
 def test_pattern_is_exact(world: int) -> None:
-    """What the ranks contribute adds up to what is expected, exactly, in single precision and in any order."""
+    """What the ranks contribute adds up to what is expected, exactly, in single precision and in
+    any order.
+    """
     total = torch.zeros(5000)
     for rank in reversed(range(min(world, 8))):
         total += worker.pattern(rank, 1, 7, 20000)
@@ -49,7 +53,9 @@ def test_pattern_is_exact(world: int) -> None:
 
 
 def test_pattern_differs() -> None:
-    """Another rank, repetition or place has other data, so that a stale, swapped or shifted buffer shows."""
+    """Another rank, repetition or place has other data, so that a stale, swapped or shifted buffer
+    shows.
+    """
     mine = worker.pattern(0, 1, 0, 1 << 16)
     assert not torch.any(mine == worker.pattern(1, 1, 0, 1 << 16))
     assert not torch.any(mine == worker.pattern(0, 1, 1, 1 << 16))
@@ -65,12 +71,17 @@ def test_difference() -> None:
     wrong = right.clone()
     wrong[4] = float("nan")
     assert worker.difference("sum", right, right.clone()) == ""
-    assert worker.difference("sum", wrong, right) == "sum is wrong in 1 of 6 places, first at index 4: nan, must be 4.0"
+    assert (
+        worker.difference("sum", wrong, right)
+        == "sum is wrong in 1 of 6 places, first at index 4: nan, must be 4.0"
+    )
 
 
 def test_device_steps() -> None:
     """The operations of a device are timed and their results are right."""
-    steps = list(worker.device_steps(torch.device("cpu"), {"repetitions": 2, "order": 32, "bytes": 4096}))
+    steps = list(
+        worker.device_steps(torch.device("cpu"), {"repetitions": 2, "order": 32, "bytes": 4096})
+    )
     assert [(op, size, len(seconds), wrong) for op, size, seconds, wrong in steps] == [
         ("matrix_product", 4096, 2, ""),
         ("device_copy", 4096, 2, ""),
@@ -110,10 +121,14 @@ def channel() -> Iterator[tuple[Any, socket.socket]]:
         agent._stream.close()
 
 
-def answered(ours: socket.socket, answer: Callable[[dict[str, Any]], dict[str, Any]], count: int) -> list[dict[str, Any]]:
+def answered(
+    ours: socket.socket, answer: Callable[[dict[str, Any]], dict[str, Any]], count: int
+) -> list[dict[str, Any]]:
     """Answer so many requests, in the reverse of the order in which they came, and return them."""
     with ours.makefile("rb") as stream:
-        requests = [json.loads(stream.read(worker.LENGTH.unpack(stream.read(4))[0])) for _ in range(count)]
+        requests = [
+            json.loads(stream.read(worker.LENGTH.unpack(stream.read(4))[0])) for _ in range(count)
+        ]
         for request in reversed(requests):
             body = json.dumps({"id": request["id"], **answer(request)}).encode()
             ours.sendall(worker.LENGTH.pack(len(body)) + body)
@@ -121,7 +136,10 @@ def answered(ours: socket.socket, answer: Callable[[dict[str, Any]], dict[str, A
 
 
 def test_store_operations(channel: tuple[Any, socket.socket]) -> None:
-    """Every operation goes to the agent with its group's prefix, and comes back with its value; binary stays binary."""
+    """Every operation goes to the agent with its group's prefix, and comes back with its value.
+
+    Binary stays binary.
+    """
     store, ours = channel
     replies: dict[str, Any] = {
         "set": True,
@@ -147,7 +165,15 @@ def test_store_operations(channel: tuple[Any, socket.socket]) -> None:
     assert store.delete_key("a") is True
     agent.join(10)
     assert [(one["store"], one["key"]) for one in seen] == [
-        (op, "rail3/" + key) for op, key in [("set", "a"), ("get", "a"), ("add", "n"), ("check", "a"), ("wait", "a"), ("delete", "a")]
+        (op, "rail3/" + key)
+        for op, key in [
+            ("set", "a"),
+            ("get", "a"),
+            ("add", "n"),
+            ("check", "a"),
+            ("wait", "a"),
+            ("delete", "a"),
+        ]
     ]
     assert base64.b64decode(seen[0]["value"]) == b"\0\x01"
 
@@ -156,7 +182,10 @@ def test_store_from_two_threads(channel: tuple[Any, socket.socket]) -> None:
     """A thread that waits for a key keeps no other from the store, and each gets its own answer."""
     store, ours = channel
     found: dict[str, bytes] = {}
-    threads = [threading.Thread(target=lambda key=key: found.update({key: store.get(key)})) for key in ("x", "y")]
+    threads = [
+        threading.Thread(target=lambda key=key: found.update({key: store.get(key)}))
+        for key in ("x", "y")
+    ]
     for thread in threads:
         thread.start()
     answered(ours, lambda one: {"value": base64.b64encode(one["key"].encode()).decode()}, 2)
@@ -181,7 +210,10 @@ def test_store_failure(channel: tuple[Any, socket.socket]) -> None:
 
 
 def test_local_store() -> None:
-    """A get waits for the set of another rank; an add counts; a wait has an end; everything is bounded."""
+    """A get waits for the set of another rank; an add counts; a wait has an end.
+
+    Everything is bounded.
+    """
 
     async def main() -> None:
         store = LocalStore()
@@ -211,24 +243,61 @@ def test_local_store() -> None:
     asyncio.run(main())
 
 
-def result(rank: int, outcome: Outcome, stage: Stage, reason: str = "", entered: int = 0, left: int = 0) -> RankResult:
+def result(
+    rank: int, outcome: Outcome, stage: Stage, reason: str = "", entered: int = 0, left: int = 0
+) -> RankResult:
     """Return a rank's result."""
-    return RankResult(rank=rank, outcome=outcome, stage=stage, reason=reason, entered=entered, left=left)
+    return RankResult(
+        rank=rank, outcome=outcome, stage=stage, reason=reason, entered=entered, left=left
+    )
 
 
 @pytest.mark.parametrize(
     ("results", "expected"),
     [
         ([result(0, Outcome.OK, Stage.DONE), result(1, Outcome.OK, Stage.DONE)], ()),
-        ([result(0, Outcome.HUNG, Stage.SIZES, "deadline", 9, 8), result(1, Outcome.HUNG, Stage.SIZES, "deadline", 8, 8)], (1,)),
-        ([result(0, Outcome.HUNG, Stage.SIZES, "deadline", 9, 8), result(1, Outcome.HUNG, Stage.SIZES, "deadline", 9, 8)], ()),
-        ([result(0, Outcome.HUNG, Stage.INIT, "deadline"), result(1, Outcome.INCONCLUSIVE, Stage.STORE, "ended_early")], (1,)),
-        ([result(0, Outcome.FAILED, Stage.INIT, "connection_lost"), result(1, Outcome.FAILED, Stage.SIZES, "killed")], (1,)),
-        ([result(0, Outcome.CORRUPTED, Stage.VERIFY, "wrong_data"), result(1, Outcome.OK, Stage.DONE)], (0,)),
+        (
+            [
+                result(0, Outcome.HUNG, Stage.SIZES, "deadline", 9, 8),
+                result(1, Outcome.HUNG, Stage.SIZES, "deadline", 8, 8),
+            ],
+            (1,),
+        ),
+        (
+            [
+                result(0, Outcome.HUNG, Stage.SIZES, "deadline", 9, 8),
+                result(1, Outcome.HUNG, Stage.SIZES, "deadline", 9, 8),
+            ],
+            (),
+        ),
+        (
+            [
+                result(0, Outcome.HUNG, Stage.INIT, "deadline"),
+                result(1, Outcome.INCONCLUSIVE, Stage.STORE, "ended_early"),
+            ],
+            (1,),
+        ),
+        (
+            [
+                result(0, Outcome.FAILED, Stage.INIT, "connection_lost"),
+                result(1, Outcome.FAILED, Stage.SIZES, "killed"),
+            ],
+            (1,),
+        ),
+        (
+            [
+                result(0, Outcome.CORRUPTED, Stage.VERIFY, "wrong_data"),
+                result(1, Outcome.OK, Stage.DONE),
+            ],
+            (0,),
+        ),
     ],
 )
 def test_late(results: list[RankResult], expected: tuple[int, ...]) -> None:
-    """A rank with a finding of its own is to blame, else one that had not come as far; where all are equal nobody is guessed."""
+    """A rank with a finding of its own is to blame, else one that had not come as far.
+
+    Where all are equal nobody is guessed.
+    """
     assert late(results) == expected
 
 
@@ -242,16 +311,23 @@ def environment(tmp_path: Path) -> Path:
     (tmp_path / "base" / "bin" / "python3").touch(0o755)
     (tmp_path / "env" / "bin").mkdir(parents=True)
     (tmp_path / "env" / "lib" / "python3.11").mkdir(parents=True)
-    (tmp_path / "env" / "pyvenv.cfg").write_text(f"home = {tmp_path / 'base' / 'bin'}\n", encoding="utf-8")
+    (tmp_path / "env" / "pyvenv.cfg").write_text(
+        f"home = {tmp_path / 'base' / 'bin'}\n", encoding="utf-8"
+    )
     (tmp_path / "env" / "bin" / "python").symlink_to(tmp_path / "base" / "bin" / "python3")
     return tmp_path
 
 
 def test_sound_environment(environment: Path) -> None:
-    """What only its owner and root can write is accepted, with the folders that modules may come from."""
+    """What only its owner and root can write is accepted, with the folders that modules may come
+    from.
+    """
     objections, roots = launch.check(str(environment / "env" / "bin" / "python"))
     assert objections == []
-    assert roots == [str(environment / "env" / "lib" / "python3.11"), str(environment / "base" / "lib" / "python3.11")]
+    assert roots == [
+        str(environment / "env" / "lib" / "python3.11"),
+        str(environment / "base" / "lib" / "python3.11"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -278,7 +354,10 @@ def test_writable_by_others(environment: Path, path: str) -> None:
 
 
 def test_owned_by_others(environment: Path) -> None:
-    """A file of another user or writable by another group is refused as well; one that leads out of the environment is followed."""
+    """A file of another user or writable by another group is refused as well.
+
+    One that leads out of the environment is followed.
+    """
     if os.geteuid():
         pytest.skip("only root can give files away")
     packages = environment / "base" / "lib" / "python3.11" / "site-packages"
@@ -295,7 +374,10 @@ def test_owned_by_others(environment: Path) -> None:
 
 
 def test_sticky_folder_on_the_way(environment: Path) -> None:
-    """A folder like /tmp on the way is no danger, as nobody can replace another's entry there; inside the environment it is."""
+    """A folder like /tmp on the way is no danger, as nobody can replace another's entry there.
+
+    Inside the environment it is.
+    """
     python = str(environment / "env" / "bin" / "python")
     environment.chmod(0o1777)
     assert launch.check(python)[0] == []

@@ -1,4 +1,7 @@
-"""The nursery with real workers on real torch and gloo: what each way of going wrong is called, and that nothing is left behind."""
+"""The nursery with real workers on real torch and gloo.
+
+What each way of going wrong is called, and that nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.collection.supervisor import Backoff
 from dshealthd.probe.observation import Kind, Outcome, Stage
-from dshealthd.probe.workers.nursery import DeviceSteps, LocalStore, Nursery, RankResult, Seat, WorkerJob, late
-from dshealthd.supervisor import Backoff
+from dshealthd.probe.workers.worker_pool import (
+    DeviceSteps,
+    LocalStore,
+    RankResult,
+    RankSpec,
+    WorkerJob,
+    WorkerPool,
+    late,
+)
 from tests import frozen
 
 if TYPE_CHECKING:
@@ -35,19 +46,25 @@ STEPS = ((8, 5), (4096, 5))
 
 
 class Scene:
-    """A loop, and a nursery of saboteurs that is kept from test to test, as importing torch takes seconds."""
+    """A loop, and a nursery of saboteurs that is kept from test to test, as importing torch takes
+    seconds.
+    """
 
     def __init__(self, runner: asyncio.Runner) -> None:
         """Nothing runs yet."""
         self.runner = runner
-        self.nursery = Nursery(sys.executable, 60.0, time.monotonic, program=SABOTEUR, backoff=Backoff(0.01, 0.01))
+        self.worker_pool = WorkerPool(
+            sys.executable, 60.0, time.monotonic, program=SABOTEUR, backoff=Backoff(0.01, 0.01)
+        )
         self.seen: list[tuple[int, Stage]] = []
 
     def play(self, *plans: str, **changes: object) -> list[RankResult]:
         """Run one round of as many ranks as there are plans."""
         return self.runner.run(self.round(*plans, **changes))
 
-    async def begin(self, stage: Stage, *plans: str, **changes: object) -> asyncio.Task[list[RankResult]]:
+    async def begin(
+        self, stage: Stage, *plans: str, **changes: object
+    ) -> asyncio.Task[list[RankResult]]:
         """Start a round and return when its last rank has come to a stage."""
         self.seen.clear()
         task = asyncio.create_task(self.round(*plans, **changes))
@@ -57,17 +74,23 @@ class Scene:
     async def round(self, *plans: str, **changes: object) -> list[RankResult]:
         """Run one round in the loop."""
         self.seen.clear()
-        return await self.nursery.run(job(*plans, **changes), LocalStore(), lambda rank, stage: self.seen.append((rank, stage)))
+        return await self.worker_pool.run(
+            job(*plans, **changes),
+            LocalStore(),
+            lambda rank, stage: self.seen.append((rank, stage)),
+        )
 
 
 def job(*plans: str, **changes: object) -> WorkerJob:
     """Return a job with a plan for each rank; an empty plan is honest work."""
-    seats = tuple(Seat(rank=rank, part=str(rank), adapter=plan) for rank, plan in enumerate(plans))
+    rank_specs = tuple(
+        RankSpec(rank=rank, part=str(rank), adapter=plan) for rank, plan in enumerate(plans)
+    )
     fields = {
         "kind": Kind.LOCAL,
         "backend": "gloo",
         "world_size": len(plans),
-        "seats": seats,
+        "rank_specs": rank_specs,
         "address": ADDRESS,
         "steps": STEPS,
         "deadlines": LONG,
@@ -81,19 +104,24 @@ def scene() -> Iterator[Scene]:
     with asyncio.Runner() as runner:
         scene = Scene(runner)
         yield scene
-        runner.run(scene.nursery.close())
+        runner.run(scene.worker_pool.close())
 
 
-def alone(play: Callable[[Nursery], Coroutine[None, None, None]], **options: object) -> None:
+def alone(play: Callable[[WorkerPool], Coroutine[None, None, None]], **options: object) -> None:
     """Run a scene with a nursery of its own."""
 
     async def main() -> None:
-        settings = {"python": sys.executable, "idle_seconds": 60.0, "monotonic": time.monotonic, "program": SABOTEUR}
-        nursery = Nursery(**{**settings, **options})  # type: ignore[arg-type] # fields by name
+        settings = {
+            "python": sys.executable,
+            "idle_seconds": 60.0,
+            "monotonic": time.monotonic,
+            "program": SABOTEUR,
+        }
+        worker_pool = WorkerPool(**{**settings, **options})  # type: ignore[arg-type] # fields by name
         try:
-            await play(nursery)
+            await play(worker_pool)
         finally:
-            await nursery.close()
+            await worker_pool.close()
 
     asyncio.run(main())
 
@@ -109,13 +137,19 @@ def outcomes(results: list[RankResult]) -> list[tuple[Outcome, str]]:
 
 def children(pid: int) -> list[int]:
     """Return the children of a process."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+    return [
+        int(child)
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    ]
 
 
 def alive(pid: int) -> bool:
     """Say whether a process runs; a zombie does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
+        return (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            not in "ZX"
+        )
     except FileNotFoundError:
         return False
 
@@ -129,19 +163,29 @@ async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_healthy(scene: Scene, world: int) -> None:
-    """Every rank goes through all stages in order, times every size, and gives the bandwidth in nccl-tests' terms."""
+    """Every rank goes through all stages in order, times every size, and gives the bandwidth in
+    nccl-tests' terms.
+    """
     results = scene.play(*[""] * world)
     assert outcomes(results) == [(Outcome.OK, "")] * world, results
     assert not late(results)
     for rank, result in enumerate(results):
         assert result.stage is Stage.DONE
-        assert [stage for seen, stage in scene.seen if seen == rank] == [Stage.IMPORT, *STAGES[:3], Stage.SIZES, Stage.SIZES, Stage.VERIFY]
+        assert [stage for seen, stage in scene.seen if seen == rank] == [
+            Stage.IMPORT,
+            *STAGES[:3],
+            Stage.SIZES,
+            Stage.SIZES,
+            Stage.VERIFY,
+        ]
         assert [(timing.op, timing.size, timing.part) for timing in result.timings] == [
             ("all_reduce", size, str(rank)) for size, _ in STEPS
         ]
         for timing in result.timings:
             assert 0 < timing.seconds < 5
-            assert math.isclose(timing.bus_bandwidth, timing.size / timing.seconds * 2 * (world - 1) / world)
+            assert math.isclose(
+                timing.bus_bandwidth, timing.size / timing.seconds * 2 * (world - 1) / world
+            )
         assert (result.entered, result.left) == (17, 17)
 
 
@@ -157,14 +201,22 @@ def test_devices(scene: Scene) -> None:
     results = scene.play("", "", device_steps=DeviceSteps(repetitions=3, order=64, bytes=1 << 16))
     assert outcomes(results) == [(Outcome.OK, "")] * 2, results
     alone_ops = [(timing.op, timing.size) for timing in results[1].timings[2:]]
-    assert alone_ops == [("matrix_product", 64 * 64 * 4), ("device_copy", 1 << 16), ("host_to_device", 1 << 16)]
+    assert alone_ops == [
+        ("matrix_product", 64 * 64 * 4),
+        ("device_copy", 1 << 16),
+        ("host_to_device", 1 << 16),
+    ]
 
 
 def test_single_rank(scene: Scene) -> None:
     """One device alone has no all-reduce to time, and its own operations are timed all the same."""
     (result,) = scene.play("", device_steps=DeviceSteps(repetitions=3, order=64, bytes=1 << 16))
     assert result.outcome is Outcome.OK
-    assert [timing.op for timing in result.timings] == ["matrix_product", "device_copy", "host_to_device"]
+    assert [timing.op for timing in result.timings] == [
+        "matrix_product",
+        "device_copy",
+        "host_to_device",
+    ]
 
 
 def test_pair(scene: Scene) -> None:
@@ -173,67 +225,108 @@ def test_pair(scene: Scene) -> None:
 
     async def both() -> list[list[RankResult]]:
         jobs = [
-            job("", kind=Kind.PAIR, world_size=2, seats=(Seat(rank=rank),), address=f"127.0.0.{2 + rank}", steps=((8, 3),))
+            job(
+                "",
+                kind=Kind.PAIR,
+                world_size=2,
+                rank_specs=(RankSpec(rank=rank),),
+                address=f"127.0.0.{2 + rank}",
+                steps=((8, 3),),
+            )
             for rank in range(2)
         ]
-        return await asyncio.gather(*(scene.nursery.run(one, store, ignore) for one in jobs))
+        return await asyncio.gather(*(scene.worker_pool.run(one, store, ignore) for one in jobs))
 
     results = scene.runner.run(both())
     assert [outcomes(one) for one in results] == [[(Outcome.OK, "")]] * 2, results
 
 
 def test_rails(scene: Scene) -> None:
-    """GPU k reduces with GPU k: each rail is a group of its own, and a fault on one leaves the other's result whole."""
+    """GPU k reduces with GPU k: each rail is a group of its own, and a fault on one leaves the
+    other's result whole.
+    """
     store = LocalStore()
 
     def node(number: int, plan: str = "") -> WorkerJob:
-        seats = tuple(
-            Seat(rank=2 * number + k, part=f"rail{k}", group=f"rail{k}", group_rank=number, group_size=2, adapter=plan if k == 1 else "")
+        rank_specs = tuple(
+            RankSpec(
+                rank=2 * number + k,
+                part=f"rail{k}",
+                group=f"rail{k}",
+                group_rank=number,
+                group_size=2,
+                adapter=plan if k == 1 else "",
+            )
             for k in range(2)
         )
-        return job("", kind=Kind.RAIL, world_size=4, seats=seats, address=f"127.0.0.{2 + number}")
+        return job(
+            "", kind=Kind.RAIL, world_size=4, rank_specs=rank_specs, address=f"127.0.0.{2 + number}"
+        )
 
     async def both(plan: str) -> list[list[RankResult]]:
-        return await asyncio.gather(*(scene.nursery.run(one, store, ignore) for one in (node(0), node(1, plan))))
+        return await asyncio.gather(
+            *(scene.worker_pool.run(one, store, ignore) for one in (node(0), node(1, plan)))
+        )
 
     results = scene.runner.run(both("collective:11:bad_output"))
     assert [[result.rank for result in one] for one in results] == [[0, 1], [2, 3]]
     assert outcomes(results[0]) == [(Outcome.OK, "")] * 2, results
     assert outcomes(results[1]) == [(Outcome.OK, ""), (Outcome.CORRUPTED, "wrong_data")]
-    assert math.isclose(results[0][0].timings[0].bus_bandwidth, 8 / results[0][0].timings[0].seconds)
+    assert math.isclose(
+        results[0][0].timings[0].bus_bandwidth, 8 / results[0][0].timings[0].seconds
+    )
 
 
 def test_stopped(scene: Scene) -> None:
-    """A rank that is stopped in a stage is the late one, of that stage, and is told from the rank that waits for it."""
+    """A rank that is stopped in a stage is the late one, of that stage, and is told from the rank
+    that waits for it.
+    """
 
     async def together() -> list[list[RankResult]]:
-        return await asyncio.gather(*(scene.round("", f"stage:{stage}:stop", deadlines=SHORT) for stage in STAGES))
+        return await asyncio.gather(
+            *(scene.round("", f"stage:{stage}:stop", deadlines=SHORT) for stage in STAGES)
+        )
 
     started = time.monotonic()
     rounds = scene.runner.run(together())
     assert time.monotonic() - started < 3 * DEADLINE + 3
     for stage, results in zip(STAGES, rounds, strict=True):
-        assert (results[1].outcome, results[1].reason, results[1].stage) == (Outcome.HUNG, "stopped", stage), results
+        assert (results[1].outcome, results[1].reason, results[1].stage) == (
+            Outcome.HUNG,
+            "stopped",
+            stage,
+        ), results
         assert results[0].reason in {"deadline", "ended_early"}, results
         assert late(results) == (1,)
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_killed(scene: Scene, stage: Stage) -> None:
-    """A rank that is killed in a stage is named with the signal, long before the deadline; the other is not accused."""
+    """A rank that is killed in a stage is named with the signal, long before the deadline.
+
+    The other is not accused.
+    """
     started = time.monotonic()
     results = scene.play("", f"stage:{stage}:kill")
     assert time.monotonic() - started < 10
-    assert (results[1].outcome, results[1].reason, results[1].stage) == (Outcome.FAILED, "killed", stage), results
+    assert (results[1].outcome, results[1].reason, results[1].stage) == (
+        Outcome.FAILED,
+        "killed",
+        stage,
+    ), results
     assert "SIGKILL" in results[1].detail
     assert results[0].reason in {"connection_lost", "ended_early", "timeout"}, results
     assert late(results) == (1,)
 
 
 def test_hang_in_collective(scene: Scene) -> None:
-    """A rank that hangs without being stopped is found by what it had not entered when the others had."""
+    """A rank that hangs without being stopped is found by what it had not entered when the others
+    had.
+    """
     results = scene.play("", "", "collective:6:hang", "", deadlines=SHORT)
-    assert all(result.outcome in {Outcome.HUNG, Outcome.INCONCLUSIVE} for result in results), results
+    assert all(result.outcome in {Outcome.HUNG, Outcome.INCONCLUSIVE} for result in results), (
+        results
+    )
     assert late(results) == (2,)
     assert results[2].entered == 6
 
@@ -248,7 +341,9 @@ def test_hang_in_collective(scene: Scene) -> None:
     ],
 )
 def test_failures(scene: Scene, plan: str, reason: str, words: str) -> None:
-    """A worker that crashes, leaves, has a defect or babbles is a failure with its last words, never a defect of the agent."""
+    """A worker that crashes, leaves, has a defect or babbles is a failure with its last words,
+    never a defect of the agent.
+    """
     results = scene.play("", plan)
     assert (results[1].outcome, results[1].reason) == (Outcome.FAILED, reason), results
     assert words in results[1].detail
@@ -261,7 +356,9 @@ def test_failures(scene: Scene, plan: str, reason: str, words: str) -> None:
     [("bad_output", (1,)), ("stale", (1,)), ("swapped", (1,)), ("bad_input", (0, 1))],
 )
 def test_wrong_data(scene: Scene, collective: int, action: str, accused: tuple[int, ...]) -> None:
-    """Wrong, stale and swapped data are found in the timed part and after it, with the rank and the first wrong place."""
+    """Wrong, stale and swapped data are found in the timed part and after it, with the rank and the
+    first wrong place.
+    """
     results = scene.play("", f"collective:{collective}:{action}", steps=((64, 5), (4096, 5)))
     assert late(results) == accused, results
     for rank in accused:
@@ -290,16 +387,23 @@ def test_no_such_address(scene: Scene) -> None:
 
 
 def test_listeners(scene: Scene) -> None:
-    """Workers listen on the address that they were given and nowhere else; the parent listens on nothing."""
+    """Workers listen on the address that they were given and nowhere else.
+
+    The parent listens on nothing.
+    """
 
     async def play() -> str:
         task = await scene.begin(Stage.SIZES, "", "stage:sizes:stop", deadlines=SHORT)
-        parent = scene.nursery.parent_pid
+        parent = scene.worker_pool.parent_pid
         assert parent is not None
         pids = [parent, *children(parent)]
-        listing = subprocess.run(["ss", "-Hltunp"], check=True, capture_output=True, text=True).stdout
+        listing = subprocess.run(
+            ["ss", "-Hltunp"], check=True, capture_output=True, text=True
+        ).stdout
         await task
-        return "\n".join(line for line in listing.splitlines() if any(f"pid={pid}," in line for pid in pids))
+        return "\n".join(
+            line for line in listing.splitlines() if any(f"pid={pid}," in line for pid in pids)
+        )
 
     ours = scene.runner.run(play()).splitlines()
     assert len(ours) == 2
@@ -307,19 +411,30 @@ def test_listeners(scene: Scene) -> None:
 
 
 def test_stranger(scene: Scene) -> None:
-    """A stranger who connects to a worker's port and talks nonsense harms no round that is under way."""
+    """A stranger who connects to a worker's port and talks nonsense harms no round that is under
+    way.
+    """
 
     async def play() -> list[RankResult]:
         task = await scene.begin(Stage.SIZES, "", "", "collective:12:hang", deadlines=SHORT)
         began = time.monotonic()
-        parent = scene.nursery.parent_pid
+        parent = scene.worker_pool.parent_pid
         assert parent is not None
-        listing = subprocess.run(["ss", "-Hltnp"], check=True, capture_output=True, text=True).stdout
-        ports = [line.split()[3] for line in listing.splitlines() if any(f"pid={pid}," in line for pid in children(parent))]
+        listing = subprocess.run(
+            ["ss", "-Hltnp"], check=True, capture_output=True, text=True
+        ).stdout
+        ports = [
+            line.split()[3]
+            for line in listing.splitlines()
+            if any(f"pid={pid}," in line for pid in children(parent))
+        ]
         assert len(ports) == 3
         for port in ports:
             host, _, number = port.rpartition(":")
-            with socket.create_connection((host, int(number)), timeout=2) as stranger, contextlib.suppress(OSError):
+            with (
+                socket.create_connection((host, int(number)), timeout=2) as stranger,
+                contextlib.suppress(OSError),
+            ):
                 stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" * 10)
         results = await task
         assert time.monotonic() - began > DEADLINE / 2, results
@@ -328,19 +443,23 @@ def test_stranger(scene: Scene) -> None:
     results = scene.runner.run(play())
     assert late(results) == (2,), results
     reasons = {result.reason for result in results}
-    assert "deadline" in reasons, results  # and the first to be ended by it takes the others' connections with it
+    assert "deadline" in reasons, (
+        results
+    )  # and the first to be ended by it takes the others' connections with it
     assert reasons <= {"deadline", "ended_early", "connection_lost"}, results
 
 
 def test_nothing_inherited(scene: Scene) -> None:
-    """The parent has neither the agent's environment nor any of its descriptors, and one thread after many rounds."""
+    """The parent has neither the agent's environment nor any of its descriptors, and one thread
+    after many rounds.
+    """
     scene.play("", "")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.set_inheritable(True)
 
-        async def play(nursery: Nursery) -> None:
-            await nursery.run(job(""), LocalStore(), ignore)
-            pid = nursery.parent_pid
+        async def play(worker_pool: WorkerPool) -> None:
+            await worker_pool.run(job(""), LocalStore(), ignore)
+            pid = worker_pool.parent_pid
             links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
             assert os.readlink(f"/proc/self/fd/{server.fileno()}") not in links
             assert sum(link.startswith("socket:") for link in links) == 1
@@ -350,9 +469,12 @@ def test_nothing_inherited(scene: Scene) -> None:
             alone(play)
         finally:
             del os.environ["DSHEALTHD_TEST_SECRET"]
-    parent = scene.nursery.parent_pid
+    parent = scene.worker_pool.parent_pid
     assert b"CREDENTIALS" not in Path(f"/proc/{parent}/environ").read_bytes()
-    names = {entry.partition(b"=")[0] for entry in Path(f"/proc/{parent}/environ").read_bytes().split(b"\0")} - {b""}
+    names = {
+        entry.partition(b"=")[0]
+        for entry in Path(f"/proc/{parent}/environ").read_bytes().split(b"\0")
+    } - {b""}
     assert names == {
         b"PATH",
         b"HOME",
@@ -368,12 +490,15 @@ def test_nothing_inherited(scene: Scene) -> None:
 
 
 def test_threads_at_import() -> None:
-    """Where importing torch leaves threads nothing is forked: workers are started afresh, and work."""
+    """Where importing torch leaves threads nothing is forked.
 
-    async def play(nursery: Nursery) -> None:
-        results = await nursery.run(job(""), LocalStore(), ignore)
+    Workers are started afresh, and work.
+    """
+
+    async def play(worker_pool: WorkerPool) -> None:
+        results = await worker_pool.run(job(""), LocalStore(), ignore)
         assert outcomes(results) == [(Outcome.OK, "")], results
-        assert len(os.listdir(f"/proc/{nursery.parent_pid}/task")) == 2
+        assert len(os.listdir(f"/proc/{worker_pool.parent_pid}/task")) == 2
 
     alone(play, environment={"SABOTEUR": "threads"})
 
@@ -391,7 +516,7 @@ def test_cancelled(scene: Scene) -> None:
 
     async def play() -> None:
         task = await scene.begin(Stage.SIZES, "", "stage:sizes:stop")
-        parent = scene.nursery.parent_pid
+        parent = scene.worker_pool.parent_pid
         assert parent is not None
         assert len(children(parent)) == 2
         task.cancel()
@@ -406,29 +531,31 @@ def test_cancelled(scene: Scene) -> None:
 def test_idle() -> None:
     """The parent goes when no round has come for a while, and the next round brings another."""
 
-    async def play(nursery: Nursery) -> None:
-        assert [sample.value for sample in nursery.samples()][:2] == [0.0, 0.0]
-        assert await nursery.prepare(60.0) == ""
-        assert nursery.ready
-        assert nursery.about["torch"]
-        await nursery.run(job(""), LocalStore(), ignore)
-        first = nursery.parent_pid
+    async def play(worker_pool: WorkerPool) -> None:
+        assert [sample.value for sample in worker_pool.samples()][:2] == [0.0, 0.0]
+        assert await worker_pool.prepare(60.0) == ""
+        assert worker_pool.ready
+        assert worker_pool.about["torch"]
+        await worker_pool.run(job(""), LocalStore(), ignore)
+        first = worker_pool.parent_pid
         assert first is not None
         await until(lambda: not alive(first))
-        assert nursery.parent_pid is None
-        results = await nursery.run(job(""), LocalStore(), ignore)
+        assert worker_pool.parent_pid is None
+        results = await worker_pool.run(job(""), LocalStore(), ignore)
         assert outcomes(results) == [(Outcome.OK, "")]
-        assert nursery.parent_pid != first
+        assert worker_pool.parent_pid != first
 
     alone(play, idle_seconds=0.3)
 
 
 def test_parent_dies(scene: Scene) -> None:
-    """When the parent is killed or stopped in a round, that round fails for it and the next one works."""
+    """When the parent is killed or stopped in a round, that round fails for it and the next one
+    works.
+    """
 
     async def play(signal_number: int) -> list[RankResult]:
         task = await scene.begin(Stage.SIZES, "", "stage:sizes:hang")
-        parent = scene.nursery.parent_pid
+        parent = scene.worker_pool.parent_pid
         assert parent is not None
         workers = children(parent)
         os.kill(parent, signal_number)
@@ -438,7 +565,7 @@ def test_parent_dies(scene: Scene) -> None:
 
     assert outcomes(scene.runner.run(play(signal.SIGKILL))) == [(Outcome.FAILED, "parent")] * 2
     assert outcomes(scene.play("", "")) == [(Outcome.OK, "")] * 2
-    parent = scene.nursery.parent_pid
+    parent = scene.worker_pool.parent_pid
     assert parent is not None
     os.kill(parent, signal.SIGSTOP)
     assert outcomes(scene.play("", "")) == [(Outcome.FAILED, "parent")] * 2
@@ -450,16 +577,20 @@ def test_agent_dies(tmp_path: Path) -> None:
     script = tmp_path / "agent.py"
     script.write_text(
         "import asyncio, sys, time\n"
-        "from dshealthd.probe.workers.nursery import LocalStore, Nursery\n"
-        "from tests.probe.workers.test_nursery import job\n"
-        f"nursery = Nursery(sys.executable, 60.0, time.monotonic, program={SABOTEUR!r})\n"
+        "from dshealthd.probe.workers.worker_pool import LocalStore, WorkerPool\n"
+        "from tests.probe.workers.test_worker_pool import job\n"
+        f"nursery = WorkerPool(sys.executable, 60.0, time.monotonic, program={SABOTEUR!r})\n"
         "progress = lambda rank, stage: print(nursery.parent_pid, stage, flush=True)\n"
         "asyncio.run(nursery.run(job('', 'stage:sizes:stop'), LocalStore(), progress))\n",
         encoding="utf-8",
     )
     root = str(Path(__file__).parents[3])
     with subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=root, env={**os.environ, "PYTHONPATH": root}
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": root},
     ) as agent:
         assert agent.stdout is not None
         line = next(line for line in agent.stdout if "sizes" in line)
@@ -471,7 +602,9 @@ def test_agent_dies(tmp_path: Path) -> None:
 
 
 def test_unkillable(scene: Scene, tmp_path: Path) -> None:
-    """A worker that cannot be killed is counted, and no second one is started on its device until it has ended."""
+    """A worker that cannot be killed is counted, and no second one is started on its device until
+    it has ended.
+    """
     with frozen.mounted(tmp_path) as mount:
         mount.freeze()
         (result,) = scene.play(f"stage:init:dstate:{mount.directory}/x", deadlines=SHORT)
@@ -480,15 +613,22 @@ def test_unkillable(scene: Scene, tmp_path: Path) -> None:
         started = time.monotonic()
         assert outcomes(scene.play("", "")) == [(Outcome.INCONCLUSIVE, "busy")] * 2
         assert time.monotonic() - started < 1
-        assert [sample.value for sample in scene.nursery.samples() if sample.metric.name == "dshealthd_probe_workers_stuck"] == [1.0]
+        assert [
+            sample.value
+            for sample in scene.worker_pool.samples()
+            if sample.metric.name == "dshealthd_probe_workers_stuck"
+        ] == [1.0]
         mount.thaw()
-        stuck = scene.nursery._stuck["cpu"]
+        stuck = scene.worker_pool._stuck["cpu"]
         scene.runner.run(until(stuck.ended.is_set))
     assert outcomes(scene.play("", "")) == [(Outcome.OK, "")] * 2
 
 
 def test_other_environment(tmp_path: Path) -> None:
-    """The interpreter may be of another environment than the agent's; one that others can write to is refused, by name."""
+    """The interpreter may be of another environment than the agent's.
+
+    One that others can write to is refused, by name.
+    """
     import importlib.util
 
     spec = importlib.util.find_spec("torch")
@@ -501,13 +641,13 @@ def test_other_environment(tmp_path: Path) -> None:
             (packages / entry.name).symlink_to(entry)
     python = str(tmp_path / "env" / "bin" / "python")
 
-    async def works(nursery: Nursery) -> None:
-        results = await nursery.run(job("", ""), LocalStore(), ignore)
+    async def works(worker_pool: WorkerPool) -> None:
+        results = await worker_pool.run(job("", ""), LocalStore(), ignore)
         assert outcomes(results) == [(Outcome.OK, "")] * 2, results
-        assert os.path.realpath(f"/proc/{nursery.parent_pid}/exe") == os.path.realpath(python)
+        assert os.path.realpath(f"/proc/{worker_pool.parent_pid}/exe") == os.path.realpath(python)
 
-    async def refused(nursery: Nursery) -> None:
-        results = await nursery.run(job("", ""), LocalStore(), ignore)
+    async def refused(worker_pool: WorkerPool) -> None:
+        results = await worker_pool.run(job("", ""), LocalStore(), ignore)
         assert outcomes(results) == [(Outcome.FAILED, "writable")] * 2, results
         assert f"{packages} is writable by everyone" in results[0].detail
         assert results[0].stage is Stage.IMPORT
@@ -518,17 +658,24 @@ def test_other_environment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("python", "reason", "words"), [("/usr/bin/python3", "no_torch", "torch"), ("/nonexistent/python", "no_python", "No such file")]
+    ("python", "reason", "words"),
+    [
+        ("/usr/bin/python3", "no_torch", "torch"),
+        ("/nonexistent/python", "no_python", "No such file"),
+    ],
 )
 def test_useless_interpreter(python: str, reason: str, words: str) -> None:
-    """An interpreter that is not there, or has no torch, is named; it is not tried again before the back-off is over."""
+    """An interpreter that is not there, or has no torch, is named.
 
-    async def play(nursery: Nursery) -> None:
-        results = await nursery.run(job(""), LocalStore(), ignore)
+    It is not tried again before the back-off is over.
+    """
+
+    async def play(worker_pool: WorkerPool) -> None:
+        results = await worker_pool.run(job(""), LocalStore(), ignore)
         assert outcomes(results) == [(Outcome.FAILED, reason)]
         assert words in results[0].detail
-        await nursery.run(job(""), LocalStore(), ignore)
-        values = {sample.metric.name: sample.value for sample in nursery.samples()}
+        await worker_pool.run(job(""), LocalStore(), ignore)
+        values = {sample.metric.name: sample.value for sample in worker_pool.samples()}
         assert values["dshealthd_probe_parent_starts_total"] == 1
         assert values["dshealthd_probe_parent_up"] == 0
 
@@ -537,5 +684,5 @@ def test_useless_interpreter(python: str, reason: str, words: str) -> None:
 
 def test_agent_imports_no_torch() -> None:
     """The agent's side stays small: torch is in the parent alone."""
-    code = "import sys, dshealthd.probe.workers.nursery; sys.exit('torch' in sys.modules)"
+    code = "import sys, dshealthd.probe.workers.worker_pool; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=20).returncode == 0

@@ -1,0 +1,180 @@
+"""Threads that cannot be started, and what is done in those that can."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+import dshealthd
+from dshealthd.core import background
+from dshealthd.core.child import StartError
+from dshealthd.core.state_writer import LatestWriter
+from dshealthd.jobs.heartbeats import blocking_tasks
+from dshealthd.logs import LineWriter
+from dshealthd.probe.peers.resolver import Resolver, UnknownName
+from dshealthd.web.auth import Authenticator
+from dshealthd.web.config_file import WebConfigFile
+
+ROOT = Path(dshealthd.__file__).parent
+WAYS = {"Thread", "Timer", "ThreadPoolExecutor", "to_thread", "run_in_executor"}
+ELSEWHERE = {
+    "status/query.py": "a command, in a process of its own",
+    "core/background.py": "the one home",
+    "nvrx/server.py": "a process of its own, for gRPC",
+    "probe/workers/worker.py": "a plain file that a training interpreter runs",
+}
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Let no thread start, as at the pids limit; `undo` ends that."""
+
+    def start(_thread: threading.Thread) -> None:
+        message = "can't start new thread"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    return monkeypatch
+
+
+def test_threads_start_in_one_place() -> None:
+    """No module of the agent starts a thread, or has asyncio start one, by itself."""
+    strangers = []
+    for file in ROOT.rglob("*.py"):
+        module = str(file.relative_to(ROOT))
+        if module in ELSEWHERE or module.startswith("training/"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+            looped = isinstance(node, ast.Attribute) and "loop" in ast.unparse(node.value)
+            if name in WAYS or (name in {"getaddrinfo", "getnameinfo"} and looped):
+                strangers.append(f"{module}:{getattr(node, 'lineno', 0)}: {name}")
+    assert not strangers
+
+
+@pytest.mark.usefixtures("short")
+def test_a_call_without_a_thread_is_an_os_error() -> None:
+    """The error names what was short, and what it was for."""
+    with pytest.raises(OSError, match="thread for members cannot be started: no more processes"):
+        asyncio.run(background.call(lambda: 1, "members", 1.0))
+
+
+def test_a_call_that_fails_unexpectedly_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An exception that the caller does not expect ends the call."""
+    printed = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: printed.set())
+
+    async def run() -> int:
+        return await background.call(lambda: int("x"), "members", 20.0, OSError)
+
+    with pytest.raises(RuntimeError, match="members: the thread ended"):
+        asyncio.run(run())
+    assert printed.wait(20.0)
+
+
+def test_a_write_without_a_thread_is_an_error_until_one_succeeds(
+    short: pytest.MonkeyPatch,
+) -> None:
+    """The writer stays usable."""
+    written: list[bytes] = []
+    writer = LatestWriter(written.append, "test")
+    with pytest.raises(StartError):
+        writer.put(b"1")
+    assert isinstance(writer.error, StartError)
+    short.undo()
+    writer.put(b"2")
+    assert writer.wait(20.0)
+    assert written == [b"2"]
+    assert not isinstance(writer.error, StartError)
+
+
+@pytest.mark.usefixtures("short")
+def test_a_log_line_without_a_thread_is_counted() -> None:
+    """It is dropped, and nothing is raised."""
+    writer = LineWriter(2)
+    writer.put("x")
+    assert writer.dropped == 1
+
+
+@pytest.mark.usefixtures("short")
+def test_a_name_without_a_thread_is_unknown() -> None:
+    """A look-up that cannot begin ends as one that fails."""
+    with pytest.raises(UnknownName):
+        asyncio.run(Resolver(lambda *_, **__: []).addresses("node7"))
+
+
+@pytest.mark.usefixtures("short")
+def test_a_login_without_a_thread_is_refused_for_now() -> None:
+    """The client is told to try again; it is neither let in nor remembered as wrong."""
+    users = {"alice": "$2b$04$" + "a" * 53}
+    answer = asyncio.run(Authenticator().refusal(users, "Basic YWxpY2U6eA=="))
+    assert answer == 503
+
+
+def test_a_web_config_file_without_a_thread_stays_in_force(
+    short: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is looked at again once there are threads."""
+    place = tmp_path / "web.yml"
+    place.write_text("{}")
+    now = [0.0]
+    file = WebConfigFile(place, lambda: now[0])
+    place.write_text("http_server_config: {headers: {X-Frame-Options: deny}}")
+
+    async def look() -> dict[str, str]:
+        now[0] += 2.0
+        return dict((await file.current()).headers)
+
+    assert asyncio.run(look()) == {}
+    short.undo()
+    assert asyncio.run(look()) == {"X-Frame-Options": "deny"}
+
+
+def test_senders_wait_for_threads(
+    short: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a sender asks for is done as soon as threads can be started again."""
+    monkeypatch.setattr(blocking_tasks, "RETRY", 0.01)
+
+    async def play() -> None:
+        done = asyncio.Event()
+        tasks = blocking_tasks.BlockingTasks(asyncio.get_running_loop())
+        for _ in range(20):
+            tasks.run(1, lambda: 7, lambda _: done.set())
+        await asyncio.sleep(0.05)
+        assert len(tasks) == 20
+        short.undo()
+        monkeypatch.setattr(blocking_tasks, "RETRY", 0.01)
+        async with asyncio.timeout(20):
+            await done.wait()
+            while len(tasks):
+                await asyncio.sleep(0.01)
+
+    asyncio.run(play())
+
+
+def test_senders_that_are_let_go_without_a_thread(
+    short: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits when the socket is closed is done later."""
+    monkeypatch.setattr(blocking_tasks, "RETRY", 0.01)
+
+    async def play() -> None:
+        done = threading.Event()
+        tasks = blocking_tasks.BlockingTasks(asyncio.get_running_loop())
+        tasks.run(1, done.set)
+        tasks.close()
+        await asyncio.sleep(0.05)
+        assert not done.is_set()
+        short.undo()
+        async with asyncio.timeout(20):
+            while not done.is_set():
+                await asyncio.sleep(0.01)
+
+    asyncio.run(play())

@@ -1,0 +1,148 @@
+"""A child starts with what is its own, and what keeps it from starting is named and leaks nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import os
+import resource
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.core import child
+from dshealthd.core.child import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+SLEEP = (sys.executable, "-S", "-c", "import time; time.sleep(100)")
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an asynchronous test in a loop of its own."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
+
+
+def open_descriptors() -> set[str]:
+    """Return the numbers of this process's descriptors."""
+    return set(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """Leave this process room for three more descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = os.open("/dev/null", os.O_RDONLY)
+    held = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, open_descriptors())) + 4, hard))
+    try:
+        while True:
+            try:
+                held.append(os.dup(highest))
+            except OSError:
+                break
+        for _ in range(3):
+            os.close(held.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in (*held, highest):
+            os.close(descriptor)
+
+
+@in_a_loop
+async def test_a_child_starts_is_killed_and_tells_how() -> None:
+    """A child that is killed has a text for its end; nothing of it stays open."""
+    before = open_descriptors()
+    started = child.spawn("a sleeper", SLEEP)
+    assert started.code is None
+    assert await started.killed(20.0)
+    assert child.how_ended(started.code or 0) == "was ended by SIGKILL"
+    assert open_descriptors() == before
+
+
+@in_a_loop
+async def test_a_child_gets_nothing_that_is_for_the_agent_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Credentials, notify socket, watchdog and inherited sockets of systemd are left out."""
+    for name in child.PRIVATE:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("KEPT", "1")
+    read_end, write_end = os.pipe()
+    started = child.spawn(
+        "a printer",
+        [sys.executable, "-S", "-c", "import os; print(*os.environ)"],
+        output=write_end,
+    )
+    os.close(write_end)
+    assert await started.ends(20.0)
+    with open(read_end, encoding="utf-8") as stream:
+        names = stream.read().split()
+    assert "KEPT" in names
+    assert not child.PRIVATE & set(names)
+
+
+@pytest.mark.usefixtures("few_descriptors")
+@in_a_loop
+async def test_no_descriptors_for_a_child_is_named() -> None:
+    """A process out of descriptors says so, and has as many left as before."""
+    before = os.stat("/proc/self/fd").st_size
+    with pytest.raises(StartError, match=r"a sleeper cannot be started: .*RLIMIT_NOFILE is \d+"):
+        child.spawn("a sleeper", SLEEP)
+    assert os.stat("/proc/self/fd").st_size == before
+
+
+@in_a_loop
+async def test_a_channel_is_closed_where_its_child_does_not_start() -> None:
+    """Both ends of the channel are gone after a failed start."""
+    before = open_descriptors()
+    with (
+        pytest.raises(StartError, match="No such file or directory: '/nonexistent'"),
+        child.channel("a child") as (_ours, theirs),
+    ):
+        child.spawn("a child", ["/nonexistent"], descriptors=[theirs.fileno()])
+    assert open_descriptors() == before
+
+
+@in_a_loop
+async def test_a_child_that_cannot_be_watched_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that started and got no pidfd is killed, and reaped at a later start."""
+    pids = []
+
+    def full(pid: int) -> int:
+        pids.append(pid)
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pidfd_open", full)
+        with pytest.raises(StartError, match=r"the node is out of file descriptors"):
+            child.spawn("a sleeper", SLEEP)
+    async with asyncio.timeout(20.0):
+        while os.path.exists(f"/proc/{pids[0]}"):
+            with pytest.raises(StartError):
+                child.spawn("a child", ["/nonexistent"])
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (errno.EAGAIN, "pids.max"),
+        (errno.EMFILE, "RLIMIT_NOFILE"),
+        (errno.ENFILE, "fs.file-max"),
+        (errno.ENOMEM, "out of memory"),
+        (errno.ENOEXEC, "Exec format error"),
+    ],
+)
+def test_causes_are_in_an_operators_words(number: int, text: str) -> None:
+    """The text names the limit to look at."""
+    assert text in child.cause(OSError(number, os.strerror(number)))

@@ -1,0 +1,265 @@
+"""A real Slurm cluster (Debian's slurmctld, slurmd and munge) on the machines of a lab.
+
+`slurmctld` runs on the lab's services machine, one `slurmd` on every node. Slurm's own state, logs
+and sockets are in the lab's directory; nothing of this machine's Slurm is used.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+    from tests.lab.lab import Lab
+    from tests.lab.node import Node
+    from tests.lab.station import Station
+
+TOOLS = ("slurmctld", "slurmd", "munged", "scontrol", "sinfo", "sbatch")
+CHECK_SECONDS = 10
+"""`HealthCheckInterval` of the cluster, in seconds."""
+START_SECONDS = 60.0
+_CONF = """
+ClusterName=lab
+SlurmctldHost={controller}({controller_address})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={munge}
+CryptoType=crypto/munge
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerType=sched/builtin
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool-%n
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd-%n.pid
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdLogFile={directory}/slurmd-%n.log
+SlurmctldDebug=info
+SlurmdDebug=verbose
+SlurmctldPort=6817
+SlurmdPort=6818
+ReturnToService=0
+InactiveLimit=0
+KillWait=5
+MinJobAge=600
+SlurmctldTimeout=30
+SlurmdTimeout={slurmd_timeout}
+MessageTimeout=10
+PrologFlags=Alloc
+{programs}
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def require() -> None:
+    """Skip where Slurm is not installed, or this is not root."""
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)}: apt-get install slurmctld slurmd slurm-client munge")
+    if os.geteuid() != 0:
+        pytest.skip("slurmd runs as root")
+
+
+class SlurmCluster:
+    """Slurm on every node of a lab; a context manager that starts and ends it."""
+
+    def __init__(
+        self,
+        lab: Lab,
+        directory: Path,
+        *,
+        programs: Mapping[str, str] | None = None,
+        slurmd_timeout: int = 60,
+    ) -> None:
+        """Prepare; `programs` are further lines of slurm.conf, such as `HealthCheckProgram`."""
+        self.lab, self.directory = lab, directory
+        self.conf = directory / "slurm.conf"
+        self._programs = dict(programs or {})
+        self._timeout = slurmd_timeout
+        self._munge: subprocess.Popen[bytes] | None = None
+        self._controller: subprocess.Popen[bytes] | None = None
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        """Start munge, the controller and the nodes, and wait until every node is idle."""
+        self.directory.mkdir(parents=True)
+        (self.directory / "state").mkdir()
+        os.chmod(self.directory, 0o755)
+        key = self.directory / "munge.key"
+        key.write_bytes(secrets.token_bytes(128))
+        os.chmod(key, 0o600)
+        services = self.lab.services
+        self.conf.write_text(
+            _CONF.format(
+                controller=services.name,
+                controller_address=services.address,
+                directory=self.directory,
+                munge=self.directory / "munge.socket",
+                slurmd_timeout=self._timeout,
+                programs="\n".join(f"{key}={value}" for key, value in self._programs.items()),
+                nodes="\n".join(
+                    f"NodeName={node.name} NodeAddr={node.address} CPUs=2 RealMemory=100"
+                    for node in self.lab.nodes
+                ),
+            ),
+            encoding="utf-8",
+        )
+        self._munge = subprocess.Popen(
+            [
+                "munged",
+                "--foreground",
+                "--force",
+                f"--key-file={key}",
+                f"--socket={self.directory / 'munge.socket'}",
+                f"--pid-file={self.directory / 'munge.pid'}",
+                f"--log-file={self.directory / 'munge.log'}",
+                f"--seed-file={self.directory / 'munge.seed'}",
+            ],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            self.wait((self.directory / "munge.socket").exists, 20, "munge listens")
+            self.start_controller()
+            for node in self.lab.nodes:
+                self.start_daemon(node)
+            self.wait(
+                lambda: set(self.states().values()) == {"idle"}, START_SECONDS, "all nodes idle"
+            )
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End every daemon."""
+        self.close()
+
+    def close(self) -> None:
+        """End every daemon, the controller last but for munge."""
+        for process in (*self._daemons.values(), self._controller, self._munge):
+            if process is not None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+                process.wait(20)
+        self._daemons, self._controller, self._munge = {}, None, None
+
+    def start_controller(self) -> None:
+        """Start slurmctld."""
+        self._controller = self._popen(self.lab.services, "slurmctld", "-D", "-f", str(self.conf))
+
+    def stop_controller(self) -> None:
+        """Kill slurmctld: connections are refused."""
+        assert self._controller is not None
+        self._controller.kill()
+        self._controller.wait(20)
+        self._controller = None
+
+    def hang_controller(self) -> None:
+        """Stop slurmctld with SIGSTOP: connections are accepted and nothing answers."""
+        assert self._controller is not None
+        self._controller.send_signal(signal.SIGSTOP)
+
+    def resume_controller(self) -> None:
+        """Let slurmctld go on."""
+        assert self._controller is not None
+        self._controller.send_signal(signal.SIGCONT)
+
+    def start_daemon(self, node: Node) -> None:
+        """Start the slurmd of a node."""
+        self._daemons[node.name] = self._popen(
+            node.station, "slurmd", "-D", "-f", str(self.conf), "-N", node.name
+        )
+
+    def _popen(self, station: Station, *command: str) -> subprocess.Popen[bytes]:
+        process: subprocess.Popen[bytes] = station.popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8"},
+        )
+        return process
+
+    def command(self, *command: str, station: Station | None = None) -> str:
+        """Return what a Slurm command prints; CalledProcessError shows what it complains about."""
+        where = station or self.lab.services
+        process = where.popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={"PATH": os.environ["PATH"], "SLURM_CONF": str(self.conf)},
+        )
+        out, err = process.communicate(timeout=60)
+        if process.returncode != 0:
+            raise subprocess.CalledProcessError(process.returncode, command, out, err)
+        return str(out)
+
+    def states(self) -> dict[str, str]:
+        """Return the state of every node as sinfo writes it; empty without an answer."""
+        try:
+            output = self.command("sinfo", "-h", "-N", "-o", "%N|%T")
+        except subprocess.CalledProcessError:
+            return {}
+        return dict(line.split("|", 1) for line in output.splitlines())
+
+    def show(self, node: Node) -> dict[str, str]:
+        """Return the fields of `scontrol show node`; a reason is without who set it and when."""
+        fields = {}
+        for line in self.command("scontrol", "show", "node", node.name).splitlines():
+            key, _, value = line.strip().partition("=")
+            fields[key] = value.split(" ThreadsPerCore=")[0].split(" [")[0]
+        return fields
+
+    def wait(self, condition: Callable[[], object], seconds: float, what: str) -> float:
+        """Wait for a condition and return after how many seconds it held."""
+        begin = time.monotonic()
+        while not condition():
+            assert time.monotonic() - begin < seconds, f"not within {seconds:g} s: {what}\n" + (
+                self.logs()
+            )
+            time.sleep(0.2)
+        return time.monotonic() - begin
+
+    def logs(self) -> str:
+        """Return the ends of all logs."""
+        return "\n".join(
+            f"== {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-25:])
+            for log in sorted(self.directory.glob("*.log"))
+        )
+
+
+def wrapper(path: Path, *command: str) -> Path:
+    """Write a program for slurm.conf that runs `dshealthd` of this environment."""
+    words = [sys.executable, "-m", "dshealthd", *command]
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
+    path.chmod(0o755)
+    return path

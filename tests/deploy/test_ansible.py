@@ -1,0 +1,307 @@
+"""The role against three booted nodes; a second run changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.deploy.machine import booted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.deploy.machine import Machine
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1500)]
+
+ROOT = Path(__file__).parents[2]
+ANSIBLE = ROOT / "deploy" / "ansible"
+NUMBERS = (1, 2, 3)
+FAST = {"probe": {"period": "2s"}}
+HASH = "$2b$04$Qr8lJbjcpkx7oI.kYaEbmeyEP7COqSfkzfeF0apQ6y2wQbG5lvWy2"
+"""bcrypt of `secret`, with the fewest rounds."""
+
+
+def tool(name: str) -> str:
+    """Return the place of one of Ansible's programs, from `./dev test-deploy` or the PATH."""
+    beside = ROOT / "build" / "ansible" / "bin" / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed: `./dev test-deploy` installs it")
+    return found
+
+
+class Nodes:
+    """Booted machines, and Ansible's view of them."""
+
+    def __init__(self, machines: list[Machine], directory: Path, package: Path) -> None:
+        self.machines, self.directory = machines, directory
+        self._variables: dict[str, Any] = {
+            "dshealthd_package": str(package),
+            "dshealthd_config": FAST,
+            "dshealthd_probe_key_file": str(directory / "peer.key"),
+        }
+        self.new_key("peer.key")
+
+    def new_key(self, name: str) -> str:
+        """Write a file with a fresh key, and return the key."""
+        key = secrets.token_hex(32)
+        (self.directory / name).write_text(f"{key}\n", encoding="utf-8")
+        return key
+
+    def play(
+        self, playbook: str = "site.yml", *flags: str, check: bool = True, **variables: Any
+    ) -> list[dict[str, Any]]:
+        """Run a playbook and return each result, as `callback_plugins/report.py` writes it."""
+        hosts = {
+            machine.name: {
+                "ansible_connection": "nsenter",
+                "ansible_become": False,  # it is root, and there is no sudo
+                "ansible_nsenter_pid": machine._init(),
+                "ansible_python_interpreter": "/usr/bin/python3",
+                "dshealthd_probe_address": f"10.78.0.{number}",
+            }
+            for number, machine in zip(NUMBERS, self.machines, strict=True)
+        }
+        inventory = self.directory / "inventory.json"
+        inventory.write_text(json.dumps({"gpu": {"hosts": hosts}}), encoding="utf-8")
+        given = self.directory / "variables.json"
+        given.write_text(json.dumps({**self._variables, **variables}), encoding="utf-8")
+        report = self.directory / "report"
+        report.write_text("", encoding="utf-8")
+        here = Path(__file__).parent
+        done = subprocess.run(
+            [
+                *(tool("ansible-playbook"), "-i", str(inventory), "-e", f"@{given}", *flags),
+                str(ANSIBLE / playbook),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+            cwd=ANSIBLE,
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": str(self.directory),
+                "LANG": "C.UTF-8",
+                "ANSIBLE_CONNECTION_PLUGINS": str(here / "connection_plugins"),
+                "ANSIBLE_CALLBACK_PLUGINS": str(here / "callback_plugins"),
+                "ANSIBLE_STDOUT_CALLBACK": "report",
+                "ANSIBLE_PIPELINING": "1",
+                "REPORT": str(report),
+            },
+        )
+        results = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
+        failed = [entry for entry in results if entry["failed"]]
+        assert (done.returncode == 0) is check, f"{failed}\n{done.stdout}\n{done.stderr}"
+        return results
+
+    def changed(self, **variables: Any) -> set[str]:
+        """Run the role once more and return the tasks that changed something."""
+        return {entry["task"] for entry in self.play(**variables) if entry["changed"]}
+
+    def rounds(self, outcome: str) -> list[float]:
+        """Return how many rounds each node has had with an outcome, or with any other."""
+        found = []
+        for machine in self.machines:
+            series = machine.scrape().series.get("dshealthd_probe_rounds_total", {})
+            good = {
+                labels: value for labels, value in series.items() if ("outcome", "ok") in labels
+            }
+            total = sum(series.values())
+            found.append(sum(good.values()) if outcome == "ok" else total - sum(good.values()))
+        return found
+
+
+@pytest.fixture(scope="module")
+def lan() -> Iterator[list[str]]:
+    """Three network namespaces on one bridge; their names."""
+    prefix = f"dsa{os.getpid()}"
+    names = [f"{prefix}-{number}" for number in NUMBERS]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    with contextlib.ExitStack() as stack:
+        for name in (prefix, *names):
+            ip("netns", "add", name)
+            stack.callback(subprocess.run, ["ip", "netns", "delete", name], check=False)
+        ip("-n", prefix, "link", "add", "lan", "type", "bridge")
+        ip("-n", prefix, "link", "set", "lan", "up")
+        for number, name in zip(NUMBERS, names, strict=True):
+            ip(
+                "-n",
+                prefix,
+                "link",
+                "add",
+                f"port{number}",
+                "type",
+                "veth",
+                "peer",
+                "eth0",
+                "netns",
+                name,
+            )
+            ip("-n", prefix, "link", "set", f"port{number}", "master", "lan", "up")
+            ip("-n", name, "address", "add", f"10.78.0.{number}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
+
+
+@pytest.fixture(scope="module")
+def nodes(
+    lan: list[str], package: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Nodes]:
+    """Three machines that know each other's names; nothing is installed yet."""
+    tool("ansible-playbook")
+    with contextlib.ExitStack() as stack:
+        machines = [
+            stack.enter_context(booted(f"gpu-{number}", namespace=name))
+            for number, name in zip(NUMBERS, lan, strict=True)
+        ]
+        names = "".join(f"10.78.0.{number} gpu-{number}\n" for number in NUMBERS)
+        debs = tmp_path_factory.mktemp("debs")
+        # What Ansible's module for apt needs on a node, and a minimal Debian lacks.
+        command = [
+            "apt-get",
+            "download",
+            "-q",
+            "python3-apt",
+            "python-apt-common",
+            "distro-info-data",
+        ]
+        subprocess.run(command, check=True, cwd=debs, capture_output=True)
+        for machine in machines:
+            machine.write("/etc/hosts", f"127.0.0.1 localhost\n{names}")
+            for deb in debs.glob("*.deb"):
+                shutil.copy(deb, machine.root / "root")
+            machine.sh("dpkg --install /root/*.deb && rm /root/*.deb")
+        yield Nodes(machines, tmp_path_factory.mktemp("ansible"), package)
+
+
+def test_install_and_once_more(nodes: Nodes) -> None:
+    """`--check` says what would be done and does nothing; then it is done, and only once."""
+    nodes.play("site.yml", "--check")
+    for machine in nodes.machines:
+        assert machine.run("systemctl", "cat", "dshealthd", check=False).returncode != 0
+    nodes.play()
+    for machine in nodes.machines:
+        assert machine.property("ActiveState") == "active"
+        assert machine.property("UnitFileState") == "enabled"
+        machine.wait(lambda m=machine: m.get("/-/healthy"))  # type: ignore[misc] # bound here
+        assert machine.sh("stat -c '%a %U' /etc/dshealthd/peer.key") == "600 root\n"
+        assert "gpu-3 slots=1" in machine.sh("cat /etc/dshealthd/hostfile")
+    pids = [machine.property("MainPID") for machine in nodes.machines]
+    assert nodes.changed() == set()
+    assert not any(entry["changed"] for entry in nodes.play("site.yml", "--check"))
+    assert [machine.property("MainPID") for machine in nodes.machines] == pids
+
+
+def test_nodes_probe_each_other_and_the_key_is_rotated(nodes: Nodes) -> None:
+    """The members reach each other by what was distributed; a new key costs no round."""
+    nodes.play()
+    for machine in nodes.machines:
+        machine.wait(lambda: min(nodes.rounds("ok")) >= 3, "three good rounds")
+    before = nodes.rounds("other")
+    key = nodes.new_key("new.key")
+    nodes.play(
+        "rotate-key.yml",
+        dshealthd_old_key=str(nodes.directory / "peer.key"),
+        dshealthd_new_key=str(nodes.directory / "new.key"),
+    )
+    for machine in nodes.machines:
+        assert machine.sh("cat /etc/dshealthd/peer.key") == f"{key}\n"
+    good = nodes.rounds("ok")
+    nodes.machines[0].wait(
+        lambda: min(new - old for new, old in zip(nodes.rounds("ok"), good, strict=True)) >= 3,
+        "rounds with the new key",
+    )
+    assert nodes.rounds("other") == before
+    shutil.copy(nodes.directory / "new.key", nodes.directory / "peer.key")
+    assert nodes.changed() == set()
+
+
+def test_configuration_that_is_wrong_changes_nothing(nodes: Nodes) -> None:
+    """The agent checks the file before it replaces the one in force; the agent goes on."""
+    nodes.play()
+    machine = nodes.machines[0]
+    before = machine.sh("cat /etc/dshealthd/dshealthd.toml"), machine.property("MainPID")
+    results = nodes.play(check=False, dshealthd_config={"probe": {"periode": "2s"}})
+    assert "probe.periode" in " ".join(entry["text"] for entry in results if entry["failed"])
+    assert (machine.sh("cat /etc/dshealthd/dshealthd.toml"), machine.property("MainPID")) == before
+
+
+def test_preflight(nodes: Nodes) -> None:
+    """A password instead of a hash, a short key and a strange variable end before any change."""
+    (nodes.directory / "short.key").write_text("abc\n", encoding="utf-8")
+    mistakes: tuple[dict[str, Any], ...] = (
+        {"dshealthd_basic_auth_users": {"prometheus": "secret"}},
+        {"dshealthd_probe_key_file": str(nodes.directory / "short.key")},
+        {"dshealthd_tls_cert_file": "/nowhere.crt"},
+        {"dshealthd_probe_port": "many"},
+    )
+    for variables in mistakes:
+        results = nodes.play(check=False, **variables)
+        names = [entry["node"] for entry in results if entry["failed"]]
+        assert sorted(names) == sorted(machine.name for machine in nodes.machines), variables
+        assert not any(entry["changed"] for entry in results), variables
+
+
+def test_web_with_tls_and_a_user(nodes: Nodes) -> None:
+    """A certificate from the controller and a user: HTTPS, and 401 without the password."""
+    key, certificate = nodes.directory / "web.key", nodes.directory / "web.crt"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "2", "-subj", "/CN=gpu"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    variables: dict[str, Any] = {
+        "dshealthd_tls_cert_file": str(certificate),
+        "dshealthd_tls_key_file": str(key),
+        "dshealthd_basic_auth_users": {"prometheus": HASH},
+    }
+    nodes.play(**variables)
+    assert nodes.changed(**variables) == set()
+    ask = (
+        "import ssl, sys, urllib.request as u, urllib.error as e\n"
+        "c = ssl._create_unverified_context()\n"
+        "try: print(u.urlopen('https://127.0.0.1:10061/' + sys.argv[1], context=c).status)\n"
+        "except e.HTTPError as error: print(error.code)\n"
+    )
+    for machine in nodes.machines:
+        machine.wait(
+            lambda m=machine: m.run("python3", "-c", ask, "-/healthy").stdout == "200\n"  # type: ignore[misc] # bound here
+        )
+        assert machine.run("python3", "-c", ask, "metrics").stdout == "401\n"
+        assert (
+            machine.sh("stat -c %a /etc/dshealthd/web.key /etc/dshealthd/web.yml") == "600\n600\n"
+        )
+
+
+def test_lint() -> None:
+    """ansible-lint finds nothing, by its strictest profile."""
+    started = time.monotonic()
+    done = subprocess.run(
+        [tool("ansible-lint"), "--offline", "--nocolor", "--profile", "production", "."],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ANSIBLE,
+        env={**os.environ, "PATH": f"{Path(tool('ansible-lint')).parent}:{os.environ['PATH']}"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(f"ansible-lint: {time.monotonic() - started:.0f} s")

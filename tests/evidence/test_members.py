@@ -1,0 +1,44 @@
+"""Users with large environments keep nobody's evidence from being taken."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from dshealthd.evidence import members
+from dshealthd.evidence.step import MAX_ANSWER
+from dshealthd.jobs.environment import ALLOWED, MAX_VALUE
+from dshealthd.jobs.processes import ENVIRON_LIMIT, SWEEP_LIMIT
+from tests.jobs.machines import TORCH, Machine, environ
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LONG = dict.fromkeys(ALLOWED, "x" * MAX_VALUE) | TORCH
+
+
+def test_environments_of_the_greatest_length(tmp_path: Path) -> None:
+    """More than one sweep reads is read in several, and all ranks are told of."""
+    machine = Machine(tmp_path / "proc")
+    crowd = SWEEP_LIMIT // ENVIRON_LIMIT + 4
+    filler = b"X=" + b"x" * (ENVIRON_LIMIT - 1000) + b"\0"
+    for number in range(crowd):
+        machine.process(100 + number, environ({**TORCH, "RANK": str(number)}) + filler)
+    machine.process(900, {**TORCH, "SLURM_JOB_ID": "7"})
+    found = members.find(lambda *_: None, machine.context().host, "")
+    assert found["unseen"] == {}
+    assert len(found["ranks"]) == crowd + 1
+
+
+def test_long_variables_of_a_crowd(tmp_path: Path) -> None:
+    """The answer fits however long the variables are, and a user's ranks are not crowded out."""
+    machine = Machine(tmp_path / "proc")
+    for number in range(300):
+        place = machine.process(100 + number, {**LONG, "RANK": str(number)}, start=100 + number)
+        (place / "status").write_text("Name:\tx\nUid:\t666\t666\t666\t666\n")
+    place = machine.process(900, {**TORCH, "SLURM_JOB_ID": "7"}, start=900)
+    (place / "status").write_text("Name:\tx\nUid:\t1000\t1000\t1000\t1000\n")
+    found = members.find(lambda *_: None, machine.context().host, "")
+    assert len(json.dumps(found)) < MAX_ANSWER
+    assert len(found["ranks"]) == members.MAX_RANKS
+    assert 900 in {rank["pid"] for rank in found["ranks"]}

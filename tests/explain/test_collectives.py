@@ -1,0 +1,208 @@
+"""Who is at fault when collectives hang, from what watchdogs and flight recorders say."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.explain import command
+from dshealthd.explain.input import Raw
+from dshealthd.explain.recognition import Recogniser
+from tests.explain.watchdogs import OPERATIONS, RELEASES, Group, Rank, printed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dshealthd.explain.causality import Finding
+
+CASES = 20
+WANTED = 0.95
+
+
+def explained(groups: list[Group], release: str, chance: random.Random, world: int) -> Finding:
+    """Explain what all ranks of some groups print, in one log, each line in its time."""
+    lines = [
+        (t, rank, text) for group in groups for t, rank, text in printed(release, group, chance)
+    ]
+    head = [f"[rank{rank}]: step 10 | loss 2.1" for rank in range(world)]
+    texts = head + [text for *_, text in sorted(lines)]
+    recogniser = Recogniser()
+    recogniser.add("job.out", [Raw(number, text) for number, text in enumerate(texts, 1)])
+    return command.conclude(recogniser)
+
+
+def whole_group(world: int, chance: random.Random) -> Group:
+    """Return a default group whose ranks all wait in the same collective."""
+    number = chance.randrange(5, 100_000)
+    operation = chance.choice(OPERATIONS)
+    size = chance.randrange(8, 1 << 24) * world
+    ahead = chance.randrange(4)
+    return Group(0, "default_pg", [
+        Rank(rank, rank, number, number + ahead, number - 1, operation, size)
+        for rank in range(world)
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_rank_that_never_entered_is_named(release: str) -> None:
+    """It answers the others' signal, or is silent; those that report the time-out are victims."""
+    right = 0
+    for seed in range(CASES):
+        chance = random.Random(seed)
+        world = chance.choice((2, 4, 8, 16, 64))
+        group = whole_group(world, chance)
+        culprit = group.ranks[chance.randrange(world)]
+        assert culprit.timed_out is not None
+        culprit.enqueued = culprit.completed = culprit.timed_out - 1
+        culprit.timed_out = None
+        finding = explained([group], release, chance, world)
+        right += finding.slug == "nccl-timeout" and finding.ranks == (culprit.rank,)
+    assert right >= WANTED * CASES
+
+
+@pytest.mark.parametrize("release", RELEASES[1:])
+def test_the_rank_with_another_operation_or_size_is_named(release: str) -> None:
+    """Of three ranks and more, the one that differs at the same number is at fault."""
+    right = 0
+    for seed in range(CASES):
+        chance = random.Random(seed)
+        world = chance.choice((4, 8, 16, 64))
+        group = whole_group(world, chance)
+        culprit = chance.choice(group.ranks)
+        if chance.random() < 0.5:
+            culprit.operation = "BROADCAST" if culprit.operation != "BROADCAST" else "ALLREDUCE"
+        else:
+            culprit.numel += world * chance.randrange(1, 1000)
+        finding = explained([group], release, chance, world)
+        right += finding.slug == "nccl-timeout" and finding.ranks == (culprit.rank,)
+    assert right >= WANTED * CASES
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_nobody_is_named_where_all_entered_the_same(release: str) -> None:
+    """Then the fault is inside the collective: fabric or GPU."""
+    for seed in range(CASES):
+        chance = random.Random(seed)
+        world = chance.choice((2, 4, 8, 16, 64))
+        finding = explained([whole_group(world, chance)], release, chance, world)
+        assert finding.slug == "nccl-timeout"
+        assert finding.ranks == ()
+        assert "fabric or a GPU" in finding.statement or release == "2.0"
+
+
+@pytest.mark.parametrize("release", ["2.4", "2.5", "2.7", "2.9"])
+def test_a_victim_in_another_group_is_cleared(release: str) -> None:
+    """Rank A hangs in its tensor-parallel group as rank B did not come, and so is missed elsewhere.
+
+    Groups of 2 (0-1, 2-3, …) and of every second rank; B sleeps, A waits for B, all of A's
+    data-parallel group wait for A, all of B's for B.
+    """
+    right = 0
+    for seed in range(CASES):
+        chance = random.Random(seed)
+        world = 8
+        culprit = chance.randrange(world)
+        partner = culprit ^ 1
+        pair = Group(5 + culprit // 2, f"tp{culprit // 2}")
+        pair.ranks = [Rank(partner, partner % 2, 50, 50, 49)]
+        groups = [pair]
+        for column in range(2):
+            group = Group(20 + column, f"dp{column}")
+            for row in range(world // 2):
+                rank = row * 2 + column
+                if rank not in {culprit, partner}:
+                    group.ranks.append(Rank(rank, row, 70, 70, 69))
+            groups.append(group)
+        finding = explained(groups, release, chance, world)
+        right += finding.slug == "nccl-timeout" and partner not in finding.ranks
+    assert right == CASES
+
+
+@pytest.mark.parametrize("release", ["2.7", "2.9"])
+def test_the_rank_whose_gpu_no_longer_finishes_is_named(release: str) -> None:
+    """It waits at a number that the others have completed and left: its own GPU is stuck."""
+    right = 0
+    for seed in range(CASES):
+        chance = random.Random(seed)
+        world = chance.choice((4, 8, 16))
+        group = whole_group(world, chance)
+        culprit = chance.choice(group.ranks)
+        assert culprit.timed_out is not None
+        culprit.timed_out -= 3
+        culprit.completed -= 3
+        finding = explained([group], release, chance, world)
+        right += finding.slug == "nccl-timeout" and finding.ranks == (culprit.rank,)
+    assert right >= WANTED * CASES
+
+
+def dump(world: int, *, number: int, behind: bool) -> bytes:
+    """Return what torch 2.13's flight recorder writes of a rank (version 2.10)."""
+    last = number - behind
+    entries: list[dict[str, Any]] = [
+        {
+            "record_id": step, "pg_id": 0, "process_group": ("0", "default_pg"),
+            "collective_seq_id": step, "p2p_seq_id": 0, "op_id": step,
+            "profiling_name": "nccl:all_reduce", "input_sizes": [[1024]],
+            "state": "completed" if step < number else "scheduled", "is_p2p": False, "frames": [],
+        }
+        for step in range(max(1, number - 5), last + 1)
+    ]  # fmt: skip
+    return pickle.dumps(
+        {
+            "version": "2.10", "entries": entries,
+            "pg_config": {"0": {"name": "0", "desc": "default_pg",
+                                "ranks": str(list(range(world)))}},
+            "pg_status": {"0": {"last_enqueued_collective": last,
+                                "last_completed_collective": number - 1}},
+        },
+        protocol=2,
+    )  # fmt: skip
+
+
+def test_flight_recorders_beside_the_logs_name_the_rank(tmp_path: Path) -> None:
+    """The log tells only that a collective timed out; the dumps tell who never entered it."""
+    line = (
+        "[rank0]:[E1122 04:44:58.1 ProcessGroupNCCL.cpp:683] [Rank 0] Watchdog caught collective "
+        "operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE, NumelIn=1024, NumelOut=1024, "
+        "Timeout(ms)=600000) ran for 600001 milliseconds before timing out.\n"
+    )
+    (tmp_path / "job.out").write_text(line)
+    alone, _ = command.read([str(tmp_path)])
+    assert command.conclude(alone).ranks == ()
+    for rank in range(4):
+        data = dump(4, number=42, behind=rank == 2)
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(data)
+    recogniser, unread = command.read([str(tmp_path)])
+    finding = command.conclude(recogniser)
+    assert unread == []
+    assert finding.ranks == (2,)
+    assert "never entered all_reduce #42" in finding.statement
+
+
+def test_flight_recorders_alone_are_answered_too(tmp_path: Path) -> None:
+    """Without a log the answer says what is missing."""
+    for rank in range(4):
+        data = dump(4, number=42, behind=rank == 1)
+        (tmp_path / f"_dump_{rank}").write_bytes(data)
+    recogniser, _ = command.read([str(tmp_path)])
+    finding = command.conclude(recogniser)
+    assert (finding.slug, finding.ranks) == ("nccl-timeout", (1,))
+    assert "logs of the ranks" in finding.missing[0]
+
+
+def test_a_dump_that_names_a_class_is_not_loaded(tmp_path: Path) -> None:
+    """A pickle runs nothing of what it asks for, and the answer says that it was not read."""
+
+    class Harm:
+        def __reduce__(self) -> tuple[Any, tuple[str]]:
+            return open, (str(tmp_path / "harmed"), "w")  # type: ignore[return-value]
+
+    (tmp_path / "job.out").write_text("CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps(Harm(), protocol=2))
+    recogniser, unread = command.read([str(tmp_path)])
+    assert command.conclude(recogniser).slug == "cuda-oom"
+    assert "it names" in unread[0]
+    assert not (tmp_path / "harmed").exists()

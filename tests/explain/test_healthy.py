@@ -1,0 +1,126 @@
+"""Nothing is claimed of logs of runs that go well, however much they look like trouble."""
+
+# ruff: noqa: ISC004 - one item is one line of a log
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.explain import command
+from dshealthd.explain.finders import Templates
+from dshealthd.explain.patterns import load
+from dshealthd.explain.recognition import Recogniser
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOISE = [
+    "[2026-01-05 10:00:{s:02d},123] [WARNING] [stage3.py:2069:step] {n} pytorch allocator "
+    "cache flushes since last step. this happens when there is high memory pressure.",
+    "[2026-01-05 10:00:{s:02d},456] [INFO] [loss_scaler.py:190:update_scale] [deepspeed] "
+    "OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
+    "[2026-01-05 10:00:{s:02d},456] [INFO] [config.py:1003:print]   fp16_enabled "
+    "................. False",
+    "[2026-01-05 10:00:{s:02d},456] [INFO] [config.py:1003:print]   nan_check "
+    "................. error_if_nan",
+    "[2026-01-05 10:00:{s:02d},456] [INFO] [logging.py:96:log_dist] [Rank 0] step={n}, "
+    "skipped=0, lr=[1e-05], mom=[(0.9, 0.999)]",
+    "gpu-{h}:{n}:{n} [{g}] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.{h}<0>",
+    "gpu-{h}:{n}:{n} [{g}] NCCL INFO comm 0x55d{n} rank {g} nranks 8 cudaDev {g} nvmlDev {g} "
+    "busId 1b000 commId 0x{n} - Init COMPLETE",
+    "gpu-{h}:{n}:{n} [{g}] NCCL INFO NCCL_IB_TIMEOUT set by environment to 22.",
+    "gpu-{h}:{n}:{n} [{g}] NCCL INFO [Service thread] Connection closed by localRank {g}",
+    "gpu-{h}:{n}:{n} [{g}] NCCL INFO misc/socket.cc:835 -> 3",
+    "gpu-{h}:{n}:{n} [{g}] NCCL INFO socketPollConnect: connect returned Connection refused, "
+    "retrying (1/34) after sleep for 100 msec",
+    "[W105 10:00:{s:02d}.1 socket.cpp:759] [c10d] The client socket has failed to connect to "
+    "[gpu-0]:29500 (errno: 111 - Connection refused).",
+    "[W105 10:00:{s:02d}.1 socket.cpp:426] [c10d] The server socket has failed to bind to "
+    "[::]:29500 (errno: 98 - Address already in use).",
+    "[rank{g}]:[W105 10:00:{s:02d}.1 ProcessGroupNCCL.cpp:1496] Warning: WARNING: "
+    "destroy_process_group() was not called before program exit, which can leak resources.",
+    "[rank{g}]:[W105 10:00:{s:02d}.1 TCPStore.cpp:125] [c10d] recvValue failed on "
+    "SocketImpl(fd=3, addr=[localhost]:41, remote=[localhost]:29500): Failed to recv, got 0 "
+    "bytes. Connection was likely closed. Did the remote server shutdown or crash?",
+    "/opt/env/lib/python3.11/site-packages/torch/utils/checkpoint.py:460: UserWarning: "
+    "torch.utils.checkpoint: please pass in use_reentrant=True or use_reentrant=False "
+    "explicitly.",
+    "/opt/env/lib/python3.11/site-packages/x.py:10: FutureWarning: In a future release this "
+    "will raise ValueError: bad argument",
+    "  warnings.warn('CUDA initialization: The NVIDIA driver on your system may be too old')",
+    "WARNING:root:Retrying after error: HTTP 503 Service Unavailable",
+    "{{'loss': 2.{n}, 'grad_norm': 0.{n}, 'learning_rate': 1e-05, 'epoch': 0.{s}}}",
+    "\r 12%|█▏        | {n}/800000 [00:03<00:26,  1.79s/it]\r 13%|█▏        | {n}/800000 "
+    "[00:04<00:26,  1.79s/it]",
+    "step {n}/800000 | loss 2.{n} | 0.{s} s",
+    "lm loss: 2.{n} | loss scale: 32768.0 | grad norm: nan | number of skipped iterations: 1 "
+    "| number of nan iterations: 0 |",
+    "check_for_nan_in_loss_and_grad ............. True",
+    "Saving model checkpoint to /ckpt/global_step{n}",
+    "[rank{g}]: Process rank: {g}, device: cuda:{g}, n_gpu: 1, distributed training: True",
+    "memory allocated: {n} MB, out of memory margin ok",
+    "gpu-{h} kernel: NVRM: Xid (PCI:0000:3b:00): 63, pid=1, name=python, Row Remapper: New "
+    "row marked",
+    "error_rate: 0.{n}, failures: 0, timeouts: 0, exit code 0",
+    "resource_tracker: There appear to be {n} leaked semaphore objects to clean up at shutdown",
+]  # fmt: skip
+
+
+def noise(lines: int, seed: int) -> str:
+    """Return the lines of a run that goes well, in an order of their own."""
+    chance = random.Random(seed)
+    texts = []
+    for number in range(lines):
+        line = chance.choice(NOISE)
+        texts.append(
+            line.format(n=number, s=number % 60, h=chance.randrange(8), g=chance.randrange(8))
+        )
+    return "\n".join(texts) + "\n"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_warnings_of_healthy_runs_are_no_failure(seed: int, tmp_path: Path) -> None:
+    """DeepSpeed, NCCL INFO, tqdm, loss scaling, retries: thousands of lines, and no claim."""
+    (tmp_path / "job.out").write_text(noise(4000, seed))
+    recogniser, _ = command.read([str(tmp_path)])
+    finding = command.conclude(recogniser)
+    assert finding.outcome == "nothing", (finding.slug, finding.statement, finding.proof)
+
+
+def test_an_error_that_the_run_went_on_after_is_no_cause(tmp_path: Path) -> None:
+    """A batch that was skipped for lack of memory is told, and is not why a later run ended."""
+    caught = (
+        "ERROR skipped a batch\nTraceback (most recent call last):\n"
+        '  File "/srv/train.py", line 7, in step\n    loss.backward()\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    )
+    steps = "".join(f"step {number} | loss 2.1\n" for number in range(40))
+    (tmp_path / "job.out").write_text(steps + caught + steps)
+    recogniser, _ = command.read([str(tmp_path)])
+    assert command.conclude(recogniser).outcome == "nothing"
+    (tmp_path / "job.out").write_text(steps + caught + steps + "\nOSError: [Errno 28] No space "
+                                      "left on device: '/ckpt/a'\n")  # fmt: skip
+    recogniser, _ = command.read([str(tmp_path)])
+    finding = command.conclude(recogniser)
+    assert finding.slug == "disk-full"
+    assert any("the job went on" in reason for reason in finding.against)
+
+
+def test_a_needle_in_much_noise_is_found_whatever_finder_looks(tmp_path: Path) -> None:
+    """The finder leaves out lines, and never one that matters."""
+    text = noise(6_000, 9)
+    needle = (
+        "[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 5"
+    )
+    for where, finder in itertools.product((0.02, 0.5, 0.98), (None, "templates")):
+        cut = text.index("\n", int(len(text) * where)) + 1
+        path = tmp_path / "job.out"
+        path.write_text(text[:cut] + needle + "\n" + text[cut:] if where > 0.9 else
+                        text[:cut].replace("step ", "at ") + needle + "\n")  # fmt: skip
+        found = Recogniser(finder=Templates(load().literals) if finder else None)
+        found.add(str(path))
+        places = [event.place.line for event in found.found.events if event.slug == "cuda-oom"]
+        assert places == [text[:cut].count("\n") + 1]

@@ -1,0 +1,197 @@
+"""Logs of every form and size, and hostile ones."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import os
+import random
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from dshealthd.explain import answer, command
+from dshealthd.explain import input as logs
+from dshealthd.explain.patterns import load
+from dshealthd.explain.recognition import Recogniser
+from dshealthd.explain.streams import Splitter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total"
+
+
+def slug(path: Path | str) -> str:
+    """Explain one path."""
+    recogniser, _ = command.read([str(path)])
+    return command.conclude(recogniser).slug
+
+
+def test_files_folders_patterns_and_compressions(tmp_path: Path) -> None:
+    """By content and not by name: plain, gz, xz, bz2 and zst are the same log."""
+    import bz2
+
+    data = f"step 1\n{OOM}\n".encode()
+    forms = {"a.log": data, "b.log": gzip.compress(data), "c": lzma.compress(data)}
+    forms["d.txt"] = bz2.compress(data)
+    for name, value in forms.items():
+        (tmp_path / name).write_bytes(value)
+        assert slug(tmp_path / name) == "cuda-oom"
+    assert slug(tmp_path) == "cuda-oom"
+    assert slug(tmp_path / "*.log") == "cuda-oom"
+    zstandard = pytest.importorskip("zstandard")
+    (tmp_path / "e.log").write_bytes(zstandard.compress(data))
+    assert slug(tmp_path / "e.log") == "cuda-oom"
+
+
+def test_a_compressed_log_that_was_cut_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    """A job that is killed leaves half a gzip stream."""
+    lines = "".join(f"{random.Random(n).random()}\n" for n in range(20_000))
+    data = gzip.compress(f"{OOM}\n{lines}".encode())
+    (tmp_path / "job.gz").write_bytes(data[: len(data) // 2])
+    assert slug(tmp_path / "job.gz") == "cuda-oom"
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        (b"\xff\xfe\x00 " + OOM.encode() + b"\n", "replaced"),
+        (b"x" * 3_000_000 + b"\n" + OOM.encode() + b"\n", "cut"),
+        (OOM.encode() + b"\0\0" + b"\n", ""),
+        (b"  1%| | 1/9 [00:01<00:09]\r 2%| | 2/9 [00:02<00:08]\r" + OOM.encode() + b"\n", ""),
+        (b"a\r\n" + OOM.encode() + b"\r\n", ""),
+    ],
+)
+def test_odd_bytes(data: bytes, field: str, tmp_path: Path) -> None:
+    """Wrong encodings, NULs, lines of megabytes, and progress bars hide nothing.
+
+    Each is counted.
+    """
+    (tmp_path / "job.out").write_bytes(data)
+    recogniser, _ = command.read([str(tmp_path)])
+    assert command.conclude(recogniser).slug == "cuda-oom"
+    if field:
+        assert getattr(recogniser.found.statistics, field) > 0
+
+
+def test_long_names_take_no_time() -> None:
+    """A folder's random name of many letters cost minutes in the expression for host names."""
+    start = time.process_time()
+    for name in ("a" * 4000, "a-" * 2000, "a1" * 2000, "tmp4o_xk" * 500, "1.a" * 1300):
+        Splitter(0, f"/tmp/{name}/{name}.gz")
+    assert time.process_time() - start < 2
+    assert Splitter(0, "/logs/gpu-17.log").base.host == "gpu-17"
+    assert Splitter(0, "/logs/node3/rank_5.log").base.host == "node3"
+
+
+def test_line_numbers_are_those_of_the_file(tmp_path: Path) -> None:
+    """A claim's proof can be looked up, far into a file of which most lines were left out."""
+    for before in (0, 1, 999, 70_001):
+        path = tmp_path / "job.out"
+        path.write_text("".join(f"step {n} of it\n" for n in range(before)) + f"{OOM}\n")
+        recogniser, _ = command.read([str(path)])
+        finding = command.conclude(recogniser)
+        assert finding.proof[0].line == before + 1
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
+    """200 MB of which every line is another one take no more than 64 MiB above an empty log."""
+    code = (
+        "import resource, sys; from dshealthd.explain import command\n"
+        "command.main(sys.argv[1:])\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+
+    def peak(path: Path) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(path)], capture_output=True, check=True, text=True
+        )
+        return int(done.stdout.split()[-1])
+
+    empty, large = tmp_path / "empty", tmp_path / "large"
+    empty.write_text("step 1\n")
+    block = b"".join(
+        b"[rank0]: tensor " + os.urandom(30).hex().encode() + b"\n" for _ in range(9000)
+    )
+    with large.open("wb") as file:
+        for _ in range(40):
+            file.write(block + b"one line " + b"y" * 2_000_000 + b"\n")
+    assert peak(large) - peak(empty) < 64 << 10
+
+
+def test_exit_statuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """0 nothing found, 1 found, 2 undecided, 64 usage; of text and JSON alike."""
+    (tmp_path / "ok").write_text("step 1\n")
+    (tmp_path / "oom").write_text(f"{OOM}\n")
+    (tmp_path / "after").write_text(
+        "[rank1]:[E1 10:00:00.1 ProcessGroupNCCL.cpp:1] [Rank 1] Some NCCL operations have "
+        "failed or "
+        "timed out.\n"
+    )
+    for name, status in (("ok", 0), ("oom", 1), ("after", 2)):
+        assert command.main([str(tmp_path / name)]) == status
+        assert command.main(["--json", str(tmp_path / name)]) == status
+    assert command.main([str(tmp_path / "none")]) == 64
+    with pytest.raises(SystemExit) as error:
+        command.main([])
+    assert error.value.code == 64
+    capsys.readouterr()
+
+
+def test_what_a_good_run_says_too_is_no_cause(tmp_path: Path) -> None:
+    """`--healthy` takes out the error that every run of this program prints."""
+    usual = "ModuleNotFoundError: No module named 'apex'\n"
+    (tmp_path / "good").write_text(usual + "step 1\n")
+    (tmp_path / "bad").write_text(usual + "step 1\nOSError: [Errno 28] No space left on device\n")
+    recogniser, _ = command.read([str(tmp_path / "bad")], [str(tmp_path / "good")])
+    finding = command.conclude(recogniser)
+    assert finding.slug == "disk-full"
+    assert all(event.slug == "disk-full" for event in recogniser.found.events)
+
+
+WORDS = [example_ for pattern in load().every for example_ in (*pattern.match, *pattern.no_match)]
+PREFIXES = ["[rank3]: ", "[default1]:", "7: ", "gpu-1: ", "2026-01-05T10:00:00Z ", "(W pid=3) ",
+            "[E1122 04:44:58.499 ProcessGroupNCCL.cpp:1] ", "Jan  5 10:00:00 gpu-1 kernel: ",
+            "gpu-1:12:13 [2] NCCL WARN ", '{"log":"', "[1,3]<stderr>:", "E0105 10:00:00.1 9 a.py:1] ",
+            'Traceback (most recent call last):\n  File "a.py", line 1, in f\n', "[0]:\n  rank      : ",
+            "Root Cause (first observed failure):\n", "[PG ID 0 PG GUID 0(x) Rank 9] ", "", "\r", "\0"]  # fmt: skip
+pieces = st.lists(
+    st.one_of(
+        st.sampled_from(PREFIXES),
+        st.sampled_from(WORDS),
+        st.text(max_size=40),
+        st.binary(max_size=40).map(lambda data: data.decode("latin-1")),
+        st.sampled_from(["\n", "\n", "\n", " ", ": ", "99999999999999999999", "[", "]"]),
+    ),
+    max_size=60,
+)
+
+
+@given(pieces)
+@example(["[0]:\n  exitcode  : 1 (pid: 99999999999999999999)\n", "\n"])
+@settings(max_examples=int(os.environ.get("EXPLAIN_EXAMPLES", "150")), deadline=None,
+          suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
+def test_nothing_that_can_be_read_breaks_it(parts: list[str]) -> None:
+    """Whatever is in a log, there is an answer, as text and as JSON, with proof for each claim.
+
+    `EXPLAIN_EXAMPLES=10000` for the long run.
+    """
+    recogniser = Recogniser()
+    data = "".join(parts).encode("utf-8", "replace")
+    items = logs.read("fuzz", logs.finder(load().literals), recogniser.found.statistics,
+                      io.BytesIO(data))  # fmt: skip
+    recogniser.add("fuzz/attempt_1/3/stderr.log", items)
+    finding = command.conclude(recogniser)
+    assert answer.text(finding, recogniser.found, [])
+    document = answer.document(finding, recogniser.found, [])
+    assert finding.outcome in {"found", "undecided", "nothing"}
+    if finding.outcome == "found":
+        assert document["proof"]
+        assert finding.slug

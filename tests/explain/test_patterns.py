@@ -1,0 +1,141 @@
+"""Patterns: their own examples, the words that lead to them, and their time on hostile input."""
+
+from __future__ import annotations
+
+import importlib
+import re  # noqa: TC003 - pytest reads annotations
+import time
+from typing import Any
+
+import pytest
+
+from dshealthd import symptoms
+from dshealthd.explain import patterns
+from dshealthd.explain.literals import required
+from dshealthd.explain.patterns import Pattern, PatternError
+from dshealthd.explain.recognition import Recogniser
+from dshealthd.explain.runbooks import remedy
+
+sre: Any = importlib.import_module("re._parser")  # what a pattern is made of
+
+EVERY = patterns.load().every
+IDS = [f"{pattern.slug}/{pattern.name}" for pattern in EVERY]
+
+
+@pytest.mark.parametrize("pattern", EVERY, ids=IDS)
+def test_examples_match_and_others_do_not(pattern: Pattern) -> None:
+    """Every pattern matches its own examples and none of the look-alikes beside them."""
+    assert pattern.match
+    for example in pattern.match:
+        assert pattern.regex.search(example), example
+    for example in pattern.no_match:
+        assert not pattern.regex.search(example), example
+    assert pattern.no_match or pattern.frames
+
+
+@pytest.mark.parametrize("pattern", EVERY, ids=IDS)
+def test_every_match_holds_one_of_the_literals(pattern: Pattern) -> None:
+    """A line without a literal is not looked at, so a pattern has some and its examples hold one."""
+    if pattern.frames is None:
+        assert pattern.literals
+        for example in pattern.match:
+            assert any(literal in example for literal in pattern.literals), example
+
+
+@pytest.mark.parametrize(
+    ("regex", "literals"),
+    [
+        ("Xid .* fell off", {" fell off"}),
+        ("(?:error|failure): [ab]was lost", {"was lost"}),
+        ("(?:out of memory|OOMKilled)", {"out of memory", "OOMKilled"}),
+        ("a(?:bcd)?e+fgh", {"fgh"}),
+        (r"\\d+|abc", set()),
+    ],
+)
+def test_literals_of_an_expression(regex: str, literals: set[str]) -> None:
+    """Of what must stand in a match, the part whose shortest alternative is longest."""
+    assert set(required(regex)) == literals
+
+
+def test_every_symptom_that_explain_recognises_has_patterns_and_a_first_step() -> None:
+    """The rows of the symptom table with *explain* are all there, and each slug has a remedy."""
+    slugs = {pattern.slug for pattern in EVERY}
+    wanted = {
+        symptom.slug for symptom in symptoms.all_symptoms().values() if "explain" in symptom.means
+    }
+    assert len(wanted) > 15
+    assert wanted - slugs == set()
+    for slug in slugs:
+        title, step, _ = remedy(slug)
+        assert title != slug
+        assert step
+
+
+def test_a_wrong_file_says_what_is_wrong() -> None:
+    """An unknown key, a wrong role and a bad expression are each named with their file."""
+    row = 'name="n"\nlayer="program"\nsource="s"\nregex="a"\nsays="b"\nmatch=["a"]\nno_match=[]\n'
+    assert patterns.parse("x", f"[[pattern]]\n{row}")[0][0].name == "n"
+    for change, message in (
+        ('colour="red"', "unknown keys colour"),
+        ('role="guilty"', "'guilty' is not one of cause"),
+    ):
+        with pytest.raises(PatternError, match=rf"x\.toml: .*{message}"):
+            patterns.parse("x", f"[[pattern]]\n{row}{change}\n")
+    with pytest.raises(PatternError, match=r"x\.toml: .*error"):
+        patterns.parse("x", "[[pattern]]\n" + row.replace('regex="a"', 'regex="("'))
+
+
+def prefixes(pattern: re.Pattern[str]) -> list[str]:
+    """Return short texts that begin as a pattern begins: hostile if repeated."""
+    found: list[str] = []
+
+    def literal(items: Any) -> str:
+        text = ""
+        for operation, value in items:
+            name = str(operation)
+            if name == "LITERAL":
+                text += chr(value)
+            elif name == "SUBPATTERN":
+                text += literal(value[3])
+            elif name in {"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"}:
+                text += literal(value[2]) or "1"
+            elif name == "BRANCH":
+                found.extend(text + literal(branch) for branch in value[1])
+                text += literal(value[1][0])
+            elif name in {"IN", "ANY", "NOT_LITERAL", "CATEGORY"}:
+                text += "1" if "DIGIT" in str(value) else "a"
+            if len(text) > 3:
+                found.append(text)
+        return text
+
+    found.append(literal(sre.parse(pattern.pattern)))
+    return sorted({text for text in found if text}, key=len)[-40:]
+
+
+@pytest.mark.parametrize("pattern", EVERY, ids=IDS)
+def test_no_pattern_takes_long_on_its_own_beginnings(pattern: Pattern) -> None:
+    """Time grows no faster than the square of a hostile line, up to the longest line kept."""
+    for text in prefixes(pattern.regex):
+        hostile = (text * (4000 // len(text) + 1))[:4000]
+        for line in (hostile, text + " " * 4000, text + "a" * 4000, text + "1" * 4000):
+            start = time.process_time()
+            pattern.regex.search(line)
+            assert time.process_time() - start < 0.5, (text, line[:80])
+
+
+def test_no_line_takes_long_whatever_it_repeats() -> None:
+    """A line of 64 KiB of one trigger or prefix after another passes the whole way in seconds."""
+    words = [
+        *patterns.load().literals,
+        "[rank1]: ",
+        "[E1122 04:44:58.499 a.cpp:1] ",
+        "1: ",
+        "a:1:2 [3] ",
+    ]
+    recogniser = Recogniser()
+    start = time.process_time()
+    text = "\n".join((word * (1 << 16))[: 1 << 16] for word in words)
+    from dshealthd.explain.input import Raw
+
+    recogniser.add("hostile", [Raw(n, line) for n, line in enumerate(text.split("\n"), 1)])
+    assert time.process_time() - start < 2.0 * len(words)

@@ -1,0 +1,122 @@
+"""A log that nobody reads stops neither the scrapes nor the end of the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from dshealthd.core import child
+from dshealthd.logs import LineWriter
+from tests.agents import RunningAgent, announced_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_what_a_full_pipe_does_not_take_is_dropped_and_counted() -> None:
+    """Lines beyond the queue are counted; once the pipe is read, a line says how many were lost."""
+    read_end, write_end = os.pipe()
+    writer = LineWriter(write_end, waiting=10)
+    for _ in range(2000):
+        writer.put("x" * 100)
+    assert writer.dropped > 0
+    text = b""
+    end = time.monotonic() + 20.0
+    while b"log lines dropped" not in text:
+        assert time.monotonic() < end
+        text += os.read(read_end, 65536)
+    told = re.search(rb"(\d+) log lines dropped", text)
+    assert told is not None
+    assert 0 < int(told[1]) <= writer.dropped
+
+
+def test_children_never_wait_for_the_agents_standard_error() -> None:
+    """Their lines come through a pipe of their own, cut and made printable, whoever takes them."""
+    taken: list[str] = []
+    write = 'print("x" * 5000, "\\x1b[2J", *range(20), file=sys.stderr)'
+    code = f"import sys\nfor _ in range(400): {write}\nsys.stderr.write('the end')"
+
+    async def play() -> None:
+        errors = child.ErrorPipe(taken.append)
+        started = child.spawn("writer", [sys.executable, "-c", code])
+        assert await started.ends(20.0)
+        assert started.code == 0
+        errors.close()
+
+    asyncio.run(play())
+    assert taken[-1].endswith("the end")
+    assert "\x1b" not in "".join(taken)
+    assert "".join(taken).count("x" * 4096) == 400
+
+
+def test_an_agent_that_nobody_reads_serves_and_stops(tmp_path: Path) -> None:
+    """Standard output and error are full pipes: it serves all the same, and its workers too."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write_end, b"x" * 4096)
+    os.set_blocking(write_end, True)
+    address, port = "127.94.17.3", 18_411  # an address that nothing else here listens on
+    command = [sys.executable, "-m", "dshealthd", "run", "--log.level", "debug"]
+    command += ["--web.listen-address", f"{address}:{port}", "--path.state", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=write_end, stderr=write_end, text=True)
+    os.close(write_end)
+    log = tmp_path / "agent.log"
+    log.touch()
+    try:
+        agent = RunningAgent(process, port, log, address)
+        end = time.monotonic() + 30.0
+        while True:
+            assert time.monotonic() < end
+            with contextlib.suppress(ConnectionError):
+                agent.scrape()
+                break
+            time.sleep(0.05)
+        agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", collector="network"))
+        ours = os.readlink(f"/proc/{agent.pid}/fd/2")
+        assert all(os.readlink(f"/proc/{pid}/fd/2") != ours for pid in agent.workers())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        os.close(read_end)
+        process.kill()
+        process.wait(5)
+
+
+def test_an_agent_whose_log_is_not_read_serves_and_stops(tmp_path: Path) -> None:
+    """Standard error is a full pipe from the start: scrapes answer, SIGTERM ends the agent."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    try:
+        while True:
+            os.write(write_end, b"x" * 4096)
+    except BlockingIOError:
+        os.set_blocking(write_end, True)
+    command = [sys.executable, "-m", "dshealthd", "run", "--log.level", "debug"]
+    command += ["--web.listen-address", "127.0.0.1:0", "--path.state", str(tmp_path / "state")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=write_end, text=True)
+    os.close(write_end)
+    log = tmp_path / "agent.log"
+    log.touch()
+    try:
+        agent = RunningAgent(process, announced_port(process, log), log)
+        for _ in range(20):
+            process.send_signal(signal.SIGHUP)  # which is logged
+            assert agent.scrape().seconds < 1.0
+        assert agent.scrape().value("dshealthd_log_lines_dropped_total") is not None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(read_end)
+        assert process.stdout is not None
+        process.stdout.close()

@@ -1,0 +1,132 @@
+"""A disk that hangs below `path.state` stops neither the scrapes nor the end of the agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.core import state_file
+from dshealthd.core.state_writer import HUNG, LatestWriter
+from tests import frozen
+from tests.agents import Scrape, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONFIG = """
+[collectors.kernel_log]
+interval = "100ms"
+save_interval = "1s"
+"""
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[frozen.Mount]:
+    """Mount a file system that can be frozen."""
+    with frozen.mounted(tmp_path) as found:
+        yield found
+
+
+def test_the_newest_content_wins_while_a_write_hangs() -> None:
+    """One write hangs: of a thousand contents that come meanwhile the last alone is kept."""
+    release, written = threading.Event(), []
+
+    def write(content: bytes) -> None:
+        release.wait(20.0)
+        written.append(content)
+
+    writer = LatestWriter(write, "test")
+    before = threading.active_count()
+    for number in range(1000):
+        writer.put(b"%d" % number)
+    assert threading.active_count() <= before + 1
+    assert not writer.wait(0.05)
+    assert writer.hung_for() > 0.0
+    release.set()
+    assert writer.wait(20.0)
+    assert written[-1] == b"999"
+    assert len(written) <= 2
+
+
+def test_a_failed_write_is_known_until_one_succeeds() -> None:
+    """The error of the last write is there to be reported."""
+    results: list[OSError | None] = [OSError(28, "No space left on device"), None]
+
+    def write(_content: bytes) -> None:
+        if (error := results.pop(0)) is not None:
+            raise error
+
+    writer = LatestWriter(write, "test")
+    writer.put(b"1")
+    assert writer.wait(20.0)
+    assert "No space left" in str(writer.error)
+    writer.put(b"2")
+    assert writer.wait(20.0)
+    assert str(writer.error) == "None"
+    assert writer.written == 1
+
+
+@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK | os.W_OK), reason="no kernel log here")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_agent_with_a_frozen_state_serves_and_ends(
+    mount: frozen.Mount, number: signal.Signals
+) -> None:
+    """Kernel lines that are counted are saved on a frozen disk: scrapes answer, signals end it.
+
+    Then its port is free, although a child hangs with the disk.
+    """
+    mount.directory.joinpath("state").mkdir()
+    flags = ("--path.state", str(mount.directory / "state"))
+    with running(mount.directory.parent, CONFIG, flags=flags) as agent:
+        agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", collector="kernel_log"))
+        mount.freeze()
+        agent.wait(_hung_after_a_line)
+        agent.process.send_signal(signal.SIGHUP)  # a reload reads and writes the state, too
+        assert agent.wait(_hung_after_a_line).seconds < 1.0
+        agent.process.send_signal(number)
+        bound = 8.0 if number is signal.SIGTERM else 1.0
+        assert agent.process.wait(bound) == (0 if number is signal.SIGTERM else -number)
+        socket.create_server((agent.address, agent.port)).close()
+
+
+def _hung_after_a_line(scrape: Scrape) -> bool:
+    """Have the kernel log count one more, and tell whether the write of the counts hangs."""
+    with Path("/dev/kmsg").open("w", encoding="ascii") as kmsg:
+        kmsg.write("NVRM: Xid (PCI:0000:66:00): 79, pid=1, name=x, test\n")
+    return (scrape.value(HUNG.name, file="kernel_log") or 0.0) > 2.0
+
+
+def test_an_agent_that_starts_on_a_frozen_disk_serves_and_ends(mount: frozen.Mount) -> None:
+    """`path.state` cannot be made: the agent says so, serves, and SIGKILL ends it at once."""
+    flags = ("--path.state", str(mount.directory / "state"))
+    mount.freeze()
+    with running(mount.directory.parent, CONFIG, flags=flags) as agent:
+        agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", collector="memory"))
+        assert "the disk does not answer" in agent.log.read_text()
+        agent.process.kill()
+        assert agent.process.wait(1.0) == -signal.SIGKILL
+        socket.create_server((agent.address, agent.port)).close()
+
+
+def test_what_a_child_does_to_a_disk_is_an_error_or_done(tmp_path: Path) -> None:
+    """Files are replaced, read up to a limit, set aside; directories made.
+
+    Errors keep their type.
+    """
+    place = str(tmp_path / "a" / "b")
+    with pytest.raises(FileNotFoundError):
+        state_file.replace_in_child(place, b"x")
+    state_file.make_directory_in_child(str(tmp_path / "a"))
+    state_file.make_directory_in_child(str(tmp_path / "a"))
+    with pytest.raises(FileNotFoundError):
+        state_file.read_in_child(place, 10)
+    state_file.replace_in_child(place, b"0123456789", durable=True)
+    assert state_file.read_in_child(place, 4) == b"0123"
+    state_file.set_aside_in_child(place)
+    assert Path(f"{place}.bad").read_bytes() == b"0123456789"

@@ -1,0 +1,176 @@
+"""A worker that cannot be started is a reason, never the end of the agent."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import resource
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents import RunningAgent, announced_port, end, launch, running
+
+STRANGER = 61_234
+"""A user that runs nothing else here."""
+_RIGHTS = "+dac_override,+dac_read_search"
+BECOME_STRANGER: tuple[str, ...] = (
+    "setpriv",
+    f"--reuid={STRANGER}",
+    f"--regid={STRANGER}",
+    "--clear-groups",
+)
+BECOME_STRANGER += (f"--inh-caps={_RIGHTS}", f"--ambient-caps={_RIGHTS}")
+CONFIG = """
+[collectors.network]
+interval = "200ms"
+[collectors.filesystem]
+interval = "200ms"
+[collectors.memory]
+interval = "200ms"
+"""
+
+
+def leave_descriptors(agent: RunningAgent, spare: int) -> None:
+    """Lower the agent's limit so that `spare` descriptors are left."""
+    used = {int(name) for name in os.listdir(f"/proc/{agent.pid}/fd")}
+    free = (number for number in itertools.count() if number not in used)
+    limit = next(itertools.islice(free, spare, None))
+    hard = resource.prlimit(agent.pid, resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def test_workers_that_cannot_start_are_a_reason_until_they_can(tmp_path: Path) -> None:
+    """Without descriptors for a new worker, its collectors say why; others go on.
+
+    Then it starts.
+    """
+    with running(tmp_path, CONFIG) as agent:
+        agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", collector="network"))
+        before = resource.prlimit(agent.pid, resource.RLIMIT_NOFILE)
+        leave_descriptors(agent, 2)
+        for worker in agent.workers():
+            os.kill(worker, signal.SIGKILL)
+        reason = {"collector": "network", "reason": "cannot_start"}
+        agent.wait(lambda scrape: scrape.all("dshealthd_collector_failing", **reason) == [1.0])
+        assert "file descriptors (RLIMIT_NOFILE is" in agent.get("/api/v1/status")
+        scrape = agent.scrape()
+        assert scrape.value("dshealthd_collector_up", collector="memory") == 1.0
+        resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, before)
+        agent.wait(
+            lambda scrape: scrape.value("dshealthd_collector_up", collector="network") == 1.0, 70.0
+        )
+        assert agent.process.poll() is None
+
+
+def test_metrics_are_served_to_the_last_descriptor(tmp_path: Path) -> None:
+    """With no descriptor left at all a new connection is still answered, again and again."""
+    with running(tmp_path, CONFIG) as agent:
+        agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", collector="memory"))
+        leave_descriptors(agent, 0)
+        for _ in range(10):
+            assert agent.scrape().seconds < 1.0
+            time.sleep(0.05)
+        assert agent.process.poll() is None
+
+
+def test_a_hundred_connections_at_64_descriptors(tmp_path: Path) -> None:
+    """Connections that stay silent use up no descriptor that is needed, and then give way."""
+    with contextlib.ExitStack() as held:
+        process = launch(tmp_path, CONFIG, popen=_with_64_descriptors)
+        held.callback(end, process)
+        log = tmp_path / "agent.log"
+        agent = RunningAgent(process, announced_port(process, log), log)
+        agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", collector="memory"))
+        for number in range(100):
+            connection = held.enter_context(socket.socket())
+            connection.bind((f"127.0.1.{1 + number % 10}", 0))
+            connection.settimeout(10)
+            with contextlib.suppress(OSError):
+                connection.connect((agent.address, agent.port))
+        last = time.monotonic() + 20.0  # silent connections have 5 s for their headers
+        while True:
+            with contextlib.suppress(ConnectionError):
+                assert agent.scrape().seconds < 1.0
+                break
+            assert time.monotonic() < last, "silent connections shut the scrape out"
+            time.sleep(0.1)
+        assert agent.process.poll() is None
+
+
+def test_an_agent_at_its_limit_of_threads_and_processes_serves_on() -> None:
+    """No thread and no process more for its uid: scrapes, reloads, heartbeats go on, and recover.
+
+    The agent is a user of its own, as RLIMIT_NPROC does not bind root; it keeps the right to read
+    the interpreter.
+    """
+    if os.geteuid():
+        pytest.skip("becoming another user takes root")
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        base = Path(name)
+        os.chown(base, STRANGER, STRANGER)
+        web = base / "web.yml"
+        web.write_text("{}")
+        config = f'[collectors.training]\nsocket = "{base}/training.sock"\n{CONFIG}'
+        process = launch(base, config, flags=("--web.config-file", str(web)), popen=_as_stranger)
+        stack.callback(end, process)
+        log = base / "agent.log"
+        agent = RunningAgent(process, announced_port(process, log), log)
+        up = {"collector": "network"}
+        agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", **up) == 1.0)
+        _limit_processes(agent.pid, "1:")
+        for worker in agent.workers():
+            os.kill(worker, signal.SIGKILL)
+        agent.process.send_signal(signal.SIGHUP)
+        web.write_text("# another\n{}")
+        for _ in range(8):
+            sender = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            sender.connect(f"{base}/training.sock")
+            sender.send(b"no page")
+        agent.wait(
+            lambda scrape: (
+                scrape.all("dshealthd_collector_failing", **up, reason="cannot_start") == [1.0]
+                and "the thread for" in log.read_text()
+            ),
+            60.0,
+        )
+        assert process.poll() is None
+        _limit_processes(agent.pid, "4096:")
+        agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", **up) == 1.0, 70.0)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def _with_64_descriptors(command: list[str], **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(["prlimit", "--nofile=64:64", *command], **options)
+
+
+def test_the_soft_limit_of_descriptors_is_raised(tmp_path: Path) -> None:
+    """An agent that is started with few descriptors takes as many as the hard limit leaves it."""
+
+    def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(["prlimit", "--nofile=256:2048", *command], **options)
+
+    process = launch(tmp_path, CONFIG, popen=popen)
+    try:
+        announced_port(process, tmp_path / "agent.log")
+        assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (2048, 2048)
+    finally:
+        end(process)
+
+
+def _as_stranger(command: list[str], **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen([*BECOME_STRANGER, *command], **options)
+
+
+def _limit_processes(pid: int, limit: str) -> None:
+    """Set the soft RLIMIT_NPROC of a process of the stranger's, as the stranger."""
+    command = [*BECOME_STRANGER, "prlimit", f"--pid={pid}", f"--nproc={limit}"]
+    subprocess.run(command, check=True, timeout=20)

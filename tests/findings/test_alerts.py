@@ -1,0 +1,215 @@
+"""Findings against the alert rules and their thresholds, in both directions."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd import findings
+from dshealthd.findings.catalogue import catalogue, found, part
+from dshealthd.findings.judge import signs
+from dshealthd.findings.limits import LIMITS, PREFIX
+from dshealthd.symptoms.expression import selectors
+from dshealthd.symptoms.template import render
+from tests.findings.scenes import Moment, moments, scenes, thresholds, values
+
+if TYPE_CHECKING:
+    from dshealthd.findings.finding import Finding
+
+SOURCES = "".join(
+    file.read_text(encoding="utf-8") for file in Path(findings.__file__).parent.glob("*.py")
+)
+FOUND = frozenset(re.findall(r'"(Dshealthd\w+)"', SOURCES))
+"""The alerts that findings stand for."""
+UNKNOWN = "DshealthdCollectorFailing"
+"""It makes the node unknown; its alert, five minutes later, is a warning."""
+
+HISTORY = "needs the history of a counter or a gauge, which Prometheus keeps"
+FLEET = "needs the other nodes"
+LEFT_TO_PROMETHEUS = {
+    "DshealthdAgentGone": "an agent that is gone has no findings",
+    "DshealthdFleetUnreachable": FLEET,
+    "DshealthdNoTargets": FLEET,
+    "DshealthdTargetsLost": FLEET,
+    "DshealthdThresholdsMissing": "is about Prometheus",
+    "DshealthdRulesFailing": "is about Prometheus",
+    "DshealthdInfinibandDevicesFewer": HISTORY,
+    "DshealthdGpusWaiting": HISTORY,
+}
+"""Critical alerts that no finding stands for, and why."""
+STANDS = "its alert knows whether the GPU was reset since its Xid"
+BY_HISTORY = {
+    "DshealthdGpuLost": STANDS,
+    "DshealthdGpuMemoryErrorUncorrected": STANDS,
+    "DshealthdGpuRowRemapFailed": STANDS,
+    "DshealthdGpuResetNeeded": STANDS,
+    "DshealthdGpuSlowedByHardware": "its alert looks at ten minutes",
+    "DshealthdGpuThermallyLimited": "its alert looks at ten minutes",
+    "DshealthdPathSlow": "its alert looks at five minutes",
+    "DshealthdLoopbackSlow": "its alert looks at a minute",
+    "DshealthdNvlinkFault": "its alert knows how many links were up an hour or a day ago",
+    "DshealthdInfinibandPortDown": "its alert knows whether the port was up, here and elsewhere",
+    "DshealthdJobHang": "its alert knows the job's ranks on other nodes",
+    "DshealthdCollectiveStuck": "its alert knows the GPUs that wait",
+    "DshealthdLossNotFinite": "its alert names the ranks at which it began",
+    "DshealthdProbeResultWrong": "its alert leaves out nodes that are gone",
+    "DshealthdProbeFails": "its alert leaves out nodes that are gone",
+    "DshealthdProbeHung": "its alert leaves out nodes that are gone",
+    "DshealthdStraggler": "its alert leaves out nodes that are gone",
+    "DshealthdLinkSuspect": "its alert leaves out nodes that are gone",
+    "DshealthdRendezvousPortOrphaned": "its alert knows the job's ranks on other nodes",
+}
+"""Findings that may be there where their alert is not, or the other way round, and why."""
+
+
+def findings_at(moment: Moment, node: str) -> list[Finding]:
+    """Return what an agent finds at a moment."""
+    series = moment.scene.look(node, moment.at)
+    common = {"node": node, "instance": f"{node}:1"}
+    query = functools.partial(series.query, wall=moment.at)
+    return [found(sign, common, query) for sign in signs(series, node, moment.at)]
+
+
+@functools.cache
+def everything() -> tuple[Moment, ...]:
+    """Return the moments of all scenes."""
+    return tuple(moments())
+
+
+STRONGER = {
+    "DshealthdEphemeralPortsLow": "DshealthdEphemeralPortsUsedUp",
+    "DshealthdOpenFilesHigh": "DshealthdOpenFilesExhausted",
+    "DshealthdFilesystemFilling": "DshealthdFilesystemFull",
+    "DshealthdGpuHot": "DshealthdGpuTemperatureCritical",
+}
+"""Where both alerts fire, Alertmanager keeps the weaker one back; there is no finding for it."""
+
+
+def test_every_finding_has_its_alert() -> None:
+    """Each alert that findings stand for exists, so that slug, severity and words come from it."""
+    assert catalogue().keys() >= FOUND
+
+
+def test_every_critical_alert_has_its_finding() -> None:
+    """An alert that wakes somebody is a finding on its node, or it is said why it cannot be."""
+    critical = {name for name, entry in catalogue().items() if entry.alert.severity == "critical"}
+    assert critical - FOUND == LEFT_TO_PROMETHEUS.keys()
+    assert all(
+        entry.alert.severity in {"critical", "warning"}
+        for name, entry in catalogue().items()
+        if name in FOUND
+    )
+
+
+def test_limits_are_the_thresholds() -> None:
+    """Findings compare with what the rules compare with, and with nothing else."""
+    known = thresholds()
+    assert {PREFIX + name: value for name, value in LIMITS.items()} == {
+        PREFIX + name: known[PREFIX + name] for name in LIMITS
+    }
+
+
+@pytest.mark.parametrize("name", sorted(LIMITS))
+def test_every_limit_is_read_on_both_sides(name: str) -> None:
+    """Each limit is used by a rule of findings, and by the alert of a finding."""
+    assert SOURCES.count(name) > 1
+    read = {
+        selector.metric for alert in FOUND for selector in selectors(catalogue()[alert].alert.expr)
+    }
+    assert PREFIX + name in read or name == "roce_fabric_bytes"  # in a recording rule
+
+
+@pytest.mark.parametrize("name", sorted(FOUND - {UNKNOWN}))
+def test_findings_are_where_alerts_fire(name: str) -> None:
+    """Where a scene has an alert fire for a node, its agent has the finding, of the same part."""
+    entry = catalogue()[name]
+    seen = 0
+    for moment in everything():
+        if moment.alert != name:
+            continue
+        for labels in moment.fires:
+            # What is about a job as a whole names no node: one of its nodes shows it.
+            nodes = {labels["node"]} if labels.get("node") else moment.scene.nodes()
+            here = [finding for node in nodes for finding in findings_at(moment, node)]
+            mine = [one for one in here if one.alert == name]
+            if STRONGER.get(name) in {one.alert for one in here}:
+                continue
+            named = part(labels, entry.alert.component)
+            if name in BY_HISTORY and named not in {one.part for one in mine}:
+                continue
+            seen += 1
+            assert mine, (moment.scene.name, moment.at, labels)
+            assert not named or named in {one.part for one in mine}, moment.scene.name
+            assert {(one.slug, str(one.severity)) for one in mine} == {
+                (labels.get("symptom", entry.slug), labels.get("severity", entry.alert.severity))
+            }
+    assert seen, f"no scene has shown {name} as a finding"
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        name for name in FOUND - {UNKNOWN} - BY_HISTORY.keys() if not catalogue()[name].alert.hold
+    ),
+)
+def test_no_finding_where_the_alert_is_quiet(name: str) -> None:
+    """Where a scene has an alert fire for no node, no agent has the finding either.
+
+    Those that must last before they fire are left out: a finding is of the moment.
+    """
+    for moment in everything():
+        if moment.alert == name and not moment.fires:
+            for node in moment.scene.nodes():
+                series = moment.scene.look(node, moment.at)
+                alerts = [sign.alert for sign in signs(series, node, moment.at)]
+                assert name not in alerts, (moment.scene.name, moment.at, node)
+
+
+def test_healthy_nodes_have_no_findings() -> None:
+    """The fleet in which no alert fires has no finding at any moment."""
+    seen = 0
+    for scene in scenes("healthy.yml"):
+        for node in scene.nodes():
+            for at in (60.0, 300.0, 380.0):
+                seen += 1
+                assert list(signs(scene.look(node, at), node, at)) == []
+    assert seen > 6
+
+
+def test_words_are_the_alerts() -> None:
+    """What a finding says is what Prometheus writes, to the letter.
+
+    Its queries are answered by the node's samples.
+
+    Where the value is that of a longer history it differs by that.
+    """
+    compared = set()
+    for moment in everything():
+        alert = catalogue()[moment.alert].alert
+        for labels, texts in zip(moment.fires, moment.texts, strict=True):
+            node = labels.get("node", "")
+            if not texts or moment.alert not in FOUND or "$value" in alert.description:
+                continue
+            query = functools.partial(moment.scene.look(node, moment.at).query, wall=moment.at)
+            assert render(alert.description, labels, None, query) == texts["description"]
+            assert alert.summary == texts["summary"]
+            compared.add(moment.alert)
+    assert {"DshealthdGpuLost", "DshealthdJobHang"} <= compared
+
+
+@pytest.mark.parametrize("name", sorted(catalogue()))
+def test_every_alert_can_be_rendered(name: str) -> None:
+    """The words of every alert are known to the renderer, and end with something to do."""
+    text = render(catalogue()[name].alert.description, {"node": "n1", "gpu": "3"}, 1.5)
+    assert "{{" not in text
+    assert catalogue()[name].remedy
+
+
+def test_notation_of_promtool() -> None:
+    """The scenes are read as promtool reads them."""
+    assert list(values("1x2 _x2 0+2x2 stale 5")) == [1, 1, 1, "_", "_", 0, 2, 4, "stale", 5]
+    assert list(values("76e9x1 1e-15x1 -2x1")) == [76e9, 76e9, 1e-15, 1e-15, -2, -2]

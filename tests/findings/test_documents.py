@@ -1,0 +1,130 @@
+"""The findings as other programs read them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dshealthd.collectors.gpu import FAULT, UP, VISIBLE
+from dshealthd.collectors.gpu_bus import EXPECTED
+from dshealthd.collectors.kernel_log import LAST_XID
+from dshealthd.core.collector import Fault, Reason
+from dshealthd.core.result import Outcome, Result, failed, not_available
+from dshealthd.core.snapshot import Snapshot
+from dshealthd.findings.history import History
+from dshealthd.findings.judge import judge, series_of
+
+if TYPE_CHECKING:
+    from dshealthd.findings.finding import Verdict
+
+DOCUMENT = Path(__file__).parents[2] / "docs/status-api.md"
+NOW, WALL = 100.0, 1_800_000_000.0
+
+
+def verdict(results: dict[str, Result | None], now: float = NOW) -> Verdict:
+    """Judge a node called node-17 by these results; None is a collector that has not run yet."""
+    snapshot = Snapshot(lambda: NOW, lambda: WALL)
+    for name, result in results.items():
+        snapshot.expect(name, 15)
+        if result is not None:
+            snapshot.put(name, result)
+    return judge(
+        snapshot, series_of(snapshot, ()), node="node-17", name="", monotonic=now, wall=WALL
+    )
+
+
+def gpus(*samples: object) -> dict[str, Result | None]:
+    """Return the results of a node with two GPUs, with these samples beside."""
+    usual = (UP(1, "0", "GPU-a"), VISIBLE(2), *samples)
+    return {
+        "gpu": Result(Outcome.OK, usual),  # type: ignore[arg-type] # samples
+        "gpu_bus": Result(Outcome.OK, (EXPECTED(2),)),
+    }
+
+
+def test_the_example_is_real() -> None:
+    """The documentation's example is what an agent answers; its table has every field."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    (example,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    judged = verdict(gpus(FAULT(1, "3", "GPU-d", "gpu_lost")))
+    found = History().update(judged, WALL).document()
+    assert json.loads(example) == found
+    (table,) = re.findall(r"A finding:\n\n(.*?)\n\n", text, re.DOTALL)
+    assert set(
+        re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines()))
+    ) == set(found["findings"][0])
+
+
+def test_ok() -> None:
+    """A node of which everything was read and nothing is wrong is ok."""
+    assert verdict(gpus()).document() == {"schema": 1, "verdict": "ok", "findings": []}
+
+
+def test_unknown_is_neither_ok_nor_a_warning() -> None:
+    """What is not read, cannot be read or is too old makes the node unknown, and is named."""
+    for results, now in (
+        ({**gpus(), "ecc": None}, NOW),
+        ({**gpus(), "ecc": failed(Reason.IO_ERROR, "it does not answer")}, NOW),
+        ({**gpus(), "ecc": Result(Outcome.OK, (), (Fault("gpu 1", Reason.IO_ERROR, "x"),))}, NOW),
+    ):
+        found = verdict(results, now)
+        assert found.state == "unknown"
+        assert [finding.origins for finding in found.findings] == [("ecc",)]
+        assert all(finding.runbook == "/runbooks/collector-failing" for finding in found.findings)
+    assert verdict(gpus(), NOW + 20).state == "unknown"
+
+
+def test_starting_is_one_finding() -> None:
+    """An agent that has just started says so once, and names what it has not read."""
+    (finding,) = verdict(dict.fromkeys(("gpu", "ecc", "memory"))).findings
+    assert (finding.severity, finding.detail) == ("unknown", "not read yet: ecc, gpu, memory")
+
+
+def test_since() -> None:
+    """A finding is dated by its source, or by when it was seen first; a return is new."""
+    history = History()
+    lost = verdict(gpus(FAULT(1, "1", "GPU-b", "gpu_lost")))
+    logged = verdict(gpus(LAST_XID(WALL - 60, "1", "0000:02:00", "79")))
+    assert [history.update(logged, WALL).findings[0].since for _ in "ab"] == [WALL - 60] * 2
+    history.update(verdict(gpus()), WALL)
+    assert history.update(lost, WALL + 5).findings[0].since == WALL + 5
+    assert history.update(lost, WALL + 50).findings[0].since == WALL + 5
+    history.update(verdict(gpus()), WALL + 60)
+    assert history.update(lost, WALL + 70).findings[0].since == WALL + 70
+
+
+def test_what_is_not_there_is_well() -> None:
+    """A source that this machine does not have is no finding."""
+    absent = {name: not_available("no GPU") for name in ("gpu", "gpu_bus", "ecc")}
+    assert verdict({**absent}).state == "ok"
+
+
+def test_the_worst_comes_first() -> None:
+    """Critical findings stand before what is unknown, and make the verdict."""
+    results = {**gpus(FAULT(1, "1", "GPU-b", "gpu_lost")), "ecc": failed(Reason.IO_ERROR, "x")}
+    found = verdict(results)
+    assert [finding.severity for finding in found.findings] == ["critical", "unknown"]
+    assert found.state == "critical"
+
+
+def test_users_parts_leave_the_node_known() -> None:
+    """A part of a user's job that cannot be read does not make the node unknown."""
+    fault = Fault("job x", Reason.MALFORMED, "odd")
+    assert verdict({**gpus(), "nccl_ras": Result(Outcome.OK, (), (fault,))}).state == "ok"
+
+
+def test_a_part_is_named_once() -> None:
+    """A GPU that is lost is not also a part that could not be read."""
+    fault = Fault("gpu 1", Reason.GPU_LOST, "GPU is lost")
+    results = gpus(FAULT(1, "1", "GPU-b", "gpu_lost"))
+    results["ecc"] = Result(Outcome.OK, (), (fault,))
+    assert [finding.part for finding in verdict(results).findings] == ["GPU 1"]
+
+
+def test_texts_are_bounded() -> None:
+    """A long or broken error of a driver does not break the document."""
+    detail = "\ud800" + "x" * 100_000
+    document = verdict({**gpus(), "ecc": failed(Reason.IO_ERROR, detail)}).document()
+    assert len(json.dumps(document).encode()) < 5000

@@ -1,0 +1,141 @@
+"""The release of NCCL that a process has mapped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.core.host import Host
+from dshealthd.jobs.nccl.release import MappedReleases, Mapping, Unidentified, parse_maps
+from dshealthd.linux.elf import CHUNK
+from tests.jobs.elf import library
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+BANNER = b"\0NCCL version 2.27.7+cuda12.9\0"
+MAP = (
+    "import mmap, os, sys\n"
+    "files = [os.open(path, os.O_RDONLY) for path in sys.argv[1:]]\n"
+    "held = [mmap.mmap(file, 0, access=mmap.ACCESS_READ) for file in files]\n"
+    "print(flush=True)\n"
+    "sys.stdin.read()\n"
+)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., int]]:
+    """Start processes that map files, and return their pids."""
+    started = []
+
+    def begin(*paths: Path) -> int:
+        process = subprocess.Popen(
+            [sys.executable, "-c", MAP, *map(str, paths)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process.pid
+
+    yield begin
+    for process in started:
+        process.communicate()
+
+
+def test_maps() -> None:
+    """Libraries of NCCL and PyTorch's part that may contain it, with what tells them apart."""
+    data = (
+        b"7f00-7f01 r--p 00000000 fe:00 77 /a b/libnccl.so.2.27.7\n"
+        b"7f01-7f02 r-xp 00001000 fe:00 77 /a b/libnccl.so.2.27.7\n"
+        b"7f02-7f03 r--p 00000000 fe:00 78 /t/libtorch_cuda.so (deleted)\n"
+        b"7f03-7f04 r--p 00000000 fe:00 79 /t/libnccl-net.so\n"
+        b"7f04-7f05 rw-p 00000000 00:00 0 \n"
+    )
+    assert parse_maps(data) == (
+        Mapping("/a b/libnccl.so.2.27.7", 77, deleted=False),
+        Mapping("/t/libtorch_cuda.so", 78, deleted=True),
+    )
+
+
+def test_version_of_the_constants(start: Callable[..., int], tmp_path: Path) -> None:
+    """What the build wrote into the library counts, not what the file is called."""
+    place = tmp_path / "libnccl.so.2.30.7"
+    library(place, BANNER)
+    assert MappedReleases().of(Host(), start(place)) == {"2.27.7"}
+
+
+def test_suffix_of_a_build(start: Callable[..., int], tmp_path: Path) -> None:
+    """A build of somebody's own says so, and its suffix is kept."""
+    library(tmp_path / "libnccl.so.2", b"NCCL version 2.29.3-own+cuda13.0")
+    assert MappedReleases().of(Host(), start(tmp_path / "libnccl.so.2")) == {"2.29.3-own"}
+
+
+def test_version_across_pieces(start: Callable[..., int], tmp_path: Path) -> None:
+    """A text that lies across two pieces of reading is found."""
+    library(tmp_path / "libtorch_cuda.so", b"\0" * (CHUNK - 20) + BANNER)
+    assert MappedReleases().of(Host(), start(tmp_path / "libtorch_cuda.so")) == {"2.27.7"}
+
+
+def test_name_of_the_file(start: Callable[..., int], tmp_path: Path) -> None:
+    """Where the constants say nothing, the name of the file does."""
+    library(tmp_path / "libnccl.so.2.26.2", b"nothing")
+    assert MappedReleases().of(Host(), start(tmp_path / "libnccl.so.2.26.2")) == {"2.26.2"}
+
+
+def test_two_libraries(start: Callable[..., int], tmp_path: Path) -> None:
+    """A process with two releases has both; PyTorch's part without NCCL in it adds none."""
+    places = [
+        tmp_path / "a/libnccl.so.2",
+        tmp_path / "b/libnccl.so.2",
+        tmp_path / "libtorch_cuda.so",
+    ]
+    for place, text in zip(places, (BANNER, b"NCCL version 2.30.7+cuda13.0", b""), strict=True):
+        library(place, text)
+    assert MappedReleases().of(Host(), start(*places)) == {"2.27.7", "2.30.7"}
+
+
+def test_nothing_mapped(start: Callable[..., int]) -> None:
+    """A process that has not mapped NCCL has no release, which is not an unknown one."""
+    assert MappedReleases().of(Host(), start()) == frozenset()
+
+
+def test_replaced_library(start: Callable[..., int], tmp_path: Path) -> None:
+    """An upgrade under a running job leaves the release unknown, whatever lies there now."""
+    place = tmp_path / "libnccl.so.2"
+    library(place, BANNER)
+    pid, releases = start(place), MappedReleases()
+    assert releases.of(Host(), pid) == {"2.27.7"}
+    library(tmp_path / "new", b"NCCL version 2.30.7+cuda13.0")
+    os.replace(tmp_path / "new", place)
+    with pytest.raises(Unidentified, match="replaced"):
+        releases.of(Host(), pid)
+
+
+def test_other_file_at_the_path(tmp_path: Path) -> None:
+    """A file that is not the one that is mapped says nothing of the process."""
+    place = tmp_path / "libnccl.so.2"
+    library(place, BANNER)
+    proc = tmp_path / "proc/self"
+    proc.mkdir(parents=True)
+    for name in ("root", "cwd", "status", "auxv"):
+        (proc / name).symlink_to(f"/proc/self/{name}")
+    inode = place.stat().st_ino + 1
+    (proc / "maps").write_text(f"7f00-7f01 r--p 00000000 fe:00 {inode} {place}\n")
+    (tmp_path / "proc/7").symlink_to(proc)
+    with pytest.raises(Unidentified, match="another file"):
+        MappedReleases().of(Host(procfs=tmp_path / "proc"), 7)
+
+
+def test_library_without_a_version(start: Callable[..., int], tmp_path: Path) -> None:
+    """A library that says no version is not known: nobody is asked on a guess."""
+    for name in ("libnccl.so.2", "libtorch_cuda.so"):
+        library(tmp_path / name, b"NCCL version %s and no digits")
+        with pytest.raises(Unidentified, match="does not say"):
+            MappedReleases().of(Host(), start(tmp_path / name))

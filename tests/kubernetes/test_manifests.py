@@ -1,0 +1,215 @@
+"""The manifests: built by kustomize, valid for each Kubernetes, and holding what is here."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from deploy.kubernetes import rules
+from dshealthd import config
+
+ROOT = Path(__file__).parents[2]
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+COMPONENTS = tuple(sorted(path.name for path in (KUBERNETES / "components").iterdir()))
+VERSIONS = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34")
+CUSTOM = frozenset(("PodMonitor", "PrometheusRule"))
+"""Of the Prometheus operator, of which there is no schema among Kubernetes' own."""
+OVERLAYS = ((), *((name,) for name in COMPONENTS), COMPONENTS)
+LARGEST = 262_144
+"""Bytes of an annotation, into which `kubectl apply` writes the whole object."""
+
+pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+
+
+@functools.cache
+def built(components: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
+    """Return the objects of an overlay that takes these components."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        directory = Path(name).resolve()
+
+        def place(path: Path) -> str:
+            return os.path.relpath(path, directory)
+
+        overlay = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "resources": [place(KUBERNETES / "base")],
+            "components": [place(KUBERNETES / "components" / name) for name in components],
+        }
+        (directory / "kustomization.yaml").write_text(yaml.safe_dump(overlay), encoding="utf-8")
+        text = subprocess.run(
+            ["kubectl", "kustomize", str(directory)],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        ).stdout
+    return tuple(yaml.safe_load_all(text))
+
+
+def only(components: tuple[str, ...], kind: str, name: str = "dshealthd") -> Any:
+    """Return the one object of a kind whose name begins so."""
+    (found,) = (
+        entry
+        for entry in built(components)
+        if entry["kind"] == kind and entry["metadata"]["name"].startswith(name)
+    )
+    return found
+
+
+def pod(components: tuple[str, ...]) -> Any:
+    """Return the spec of the DaemonSet's pods."""
+    return only(components, "DaemonSet")["spec"]["template"]["spec"]
+
+
+def agent(components: tuple[str, ...]) -> Any:
+    """Return the agent's container."""
+    (container,) = pod(components)["containers"]
+    return container
+
+
+@pytest.mark.parametrize("components", OVERLAYS, ids="+".join)
+def test_valid(components: tuple[str, ...]) -> None:
+    """Every object is one that Kubernetes 1.29 to 1.34 knows, without a field that they do not."""
+    for entry in built(components):
+        assert len(json.dumps(entry)) < LARGEST, entry["metadata"]["name"]
+        if entry["kind"] != "Namespace":
+            assert entry["metadata"]["namespace"] == "dshealthd", entry["metadata"]
+        for version in VERSIONS:
+            if entry["kind"] not in CUSTOM:
+                kubernetes_validate.validate(entry, version, strict=True)
+
+
+@pytest.mark.parametrize("components", OVERLAYS, ids="+".join)
+def test_asks_nothing_of_the_api(components: tuple[str, ...]) -> None:
+    """No role, no binding, no token."""
+    kinds = {entry["kind"] for entry in built(components)}
+    assert not {kind for kind in kinds if "Role" in kind}
+    assert pod(components)["automountServiceAccountToken"] is False
+
+
+def test_rights_of_the_base() -> None:
+    """The base has the host's network and reads its files, and no capability."""
+    security = agent(())["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert not security.get("privileged")
+    assert security["readOnlyRootFilesystem"]
+    assert "hostPID" not in pod(())
+    writable = {mount["name"] for mount in agent(())["volumeMounts"] if not mount.get("readOnly")}
+    assert writable == {"config", "state", "tmp"} - {"config"}
+
+
+def test_rights_of_the_components() -> None:
+    """Each component adds what its file names, and no more."""
+    added = {
+        name: agent((name,))["securityContext"].get("capabilities", {}).get("add", [])
+        for name in COMPONENTS
+    }
+    trainings = ["DAC_READ_SEARCH", "KILL", "SETGID", "SETUID", "SYS_PTRACE"]
+    assert {name for name, given in added.items() if given} == {"trainings", "evidence"}
+    assert added["trainings"] == trainings
+    assert added["evidence"] == [*trainings, "SYS_ADMIN"]
+    host = {name for name in COMPONENTS if pod((name,)).get("hostPID")}
+    assert host == {"trainings", "evidence"}
+    privileged = {
+        name for name in COMPONENTS if agent((name,))["securityContext"].get("privileged")
+    }
+    assert privileged == {"kernel-log"}
+
+
+@pytest.mark.parametrize("components", OVERLAYS, ids="+".join)
+def test_configuration(components: tuple[str, ...], tmp_path: Path) -> None:
+    """The parts, joined as the init container joins them, are a configuration without mistakes."""
+    source = next(v for v in pod(components)["volumes"] if v["name"] == "config-parts")
+    parts = only(components, "ConfigMap", source["configMap"]["name"])["data"]
+    directory = tmp_path / "config"
+    directory.mkdir()
+    for name, text in parts.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    (init,) = pod(components)["initContainers"]
+    script = (
+        init["args"][0]
+        .replace("/config/", f"{directory}/")
+        .replace("/etc/dshealthd", str(tmp_path))
+    )
+    subprocess.run(
+        ["/bin/sh", "-ec", script.replace("exec dshealthd", ": dshealthd")],
+        check=True,
+        env={"HOST_IP": "10.1.2.3", "PATH": os.environ["PATH"]},
+    )
+    loaded = config.load(tmp_path / "dshealthd.toml")
+    assert loaded.collectors["kernel_log"].enabled is ("kernel-log" in components)
+    assert loaded.evidence.enabled is bool({"trainings", "evidence"} & set(components))
+    if "probes" in components:
+        assert loaded.probe.peer.listen_address == "10.1.2.3:10062"
+
+
+def test_every_mount_has_its_volume() -> None:
+    """With all components at once, and the web's certificate beside its configuration."""
+    volumes = {volume["name"]: volume for volume in pod(COMPONENTS)["volumes"]}
+    mounts = {mount["name"] for mount in agent(COMPONENTS)["volumeMounts"]}
+    assert mounts <= volumes.keys()
+    names = {
+        entry["metadata"]["name"] for entry in built(COMPONENTS) if entry["kind"] == "ConfigMap"
+    }
+    web = next(
+        s["configMap"]["name"] for s in volumes["web"]["projected"]["sources"] if "configMap" in s
+    )
+    assert web in names
+
+
+def test_members_are_the_agents() -> None:
+    """The headless service selects the DaemonSet's pods and is the name that the members have."""
+    service = only(("probes",), "Service")
+    labels = only(("probes",), "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert service["spec"]["clusterIP"] == "None"
+    name = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
+    part = (KUBERNETES / "components" / "probes" / "probes.toml").read_text(encoding="utf-8")
+    assert f'dns = "{name}"' in part
+
+
+def test_probes_ask_over_the_agents_own_scheme() -> None:
+    """The kubelet and Prometheus speak HTTPS where the agent does, and else HTTP."""
+    for components, scheme in (((), None), (("tls",), "HTTPS")):
+        container = agent(components)
+        for probe in ("livenessProbe", "readinessProbe"):
+            assert container[probe]["httpGet"].get("scheme") == scheme
+        (endpoint,) = only(components, "PodMonitor")["spec"]["podMetricsEndpoints"]
+        assert endpoint.get("scheme") == (scheme and scheme.lower())
+
+
+def test_rules_are_ours(tmp_path: Path) -> None:
+    """Each PrometheusRule holds one rule file, which promtool accepts as kustomize wrote it."""
+    assert rules.main(["--check"]) == 0
+    for name in rules.FILES:
+        made = only((), "PrometheusRule", f"dshealthd-{name.removesuffix('.yml')}")["spec"]
+        source = yaml.safe_load((rules.SOURCE / name).read_text(encoding="utf-8"))
+        assert made == source
+        (tmp_path / name).write_text(yaml.safe_dump(made), encoding="utf-8")
+    if shutil.which("promtool"):
+        files = [str(tmp_path / name) for name in rules.FILES]
+        subprocess.run(["promtool", "check", "rules", *files], check=True, capture_output=True)
+
+
+def test_dashboards_are_ours() -> None:
+    """Each dashboard is in a ConfigMap that Grafana's sidecar looks for."""
+    directory = ROOT / "grafana" / "dashboards"
+    found: dict[str, str] = {}
+    for entry in built(()):
+        if entry["kind"] == "ConfigMap" and "dashboard" in entry["metadata"]["name"]:
+            assert entry["metadata"]["labels"]["grafana_dashboard"] == "1"
+            found |= entry["data"]
+    assert found == {
+        path.name: path.read_text(encoding="utf-8") for path in directory.glob("*.json")
+    }

@@ -1,0 +1,36 @@
+"""What the tests on genuine NCCL share: each needs its release built, and a job that is ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.nccl import build
+from tests.nccl.job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def libraries() -> Callable[[str], Path]:
+    """Return the folder of a release's libraries, built if need be."""
+    return build.build
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Return what starts jobs, each of a release and a size; they end with the test."""
+    jobs: list[Job] = []
+
+    def make(version: str, size: int, **environment: str) -> Job:
+        folder = tmp_path / f"job-{len(jobs)}"
+        folder.mkdir()
+        jobs.append(Job(build.build(version), size, folder, environment))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.close()

@@ -1,0 +1,118 @@
+/* Names of types that NCCL 2.27 and earlier use and CUDA 13 has with a version only. */
+#pragma once
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#ifndef PFN_cuDeviceGet
+typedef PFN_cuDeviceGet_v2000 PFN_cuDeviceGet;
+#endif
+#ifndef PFN_cuDeviceGetAttribute
+typedef PFN_cuDeviceGetAttribute_v2000 PFN_cuDeviceGetAttribute;
+#endif
+#ifndef PFN_cuDeviceGetUuid
+typedef PFN_cuDeviceGetUuid_v9020 PFN_cuDeviceGetUuid;
+#endif
+#ifndef PFN_cuGetErrorString
+typedef PFN_cuGetErrorString_v6000 PFN_cuGetErrorString;
+#endif
+#ifndef PFN_cuGetErrorName
+typedef PFN_cuGetErrorName_v6000 PFN_cuGetErrorName;
+#endif
+#ifndef PFN_cuMemGetAddressRange
+typedef PFN_cuMemGetAddressRange_v3020 PFN_cuMemGetAddressRange;
+#endif
+#ifndef PFN_cuCtxCreate
+typedef PFN_cuCtxCreate_v11040 PFN_cuCtxCreate;
+#endif
+#ifndef PFN_cuCtxDestroy
+typedef PFN_cuCtxDestroy_v4000 PFN_cuCtxDestroy;
+#endif
+#ifndef PFN_cuCtxGetCurrent
+typedef PFN_cuCtxGetCurrent_v4000 PFN_cuCtxGetCurrent;
+#endif
+#ifndef PFN_cuCtxSetCurrent
+typedef PFN_cuCtxSetCurrent_v4000 PFN_cuCtxSetCurrent;
+#endif
+#ifndef PFN_cuCtxGetDevice
+typedef PFN_cuCtxGetDevice_v2000 PFN_cuCtxGetDevice;
+#endif
+#ifndef PFN_cuPointerGetAttribute
+typedef PFN_cuPointerGetAttribute_v4000 PFN_cuPointerGetAttribute;
+#endif
+#ifndef PFN_cuLaunchKernel
+typedef PFN_cuLaunchKernel_v4000 PFN_cuLaunchKernel;
+#endif
+#ifndef PFN_cuLaunchKernelEx
+typedef PFN_cuLaunchKernelEx_v11060 PFN_cuLaunchKernelEx;
+#endif
+#ifndef PFN_cuMemAddressReserve
+typedef PFN_cuMemAddressReserve_v10020 PFN_cuMemAddressReserve;
+#endif
+#ifndef PFN_cuMemAddressFree
+typedef PFN_cuMemAddressFree_v10020 PFN_cuMemAddressFree;
+#endif
+#ifndef PFN_cuMemCreate
+typedef PFN_cuMemCreate_v10020 PFN_cuMemCreate;
+#endif
+#ifndef PFN_cuMemGetAllocationGranularity
+typedef PFN_cuMemGetAllocationGranularity_v10020 PFN_cuMemGetAllocationGranularity;
+#endif
+#ifndef PFN_cuMemExportToShareableHandle
+typedef PFN_cuMemExportToShareableHandle_v10020 PFN_cuMemExportToShareableHandle;
+#endif
+#ifndef PFN_cuMemImportFromShareableHandle
+typedef PFN_cuMemImportFromShareableHandle_v10020 PFN_cuMemImportFromShareableHandle;
+#endif
+#ifndef PFN_cuMemMap
+typedef PFN_cuMemMap_v10020 PFN_cuMemMap;
+#endif
+#ifndef PFN_cuMemRelease
+typedef PFN_cuMemRelease_v10020 PFN_cuMemRelease;
+#endif
+#ifndef PFN_cuMemRetainAllocationHandle
+typedef PFN_cuMemRetainAllocationHandle_v11000 PFN_cuMemRetainAllocationHandle;
+#endif
+#ifndef PFN_cuMemSetAccess
+typedef PFN_cuMemSetAccess_v10020 PFN_cuMemSetAccess;
+#endif
+#ifndef PFN_cuMemUnmap
+typedef PFN_cuMemUnmap_v10020 PFN_cuMemUnmap;
+#endif
+#ifndef PFN_cuMemGetAllocationPropertiesFromHandle
+typedef PFN_cuMemGetAllocationPropertiesFromHandle_v10020 PFN_cuMemGetAllocationPropertiesFromHandle;
+#endif
+#ifndef PFN_cuMemGetHandleForAddressRange
+typedef PFN_cuMemGetHandleForAddressRange_v11070 PFN_cuMemGetHandleForAddressRange;
+#endif
+#ifndef PFN_cuMulticastAddDevice
+typedef PFN_cuMulticastAddDevice_v12010 PFN_cuMulticastAddDevice;
+#endif
+#ifndef PFN_cuMulticastBindMem
+typedef PFN_cuMulticastBindMem_v12010 PFN_cuMulticastBindMem;
+#endif
+#ifndef PFN_cuMulticastBindAddr
+typedef PFN_cuMulticastBindAddr_v12010 PFN_cuMulticastBindAddr;
+#endif
+#ifndef PFN_cuMulticastCreate
+typedef PFN_cuMulticastCreate_v12010 PFN_cuMulticastCreate;
+#endif
+#ifndef PFN_cuMulticastGetGranularity
+typedef PFN_cuMulticastGetGranularity_v12010 PFN_cuMulticastGetGranularity;
+#endif
+#ifndef PFN_cuMulticastUnbind
+typedef PFN_cuMulticastUnbind_v12010 PFN_cuMulticastUnbind;
+#endif
+#ifndef PFN_cuStreamBatchMemOp
+typedef PFN_cuStreamBatchMemOp_v11070 PFN_cuStreamBatchMemOp;
+#endif
+#ifndef PFN_cuStreamWaitValue32
+typedef PFN_cuStreamWaitValue32_v11070 PFN_cuStreamWaitValue32;
+#endif
+#ifndef PFN_cuStreamWaitValue64
+typedef PFN_cuStreamWaitValue64_v11070 PFN_cuStreamWaitValue64;
+#endif
+#ifndef PFN_cuStreamWriteValue32
+typedef PFN_cuStreamWriteValue32_v11070 PFN_cuStreamWriteValue32;
+#endif
+#ifndef PFN_cuStreamWriteValue64
+typedef PFN_cuStreamWriteValue64_v11070 PFN_cuStreamWriteValue64;
+#endif

@@ -1,0 +1,59 @@
+"""The comparison with the books of a job sees a wrong field of an answer, whichever it is."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.jobs.ras.status import Communicator, Lag, Spread, State, Status, Trouble
+from tests.nccl.node import Node
+from tests.nccl.truth import differences, place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.nccl.job import Job
+
+pytestmark = [pytest.mark.nccl, pytest.mark.timeout(600)]
+VERSION = "2.30.7"
+
+
+def test_each_field(make_job: Callable[..., Job], tmp_path: Path) -> None:
+    """A right answer has no difference; with any one field changed it has."""
+    job = make_job(VERSION, 4)
+    job.join()
+    job.launch("world", "AllReduce", 5)
+    job.hold()
+    job.launch("world", "AllReduce", 2, [0, 1, 3])
+    job.kill(3)
+    status = Node(job, tmp_path).status()
+    assert list(differences(job, status, VERSION)) == []
+    (world,) = status.communicators
+    wrong: dict[str, Any] = {
+        "size": 5,
+        "states": {State.RUNNING: 4},
+        "operations": {**world.operations, "AllReduce": Spread(5, 8)},
+        "marks": {**world.marks, 0: 9},
+        "errors": {("async", "timeout"): 1},
+        "behind": (Lag(1, "AllReduce", 2, place(job, 1)),),
+        "troubles": (Trouble(2, "unresponsive", place(job, 2)),),
+        "alike": 2,
+        "unclear": frozenset({"AllReduce"}),
+    }
+    # A name is NCCL's own invention: only that it is unique can be said.
+    assert wrong.keys() | {"name"} == {field.name for field in fields(Communicator)}
+    answers: dict[str, Status] = {
+        name: replace(status, communicators=(replace(world, **{name: value}),))
+        for name, value in wrong.items()
+    }
+    answers["version"] = replace(status, version="2.30.6")
+    answers["timeouts"] = replace(status, timeouts=None)
+    answers["processes"] = replace(status, processes={State.UNRESPONSIVE: 0, State.DEAD: 0})
+    answers["ranks"] = replace(status, ranks={place(job, 0): 1})
+    answers["communicators"] = replace(status, communicators=())
+    answers["name"] = replace(status, communicators=(world, world))
+    for name, answer in answers.items():
+        assert list(differences(job, answer, VERSION)), name

@@ -1,0 +1,238 @@
+"""What a right answer of RAS says, by the books of a job; answers are compared field by field."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.jobs.ras.status import (
+    ANY,
+    MAX_NAMED,
+    Communicator,
+    Lag,
+    Place,
+    Spread,
+    State,
+    Status,
+    Trouble,
+    first_lags,
+    first_troubles,
+)
+from tests.nccl.job import GPUS, Fate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.nccl.job import Book, Job
+
+COUNTED = ("AllGather", "AllReduce", "Broadcast", "Reduce", "ReduceScatter")
+SILENT_AFTER = 10.0
+"""Seconds within which RAS may not have noticed yet that a rank is gone or back."""
+DEAD_AFTER = 55.0
+"""Seconds before which RAS gives nobody up (`RAS_PEER_DEAD_TIMEOUT` is 60 s)."""
+DEAD_BY = 90.0
+"""Seconds after which it has, on a machine with other work."""
+
+
+def place(job: Job, rank: int) -> Place:
+    """Return where a rank runs."""
+    return Place("127.0.0.1", job.ranks[rank].pid, rank % GPUS)
+
+
+def absence(job: Job, rank: int) -> set[State]:
+    """Return what RAS may say of the process of a rank; nothing if it must answer."""
+    found = job.ranks[rank]
+    if found.fate is Fate.RUNS:
+        return set()
+    silent = time.monotonic() - found.since
+    allowed = set()
+    if silent < DEAD_BY:
+        allowed.add(State.UNRESPONSIVE)
+    if silent > DEAD_AFTER:
+        allowed.add(State.DEAD)
+    return allowed
+
+
+def differences(job: Job, status: Status, version: str) -> Iterator[str]:
+    """Yield what is wrong with an answer."""
+    gone = [rank.number for rank in job.ranks if rank.fate is not Fate.RUNS]
+    yield from _general_differences(job, status, version, gone)
+    if version.startswith("2.24."):
+        yield from _differences_in_text(job, status, gone)
+    else:
+        yield from _differences_in_json(job, status, gone)
+
+
+def _general_differences(job: Job, status: Status, version: str, gone: list[int]) -> Iterator[str]:
+    if status.version != version:
+        yield f"version {status.version}, not {version}"
+    if sum(status.processes.values()) != len(gone):
+        yield f"processes {dict(status.processes)}, not {len(gone)} missing"
+    dead = {number for number in gone if State.UNRESPONSIVE not in absence(job, number)}
+    if status.processes[State.DEAD] < len(dead):
+        yield f"{status.processes[State.DEAD]} dead, not {len(dead)}"
+    if status.timeouts is None:
+        yield "timeouts not told"
+
+
+def _differences_in_json(job: Job, status: Status, gone: list[int]) -> Iterator[str]:
+    world = job.books["world"]
+    if status.ranks != {place(job, rank): number for number, rank in enumerate(world.members)}:
+        yield f"ranks {dict(status.ranks)}"
+    names = [communicator.name for communicator in status.communicators]
+    if len(set(names)) != len(names):
+        yield f"names that are not unique: {names}"
+    found = Counter(_told(communicator) for communicator in status.communicators)
+    right: Counter[Any] = Counter()
+    states = _states(job, status)
+    for name, book in job.books.items():
+        if set(book.members) <= book.left | set(gone):
+            continue  # nobody is left who could tell of it
+        right[_told(expected(job, name, book, states))] += 1
+    for told in found - right:
+        yield f"told, and not true: {told}"
+    for told in right - found:
+        yield f"true, and not told: {told}"
+
+
+def _states(job: Job, status: Status) -> dict[int, State]:
+    """Return the state of each missing process, as the answer has it where it may choose."""
+    dead = {
+        trouble.place.pid
+        for communicator in status.communicators
+        for trouble in communicator.troubles
+        if trouble.what == State.DEAD and trouble.place is not None
+    }
+    states = {}
+    for rank in job.ranks:
+        if allowed := absence(job, rank.number):
+            said = State.DEAD if rank.pid in dead else State.UNRESPONSIVE
+            states[rank.number] = said if said in allowed else min(allowed)
+    return states
+
+
+def expected(job: Job, name: str, book: Book, states: dict[int, State]) -> Communicator:
+    """Return a communicator as a right answer tells of it."""
+    present = {
+        rank: number
+        for number, rank in enumerate(book.members)
+        if rank not in book.left and rank not in states
+    }
+    counts = {rank: {kind: book.launched[rank][kind] for kind in COUNTED} for rank in present}
+    operations = {
+        kind: Spread(
+            min(count[kind] for count in counts.values()),
+            max(count[kind] for count in counts.values()),
+        )
+        for kind in COUNTED
+    }
+    numbered = list(enumerate(book.members))
+    tally = Counter({State.RUNNING: len(present)})
+    tally.update(states.get(rank, State.NOT_MEMBER) for _, rank in numbered if rank not in present)
+    return Communicator(
+        name=name,
+        size=len(book.members),
+        states={state: number for state, number in tally.items() if number},
+        operations=operations,
+        marks={number: sum(counts[rank].values()) for rank, number in present.items()},
+        behind=first_lags(
+            Lag(number, kind, operations[kind].most - counts[rank][kind], place(job, rank))
+            for rank, number in present.items()
+            for kind in COUNTED
+            if counts[rank][kind] < operations[kind].most
+        ),
+        troubles=first_troubles(
+            Trouble(number, states[rank].value, place(job, rank))
+            for number, rank in numbered
+            if rank in states
+        ),
+    )
+
+
+def _told(communicator: Communicator) -> tuple[Any, ...]:
+    """Return all that is said of a communicator but its name, which NCCL makes up."""
+    assert len(communicator.behind) <= MAX_NAMED
+    return (
+        communicator.size,
+        communicator.alike,
+        frozenset((state, number) for state, number in communicator.states.items() if number),
+        frozenset(communicator.operations.items()),
+        frozenset(communicator.marks.items()),
+        frozenset(communicator.errors.items()),
+        communicator.behind,
+        communicator.troubles,
+        communicator.unclear,
+    )
+
+
+def _differences_in_text(job: Job, status: Status, gone: list[int]) -> Iterator[str]:
+    """Yield what is wrong with an answer of 2.24, which leaves out what is in order."""
+    found: Counter[Any] = Counter()
+    right = Counter(
+        _outline(*_text_facts(book, gone))
+        for book in job.books.values()
+        if not set(book.members) <= book.left | set(gone)
+    )
+    for communicator in status.communicators:
+        silent = len({trouble.rank for trouble in communicator.troubles})
+        found[
+            communicator.size,
+            communicator.states.get(State.RUNNING, 0),
+            communicator.states.get(State.NOT_MEMBER, 0),
+            silent,
+            communicator.operations.get(ANY),
+        ] += communicator.alike
+        books = [
+            book
+            for book in job.books.values()
+            if not communicator.name or not list(_wrong_in_text(job, book, communicator, gone))
+        ]
+        if not books:
+            yield f"true of no communicator: {communicator}"
+    if found != right:
+        yield f"told {found - right}, and not {right - found}"
+
+
+def _text_facts(book: Book, gone: list[int]) -> tuple[Book, dict[int, int], set[int]]:
+    """Return the book, the counts of those who answer, and the numbers of those who do not."""
+    totals = {
+        number: sum(book.launched[rank].values())
+        for number, rank in enumerate(book.members)
+        if rank not in gone and rank not in book.left
+    }
+    return book, totals, set(range(len(book.members))) - set(totals) if gone else set()
+
+
+def _outline(book: Book, totals: dict[int, int], silent: set[int]) -> tuple[Any, ...]:
+    counts = totals.values()
+    spread = Spread(min(counts), max(counts)) if min(counts) < max(counts) else None
+    left = 0 if silent else len(book.members) - len(totals)
+    return len(book.members), len(totals), left, len(silent), spread
+
+
+def _wrong_in_text(job: Job, book: Book, told: Communicator, gone: list[int]) -> Iterator[str]:
+    """Yield what is not true of one communicator."""
+    _, totals, silent = _text_facts(book, gone)
+    if len(book.members) != told.size or {trouble.rank for trouble in told.troubles} != silent:
+        yield "another communicator"
+        return
+    for trouble in told.troubles:
+        rank = book.members[trouble.rank]
+        if trouble.place is not None and trouble.place != place(job, rank):
+            yield f"place of {trouble}"
+        if rank in gone and trouble.place and State(trouble.what) not in absence(job, rank):
+            yield f"state of {trouble}"
+        if trouble.place is None and len(book.members) == job.size and len(gone) == 1:
+            yield f"no place of {trouble}"
+    most = max(totals.values())
+    named = {lag.rank for lag in told.behind}
+    for lag in told.behind:
+        if totals.get(lag.rank) != most - lag.behind or lag.place != place(
+            job, book.members[lag.rank]
+        ):
+            yield f"{lag}"
+        elif any(count < totals[lag.rank] for rank, count in totals.items() if rank not in named):
+            yield f"{lag} is not the furthest behind"
+    if min(totals.values()) < most and not told.behind and not told.unclear:
+        yield "nobody behind, and not unclear"

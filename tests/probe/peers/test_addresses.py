@@ -1,0 +1,83 @@
+"""With one key for all nodes, a name is bound to the addresses that it has."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.probe.observation import Outcome
+from dshealthd.probe.peers.client import PeerClient
+from dshealthd.probe.peers.contract import PeerError, PeerOptions
+from dshealthd.probe.peers.resolver import Resolver
+from tests.probe.peering import KEY, echo, listening, run, secret
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLACES = {"a": ["127.0.0.21"], "b": ["127.0.0.22"], "c": ["127.0.0.23", "127.0.0.24"]}
+MESSAGE = {"clock": 1.5, "payload": b""}
+
+
+def look_up(host: str, *_: object, **__: object) -> list[Any]:
+    """Answer as `getaddrinfo` does."""
+    if host not in PLACES:
+        raise socket.gaierror
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (place, 0)) for place in PLACES[host]]
+
+
+def call(tmp_path: Path, name: str, place: str, **given: Any) -> str:
+    """Return what a call to b comes to that is made in a name, from an address."""
+    key = secret(tmp_path, "key", KEY)
+    result = []
+
+    async def scene() -> None:
+        options = PeerOptions(listen_address="127.0.0.22:0", key_file=key, **given)
+        resolver = Resolver(look_up)
+        async with listening(options, "b", handlers={"echo": echo}, resolver=resolver) as node:
+            client = PeerClient(
+                PeerOptions(listen_address=f"{place}:0", key_file=key),
+                name,
+                lambda _: ("127.0.0.22", node.port),
+            )
+            try:
+                await client.call("b", "echo", MESSAGE, 5.0)
+                result.append("ok")
+            except PeerError as error:
+                counted = node.refused(error.reason) == 1 and error.outcome is Outcome.DECLINED
+                result.append(error.reason if counted else "not declined")
+            finally:
+                await client.close()
+                await resolver.close()
+
+    run(scene())
+    return result[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "result"),
+    [
+        ("a", "127.0.0.21", "ok"),
+        ("c", "127.0.0.23", "ok"),
+        ("c", "127.0.0.24", "ok"),
+        ("a", "127.0.0.23", "wrong_address"),
+        ("c", "127.0.0.21", "wrong_address"),
+    ],
+)
+def test_a_member_speaks_from_its_own_address(
+    tmp_path: Path, name: str, place: str, result: str
+) -> None:
+    """A node that holds the key cannot speak in another one's name."""
+    assert call(tmp_path, name, place) == result
+
+
+def test_a_name_without_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who cannot be looked up is nowhere."""
+    monkeypatch.delitem(PLACES, "a")
+    assert call(tmp_path, "a", "127.0.0.21") == "wrong_address"
+
+
+def test_addresses_that_are_translated(tmp_path: Path) -> None:
+    """The check can be turned off."""
+    assert call(tmp_path, "a", "127.0.0.23", check_addresses=False) == "ok"

@@ -1,0 +1,113 @@
+"""Reasons that come from other nodes become labels: they are a closed list."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.probe import node, policy
+from dshealthd.probe.metrics import OPERATION, SKIPS, RoundMetrics
+from dshealthd.probe.observation import Kind, Observation, Outcome, Stage, Timing
+from dshealthd.probe.peers import schema
+from dshealthd.probe.peers.client import REFUSAL
+from dshealthd.probe.peers.contract import TIMED_OUT, UNAUTHORIZED, Rejection
+from dshealthd.probe.peers.messages import RANK, SUSPECT, TIMING, Backend
+from dshealthd.probe.reasons import OTHER, REASONS, known
+from dshealthd.probe.rounds import conclusion, member, remote_store
+from dshealthd.probe.rounds.active_round import Decline, Report
+from dshealthd.probe.rounds.plan import Plan
+from dshealthd.probe.workers import fork_server, job, worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROBE = Path(node.__file__).parent
+
+
+def written() -> Iterator[str]:
+    """Yield the reasons that stand in the source as text."""
+    for file in PROBE.rglob("*.py"):
+        for found in ast.walk(ast.parse(file.read_text())):
+            match found:
+                case (
+                    ast.Call(
+                        func=ast.Name("PeerError" | "Refusal" | "ForkServerError")
+                        | ast.Attribute(attr="to" | "skip" | "conclude"),
+                        args=arguments,
+                    )
+                    | ast.Tuple(elts=[ast.Attribute(ast.Name("Outcome")), *_] as arguments)
+                ):
+                    for argument in arguments[-2:]:
+                        if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                            yield argument.value
+                case ast.Dict(keys=[ast.Constant("failed"), *_], values=[ast.Constant(text), *_]):
+                    yield str(text)
+
+
+def test_every_reason_of_ours_is_known() -> None:
+    """What this release says itself arrives as it was said."""
+    ours = {
+        *Rejection,
+        *(value for name, value in vars(Decline).items() if name.isupper()),
+        *(getattr(policy, name) for name in ("NEVER", "WINDOW", "BUSY", "UNKNOWN", "RELEASED")),
+        policy.DUTY,
+        *(node.NO_PYTHON, node.WARMING_UP, node.NO_CUDA, node.LIMITED),
+        *(conclusion.SILENT, conclusion.IMPLAUSIBLE, member.DISPUTED),
+        *(remote_store.TIMED_OUT, remote_store.NOT_DONE, TIMED_OUT, UNAUTHORIZED),
+        *(fork_server.DEADLINE, fork_server.PARENT),
+        *job.OWN,
+        *(slug for slug, _ in worker.REASONS),
+    }
+    literal = {text for text in written() if text and text not in set(Outcome)}
+    assert {"connect_timeout", "bad_answer", "no_torch", "resting", "wrong_data"} <= literal
+    assert (ours | literal) - REASONS == set()
+
+
+@pytest.mark.parametrize(("said", "read"), [("", ""), ("busy_gpu", "busy_gpu"), ("gpu_7", OTHER)])
+def test_unknown_reasons_are_other(said: str, read: str) -> None:
+    """Wherever a peer gives a reason."""
+    assert known(said) == read
+    assert schema.loads(f'{{"refusal":"{said}"}}'.encode(), REFUSAL)["refusal"] == read
+    for record in (RANK, SUSPECT):
+        assert record.fields["reason"].read(said, "reason") == read
+
+
+def test_operations_are_a_closed_list() -> None:
+    """A peer cannot make up what it has timed."""
+    with pytest.raises(schema.SchemaError, match="op"):
+        TIMING.fields["op"].read("all_reduce_7", "op")
+
+
+def test_series_are_bounded() -> None:
+    """A member that declines for a thousand reasons makes one series of them."""
+    metrics = RoundMetrics()
+    plan = Plan(
+        round="x", epoch=1, kind=Kind.LIGHT, backend=Backend.AGENT, members=("a", "b"), digest=""
+    )
+    declined = Observation(
+        1, Kind.LIGHT, "agent", ("a", "b"), Outcome.DECLINED, Stage.INVITE, reason=""
+    )
+    for number in range(1000):
+        reason = schema.loads(f'{{"refusal":"because_{number}"}}'.encode(), REFUSAL)["refusal"]
+        metrics.add(Report(replace(declined, reason=reason), plan, 0.1, led=True), "a")
+    skips = [sample for sample in metrics.samples(()) if sample.metric is SKIPS]
+    assert [(sample.labels, sample.value) for sample in skips] == [((OTHER,), 1000.0)]
+
+
+def test_sizes_that_others_choose_are_no_series() -> None:
+    """Rounds on demand that others lead, each of another size, add no series; our own do."""
+    metrics = RoundMetrics()
+    plan = Plan(
+        round="x", epoch=-1, kind=Kind.PAIR, backend=Backend.GLOO, members=("b", "a"), digest=""
+    )
+    for size in (8, 12345, 12346):
+        for led in (False, size == 12346):
+            timings = (Timing("all_reduce", size, 0.001, 1e6),)
+            seen = Observation(-1, Kind.PAIR, "gloo", ("b", "a"), Outcome.OK, Stage.DONE, timings)
+            metrics.add(Report(seen, plan, 0.1, led=led), "a")
+    sizes = {sample.labels[-1] for sample in metrics.samples(()) if sample.metric is OPERATION}
+    assert sizes == {"8", "12346"}

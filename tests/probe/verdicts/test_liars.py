@@ -1,0 +1,193 @@
+"""Members that lie with valid credentials: what they make others say concerns the liars alone.
+
+`bench/probe_liars.py` plays the same for longer, with more seeds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bench.probe_liars import play
+from dshealthd.probe.observation import Kind, Observation, Outcome, Stage, Timing
+from dshealthd.probe.verdicts.baseline import BaselineOptions, Baselines, Series
+from tests.probe.verdicts.test_detector import ME, Answer, Scene, silences, well
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ECHO = Series("light", "agent", "echo", 0, "", 2, far=False)
+USUAL = 0.0004
+"""Seconds of an echo."""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "strategy"),
+    [(4, "frame"), (8, "frame"), (8, "silence"), (8, "poison"), (16, "collude")],
+)
+def test_liars_are_believed_of_themselves_alone(nodes: int, strategy: str) -> None:
+    """Nobody accuses a healthy node, GPU, NIC or leaf, or the link between two that do not lie."""
+    made = play(nodes, strategy, 6.0, 2)
+    assert made.wrong() == set()
+    assert strategy == "silence" or made.forged > 100
+
+
+def test_a_liar_is_seen() -> None:
+    """What a liar does to its victim shows, as something between the two of them."""
+    made = play(8, "frame", 4.0, 2)
+    (liar,) = (made.names[number] for number in made.liars)
+    accused = {suspect.component for _, began, suspect, _ in made.log if began}
+    assert accused
+    assert all(liar in component for component in accused)
+
+
+def forged(scene: Scene, leader: str, outcome: Outcome, *others: str) -> None:
+    """Let a member lead a round of this node that nobody has asked for."""
+    scene.now += 1
+    scene.detector.observe(
+        Observation(
+            -1,
+            Kind.GROUP if others else Kind.RAIL,
+            "nccl",
+            (leader, ME, *others),
+            outcome,
+            Stage.SIZES,
+            at=scene.now,
+        )
+    )
+
+
+@pytest.mark.parametrize("third", [(), ("c2",)], ids=["pairs", "with an honest third"])
+def test_rounds_that_others_lead_open_no_case(third: Sequence[str]) -> None:
+    """Two members lead one bad round after the other, also within groups: this node is well."""
+    scene = Scene()
+    scene.run(well, 3)
+    for _ in range(10):
+        for liar in ("b1", "c1"):
+            forged(scene, liar, Outcome.HUNG, *third)
+        scene.run(well)
+        assert scene.detector.suspects() == ()
+        assert scene.detector.score() == pytest.approx(1.0, abs=0.1)
+
+
+def test_an_honest_third_does_not_hide_the_liars() -> None:
+    """Bad rounds that the same two members took part in are not evidence against this node."""
+    scene = Scene()
+    scene.run(well, 3)
+
+    def framed(peers: tuple[str, ...], _: Kind) -> Answer:
+        if {"b1", "c1"} & set(peers):
+            return Answer(outcome=Outcome.HUNG, stage=Stage.SIZES)
+        return Answer()
+
+    for epoch in range(20):
+        scene.epoch += 1
+        scene.round((ME, "b1" if epoch % 2 else "c1", f"d{epoch % 4}"), framed(("b1",), Kind.GROUP))
+        scene.run(framed)
+        assert {suspect.component for suspect in scene.detector.suspects()} <= {
+            "a0--b1",
+            "a0--c1",
+        }
+
+
+def test_two_that_fall_silent_in_turns_are_not_this_node() -> None:
+    """Short outages with two members only may be their own doing."""
+    scene = Scene()
+    scene.run(well, 3)
+    assert silences(scene, ("a1", "b2", "a1", "b2", "a1", "b2")) == set()
+
+
+def test_more_rounds_in_a_slot_do_not_teach() -> None:
+    """A member that leads one round after the other in the same slot teaches no timing."""
+    scene = Scene(dict.fromkeys(("a0", "a1", "a2", "a3"), ""), parts="")
+    before = len(scene.baselines)
+    for turn in range(40):
+        scene.now += 0.5
+        scene.detector.observe(
+            Observation(
+                scene.epoch + turn // 20,
+                Kind.LIGHT,
+                "agent",
+                ("a1", ME),
+                Outcome.OK,
+                Stage.DONE,
+                (Timing("echo", 0, 2e-6, 0.0),),
+                at=scene.now,
+            )
+        )
+    assert len(scene.baselines) <= before + 1
+    assert scene.baselines.ratio(ECHO, USUAL) is None
+
+
+def learned(values: Sequence[tuple[float, str]]) -> Baselines:
+    """Return baselines that know the usual time of an echo, and then learnt these."""
+    known = Baselines(BaselineOptions())
+    for turn in range(64):
+        known.update(ECHO, USUAL * (1 + 0.02 * (turn % 5 - 2)), turn * 10.0, (f"b{turn % 7}",))
+    for turn, (seconds, peer) in enumerate(values):
+        known.update(ECHO, seconds, 1e6 + turn * 1000.0, (peer,))
+    return known
+
+
+def test_one_fast_peer_does_not_move_the_usual() -> None:
+    """Echoes of 2 µs with one member, for a quarter of a day, do not make this node slow."""
+    known = learned([(2e-6, "b1")] * 24)
+    reading = known.ratio(ECHO, USUAL)
+    assert reading is not None
+    assert reading.ratio == pytest.approx(1.0, abs=0.05)
+
+
+def test_faster_with_several_peers_is_learnt() -> None:
+    """A node that has become faster with everybody is compared with that from then on."""
+    known = learned([(USUAL / 5, f"b{turn % 4}") for turn in range(24)])
+    reading = known.ratio(ECHO, USUAL)
+    assert reading is not None
+    assert reading.ratio == pytest.approx(5.0, rel=0.05)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-9, -1.0, float("inf"), float("nan")])
+def test_what_no_transport_can_do_is_not_learnt(seconds: float) -> None:
+    """Not even as the first of a class."""
+    known = Baselines(BaselineOptions())
+    for turn in range(64):
+        known.update(ECHO, seconds, float(turn))
+    assert len(known) == 0
+
+
+def test_a_low_usual_is_forgotten() -> None:
+    """What was once learnt too low is not compared with for good: a month later it is over."""
+    known = Baselines(BaselineOptions())
+    day, slow = 86400.0, USUAL * 1.06
+    for turn in range(64):
+        known.update(ECHO, USUAL * (1 + 0.001 * (turn % 5)), turn * 10.0, (f"b{turn % 7}",))
+    for turn in range(40 * 96):
+        known.update(ECHO, slow * (1 + 0.001 * (turn % 5)), day + turn * 900.0, (f"b{turn % 7}",))
+    reading = known.ratio(ECHO, slow)
+    assert reading is not None
+    assert reading.ratio == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_liar_does_not_take_away_references() -> None:
+    """A round that comes to nothing under another one's lead says nothing of the third in it."""
+    scene = Scene(dict.fromkeys(("a0", "a1", "a2"), ""))
+    scene.run(well, 3)
+    slow = Answer(ratio=1.3)
+    for outcome in (Outcome.INCONCLUSIVE, Outcome.DECLINED) * 3:
+        forged(scene, "a1", outcome, "a2")
+        scene.run(lambda _peers, _kind: slow)
+    assert any("a2" in request.members for request in scene.asked)
+
+
+def test_peers_word_is_about_itself() -> None:
+    """A member that says of others that they give no answer convinces nobody who reaches them."""
+    scene = Scene()
+    said = {f"b1--{name}": 1000.0 for name in scene.leaves} | {
+        f"b1->{name}": 1000.0 for name in scene.leaves
+    }
+
+    def slandered(peers: tuple[str, ...], kind: Kind) -> Answer:
+        return replace(well(peers, kind), told=said if "b1" in peers else {})
+
+    assert scene.run(slandered, 12) == ()

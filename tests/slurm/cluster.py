@@ -1,0 +1,73 @@
+"""A cluster as slurmctld keeps it, without Slurm: what is asked is answered from one table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dshealthd.slurm.controller import ControllerError, Node
+from dshealthd.slurm.node_state import NodeState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NOW = 1_800_000_000.0
+
+
+def node(name: str, state: str = "idle", reason: str = "", since: float = 0, **other: str) -> Node:
+    """Return a node as the controller tells it."""
+    values = {"comment": "", "note": "", **other}
+    return Node(name, NodeState.parse(state), reason, since, values["comment"], values["note"])
+
+
+class Cluster:
+    """The controller; `before` is called before each request, and may raise."""
+
+    def __init__(self, *nodes: Node, before: Callable[[], object] = lambda: None) -> None:
+        self.table = {entry.name: entry for entry in nodes}
+        self.before = before
+        self.calls: list[tuple[str, ...]] = []
+        self.now = NOW
+
+    def nodes(self) -> dict[str, Node]:
+        """Return every node."""
+        self._called("nodes")
+        return dict(self.table)
+
+    def drain(self, node: Node, reason: str) -> None:
+        """Drain a node, as one step."""
+        self._called("drain", node.name, reason)
+        self.table[node.name] = replace(
+            self.table[node.name],
+            state=NodeState.parse("idle+drain"),
+            reason=reason,
+            since=self.now,
+            comment=node.comment,
+            note="",
+        )
+
+    def undrain(self, node: Node) -> None:
+        """Take a drain back; the reason goes with it."""
+        self._called("undrain", node.name)
+        self.table[node.name] = replace(
+            self.table[node.name], state=NodeState.parse("idle"), reason="", since=0
+        )
+
+    def note(self, node: Node, note: str) -> None:
+        """Replace our note."""
+        self._called("note", node.name, note)
+        self.table[node.name] = replace(self.table[node.name], comment=node.comment, note=note)
+
+    def changes(self) -> list[tuple[str, ...]]:
+        """Return what was changed, in order."""
+        return [call for call in self.calls if call[0] != "nodes"]
+
+    def _called(self, *call: str) -> None:
+        self.before()
+        self.calls.append(call)
+
+
+def silent() -> None:
+    """Be a controller that does not answer."""
+    message = "sinfo: no answer within 2 s"
+    raise ControllerError(message)

@@ -1,0 +1,178 @@
+"""What one check of a node does with what its agent says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.slurm.agent import AgentSilent, Finding, Verdict
+from dshealthd.slurm.check import LOOK_AGAIN, Check, Result
+from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
+from dshealthd.slurm.streaks import Streaks
+from dshealthd.symptoms import all_symptoms
+from tests.slurm.cluster import NOW, Cluster, node, silent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GONE = Finding("gpu-lost", "DshealthdGpuLost", "gpu=3", "79")
+BAD = Verdict((GONE,), clean=False)
+CLEAN = Verdict((), clean=True)
+UNKNOWN = Verdict((), clean=False)
+REASON = "dshealthd: gpu-lost gpu=3 xid=79"
+
+
+class Node:
+    """A node with its streaks, checked again and again."""
+
+    def __init__(self, *nodes: object, **options: object) -> None:
+        self.cluster = Cluster(*(nodes or (node("n1"), node("n2"))))  # type: ignore[arg-type] # nodes
+        self.streaks = Streaks()
+        self.options = SlurmOptions(**options)  # type: ignore[arg-type] # as given
+        self.slept = 0.0
+
+    def check(self, verdict: Verdict | AgentSilent, *, prolog: bool = False) -> Result:
+        """Run one check."""
+
+        def ask() -> Verdict:
+            if isinstance(verdict, AgentSilent):
+                raise verdict
+            return verdict
+
+        def sleep(seconds: float) -> None:
+            self.slept += seconds
+
+        check = Check(self.options, "n1", ask, self.cluster, self.streaks, sleep)
+        return (check.insistently() if prolog else check.once()).result
+
+
+def times(count: int, function: Callable[[], Result]) -> list[Result]:
+    """Return the results of several checks."""
+    return [function() for _ in range(count)]
+
+
+def test_drains_for_alerts_that_exist() -> None:
+    """Each alert that drains by default is one of ours, critical, and of the node or a GPU."""
+    alerts = {alert.name: alert for entry in all_symptoms().values() for alert in entry.alerts}
+    for name in DRAIN_FOR:
+        assert alerts[name].severity == "critical"
+        assert alerts[name].component in {"gpu", "node"}
+
+
+def test_two_checks_drain() -> None:
+    """The first finding drains nothing, the second in a row does, with the whole reason."""
+    node_ = Node()
+    assert node_.check(BAD) is Result.BAD
+    assert not node_.cluster.calls
+    assert node_.check(BAD) is Result.DRAINED
+    assert node_.cluster.table["n1"].reason == REASON
+
+
+def test_flapping_drains_nothing() -> None:
+    """A finding that comes and goes, or is another each time, is no reason."""
+    node_ = Node()
+    other = Verdict((Finding("nvml-broken", "DshealthdNvmlHung", "", ""),), clean=False)
+    for verdict in (BAD, CLEAN, BAD, other, BAD, UNKNOWN, BAD, AgentSilent("dead"), BAD):
+        assert node_.check(verdict) is not Result.DRAINED
+    assert not node_.cluster.changes()
+
+
+def test_same_finding_without_its_xid() -> None:
+    """An Xid that ages out of the log meanwhile is the same finding."""
+    node_ = Node()
+    node_.check(BAD)
+    assert (
+        node_.check(Verdict((GONE.__class__("gpu-lost", "", "gpu=3", ""),), clean=False))
+        is Result.DRAINED
+    )
+
+
+def test_silent_agent_drains_nobody() -> None:
+    """However long an agent is dead."""
+    node_ = Node()
+    results = times(20, lambda: node_.check(AgentSilent("connection refused")))
+    results += times(3, lambda: node_.check(AgentSilent("dead"), prolog=True))
+    assert set(results) == {Result.UNKNOWN}
+    assert not node_.cluster.calls
+
+
+def test_reasons_of_others_stay() -> None:
+    """Whatever an administrator, Slurm or another tool has set stays, drained or not."""
+    for state, reason in (
+        ("drained", "bad cable"),
+        ("idle+drain", "Prolog error"),
+        ("down*", "Not responding"),
+        ("idle$", ""),
+        ("idle@", ""),
+        ("idle#", ""),
+        ("idle", "kept in mind"),
+    ):
+        node_ = Node(node("n1", state, reason), node("n2"))
+        times(4, lambda node_=node_: node_.check(BAD))  # type: ignore[misc] # bound here
+        assert not node_.cluster.changes(), state
+
+
+def test_ours_is_not_set_again() -> None:
+    """A drain of ours is left alone, so that its hour does not begin anew."""
+    node_ = Node(node("n1", "drained", REASON, NOW - 100), node("n2"))
+    assert times(4, lambda: node_.check(BAD))[-1] is Result.DRAINED
+    assert not node_.cluster.changes()
+
+
+def test_prolog_looks_again() -> None:
+    """Where there is a finding, and only there, a job waits for a second look of the agent."""
+    node_ = Node()
+    assert node_.check(CLEAN, prolog=True) is Result.CLEAN
+    assert node_.slept == 0
+    assert node_.check(BAD, prolog=True) is Result.DRAINED
+    assert node_.slept == LOOK_AGAIN
+
+
+def test_prolog_over_budget_lets_the_job_start() -> None:
+    """A prolog that fails drains by itself, so that without budget it does not fail."""
+    node_ = Node(node("n1"), node("n2", "drained", REASON, NOW - 100))
+    node_.cluster.now = NOW
+    fresh = node("n2", "drained", REASON, 4e9)  # not before the real clock, which `Check` uses
+    node_.cluster.table["n2"] = fresh
+    assert node_.check(BAD, prolog=True) is Result.BAD
+    assert node_.cluster.table["n1"].state.working
+    assert "budget of 1" in node_.cluster.table["n1"].note
+
+
+def test_note_goes_when_the_node_is_well() -> None:
+    """What we wrote into the comment is taken back, and nothing is asked of Slurm after that."""
+    node_ = Node(node("n1"), node("n2", "drained", REASON, 4e9))
+    times(2, lambda: node_.check(BAD))
+    assert node_.cluster.table["n1"].note
+    node_.check(CLEAN)
+    assert not node_.cluster.table["n1"].note
+    asked = len(node_.cluster.calls)
+    times(30, lambda: node_.check(CLEAN))
+    assert len(node_.cluster.calls) == asked
+
+
+def test_undrains_ours_alone_and_only_where_told() -> None:
+    """After ten clean checks in a row, a drain of ours is taken back; off by default."""
+    ours, theirs = node("n1", "drained", REASON, NOW), node("n1", "drained", "bad cable", NOW)
+    for entry, undrain, expected in ((ours, False, 0), (theirs, True, 0), (ours, True, 1)):
+        node_ = Node(entry, node("n2"), undrain=undrain)
+        times(9, lambda node_=node_: node_.check(CLEAN))  # type: ignore[misc] # bound here
+        node_.check(UNKNOWN)  # begins anew
+        times(9, lambda node_=node_: node_.check(CLEAN))  # type: ignore[misc] # bound here
+        assert not node_.cluster.changes()
+        node_.check(CLEAN)
+        assert len(node_.cluster.changes()) == expected
+
+
+def test_silent_controller() -> None:
+    """Without an answer from Slurm nothing is done, and nothing goes wrong."""
+    node_ = Node(undrain=True)
+    node_.cluster.before = silent
+    assert times(3, lambda: node_.check(BAD))[-1] is Result.BAD
+    assert times(20, lambda: node_.check(CLEAN))[-1] is Result.CLEAN
+
+
+def test_unknown_node() -> None:
+    """A node that Slurm does not know is left alone."""
+    node_ = Node(node("n2"))
+    assert times(3, lambda: node_.check(BAD))[-1] is Result.BAD
+    assert not node_.cluster.changes()

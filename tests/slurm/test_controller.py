@@ -1,0 +1,97 @@
+"""Slurm's commands: what they print is read, and none is waited for."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.slurm import controller
+from dshealthd.slurm.controller import Controller, ControllerError, parse_nodes
+from tests.slurm.cluster import node
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LINES = (
+    "n1\x1fidle\x1fUnknown\x1fnone\x1f(null)\x1f\n"
+    "n1\x1fidle\x1fUnknown\x1fnone\x1f(null)\x1f\n"
+    "n2\x1fidle+drain\x1f2027-01-15T08:00:00\x1fdshealthd: gpu-lost gpu=3\x1frack 7\x1f\n"
+    "n3\x1fmixed\x1fUnknown\x1fnone\x1frack 7 [dshealthd: claim ticket=2 time=5]\x1f\n"
+)
+
+
+def tool(directory: Path, name: str, text: str) -> Controller:
+    """Return a controller whose command of this name is a shell script."""
+    place = directory / name
+    place.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    place.chmod(0o755)
+    return Controller(bin_directory=directory, environment={})
+
+
+def test_nodes(tmp_path: Path) -> None:
+    """A node of several partitions is one; times are UTC; our note is apart from the comment."""
+    (tmp_path / "lines").write_text(LINES, encoding="utf-8")
+    nodes = tool(tmp_path, "sinfo", f'[ "$TZ" = UTC ] && cat {tmp_path}/lines').nodes()
+    assert list(nodes) == ["n1", "n2", "n3"]
+    assert (nodes["n1"].reason, nodes["n1"].since, nodes["n1"].comment) == ("", 0, "")
+    assert (nodes["n2"].ours, nodes["n2"].since) == (True, 1_800_000_000)
+    assert (nodes["n3"].comment, nodes["n3"].note) == ("rack 7", "claim ticket=2 time=5")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["slurm_load_node error\n", "n1\x1fidle\x1f\n", "\x1fidle\x1f\x1f\x1f\x1f\n", LINES + "half"],
+)
+def test_lines_that_are_no_nodes(text: str) -> None:
+    """A list that is not understood as a whole counts no budget, so that it is not used."""
+    with pytest.raises(ControllerError):
+        parse_nodes(text)
+
+
+def test_command_that_hangs(tmp_path: Path) -> None:
+    """A command is killed after two seconds, with what it has started."""
+    slurm = tool(tmp_path, "sinfo", f"sleep 1000 & echo $! > {tmp_path}/pid; wait")
+    started = time.monotonic()
+    with pytest.raises(ControllerError, match="no answer within 2 s"):
+        slurm.nodes()
+    assert time.monotonic() - started < controller.TIMEOUT + 2
+    pid = int((tmp_path / "pid").read_text())
+    end = time.monotonic() + 10
+    while os.path.exists(f"/proc/{pid}") and "Z" not in _state(pid):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def _state(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
+            return stat.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
+
+
+def test_command_that_fails(tmp_path: Path) -> None:
+    """What a command complains about is passed on; a missing one is said."""
+    slurm = tool(tmp_path, "scontrol", "echo 'Invalid user id' >&2; exit 1")
+    with pytest.raises(ControllerError, match="scontrol update: Invalid user id"):
+        slurm.undrain(node("n1"))
+    with pytest.raises(ControllerError, match="No such file"):
+        Controller(environment={"PATH": str(tmp_path)}).nodes()
+
+
+def test_changes(tmp_path: Path) -> None:
+    """What is asked of scontrol, word for word."""
+    slurm = tool(tmp_path, "scontrol", f"printf '%s|' \"$@\" >> {tmp_path}/calls")
+    slurm.note(node("n1", comment="rack 7"), "hello")
+    slurm.note(node("n1"), "")
+    slurm.drain(node("n1", comment="rack 7", note="x"), "dshealthd: gpu-lost gpu=3")
+    slurm.undrain(node("n1"))
+    assert (tmp_path / "calls").read_text().split("update|")[1:] == [
+        "NodeName=n1|Comment=rack 7 [dshealthd: hello]|",
+        "NodeName=n1|Comment=|",
+        "NodeName=n1|State=DRAIN|Reason=dshealthd: gpu-lost gpu=3|Comment=rack 7|",
+        "NodeName=n1|State=UNDRAIN|",
+    ]

@@ -1,0 +1,105 @@
+"""The commands against a whole agent with simulated GPUs: well, with a lost GPU, and gone."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.status.query import EXIT
+from tests import agents
+from tests.nvml.simulator import Simulator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NVML_ERROR_GPU_IS_LOST = 15
+SECONDS = 30.0
+
+
+def status(port: int) -> tuple[int, dict[str, Any]]:
+    """Run `dshealthd status --json` as a process; return its exit status and the node's part."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dshealthd", "status", "--json", f"127.0.0.1:{port}"],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    (node,) = json.loads(done.stdout)["nodes"]
+    return done.returncode, node
+
+
+def until(port: int, wanted: Callable[[list[str]], bool]) -> tuple[int, dict[str, Any]]:
+    """Ask until the alerts of the findings are as wanted."""
+    end = time.monotonic() + SECONDS
+    while True:
+        code, node = status(port)
+        assert code in EXIT.values()
+        if wanted([finding["alert"] for finding in node["findings"] or ()]):
+            return code, node
+        assert time.monotonic() < end, node["findings"]
+        time.sleep(0.3)
+
+
+def test_from_well_to_lost(tmp_path: Path) -> None:
+    """A lost GPU is a critical finding and status 2, dated when it came; no agent is status 3.
+
+    A broken configuration is a finding too.
+    """
+    gpus = Simulator(tmp_path, 2)
+    gpus.pci_sysfs(tmp_path / "sys")
+    config = f'[path]\nsysfs = "{tmp_path}/sys"\n[collectors.gpu]\ninterval = "1s"\n'
+    with agents.running(tmp_path, config, environment=gpus.environment()) as agent:
+        agent.wait(lambda scrape: len(scrape.all("dshealthd_gpu_up")) == 2)
+        until(agent.port, lambda alerts: not any("Gpu" in alert for alert in alerts))
+        before = time.time()
+        gpus.fault("fail", NVML_ERROR_GPU_IS_LOST, gpu=1)
+        code, node = until(agent.port, lambda alerts: "DshealthdGpuLost" in alerts)
+        (lost,) = (one for one in node["findings"] if one["alert"] == "DshealthdGpuLost")
+        assert (code, node["verdict"], lost["part"]) == (2, "critical", "GPU 1")
+        assert before - 1 <= lost["since"] <= time.time()
+        _, later = status(agent.port)
+        assert lost["since"] in [one["since"] for one in later["findings"]]
+
+        (tmp_path / "dshealthd.toml").write_text("nonsense = 1\n", encoding="utf-8")
+        agent.process.send_signal(signal.SIGHUP)
+        until(agent.port, lambda alerts: "DshealthdReloadFailed" in alerts)
+        gpus.clear_faults()
+        until(agent.port, lambda alerts: "DshealthdGpuLost" not in alerts)
+    code, node = status(agent.port)
+    assert (code, node["verdict"]) == (3, "unknown")
+
+
+def heed_ctrl_c() -> None:
+    """Have a child end at SIGINT, though the tests may run where it is ignored, as in background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_watch(tmp_path: Path) -> None:
+    """`--watch` draws again and again until Ctrl-C, which is no traceback."""
+    with agents.running(tmp_path) as agent:
+        watching = subprocess.Popen(
+            [
+                *(sys.executable, "-u", "-m", "dshealthd", "status", "--watch", "0.5"),
+                f"127.0.0.1:{agent.port}",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=heed_ctrl_c,  # noqa: PLW1509 - only a system call
+        )
+        assert watching.stdout is not None
+        drawn = 0
+        while drawn < 3:
+            line = watching.stdout.readline()
+            assert line, "it ended by itself"
+            drawn += line.startswith("\x1b[H\x1b[J")
+        watching.send_signal(signal.SIGINT)
+        _, errors = watching.communicate(timeout=SECONDS)
+    assert errors == ""
+    assert watching.returncode in EXIT.values()

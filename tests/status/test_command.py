@@ -1,0 +1,220 @@
+"""`dshealthd status` and `dshealthd jobs` against real servers, and what they print."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import bcrypt
+import pytest
+
+from dshealthd import cli
+from dshealthd.collectors.gpu import FAULT, UP, VISIBLE
+from dshealthd.collectors.gpu_bus import EXPECTED
+from dshealthd.collectors.job_hang import CULPRIT, HANG, OVERDUE
+from dshealthd.collectors.kernel import UPTIME
+from dshealthd.collectors.memory import AVAILABLE, TOTAL
+from dshealthd.collectors.training import LOSS_FINITE, STEP, STEP_SECONDS
+from dshealthd.core.result import Outcome, Result
+from dshealthd.core.snapshot import Snapshot
+from dshealthd.http.client import Client
+from tests.web.certificates import authority, certificate
+from tests.web.serving import serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dshealthd.core.collector import Sample
+
+HEALTHY = (UP(1, "0", "GPU-a"), VISIBLE(1), EXPECTED(1), UPTIME(1e6))
+JOB = (
+    STEP(1246, "run-1", "0"),
+    STEP(1245, "run-1", "1"),
+    STEP_SECONDS(5.0, "run-1", "0"),
+    STEP_SECONDS(5.0, "run-1", "1"),
+    LOSS_FINITE(1, "run-1", "0"),
+)
+HUNG = (
+    *JOB,
+    HANG(1, "run-1", "input"),
+    CULPRIT(1, "run-1", "1", "input", "input"),
+    OVERDUE(90, "run-1", "0"),
+    OVERDUE(120, "run-1", "1"),
+)
+
+
+def snapshot(*samples: Sample) -> Snapshot:
+    """Return what an agent has that collected these samples."""
+    made = Snapshot(time.monotonic, time.time)
+    made.expect("gpu", 3600)
+    made.put("gpu", Result(Outcome.OK, samples))
+    return made
+
+
+def run(*arguments: str) -> int:
+    """Run the command line."""
+    return cli.main(list(arguments))
+
+
+@pytest.mark.parametrize(
+    ("samples", "code", "words"),
+    [
+        (HEALTHY, 0, "OK  healthy, 1 collector OK"),
+        ((*HEALTHY, AVAILABLE(1e9), TOTAL(1e11)), 1, "WARNING  1 problem found"),
+        ((*HEALTHY, FAULT(1, "0", "GPU-a", "gpu_lost")), 2, "CRITICAL  1 problem found"),
+        ((*HEALTHY, *HUNG), 2, "CRITICAL  1 problem found"),
+    ],
+)
+def test_exit_status_is_the_verdict(
+    samples: tuple[Sample, ...], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The verdict is exit status and first line, asked on the configured address or by name."""
+    with serving(snapshot(*samples)) as served:
+        for arguments in (
+            ("status", "--web.listen-address", f"127.0.0.1:{served.port}"),
+            ("status", f"127.0.0.1:{served.port}"),
+        ):
+            assert run(*arguments) == code
+            assert words in capsys.readouterr().out.splitlines()[0]
+
+
+def test_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    """An agent that has not looked yet is unknown.
+
+    One that does not answer is too, with its address and the reason.
+    """
+    made = Snapshot(time.monotonic, time.time)
+    made.expect("gpu", 3600)
+    with serving(made) as served:
+        assert run("status", f"127.0.0.1:{served.port}") == 3
+        assert "UNKNOWN  1 source not readable" in capsys.readouterr().out
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+    assert run("status", f"127.0.0.1:{port}") == 3
+    said = capsys.readouterr().out
+    assert f"UNKNOWN  http://127.0.0.1:{port} does not answer: " in said
+    assert "refused" in said
+
+
+def test_worst_of_several(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of several nodes the worst comes first and makes the exit status.
+
+    What does not answer is worse than a node that is well.
+    """
+    with (
+        serving(snapshot(*HEALTHY)) as well,
+        serving(snapshot(*HEALTHY, FAULT(1, "0", "GPU-a", "gpu_lost"))) as ill,
+    ):
+        names = [f"127.0.0.1:{served.port}" for served in (well, ill)]
+        assert run("status", *names) == 2
+        said = capsys.readouterr().out
+        assert said.index("CRITICAL") < said.index("OK  healthy")
+        assert run("status", names[0], "127.0.0.1:1") == 3
+
+
+def test_a_finding_leads_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """A finding is printed with its part, its first step and a runbook that the agent serves."""
+    with serving(snapshot(*HEALTHY, FAULT(1, "3", "GPU-d", "gpu_lost"))) as served:
+        run("status", f"127.0.0.1:{served.port}")
+        said = capsys.readouterr().out
+        assert "GPU 3: A GPU fell off the bus" in said
+        assert "First step: drain n1 and reboot it" in said
+        (runbook,) = (line.split()[1] for line in said.splitlines() if "Runbook: " in line)
+        assert runbook == f"http://127.0.0.1:{served.port}/runbooks/gpu-lost"
+        assert b"## Remedy" in Client("127.0.0.1", served.port, {}, None).get("/runbooks/gpu-lost")
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--json` is one document with a version, and has the same exit status."""
+    with serving(snapshot(*HEALTHY, *HUNG)) as served:
+        assert run("status", "--json", f"127.0.0.1:{served.port}", "127.0.0.1:1") == 2
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["verdict"]) == (1, "critical")
+    node, gone = document["nodes"]
+    assert [finding["alert"] for finding in node["findings"]] == ["DshealthdJobHang"]
+    assert (gone["verdict"], gone["findings"]) == ("unknown", None)
+    assert "refused" in gone["error"]
+
+
+def test_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    """A hung job is named with cause, culprit and its ranks; a job that moves with its pace."""
+    with serving(snapshot(*HEALTHY, *HUNG)) as hung, serving(snapshot(*HEALTHY, *JOB)) as moves:
+        assert run("jobs", f"127.0.0.1:{hung.port}") == 2
+        said = capsys.readouterr().out
+        assert "run-1  hung  2 ranks here, step 1245" in said
+        assert "no progress, 90 s longer than expected; cause: input" in said
+        assert "rank 1 has not got its next batch" in said
+        assert run("jobs", f"127.0.0.1:{moves.port}") == 0
+        assert "run-1  training  2 ranks here, step 1245, 12 steps/min" in capsys.readouterr().out
+        assert run("jobs", "127.0.0.1:1") == 3
+
+
+def test_other_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    """An agent of another version is unknown and named so, not misread."""
+    with serving(snapshot(*HEALTHY), more={"schema": 2}) as served:
+        assert run("status", f"127.0.0.1:{served.port}") == 3
+    assert "answers in another version (2) than this command (1)" in capsys.readouterr().out
+
+
+def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is no node, and a file that is not there, is said in one line."""
+    assert run("status", "http://n1/") == 3
+    assert "is not a node: give NODE" in capsys.readouterr().err
+    assert run("status", "--user", "x", "--password-file", "/nonexistent", "n1") == 3
+    assert "/nonexistent" in capsys.readouterr().err
+
+
+def test_terminals_are_not_commanded(capsys: pytest.CaptureFixture[str]) -> None:
+    """A job's name cannot hold a command for the terminal of who looks."""
+    evil = "run\x1b]0;owned\x07\x1b[2J"
+    with serving(snapshot(*HEALTHY, STEP(1, evil, "0"))) as served:
+        run("jobs", f"127.0.0.1:{served.port}")
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_password_and_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An agent with TLS and a password is asked with both.
+
+    This node's own is expected to have the certificate that is configured.
+    Without the password it says what to give; a certificate that nobody vouches for is refused.
+    """
+    authority(tmp_path, "ca")
+    certificate(tmp_path, "server", "ca", "IP:127.0.0.1")
+    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+    config = tmp_path / "web.yml"
+    config.write_text(
+        f"tls_server_config: {{cert_file: server.pem, key_file: server.key}}\n"
+        f"basic_auth_users: {{prometheus: '{hashed}'}}\n"
+    )
+    password = tmp_path / "password"
+    password.write_text("secret\n")
+    known = ("--user", "prometheus", "--password-file", str(password))
+    with serving(snapshot(*HEALTHY), config_file=config) as served:
+        address = f"127.0.0.1:{served.port}"
+        own = ("--web.listen-address", address, "--web.config-file", str(config))
+        assert run("status", address, "--ca-file", str(tmp_path / "ca.pem"), *known) == 0
+        assert run("status", *own, *known) == 0
+        capsys.readouterr()
+        assert run("status", *own) == 3
+        assert "401 Unauthorized (--user and --password-file)" in capsys.readouterr().out
+        assert run("status", address, "--tls", *known) == 3
+        assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().out
+
+
+def test_members(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--members` asks all nodes that the agent probes; where it probes none, it says so."""
+    made = snapshot(*HEALTHY, FAULT(1, "0", "GPU-a", "gpu_lost"))
+
+    def both(port: int) -> bytes:
+        return json.dumps([{"targets": [f"127.0.0.1:{port}", "127.0.0.1:1"]}]).encode()
+
+    with serving(made, targets=both) as served:
+        assert run("status", "--members", "--web.listen-address", f"127.0.0.1:{served.port}") == 2
+    said = capsys.readouterr().out
+    assert "CRITICAL" in said
+    assert "127.0.0.1:1  UNKNOWN" in said
+    with serving(snapshot(*HEALTHY)) as served:
+        assert run("status", "--members", "--web.listen-address", f"127.0.0.1:{served.port}") == 3
+    assert "/api/v1/targets: 404" in capsys.readouterr().err

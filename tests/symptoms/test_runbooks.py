@@ -1,0 +1,73 @@
+"""The runbooks as they are read: what to do now first, and a heading for each link."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.symptoms import all_symptoms
+from dshealthd.symptoms.runbooks import anchor, first_step, render
+from tests.symptoms.promtool import ROOT, rule_groups
+
+if TYPE_CHECKING:
+    from dshealthd.symptoms.entry import Alert
+
+BANNED = (
+    "stands still",
+    "stand still",
+    "lack of memory",
+    "held down",
+    "what holds it up",
+    "is told",
+    "time-out",
+    "Nobody accused",
+)
+"""Words that no page may say; the field has others."""
+ALERTS = [(symptom, alert) for symptom in all_symptoms().values() for alert in symptom.alerts]
+
+
+@pytest.mark.parametrize("slug", all_symptoms())
+def test_begins_with_what_to_do(slug: str) -> None:
+    """The first heading is what to do now, or where there is no alert the remedy.
+
+    No front matter.
+    """
+    text = render(all_symptoms()[slug])
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert headings[0] == ("What to do now" if all_symptoms()[slug].alerts else "Remedy")
+    assert "+++" not in text
+    assert "expr =" not in text
+    assert "{{" not in text.replace("{{ $labels", "")
+
+
+def test_every_link_has_its_heading() -> None:
+    """Each alert's link ends in the anchor of a heading of the file that it leads to."""
+    for _, rule in rule_groups():
+        if "alert" not in rule:
+            continue
+        file, _, name = rule["annotations"]["runbook_url"].partition("#")
+        text = (ROOT / "docs/runbooks" / file.rpartition("/")[2]).read_text(encoding="utf-8")
+        assert name in {
+            heading.lower() for heading in re.findall(r"^### (\w+)$", text, re.MULTILINE)
+        }
+
+
+@pytest.mark.parametrize("alert", [alert for _, alert in ALERTS], ids=lambda alert: alert.name)
+def test_every_alert_says_what_to_do(alert: Alert) -> None:
+    """The first step of each alert stands without its labels, and has a command or names a place."""
+    step = first_step(alert)
+    assert len(step) > 20
+    assert anchor(alert) == alert.name.lower()
+
+
+def test_pages_speak_plainly() -> None:
+    """Summaries and descriptions use the field's words, and every probe is a command that can be
+    typed.
+    """
+    for _, alert in ALERTS:
+        text = f"{alert.summary} {alert.description}"
+        assert [phrase for phrase in BANNED if phrase in text] == [], alert.name
+        assert "`dshealthd probe` against" not in text
+        assert "`dshealthd probe` between" not in text

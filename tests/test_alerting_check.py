@@ -1,0 +1,132 @@
+"""`dshealthd test-alert`: the whole way to a receiver, and each place where it can stop."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd import cli
+from tests.lab.receiver import FIRING, RESOLVED, Alert, Receiver
+from tests.lab.servers import alertmanager
+from tests.lab.station import Loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.lab.servers import Server
+
+
+@pytest.fixture
+def receiver(tmp_path: Path) -> Iterator[Receiver]:
+    """What receives."""
+    (tmp_path / "receiver").mkdir()
+    with Receiver(Loopback("services", "127.0.0.1", tmp_path / "receiver")) as made:
+        yield made
+
+
+def serve(directory: Path, receiver: Receiver, adapt: Any = lambda _: None) -> Any:
+    """Run Alertmanager with the shipped configuration."""
+    return alertmanager(Loopback("services", "127.0.0.1", directory), directory, receiver, adapt)
+
+
+def alerts(receiver: Receiver, status: str) -> list[Alert]:
+    """Return the test alerts of a status that have come; the Watchdog is none."""
+    return [
+        alert
+        for notification in list(receiver.notifications)
+        for alert in notification.alerts
+        if alert.status == status and alert.labels["symptom"] == "test-alert"
+    ]
+
+
+def send(server: Server, *flags: str) -> int:
+    """Send the test page through a server."""
+    return cli.main(["test-alert", "--alertmanager", server.url, *flags])
+
+
+def test_delivered(tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]) -> None:
+    """A page arrives by the route of pages, labelled as a test, and ends when it has."""
+
+    def hurry(config: dict[str, Any]) -> None:
+        """Do not wait the minutes after which the shipped routes report what has ended."""
+        for route in (config["route"], *config["route"]["routes"]):
+            route["group_interval"] = "1s"
+
+    with serve(tmp_path, receiver, hurry) as server:
+        assert send(server) == 0
+        out = capsys.readouterr().out
+        assert "routed to page" in out
+        assert "delivered by webhook" in out
+        (page,) = alerts(receiver, FIRING)
+        assert (page.receiver, page.labels["symptom"]) == ("page", "test-alert")
+        assert "nothing is wrong" in page.annotations["summary"]
+        assert receiver.wait(lambda: alerts(receiver, RESOLVED), 30)
+
+
+def test_silenced(tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]) -> None:
+    """A silence that covers the page is named."""
+    with serve(tmp_path, receiver) as server:
+        silence = {
+            "matchers": [{"name": "severity", "value": "critical", "isRegex": False}],
+            "startsAt": "2000-01-01T00:00:00Z",
+            "endsAt": "2100-01-01T00:00:00Z",
+            "createdBy": "test",
+            "comment": "test",
+        }
+        request = urllib.request.Request(
+            f"{server.url}/api/v2/silences",
+            json.dumps(silence).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            number = json.load(answer)["silenceID"]
+        assert send(server) == 1
+        assert f"STOPPED  silence {number}" in capsys.readouterr().err
+
+
+def test_a_receiver_that_cannot_be_reached(
+    tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A receiver that refuses the connection is named with its integration."""
+    with socket.socket() as nobody:  # its port is taken, and nothing listens there
+        nobody.bind(("127.0.0.1", 0))
+
+        def broken(config: dict[str, Any]) -> None:
+            for found in config["receivers"]:
+                for webhook in found.get("webhook_configs", ()):
+                    webhook["url"] = f"http://127.0.0.1:{nobody.getsockname()[1]}/"
+
+        with serve(tmp_path, receiver, broken) as server:
+            assert send(server) == 1
+            assert "receiver page: webhook failed to deliver" in capsys.readouterr().err
+
+
+def test_a_receiver_without_integration(
+    tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A receiver that tells nobody is named, not taken for a delivery."""
+
+    def empty(config: dict[str, Any]) -> None:
+        config["receivers"] = [{"name": found["name"]} for found in config["receivers"]]
+
+    with serve(tmp_path, receiver, empty) as server:
+        assert send(server, "--wait", "4") == 1
+        assert "receiver page: nothing was sent within 4 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://127.0.0.1:1", "Alertmanager http://127.0.0.1:1: no answer: "),
+        ("127.0.0.1:9093", "is no address"),
+    ],
+)
+def test_no_alertmanager(url: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where nothing answers, that is what is said."""
+    assert cli.main(["test-alert", "--alertmanager", url]) == 1
+    assert expected in capsys.readouterr().err

@@ -1,0 +1,161 @@
+"""What the packages are made of, as far as it can be told without building and booting them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dshealthd import config
+from dshealthd.collection import registry
+
+PROJECT = Path(__file__).parents[1]
+PACKAGE = PROJECT / "deploy/package"
+UNIT = PROJECT / "systemd/dshealthd.service"
+
+
+def load(name: str) -> Any:
+    """Import one of the scripts that build packages."""
+    specification = importlib.util.spec_from_file_location(name, PACKAGE / f"{name}.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def manual() -> Any:
+    """The maker of manual pages."""
+    return load("manual")
+
+
+def test_manual_has_every_command_and_option(manual: Any) -> None:
+    """The pages name each command, flag and key, and no line reads as a request of roff by chance."""
+    page = manual.dshealthd_8("2026-01-01")
+    for name, parser in manual.commands().items():
+        assert f"\n\\fB{manual.roff(name)}\\fR\n" in page
+        for action in manual.options(parser):
+            assert f"\\fB{manual.roff(action.option_strings[0])}\\fR" in page
+    reference = manual.dshealthd_toml_5("2026-01-01")
+    for name in (*config.SECTIONS, *(f"collectors.{name}" for name in registry.all_collectors())):
+        assert f".SH [{name}]\n" in reference
+    requests = {line.split()[0] for line in (page + reference).splitlines() if line[:1] == "."}
+    assert requests <= {".TH", ".SH", ".TP", ".B", ".RS", ".RE"}
+
+
+@pytest.mark.skipif(shutil.which("man") is None, reason="no man here")
+def test_manual_is_sound_roff(manual: Any, tmp_path: Path) -> None:
+    """`man` formats both pages without a warning."""
+    for name, text in (
+        ("dshealthd.8", manual.dshealthd_8("2026-01-01")),
+        ("dshealthd.toml.5", manual.dshealthd_toml_5("2026-01-01")),
+    ):
+        (tmp_path / name).write_text(text)
+        command = ["man", "--warnings=w", "-E", "UTF-8", "-l", str(tmp_path / name)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={"MANWIDTH": "200"}
+        )
+        if "not found" in done.stderr or done.returncode != 0:
+            pytest.skip(f"man cannot format here: {done.stderr[:200]}")
+        assert done.stderr == ""
+        assert "DSHEALTHD" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["dshealthd", "ev"], {"evidence"}),
+        (["dshealthd", "keys", "--fi"], {"--file"}),
+        (["dshealthd", "run", "--web.listen"], {"--web.listen-address"}),
+    ],
+)
+def test_bash_completion(manual: Any, tmp_path: Path, words: list[str], expected: set[str]) -> None:
+    """Bash completes commands, and the flags of the command that stands there."""
+    (tmp_path / "completion").write_text(manual.bash())
+    script = f"""
+        . {tmp_path}/completion
+        COMP_WORDS=({" ".join(words)}); COMP_CWORD={len(words) - 1}
+        _dshealthd; printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(
+        ["bash", "-euc", script], capture_output=True, text=True, check=True, timeout=20
+    )
+    assert set(done.stdout.split()) == expected
+
+
+def test_launcher(tmp_path: Path) -> None:
+    """The newest interpreter that is there is taken; without one, the message says which."""
+    text = (PACKAGE / "dshealthd.sh").read_text()
+    text = text.replace("@VERSIONS@", "3.13 3.11").replace("@NAMES@", "3.13,3.11")
+    launcher = tmp_path / "dshealthd"
+    launcher.write_text(text.replace("/usr/lib/dshealthd", str(tmp_path)))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python3.13").symlink_to(tmp_path / "not-installed")
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", launcher, "--version"], capture_output=True, text=True, check=False, timeout=20
+        )
+
+    none = run()
+    assert none.returncode == 1
+    assert none.stderr == (
+        "dshealthd: needs one of /usr/bin/python{3.13,3.11}, and none is there\n"
+    )
+    interpreter = tmp_path / "bin/python3.11"
+    interpreter.write_text('#!/bin/sh\necho "$@"\n')
+    interpreter.chmod(0o755)
+    assert run().stdout == "-P -m dshealthd --version\n"
+
+
+@pytest.mark.parametrize("name", ["dshealthd.sh", "postinst.sh", "prerm.sh", "postrm.sh"])
+def test_scripts_are_sound(name: str) -> None:
+    """Each script of the package is a POSIX shell's."""
+    subprocess.run(["sh", "-n", PACKAGE / name], check=True, timeout=20)
+
+
+def test_closure_of_dependencies() -> None:
+    """What is packed is all that the project needs, by its markers, and no build tool."""
+    build = load("build")
+    wheels = {"aiohttp": [Path("a")], "yarl": [Path("y")], "idna": [Path("i")]}
+    needs = {
+        "a": ["yarl<2", 'brotli; extra == "speedups"', 'old; python_version < "3.11"'],
+        "y": ["idna>=2.0", 'new; python_version >= "3.13"'],
+        "i": [],
+    }
+    build.read_metadata = lambda wheel: {"requires": needs.get(str(wheel), [])}
+    wheels |= {name: [Path(name)] for name in ("bcrypt", "nvidia-ml-py", "pyyaml", "new")}
+    wheels["prometheus-client"] = [Path("prometheus")]
+    assert build.closure("dshealthd", wheels) == {
+        *("aiohttp", "bcrypt", "idna", "new", "nvidia-ml-py", "prometheus-client"),
+        *("pyyaml", "yarl"),
+    }
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+@pytest.mark.parametrize(("drop_in", "limit"), [(None, 3.6), ("unprivileged.conf", 2.6)])
+def test_exposure(drop_in: str | None, limit: float, tmp_path: Path) -> None:
+    """The unit stays as hardened as it is, and its settings are spelled as systemd has them."""
+    root = tmp_path / "etc/systemd/system"
+    (root / "dshealthd.service.d").mkdir(parents=True)
+    shutil.copy(UNIT, root)
+    if drop_in is not None:
+        shutil.copy(UNIT.parent / drop_in, root / "dshealthd.service.d")
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", f"--root={tmp_path}"]
+    done = subprocess.run(
+        [*command, "dshealthd.service"], capture_output=True, text=True, check=False, timeout=60
+    )
+    if "offline" in done.stderr:
+        pytest.skip("this systemd cannot look at a unit that is not installed")
+    found = re.search(r"exposure level for dshealthd.service: (\d+\.\d)", done.stdout)
+    assert found is not None, done.stderr
+    assert float(found[1]) <= limit
+    unknown = [line for line in done.stderr.splitlines() if "Unknown" in line]
+    later = ("RestartSteps", "RestartMaxDelaySec")  # systemd 254
+    assert all(any(name in line for name in later) for line in unknown), unknown

@@ -1,0 +1,174 @@
+"""The page shows what the agent found: jobs, unknown sources, runbooks. It does not judge."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.collectors.gpu import UP, VISIBLE
+from dshealthd.collectors.gpu_bus import EXPECTED
+from dshealthd.collectors.job_hang import CULPRIT, HANG, OVERDUE
+from dshealthd.collectors.training import LOSS_FINITE, STEP, STEP_SECONDS
+from dshealthd.core.collector import Reason
+from dshealthd.core.result import Outcome, Result, failed, not_available
+from dshealthd.core.snapshot import Snapshot
+from dshealthd.web import server
+from tests.web.browser import CHROMIUM, PHONE, Visit, chromium
+from tests.web.serving import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser
+
+    from dshealthd.core.collector import Sample
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+PAGE = Path(server.__file__).parent / "page"
+GPUS = (UP(1, "0", "GPU-a"), VISIBLE(1), EXPECTED(1))
+JOB = (
+    *(STEP(1246, "bert-large", str(rank)) for rank in range(4)),
+    *(STEP_SECONDS(4.0, "bert-large", str(rank)) for rank in range(4)),
+    *(LOSS_FINITE(1, "bert-large", str(rank)) for rank in range(4)),
+)
+HANGING = (
+    HANG(1, "bert-large", "process"),
+    CULPRIT(1, "bert-large", "2", "process", "stopped"),
+    *(OVERDUE(75, "bert-large", str(rank)) for rank in range(4)),
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A Chromium for all tests."""
+    with chromium() as started:
+        yield started
+
+
+def snapshot(*samples: Sample) -> Snapshot:
+    """Return what an agent has that collected these samples."""
+    made = Snapshot(time.monotonic, time.time)
+    made.expect("gpu", 3600)
+    made.put("gpu", Result(Outcome.OK, (*GPUS, *samples)))
+    return made
+
+
+def test_a_job_that_trains(browser: Browser) -> None:
+    """A job is shown with ranks, step and pace, and the page is green."""
+    with serving(snapshot(*JOB), guarded=False) as served:
+        visit = Visit(browser, f"http://127.0.0.1:{served.port}/")
+        panel = visit.panel("Jobs")
+        for text in ("bert-large", "training", "1,246", "15.0", "finite"):
+            assert text in panel
+        assert visit.page.locator(".verdict.good").count() == 1
+        assert "Healthy" in visit.text(".verdict")
+        assert "Hung" not in panel
+        assert visit.complaints == []
+        visit.page.close()
+
+
+def test_a_hung_job_turns_the_page_red(browser: Browser) -> None:
+    """A hang is at the top and with the job, with cause and culprit, and a link to its runbook."""
+    made = snapshot(*JOB)
+    with serving(made, guarded=False) as served:
+        visit = Visit(browser, f"http://127.0.0.1:{served.port}/", PHONE)
+        made.put("gpu", Result(Outcome.OK, (*GPUS, *JOB, *HANGING)))
+        visit.page.wait_for_selector(".verdict.bad", timeout=10_000)
+        panel = visit.panel("Jobs")
+        assert "no progress for 75 s longer than expected" in panel
+        assert "Cause: a rank's process is stopped or gone" in panel
+        assert "Rank 2 is stopped (SIGSTOP or a debugger)" in panel
+        assert "bert-large" in visit.text(".verdict li")
+        assert visit.page.title().startswith("(1)")
+        assert visit.is_as_wide_as_its_window()
+        assert visit.complaints == []
+        visit.page.click(".verdict a")
+        visit.page.wait_for_url("**/runbooks/training-hang")
+        assert "## Remedy" in visit.text()
+        visit.page.close()
+
+
+def test_unknown_is_not_green(browser: Browser) -> None:
+    """A source that cannot be read makes the page neither green nor red, and is named.
+
+    So does an agent without a verdict.
+    """
+    made = snapshot()
+    made.expect("ecc", 3600)
+    made.put("ecc", failed(Reason.PERMISSION_DENIED, "may not"))
+    made.expect("mig", 3600)
+    made.put("mig", not_available("no GPU has MIG"))
+    without: dict[str, Any] = {"schema": 9, "verdict": None, "findings": []}
+    for more in ({}, without):
+        with serving(made, more=more, guarded=False) as served:
+            visit = Visit(browser, f"http://127.0.0.1:{served.port}/")
+            assert visit.page.locator(".verdict.unknown").count() == 1
+            assert "State unknown" in visit.text(".verdict")
+            assert more or "1 source not readable" in visit.text(".verdict")
+            assert "1 not applicable or disabled: mig" in visit.text(".absent")
+            visit.page.close()
+
+
+def test_the_page_does_not_judge(browser: Browser) -> None:
+    """What the API finds is shown, whatever the samples say: no limit is left in the page."""
+    finding: dict[str, Any] = {
+        "slug": "x",
+        "alert": "X",
+        "severity": "warning",
+        "component": "gpu",
+        "part": "GPU 0",
+        "summary": "made up",
+        "detail": "`made` up <b>",
+        "first_step": "nothing",
+        "runbook": "/runbooks/x",
+        "since": time.time() - 200,
+        "source": "",
+        "value": None,
+    }
+    with serving(
+        snapshot(), more={"verdict": "warning", "findings": [finding]}, guarded=False
+    ) as served:
+        visit = Visit(browser, f"http://127.0.0.1:{served.port}/")
+        assert "1 problem found" in visit.text(".verdict")
+        assert "made up <b>" in visit.text(".verdict")
+        assert "for 3 min" in visit.text(".verdict")
+        assert visit.page.locator(".gpus .mark.warn").count() == 1
+        visit.page.close()
+    with serving(
+        snapshot(UP(0, "1", "GPU-b")), more={"verdict": "ok", "findings": []}, guarded=False
+    ) as served:
+        visit = Visit(browser, f"http://127.0.0.1:{served.port}/")
+        assert "Healthy" in visit.text(".verdict")
+        visit.page.close()
+
+
+def test_size() -> None:
+    """All files of the page together stay below 150 KiB, and ask for nothing elsewhere."""
+    files = [file.read_text(encoding="utf-8") for file in PAGE.iterdir()]
+    assert sum(len(text.encode()) for text in files) < 150 << 10
+    assert not re.search(r"(?:src|href|url|fetch|import)\W+https?:", "".join(files))
+
+
+OLD = (
+    "deserve a look|No fault seen|Not on this machine|not held back|held down|lack of memory"
+    "|stood still|fullest|age of what|replaced \\$|No longer|[Nn]obody|[Aa]ccused|stands still"
+    "|come further|What could not be had|ask for something|makes no sense|the one before"
+)
+
+
+@pytest.mark.parametrize("file", sorted(PAGE.iterdir()), ids=lambda file: file.name)
+def test_words(file: Path) -> None:
+    """The page speaks as an operator does: what it once said otherwise is gone."""
+    assert re.findall(OLD, file.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["status/text.py", "status/jobs.py", "status/command.py", "http/client.py"]
+)
+def test_words_of_the_shell(name: str) -> None:
+    """So do the commands."""
+    assert re.findall(OLD, (PAGE.parents[1] / name).read_text(encoding="utf-8")) == []
