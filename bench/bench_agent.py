@@ -1,4 +1,7 @@
-"""CPU and memory of the whole agent, workers included, against node_exporter: both run and are scraped at the same times."""
+"""CPU and memory of the whole agent, workers included, against node_exporter.
+
+Both run and are scraped at the same times.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ WARM_UP = 4
 
 
 def measure(servers: list[Server], ticks: int) -> dict[str, list[float]]:
-    """Scrape all servers at every tick and return the CPU milliseconds per second of each, a value a tick."""
+    """Scrape all servers at every tick and return the CPU milliseconds per second of each, a value
+    a tick.
+    """
     spent: dict[str, list[float]] = {server.name: [] for server in servers}
     before = {server.name: server.cpu() for server in servers}
     for tick in range(WARM_UP + ticks):
@@ -31,7 +36,9 @@ def measure(servers: list[Server], ticks: int) -> dict[str, list[float]]:
 def main() -> None:
     """Print CPU for two numbers of processes, and memory."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ticks", type=int, default=24, help="measured scrapes of 5 s for each number of processes")
+    parser.add_argument(
+        "--ticks", type=int, default=24, help="measured scrapes of 5 s for each number of processes"
+    )
     ticks = parser.parse_args().ticks
     with agent("") as ours, node_exporter() as theirs:
         rows: list[list[object]] = []
@@ -41,14 +48,40 @@ def main() -> None:
                 processes = sum(name.isdecimal() for name in os.listdir("/proc"))
             a, b = spent[ours.name], spent[theirs.name]
             mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
-            rows.append([processes, median(a), median(b), median(a) / median(b), mean_a, mean_b, mean_a / mean_b])
+            rows.append(
+                [
+                    processes,
+                    median(a),
+                    median(b),
+                    median(a) / median(b),
+                    mean_a,
+                    mean_b,
+                    mean_a / mean_b,
+                ]
+            )
         print(f"CPU ms per second, sampling and scrape every {INTERVAL:g} s, {ticks} ticks\n")
         print(
-            table(["processes", "dshealthd median", "node_exporter median", "ratio", "dshealthd mean", "node_exporter mean", "ratio"], rows)
+            table(
+                [
+                    "processes",
+                    "dshealthd median",
+                    "node_exporter median",
+                    "ratio",
+                    "dshealthd mean",
+                    "node_exporter mean",
+                    "ratio",
+                ],
+                rows,
+            )
         )
         memory = {server.name: server.pss() for server in (ours, theirs)}
         print("PSS in MiB\n")
-        print(table(["", "server", "workers", "together"], [[n, m["server"], m["workers"], sum(m.values())] for n, m in memory.items()]))
+        print(
+            table(
+                ["", "server", "workers", "together"],
+                [[n, m["server"], m["workers"], sum(m.values())] for n, m in memory.items()],
+            )
+        )
 
 
 if __name__ == "__main__":

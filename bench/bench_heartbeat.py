@@ -1,11 +1,15 @@
-"""What a heartbeat costs a training: a step of torch on the CPU with the agent up, stopped or absent, and without a heartbeat.
+"""What a heartbeat costs a training.
+
+A step of torch on the CPU with the agent up, stopped or absent, and without a heartbeat.
 
     python -m bench.bench_heartbeat [--steps 400] [--width 512]
 
-Four trainings of the same model take turns, step by step, in one process; three of them have a heartbeat. First table: the whole step, and
-its ratio to the step without. Second: what the heartbeat itself does in a step, before the forward pass, after it, and after the optimizer:
-once behind a step of the training without, which leaves nothing of it in the processor's caches, and once more at once. The stopped agent
-is a real one under SIGSTOP. Last, what an agent spends on the ranks of a node.
+Four trainings of the same model take turns, step by step, in one process; three of them have a
+heartbeat. First table: the whole step, and its ratio to the step without. Second: what the
+heartbeat itself does in a step, before the forward pass, after it, and after the optimizer: once
+behind a step of the training without, which leaves nothing of it in the processor's caches, and
+once more at once. The stopped agent is a real one under SIGSTOP. Last, what an agent spends on the
+ranks of a node.
 """
 
 from __future__ import annotations
@@ -46,7 +50,9 @@ class Trial:
     """One of the trainings."""
 
     def __init__(self, width: int) -> None:
-        self.model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width))
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width)
+        )
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.batch = torch.randn(64, width)
 
@@ -70,7 +76,9 @@ def measure(sockets: dict[str, Path | None], steps: int, width: int) -> None:
     for name, path in sockets.items():
         trials[name] = Trial(width)
         if path is not None:
-            heartbeats[name] = attach(optimizer=trials[name].optimizer, model=trials[name].model, socket=str(path))
+            heartbeats[name] = attach(
+                optimizer=trials[name].optimizer, model=trials[name].model, socket=str(path)
+            )
     whole: dict[str, list[float]] = {name: [] for name in trials}
     for number in range(steps + WARM_UP):
         for name in rotated(list(trials), number):
@@ -78,8 +86,13 @@ def measure(sockets: dict[str, Path | None], steps: int, width: int) -> None:
             if number >= WARM_UP:
                 whole[name].append(duration)
     base = statistics.median(whole["no heartbeat"])
-    rows = [(name, *quartiles(values), statistics.median(values) / base) for name, values in whole.items()]
-    print(f"Whole step, µs, {steps} steps each\n\n{table(('', 'median', 'lower quartile', 'upper quartile', 'ratio of medians'), rows)}")
+    rows = [
+        (name, *quartiles(values), statistics.median(values) / base)
+        for name, values in whole.items()
+    ]
+    print(
+        f"Whole step, µs, {steps} steps each\n\n{table(('', 'median', 'lower quartile', 'upper quartile', 'ratio of medians'), rows)}"
+    )
     cold: dict[str, list[float]] = {name: [] for name in heartbeats}
     warm: dict[str, list[float]] = {name: [] for name in heartbeats}
     for number in range(steps):
@@ -89,7 +102,15 @@ def measure(sockets: dict[str, Path | None], steps: int, width: int) -> None:
             cold[name].append(timed(told))
             warm[name].append(timed(told))
     lines = [(name, *quartiles(cold[name]), *quartiles(warm[name])) for name in heartbeats]
-    head = ("", "median, caches cold", "lower quartile", "upper quartile", "median, at once again", "lower quartile", "upper quartile")
+    head = (
+        "",
+        "median, caches cold",
+        "lower quartile",
+        "upper quartile",
+        "median, at once again",
+        "lower quartile",
+        "upper quartile",
+    )
     print(f"The heartbeat alone, µs a step\n\n{table(head, lines)}")
     for heartbeat in heartbeats.values():
         heartbeat.close()
@@ -116,19 +137,33 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
 
 def main() -> None:
     """Measure, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--width", type=int, default=512)
     options = parser.parse_args()
     torch.set_num_threads(1)
     # As ranks have it, so that the agent knows whom it hears.
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+    os.environ.update(
+        RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500"
+    )
     with tempfile.TemporaryDirectory() as folder:
-        up, stopped, absent = (Path(folder, name) for name in ("up.sock", "stopped.sock", "absent.sock"))
-        with agent(CONFIG.format(socket=up)) as running, agent(CONFIG.format(socket=stopped)) as standing:
+        up, stopped, absent = (
+            Path(folder, name) for name in ("up.sock", "stopped.sock", "absent.sock")
+        )
+        with (
+            agent(CONFIG.format(socket=up)) as running,
+            agent(CONFIG.format(socket=stopped)) as standing,
+        ):
             os.kill(standing.process.pid, signal.SIGSTOP)
             try:
-                sockets = {"no heartbeat": None, "agent up": up, "agent stopped": stopped, "agent absent": absent}
+                sockets = {
+                    "no heartbeat": None,
+                    "agent up": up,
+                    "agent stopped": stopped,
+                    "agent absent": absent,
+                }
                 measure(sockets, options.steps, options.width)
             finally:
                 os.kill(standing.process.pid, signal.SIGCONT)
@@ -140,8 +175,13 @@ def main() -> None:
                     time.sleep(3.0)
                     before, started = running.cpu(), time.monotonic()
                     time.sleep(15.0)
-                    rows.append((ranks, 1000.0 * (running.cpu() - before) / (time.monotonic() - started)))
-    print(f"CPU of the whole agent, ms a second; each rank makes 20 steps a second\n\n{table(('ranks', 'agent'), rows)}")
+                    rows.append(
+                        (ranks, 1000.0 * (running.cpu() - before) / (time.monotonic() - started))
+                    )
+    print(
+        "CPU of the whole agent, ms a second; each rank makes 20 steps a "
+        f"second\n\n{table(('ranks', 'agent'), rows)}"
+    )
 
 
 @contextlib.contextmanager
@@ -155,7 +195,10 @@ while True:
     heartbeat.step()
     time.sleep(0.05)
 """
-    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(RANKS)})
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(RANKS)},
+    )
     try:
         yield
     finally:

@@ -1,8 +1,11 @@
-"""What one node's probes cost among many members: CPU, connections and descriptors, against the same among two.
+"""What one node's probes cost among many members.
+
+CPU, connections and descriptors, against the same among two.
 
     python -m bench.bench_members [--members 1000] [--epochs 12] [--period 10]
 
-The node that is measured is a process of its own; all others run the same probes in one further process, each on an address of its own of
+The node that is measured is a process of its own; all others run the same probes in one further
+process, each on an address of its own of
 127.0.0.0/8. Rounds are light ones, with a shared key. Prints a table in Markdown.
 """
 
@@ -19,13 +22,13 @@ import time
 from pathlib import Path
 
 from bench.processes import table
-from dshealthd.host import Host
-from dshealthd.options import Duration
+from dshealthd.core.host import Host
+from dshealthd.core.options import Duration
+from dshealthd.core.snapshot import Snapshot
 from dshealthd.probe.members.membership import MembershipOptions
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.contract import PeerOptions
 from dshealthd.probe.service import Service
-from dshealthd.snapshot import Snapshot
 
 PORT = 10062
 WARM_UP = 2
@@ -44,7 +47,14 @@ def service(directory: Path, members: tuple[str, ...], name: str, period: float)
         members=MembershipOptions(nodes=members, name=name),
         peer=PeerOptions(listen_address=f"{name}:{PORT}", key_file=directory / "key"),
     )
-    return Service(options, host=Host(), state=None, snapshot=Snapshot(time.monotonic, time.time), monotonic=time.monotonic, wall=time.time)
+    return Service(
+        options,
+        host=Host(),
+        state=None,
+        snapshot=Snapshot(time.monotonic, time.time),
+        monotonic=time.monotonic,
+        wall=time.time,
+    )
 
 
 async def run(services: list[Service], period: float, epochs: int) -> None:
@@ -73,13 +83,28 @@ def measure(count: int, period: float, epochs: int) -> list[str]:
         key = Path(folder) / "key"
         key.write_text("0123456789abcdef" * 4, encoding="ascii")
         key.chmod(0o600)
-        command = [sys.executable, "-m", "bench.bench_members", "--members", str(count), "--period", str(period), "--folder", folder]
+        command = [
+            sys.executable,
+            "-m",
+            "bench.bench_members",
+            "--members",
+            str(count),
+            "--period",
+            str(period),
+            "--folder",
+            folder,
+        ]
         with (
             subprocess.Popen(
-                [*command, "--epochs", str(epochs + 2), "--role", "others"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                [*command, "--epochs", str(epochs + 2), "--role", "others"],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
             ) as others,
             subprocess.Popen(
-                [*command, "--epochs", str(epochs), "--role", "one"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                [*command, "--epochs", str(epochs), "--role", "one"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
             ) as one,
         ):
             out, _ = one.communicate()
@@ -99,7 +124,9 @@ def measure(count: int, period: float, epochs: int) -> list[str]:
 
 def main() -> None:
     """Print the table, or be one of its processes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--members", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--period", type=float, default=10.0)
@@ -115,7 +142,14 @@ def main() -> None:
     rows = [measure(count, arguments.period, arguments.epochs) for count in (2, arguments.members)]
     print(
         table(
-            ["members", "rounds that went well", "CPU ms a second", "connections", "opened a second", "descriptors"],
+            [
+                "members",
+                "rounds that went well",
+                "CPU ms a second",
+                "connections",
+                "opened a second",
+                "descriptors",
+            ],
             rows,
         )
     )

@@ -1,9 +1,11 @@
-"""CPU time of finding the process nearest to its descriptor limit, with 600 processes and 100,000 descriptors more than there are.
+"""CPU time of finding the process nearest to its descriptor limit, with 600 processes and 100,000
+descriptors more than there are.
 
     python -m bench.bench_open_files [--processes 600] [--descriptors 100000] [--rounds 15]
 
-In one run, turn by turn: the collector's own count of all processes; its whole sweep, in between and at a full count; the same count in
-C (`open_files_floor.c`, needs a compiler); psutil; and the directory listing that kernels before 6.2 need. Prints a table in Markdown.
+In one run, turn by turn: the collector's own count of all processes; its whole sweep, in between
+and at a full count; the same count in C (`open_files_floor.c`, needs a compiler); psutil; and the
+directory listing that kernels before 6.2 need. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from dshealthd.collector import Context
 from dshealthd.collectors.open_files import OpenFiles
-from dshealthd.host import Host
-from dshealthd.jobs.limits import Descriptors
+from dshealthd.core.collector import Context
+from dshealthd.core.host import Host
+from dshealthd.core.options import Duration
+from dshealthd.core.result import attempt
 from dshealthd.jobs.processes import YOUNG
-from dshealthd.options import Duration
-from dshealthd.result import attempt
+from dshealthd.linux.process_limits import Descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,7 +112,9 @@ class Sweeps:
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--processes", type=int, default=600)
     parser.add_argument("--descriptors", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=15)
@@ -132,12 +136,18 @@ def main() -> None:
         found = ""
         for _ in range(options.rounds):
             if compiler is not None:
-                found = subprocess.run([floor, "3"], check=True, capture_output=True, text=True).stdout
-                times["C floor"].append(statistics.median(float(line.split()[0]) for line in found.splitlines()))
+                found = subprocess.run(
+                    [floor, "3"], check=True, capture_output=True, text=True
+                ).stdout
+                times["C floor"].append(
+                    statistics.median(float(line.split()[0]) for line in found.splitlines())
+                )
             for way, call in ways.items():
                 times[way].append(timed(call))
         count = f"{len(pids())} processes, {read_open_files()} open files"
-    print(f"{count}; CPU ms, median of {options.rounds} rounds; direct count: {descriptors.direct}\n")
+    print(
+        f"{count}; CPU ms, median of {options.rounds} rounds; direct count: {descriptors.direct}\n"
+    )
     print("| way | median ms | min | max | ratio to C |\n|---|---:|---:|---:|---:|")
     base = statistics.median(times["C floor"]) if times["C floor"] else None
     for way, values in times.items():

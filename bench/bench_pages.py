@@ -1,4 +1,7 @@
-"""From fault to page: seconds from a fault in the lab until Alertmanager's webhook has come; Prometheus and Alertmanager as shipped."""
+"""From fault to page: seconds from a fault in the lab until Alertmanager's webhook has come.
+
+Prometheus and Alertmanager as shipped.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ from tests.lab.receiver import FIRING
 if TYPE_CHECKING:
     from tests.lab.node import Node
 
-# In a wave each fault has a node and a symptom of its own; in a round, those of the same symptom are on different nodes.
+# In a wave each fault has a node and a symptom of its own; in a round, those of the same symptom
+# are on different nodes.
 WAVES = (
     ("gpu-lost", "ecc", "nvlink-down", "disk-full"),
     ("xid-79", "row-remap", "infiniband-down", "path-hang"),
@@ -36,9 +40,11 @@ STAGGER = 10.0
 
 
 def rename(lab: Paging, number: int) -> None:
-    """Make each node a cluster that nobody has been told of, and wait until Prometheus knows of it what it needs.
+    """Make each node a cluster that nobody has been told of, and wait until Prometheus knows of it
+    what it needs.
 
-    What comes to a symptom within a quarter of an hour of its last alert joins that message's group, and waits for group_interval.
+    What comes to a symptom within a quarter of an hour of its last alert joins that message's
+    group, and waits for group_interval.
     """
     entries = json.loads(lab.targets.read_text(encoding="utf-8"))
     for entry in entries:
@@ -49,8 +55,12 @@ def rename(lab: Paging, number: int) -> None:
     time.sleep(SETTLE)
 
 
-def wave(lab: Paging, names: tuple[str, ...], nodes: list[Node], seconds: dict[str, list[float]]) -> None:
-    """Inject the faults of a wave, one on each node, note how long each page takes, and wait until all is over."""
+def wave(
+    lab: Paging, names: tuple[str, ...], nodes: list[Node], seconds: dict[str, list[float]]
+) -> None:
+    """Inject the faults of a wave, one on each node, note how long each page takes, and wait until
+    all is over.
+    """
     begins: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
         for name, node in zip(names, nodes, strict=False):
@@ -61,7 +71,10 @@ def wave(lab: Paging, names: tuple[str, ...], nodes: list[Node], seconds: dict[s
         def page(name: str) -> float | None:
             node = nodes[names.index(name)]
             for notification in list(lab.receiver.notifications):
-                if notification.received >= begins[name] and notification.receiver == FAULTS[name].receiver:
+                if (
+                    notification.received >= begins[name]
+                    and notification.receiver == FAULTS[name].receiver
+                ):
                     for alert in notification.alerts:
                         if alert.status == FIRING and FAULTS[name].names(alert, node):
                             return notification.received
@@ -70,7 +83,9 @@ def wave(lab: Paging, names: tuple[str, ...], nodes: list[Node], seconds: dict[s
         lab.receiver.wait(lambda: all(page(name) is not None for name in names), COMES)
         for name in names:
             came = page(name)
-            seconds.setdefault(name, []).append(float("inf") if came is None else came - begins[name])
+            seconds.setdefault(name, []).append(
+                float("inf") if came is None else came - begins[name]
+            )
     if not lab.receiver.wait(lambda: not lab.receiver.firing("page", "ticket"), GOES):
         message = f"not over: {list(map(str, lab.receiver.firing('page', 'ticket')))}"
         raise TimeoutError(message)
@@ -78,13 +93,18 @@ def wave(lab: Paging, names: tuple[str, ...], nodes: list[Node], seconds: dict[s
 
 def p95(values: list[float]) -> float:
     """Return the 95th percentile."""
-    return statistics.quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
+    return (
+        statistics.quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
+    )
 
 
 def run(rounds: int, *, as_shipped: bool) -> None:
     """Print the table of one kind of agents."""
     seconds: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as directory, Paging(Path(directory), NODES, gpus=8, as_shipped=as_shipped) as lab:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Paging(Path(directory), NODES, gpus=8, as_shipped=as_shipped) as lab,
+    ):
         if lab.lab.limits:
             print("; ".join(lab.lab.limits))
             return
@@ -94,7 +114,10 @@ def run(rounds: int, *, as_shipped: bool) -> None:
             nodes = random.sample(lab.lab.nodes, NODES)
             for turn, names in enumerate(WAVES):
                 wave(lab, names, nodes[turn:] + nodes[:turn], seconds)
-    rows: list[list[object]] = [[name, len(found), statistics.median(found), p95(found), max(found)] for name, found in seconds.items()]
+    rows: list[list[object]] = [
+        [name, len(found), statistics.median(found), p95(found), max(found)]
+        for name, found in seconds.items()
+    ]
     pool = [value for found in seconds.values() for value in found]
     rows.append(["all", len(pool), statistics.median(pool), p95(pool), max(pool)])
     print(f"{'Agents as shipped' if as_shipped else 'Agents that sample every second'}\n")
@@ -104,8 +127,15 @@ def run(rounds: int, *, as_shipped: bool) -> None:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=2, help="times that each fault is injected (%(default)s)")
-    parser.add_argument("--agents", choices=["shipped", "quick", "both"], default="both", help="how agents sample (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="times that each fault is injected (%(default)s)"
+    )
+    parser.add_argument(
+        "--agents",
+        choices=["shipped", "quick", "both"],
+        default="both",
+        help="how agents sample (%(default)s)",
+    )
     options = parser.parse_args()
     for as_shipped in (False, True):
         if options.agents in {"both", "shipped" if as_shipped else "quick"}:

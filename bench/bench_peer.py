@@ -1,9 +1,11 @@
-"""CPU and time of an authenticated call between two agents, on each side, with a shared key and with certificates.
+"""CPU and time of an authenticated call between two agents, on each side, with a shared key and
+with certificates.
 
     python -m bench.bench_peer [--calls 3000]
 
-The listener is a process of its own. In the same run: aiohttp's client with the same bytes, to a handler that authenticates nothing,
-which is less than what a call needs. Prints a table in Markdown.
+The listener is a process of its own. In the same run: aiohttp's client with the same bytes, to a
+handler that authenticates nothing, which is less than what a call needs. Prints a table in
+Markdown.
 """
 
 from __future__ import annotations
@@ -42,10 +44,18 @@ class Members:
 
 def options(directory: Path, kind: str, name: str) -> PeerOptions:
     """Return the options of a node."""
-    rate: dict[str, Any] = {"listen_address": "127.0.0.1:0", "calls_per_second": 1e9, "burst": 10**9}
+    rate: dict[str, Any] = {
+        "listen_address": "127.0.0.1:0",
+        "calls_per_second": 1e9,
+        "burst": 10**9,
+    }
     if kind == "key":
         return PeerOptions(key_file=directory / "key", **rate)
-    rate |= {"tls_cert_file": directory / f"{name}.pem", "tls_key_file": directory / f"{name}.key", "tls_ca_file": directory / "ca.pem"}
+    rate |= {
+        "tls_cert_file": directory / f"{name}.pem",
+        "tls_key_file": directory / f"{name}.key",
+        "tls_ca_file": directory / "ca.pem",
+    }
     return PeerOptions(**rate)
 
 
@@ -54,21 +64,38 @@ def prepare(directory: Path) -> None:
     (directory / "key").write_text("0123456789abcdef" * 4, encoding="ascii")
     (directory / "key").chmod(0o600)
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-    openssl(directory, "req", "-x509", *key, "-keyout", "ca.key", "-subj", "/CN=ca", "-out", "ca.pem")
+    openssl(
+        directory, "req", "-x509", *key, "-keyout", "ca.key", "-subj", "/CN=ca", "-out", "ca.pem"
+    )
     for name in Members.names:
         signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-addext", f"subjectAltName=DNS:{name}")
-        openssl(directory, "req", "-x509", *key, *signed, "-keyout", f"{name}.key", "-subj", f"/CN={name}", "-out", f"{name}.pem")
+        openssl(
+            directory,
+            "req",
+            "-x509",
+            *key,
+            *signed,
+            "-keyout",
+            f"{name}.key",
+            "-subj",
+            f"/CN={name}",
+            "-out",
+            f"{name}.pem",
+        )
 
 
 def openssl(directory: Path, *arguments: str) -> None:
     """Run openssl."""
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=directory, timeout=20)
+    subprocess.run(
+        ["openssl", *arguments], check=True, capture_output=True, cwd=directory, timeout=20
+    )
 
 
 def cpu(pid: int) -> float:
     """Return the CPU time of a process's threads in seconds, at the scheduler's own resolution."""
     spent = sum(
-        int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text(encoding="ascii").split()[0]) for task in os.listdir(f"/proc/{pid}/task")
+        int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text(encoding="ascii").split()[0])
+        for task in os.listdir(f"/proc/{pid}/task")
     )
     return spent / 1e9
 
@@ -97,8 +124,12 @@ async def serve(directory: Path, kind: str) -> None:
     await peer.close()
 
 
-async def measure(directory: Path, kind: str, pid: int, port: int, size: int, calls: int) -> list[str]:
-    """Return a row: calls per second, CPU of the caller and of the listener per call in microseconds."""
+async def measure(
+    directory: Path, kind: str, pid: int, port: int, size: int, calls: int
+) -> list[str]:
+    """Return a row: calls per second, CPU of the caller and of the listener per call in
+    microseconds.
+    """
 
     async def timed(call: Callable[[], Awaitable[object]]) -> list[str]:
         for _ in range(WARM_UP):
@@ -108,16 +139,26 @@ async def measure(directory: Path, kind: str, pid: int, port: int, size: int, ca
             await call()
         took = time.perf_counter() - started
         spent = [cpu(os.getpid()) - ours, cpu(pid) - theirs]
-        return [kind, str(size), f"{calls / took:,.0f}", *(f"{1e6 * value / calls:.0f}" for value in spent)]
+        return [
+            kind,
+            str(size),
+            f"{calls / took:,.0f}",
+            *(f"{1e6 * value / calls:.0f}" for value in spent),
+        ]
 
     message = {"clock": 1.5, "payload": bytes(size)}
     if kind == "aiohttp":
         body = json.dumps({"clock": 1.5, "payload": "A" * (size * 4 // 3)}).encode()
-        headers = {"Authorization": str(Claim("a", "b", "0" * 64, "0" * 32, "0" * 64)), "Content-Type": "application/json"}
+        headers = {
+            "Authorization": str(Claim("a", "b", "0" * 64, "0" * 32, "0" * 64)),
+            "Content-Type": "application/json",
+        }
         async with aiohttp.ClientSession(auto_decompress=False) as session:
 
             async def ask() -> None:
-                async with session.post(f"http://127.0.0.1:{port}/peer/v1/echo", data=body, headers=headers) as answer:
+                async with session.post(
+                    f"http://127.0.0.1:{port}/peer/v1/echo", data=body, headers=headers
+                ) as answer:
                     json.loads(await answer.read())
 
             return await timed(ask)
@@ -143,13 +184,23 @@ def main() -> None:
         prepare(directory)
         for kind in ("key", "tls", "aiohttp"):
             command = [sys.executable, "-m", "bench.bench_peer", "--serve", name, kind]
-            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            with subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            ) as process:
                 assert process.stdout is not None
                 port = int(process.stdout.readline())
-                rows += [asyncio.run(measure(directory, kind, process.pid, port, size, given.calls)) for size in SIZES]
+                rows += [
+                    asyncio.run(measure(directory, kind, process.pid, port, size, given.calls))
+                    for size in SIZES
+                ]
                 assert process.stdin is not None
                 process.stdin.close()
-    print(table(["authentication", "payload, bytes", "calls/s", "caller, µs CPU", "listener, µs CPU"], rows))
+    print(
+        table(
+            ["authentication", "payload, bytes", "calls/s", "caller, µs CPU", "listener, µs CPU"],
+            rows,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
-"""Time and CPU to the first all-reduce of a round, and memory held: workers forked from a warm parent against workers started afresh.
+"""Time and CPU to the first all-reduce of a round, and memory held.
 
-Both run the same worker on the same store over gloo on 127.0.0.1; what differs is whether torch is imported once or by every worker.
+Workers forked from a warm parent against workers started afresh.
+
+Both run the same worker on the same store over gloo on 127.0.0.1; what differs is whether torch is
+imported once or by every worker.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from pathlib import Path
 from bench.processes import median, table
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.workers import worker
-from dshealthd.probe.workers.nursery import LocalStore, Nursery, Seat, WorkerJob
+from dshealthd.probe.workers.worker_pool import LocalStore, RankSpec, WorkerJob, WorkerPool
 
 AFRESH = """
 import importlib.util, sys
@@ -56,10 +59,18 @@ def cpu(pid: int) -> float:
     return 1000 * (sum(map(int, fields[11:15])) / TICK + time.process_time())
 
 
-async def measure(nursery: Nursery, world: int, rounds: int) -> Measured:
+async def measure(worker_pool: WorkerPool, world: int, rounds: int) -> Measured:
     """Run rounds and return what they took; the first one, which starts the parent, is left out."""
-    seats = tuple(Seat(rank=rank) for rank in range(world))
-    job = WorkerJob(kind=Kind.LOCAL, backend="gloo", world_size=world, seats=seats, address="127.0.0.1", steps=((8, 10),), warm_up=1)
+    rank_specs = tuple(RankSpec(rank=rank) for rank in range(world))
+    job = WorkerJob(
+        kind=Kind.LOCAL,
+        backend="gloo",
+        world_size=world,
+        rank_specs=rank_specs,
+        address="127.0.0.1",
+        steps=((8, 10),),
+        warm_up=1,
+    )
     result = Measured()
     for number in range(rounds + 1):
         connected: list[float] = []
@@ -67,17 +78,28 @@ async def measure(nursery: Nursery, world: int, rounds: int) -> Measured:
         started = time.perf_counter()
 
         def progress(
-            _rank: int, stage: Stage, connected: list[float] = connected, memory: list[float] = memory, number: int = number
+            _rank: int,
+            stage: Stage,
+            connected: list[float] = connected,
+            memory: list[float] = memory,
+            number: int = number,
         ) -> None:
             if stage is Stage.WARM_UP:
                 connected.append(time.perf_counter())
-                parent = nursery.parent_pid
+                parent = worker_pool.parent_pid
                 if number == rounds and len(connected) == world and parent is not None:
-                    children = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii").split()
-                    memory.extend(memory_of(int(child), "Private_Clean:", "Private_Dirty:") for child in children)
+                    children = (
+                        Path(f"/proc/{parent}/task/{parent}/children")
+                        .read_text(encoding="ascii")
+                        .split()
+                    )
+                    memory.extend(
+                        memory_of(int(child), "Private_Clean:", "Private_Dirty:")
+                        for child in children
+                    )
 
-        before = cpu(nursery.parent_pid) if nursery.parent_pid is not None else 0.0
-        ranks = await nursery.run(job, LocalStore(), progress)
+        before = cpu(worker_pool.parent_pid) if worker_pool.parent_pid is not None else 0.0
+        ranks = await worker_pool.run(job, LocalStore(), progress)
         ended = time.perf_counter()
         failed = [rank for rank in ranks if rank.outcome is not Outcome.OK]
         if failed:
@@ -85,15 +107,15 @@ async def measure(nursery: Nursery, world: int, rounds: int) -> Measured:
         if number:
             result.first.append(1000 * (max(connected) - started))
             result.whole.append(1000 * (ended - started))
-            result.cpu.append(cpu(nursery.parent_pid or 0) - before)
+            result.cpu.append(cpu(worker_pool.parent_pid or 0) - before)
             result.memory += memory
     return result
 
 
 async def compare(worlds: list[int], rounds: int, program: str) -> None:
     """Measure both ways at every world size and print the tables."""
-    warm = Nursery(sys.executable, 600.0, time.monotonic)
-    afresh = Nursery(sys.executable, 600.0, time.monotonic, program=program)
+    warm = WorkerPool(sys.executable, 600.0, time.monotonic)
+    afresh = WorkerPool(sys.executable, 600.0, time.monotonic, program=program)
     rows: list[list[object]] = []
     try:
         for world in worlds:
@@ -115,10 +137,22 @@ async def compare(worlds: list[int], rounds: int, program: str) -> None:
                 ]
             )
         print(f"Milliseconds, medians of {rounds} rounds\n")
-        head = ["ranks", "first all-reduce, forked", "afresh", "ratio", "whole round, forked", "afresh", "CPU, forked", "afresh"]
+        head = [
+            "ranks",
+            "first all-reduce, forked",
+            "afresh",
+            "ratio",
+            "whole round, forked",
+            "afresh",
+            "CPU, forked",
+            "afresh",
+        ]
         print(table([*head, "MiB per worker, forked", "afresh"], rows))
         if warm.parent_pid is not None:
-            print(f"The parent holds {memory_of(warm.parent_pid, 'Pss:'):.0f} MiB (PSS) between rounds, until it is idle.")
+            print(
+                f"The parent holds {memory_of(warm.parent_pid, 'Pss:'):.0f} MiB (PSS) "
+                "between rounds, until it is idle."
+            )
     finally:
         await warm.close()
         await afresh.close()
@@ -127,7 +161,12 @@ async def compare(worlds: list[int], rounds: int, program: str) -> None:
 def main() -> None:
     """Print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=30, help="rounds from the warm parent at each world size; a sixth of it afresh")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=30,
+        help="rounds from the warm parent at each world size; a sixth of it afresh",
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="world sizes")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:

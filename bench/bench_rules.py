@@ -1,6 +1,9 @@
-"""The shipped rules over a large fleet: what a round of each group takes, what Prometheus needs, and how many series a node has.
+"""The shipped rules over a large fleet.
 
-One agent with eight simulated GPUs runs; what it answers is served for every node of the fleet, so that values move as real ones do.
+What a round of each group takes, what Prometheus needs, and how many series a node has.
+
+One agent with eight simulated GPUs runs; what it answers is served for every node of the fleet, so
+that values move as real ones do.
 """
 
 from __future__ import annotations
@@ -32,7 +35,10 @@ AIM = 1 / 3
 
 
 def serve(bodies: Connection[bytes, Any], listener: socket.socket) -> None:
-    """Answer every request on the socket with the body that came last; in a process of its own, until the other end is closed."""
+    """Answer every request on the socket with the body that came last.
+
+    In a process of its own, until the other end is closed.
+    """
     answer = b""
     ready = selectors.DefaultSelector()
     ready.register(bodies.fileno(), selectors.EVENT_READ)
@@ -44,7 +50,10 @@ def serve(bodies: Connection[bytes, Any], listener: socket.socket) -> None:
                     body = bodies.recv_bytes()
                 except EOFError:
                     return
-                answer = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+                answer = (
+                    b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; "
+                    b"version=0.0.4\r\nContent-Length: %d\r\n\r\n%b"
+                ) % (len(body), body)
             elif key.fileobj is listener:
                 client, _ = listener.accept()
                 client.settimeout(10)  # of an answer that is longer than the socket's buffer
@@ -61,7 +70,10 @@ def serve(bodies: Connection[bytes, Any], listener: socket.socket) -> None:
 def targets(nodes: int, port: int, file: Path) -> None:
     """Write the fleet: an address of the loopback network for each node, 32 nodes to a leaf."""
     groups = [
-        {"targets": [f"127.{8 + n // 65536}.{n // 256 % 256}.{n % 256}:{port}"], "labels": {"node": f"node-{n}", "leaf": f"leaf-{n // 32}"}}
+        {
+            "targets": [f"127.{8 + n // 65536}.{n // 256 % 256}.{n % 256}:{port}"],
+            "labels": {"node": f"node-{n}", "leaf": f"leaf-{n // 32}"},
+        }
         for n in range(1, nodes + 1)
     ]
     file.write_text(json.dumps(groups), encoding="ascii")
@@ -81,7 +93,11 @@ def groups(server: Server) -> list[dict[str, Any]]:
 
 def own(server: Server) -> dict[str, float]:
     """Return what Prometheus says of itself: the unlabelled samples of its own /metrics."""
-    lines = (line.rpartition(" ") for line in server.ask("/metrics").splitlines() if not line.startswith("#"))
+    lines = (
+        line.rpartition(" ")
+        for line in server.ask("/metrics").splitlines()
+        if not line.startswith("#")
+    )
     return {name: float(number) for name, _, number in lines if "{" not in name}
 
 
@@ -90,7 +106,9 @@ def measure(lab: Paging, options: argparse.Namespace, directory: Path) -> None:
     node = lab.lab.nodes[0]
     receiving, sending = multiprocessing.Pipe(duplex=False)
     with socket.create_server(("", 0), backlog=2048) as listener:
-        server_process = multiprocessing.Process(target=serve, args=(receiving, listener), daemon=True)
+        server_process = multiprocessing.Process(
+            target=serve, args=(receiving, listener), daemon=True
+        )
         server_process.start()
         port = listener.getsockname()[1]
     receiving.close()
@@ -98,7 +116,12 @@ def measure(lab: Paging, options: argparse.Namespace, directory: Path) -> None:
     targets(options.nodes, port, file)
     station = Loopback("services", "127.0.0.1", directory)
     longest: dict[str, list[float]] = {}
-    with prometheus(station, directory / "fleet", {"file_sd_configs": [{"files": [str(file)]}]}, scrape=options.scrape) as server:
+    with prometheus(
+        station,
+        directory / "fleet",
+        {"file_sd_configs": [{"files": [str(file)]}]},
+        scrape=options.scrape,
+    ) as server:
         end, cpu = time.monotonic() + options.seconds, 0.0
         warm = end - options.seconds / 2
         while time.monotonic() < end:
@@ -107,17 +130,41 @@ def measure(lab: Paging, options: argparse.Namespace, directory: Path) -> None:
             if time.monotonic() > warm:
                 cpu = cpu or own(server)["process_cpu_seconds_total"]
                 for group in groups(server):
-                    longest.setdefault(f"{Path(group['file']).name} {group['name']}", []).append(group["evaluationTime"])
+                    longest.setdefault(f"{Path(group['file']).name} {group['name']}", []).append(
+                        group["evaluationTime"]
+                    )
         found = {f"{Path(group['file']).name} {group['name']}": group for group in groups(server)}
         rows: list[list[object]] = []
         for name, group in found.items():
             times = longest[name]
             rows.append(
-                [name, f"{group['interval']:g} s", len(group["rules"]), sum(times) / len(times), max(times), max(times) / group["interval"]]
+                [
+                    name,
+                    f"{group['interval']:g} s",
+                    len(group["rules"]),
+                    sum(times) / len(times),
+                    max(times),
+                    max(times) / group["interval"],
+                ]
             )
-        print(table(["group", "interval", "rules", "mean s", "longest s", "share of the interval"], rows))
-        single = sorted(((rule["evaluationTime"], rule["name"]) for group in found.values() for rule in group["rules"]), reverse=True)
-        print(table(["slowest rules", "last s"], [[name, seconds] for seconds, name in single[:SLOWEST]]))
+        print(
+            table(
+                ["group", "interval", "rules", "mean s", "longest s", "share of the interval"], rows
+            )
+        )
+        single = sorted(
+            (
+                (rule["evaluationTime"], rule["name"])
+                for group in found.values()
+                for rule in group["rules"]
+            ),
+            reverse=True,
+        )
+        print(
+            table(
+                ["slowest rules", "last s"], [[name, seconds] for seconds, name in single[:SLOWEST]]
+            )
+        )
         itself = own(server)
         spent = (itself["process_cpu_seconds_total"] - cpu) / (options.seconds / 2)
         up = value(server, 'count(up{job="dshealthd"} == 1)')
@@ -128,11 +175,20 @@ def measure(lab: Paging, options: argparse.Namespace, directory: Path) -> None:
             ["series of a node", f"{series:.0f}"],
             ["series in all", f"{itself['prometheus_tsdb_head_series']:.0f}"],
             ["rules", rules],
-            ["all groups due in one 5 s round take", f"{sum(max(longest[n]) for n, g in found.items() if g['interval'] <= 5):.2f} s"],
+            [
+                "all groups due in one 5 s round take",
+                f"{sum(max(longest[n]) for n, g in found.items() if g['interval'] <= 5):.2f} s",
+            ],
             ["memory (RSS)", f"{itself['process_resident_memory_bytes'] / 2**30:.2f} GiB"],
-            ["CPU", f"{spent:.2f} cores, of which rules {sum(sum(v) / len(v) / found[n]['interval'] for n, v in longest.items()):.2f}"],
+            [
+                "CPU",
+                f"{spent:.2f} cores, of which rules {sum(sum(v) / len(v) / found[n]['interval'] for n, v in longest.items()):.2f}",
+            ],
             ["rounds missed", f"{missed(server):.0f}"],
-            ["alerts that fire or are pending", ", ".join(f"{name} {count:.0f}" for name, count in alerts(server).items())],
+            [
+                "alerts that fire or are pending",
+                ", ".join(f"{name} {count:.0f}" for name, count in alerts(server).items()),
+            ],
         ]
         print(table(["", ""], rows))
         share = max(max(times) / found[name]["interval"] for name, times in longest.items())
@@ -143,13 +199,20 @@ def measure(lab: Paging, options: argparse.Namespace, directory: Path) -> None:
 
 def alerts(server: Server) -> dict[str, float]:
     """Return how many alerts of each name there are."""
-    return {entry["metric"]["alertname"]: float(entry["value"][1]) for entry in server.query("count by (alertname) (ALERTS)")}
+    return {
+        entry["metric"]["alertname"]: float(entry["value"][1])
+        for entry in server.query("count by (alertname) (ALERTS)")
+    }
 
 
 def missed(server: Server) -> float:
     """Return how many rounds of rules were left out as the one before had not ended."""
     lines = server.ask("/metrics").splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("prometheus_rule_group_iterations_missed_total"))
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith("prometheus_rule_group_iterations_missed_total")
+    )
 
 
 def main() -> None:
@@ -157,7 +220,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=1000, help="how many nodes (%(default)s)")
     parser.add_argument("--scrape", default="15s", help="how often each is scraped (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=240.0, help="how long; the second half counts (%(default)s)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=240.0,
+        help="how long; the second half counts (%(default)s)",
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, Paging(Path(directory), 1, gpus=8) as lab:
         if lab.lab.limits:

@@ -1,4 +1,7 @@
-"""Latency and CPU of one scrape at 600, 5,000 and 50,000 series: cached, freshly rendered, and node_exporter's textfile collector."""
+"""Latency and CPU of one scrape at 600, 5,000 and 50,000 series.
+
+Cached, freshly rendered, and node_exporter's textfile collector.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,14 @@ from prometheus_client.registry import Collector
 
 from bench.processes import Server, free_port, median, node_exporter, serving, table
 from bench.series_server import CHANGES_EVERY, SERIES_PER_METRIC, samples
-from dshealthd.exposition import Format, render
+from dshealthd.core.exposition import Format, render
 
 
 def scrapes(server: Server, count: int, pause: float) -> tuple[float, float]:
-    """Return the medians of latency and of CPU time of one scrape, in milliseconds; what the server spends while idle is taken off."""
+    """Return the medians of latency and of CPU time of one scrape, in milliseconds.
+
+    What the server spends while idle is taken off.
+    """
     server.scrape()
     before = server.cpu()
     time.sleep(2.0)
@@ -43,7 +49,9 @@ class Families(Collector):
         """Keep the families, so that only their encoding is measured."""
         self.families: dict[str, GaugeMetricFamily] = {}
         for metric, labels, value in samples(count, 0.25).samples:
-            family = self.families.setdefault(metric.name, GaugeMetricFamily(metric.name, metric.help, labels=metric.labels))
+            family = self.families.setdefault(
+                metric.name, GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+            )
             family.add_metric(labels, value)
 
     def collect(self) -> list[GaugeMetricFamily]:
@@ -52,7 +60,9 @@ class Families(Collector):
 
 
 def encoders(count: int, repetitions: int) -> tuple[float, float]:
-    """Return the medians of the time to encode so many series, ours and prometheus_client's, in milliseconds, measured in turn."""
+    """Return the medians of the time to encode so many series, ours and prometheus_client's, in
+    milliseconds, measured in turn.
+    """
     registry = prometheus_client.CollectorRegistry()
     registry.register(Families(count))
     made = samples(count, 0.25).samples
@@ -77,13 +87,26 @@ def main() -> None:
     for series in (600, 5_000, 50_000):
         with contextlib.ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            (directory / "bench.prom").write_text(render(samples(series, 0.25).samples, Format.PROMETHEUS), encoding="utf-8")
-            flags = ["--collector.disable-defaults", "--collector.textfile", f"--collector.textfile.directory={directory}"]
+            (directory / "bench.prom").write_text(
+                render(samples(series, 0.25).samples, Format.PROMETHEUS), encoding="utf-8"
+            )
+            flags = [
+                "--collector.disable-defaults",
+                "--collector.textfile",
+                f"--collector.textfile.directory={directory}",
+            ]
             theirs = stack.enter_context(node_exporter(*flags))
             ours = {}
             for kind in ("cached", "changing"):
                 port = free_port()
-                command = [sys.executable, "-m", "bench.series_server", str(port), str(series), kind]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "bench.series_server",
+                    str(port),
+                    str(series),
+                    kind,
+                ]
                 ours[kind] = stack.enter_context(serving(kind, command, port))
             cached = scrapes(ours["cached"], count, 0.05)
             fresh = scrapes(ours["changing"], count, CHANGES_EVERY)

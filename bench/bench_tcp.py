@@ -1,12 +1,15 @@
-"""CPU time of counting TCP sockets with 0, 10,000 and 30,000 of them in TIME_WAIT, v4 and v6, one in a hundred on a rendezvous port.
+"""CPU time of counting TCP sockets with 0, 10,000 and 30,000 of them in TIME_WAIT, v4 and v6, one
+in a hundred on a rendezvous port.
 
     python -m bench.bench_tcp [--rounds 21] [--cold]
 
-In one run, turn by turn, in a network namespace of its own (needs root and a compiler): the collectors `tcp` and `rendezvous` as the
-agent runs them, every 5 s, which of many sockets asks for the ports in TIME_WAIT every 15 s; a round of theirs that asks; what such a
-round asks for in C (`tcp_floor.c`); `ss` with the filter for the rendezvous ports, which tells less; node_exporter's tcpstat alone, by
-the scheduler's account of its CPU, which tells nothing of ports. Then what is done less often or instead: the collector `tcp_limits`
-(every 30 s), `loopback`, and the files of `/proc/net` where netlink is refused. Prints tables in Markdown.
+In one run, turn by turn, in a network namespace of its own (needs root and a compiler): the
+collectors `tcp` and `rendezvous` as the agent runs them, every 5 s, which of many sockets asks for
+the ports in TIME_WAIT every 15 s; a round of theirs that asks; what such a round asks for in C
+(`tcp_floor.c`); `ss` with the filter for the rendezvous ports, which tells less; node_exporter's
+tcpstat alone, by the scheduler's account of its CPU, which tells nothing of ports. Then what is
+done less often or instead: the collector `tcp_limits` (every 30 s), `loopback`, and the files of
+`/proc/net` where netlink is refused. Prints tables in Markdown.
 """
 
 from __future__ import annotations
@@ -21,20 +24,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.processes import median, node_exporter, table
-from dshealthd.collector import Context
 from dshealthd.collectors.loopback import Loopback
 from dshealthd.collectors.rendezvous import Rendezvous
 from dshealthd.collectors.tcp import Tcp
 from dshealthd.collectors.tcp_limits import TcpLimits
-from dshealthd.host import Host
-from dshealthd.kernel.sockets import HOLD
-from dshealthd.result import Outcome, attempt
+from dshealthd.core.collector import Context
+from dshealthd.core.host import Host
+from dshealthd.core.result import Outcome, attempt
+from dshealthd.linux.sockets import HOLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bench.processes import Server
-    from dshealthd.collector import Collector
+    from dshealthd.core.collector import Collector
 
 SOURCE = Path(__file__).with_name("tcp_floor.c")
 INTERVAL = 5.0
@@ -53,7 +56,9 @@ OURS, WHOLE, FLOOR, SS, THEIRS = (
 class Agent:
     """Collectors as the agent runs them."""
 
-    def __init__(self, kinds: list[type[Collector]], interval: float = INTERVAL, procfs: Path = Path("/proc")) -> None:
+    def __init__(
+        self, kinds: list[type[Collector]], interval: float = INTERVAL, procfs: Path = Path("/proc")
+    ) -> None:
         self.now, self.interval = 0.0, interval
         self.context = Context(host=Host(procfs=procfs), monotonic=lambda: self.now, wall=time.time)
         self.collectors = [kind(kind.Options(), self.context) for kind in kinds]
@@ -61,15 +66,24 @@ class Agent:
         self.failed = ""
 
     def collect(self, rounds: int = 1) -> float:
-        """Return the CPU milliseconds of a round, as a mean of so many; the collectors believe that an interval passes before each."""
+        """Return the CPU milliseconds of a round, as a mean of so many.
+
+        The collectors believe that an interval passes before each.
+        """
         before = time.process_time()
         for _ in range(rounds):
             self.now += self.interval
             self.context.sweep += 1
             results = [attempt(collector, time.monotonic) for collector in self.collectors]
         spent = 1e3 * (time.process_time() - before) / rounds
-        self.failed = next((result.detail for result in results if result.outcome is not Outcome.OK), "")
-        self.values = {(metric.name, *labels): value for result in results for metric, labels, value in result.samples}
+        self.failed = next(
+            (result.detail for result in results if result.outcome is not Outcome.OK), ""
+        )
+        self.values = {
+            (metric.name, *labels): value
+            for result in results
+            for metric, labels, value in result.samples
+        }
         return spent
 
 
@@ -78,7 +92,9 @@ class Floor:
 
     def __init__(self, program: Path) -> None:
         command = [str(program), "count", str(FIRST), str(LAST)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.found: tuple[int, int] = (0, 0)
 
     def count(self) -> float:
@@ -98,7 +114,9 @@ class Floor:
 
 def by_ss() -> float:
     """Return the CPU milliseconds of `ss` from its start to its end."""
-    process = subprocess.Popen(["ss", "-tanH", f"( sport >= {FIRST} and sport <= {LAST} )"], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        ["ss", "-tanH", f"( sport >= {FIRST} and sport <= {LAST} )"], stdout=subprocess.DEVNULL
+    )
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return 1e3 * (usage.ru_utime + usage.ru_stime)
@@ -113,12 +131,18 @@ def scrape(server: Server) -> float:
 
 def measure(program: Path, elsewhere: Path, rounds: int, *, cold: bool) -> None:
     """Make sockets, measure turn by turn, and print."""
-    ours, whole, files = Agent([Tcp, Rendezvous]), Agent([Tcp, Rendezvous], interval=HOLD), Agent([Tcp, Rendezvous], procfs=elsewhere)
+    ours, whole, files = (
+        Agent([Tcp, Rendezvous]),
+        Agent([Tcp, Rendezvous], interval=HOLD),
+        Agent([Tcp, Rendezvous], procfs=elsewhere),
+    )
     limits, loopback = Agent([TcpLimits], interval=30.0), Agent([Loopback])
     rows: dict[str, list[object]] = {}
     compared: list[list[object]] = []
     made = 0
-    with node_exporter("--collector.disable-defaults", "--collector.tcpstat", "--web.disable-exporter-metrics") as server:
+    with node_exporter(
+        "--collector.disable-defaults", "--collector.tcpstat", "--web.disable-exporter-metrics"
+    ) as server:
         floor = Floor(program)
         ways: dict[str, Callable[[], float]] = {
             OURS: lambda: ours.collect(int(HOLD / INTERVAL)),
@@ -145,27 +169,60 @@ def measure(program: Path, elsewhere: Path, rounds: int, *, cold: bool) -> None:
             for way, value in medians.items():
                 failed = files.failed if way.endswith("/proc/net") else ""
                 rows.setdefault(way, [way]).append("refused: too many" if failed else value)
-            ratios = medians[WHOLE] / medians[FLOOR], medians[OURS] / medians[THEIRS], medians[OURS] / medians[SS]
-            seen = [ours.values["dshealthd_tcp_sockets", "time_wait"], ours.values["dshealthd_rendezvous_sockets", "time_wait"]]
+            ratios = (
+                medians[WHOLE] / medians[FLOOR],
+                medians[OURS] / medians[THEIRS],
+                medians[OURS] / medians[SS],
+            )
+            seen = [
+                ours.values["dshealthd_tcp_sockets", "time_wait"],
+                ours.values["dshealthd_rendezvous_sockets", "time_wait"],
+            ]
             compared.append([count, *ratios, *map(int, seen), *floor.found])
         floor.close()
     print(f"CPU ms a round, median of {rounds} rounds, caches {'cold' if cold else 'warm'}\n")
     print(table(["in TIME_WAIT", *map(str, COUNTS)], list(rows.values())))
-    head = ["in TIME_WAIT", "round / C", "ours / node_exporter", "ours / ss", "we count", "in the range", "C counts", "in the range"]
+    head = [
+        "in TIME_WAIT",
+        "round / C",
+        "ours / node_exporter",
+        "ours / ss",
+        "we count",
+        "in the range",
+        "C counts",
+        "in the range",
+    ]
     print(table(head, compared))
 
 
 def main() -> None:
     """Go into a network namespace, then measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument(
-        "--cold", action="store_true", help="empty the caches before each measurement, instead of a round that does not count"
+        "--cold",
+        action="store_true",
+        help="empty the caches before each measurement, instead of a round that does not count",
     )
-    parser.add_argument("--inside", action="store_true", help="already in a network namespace of its own")
+    parser.add_argument(
+        "--inside", action="store_true", help="already in a network namespace of its own"
+    )
     options = parser.parse_args()
     if not options.inside:
-        os.execvp("unshare", ["unshare", "--net", sys.executable, "-m", "bench.bench_tcp", "--inside", *sys.argv[1:]])
+        os.execvp(
+            "unshare",
+            [
+                "unshare",
+                "--net",
+                sys.executable,
+                "-m",
+                "bench.bench_tcp",
+                "--inside",
+                *sys.argv[1:],
+            ],
+        )
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     Path("/proc/sys/net/ipv4/tcp_tw_reuse").write_text("0", encoding="ascii")
     with tempfile.TemporaryDirectory() as directory:

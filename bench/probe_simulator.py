@@ -1,11 +1,16 @@
-"""How soon, how surely and how falsely probes accuse: the real schedule and verdicts, and a simulated network.
+"""How soon, how surely and how falsely probes accuse.
 
-    python -m bench.probe_simulator [--nodes 128] [--jitter 1.5 3] [--spikes 0.5 2] [--trials 20] [--days 0.1] [--seed 1]
+The real schedule and verdicts, and a simulated network.
 
-Every node has its own `Judge`, which sees its own rounds and what its peers tell in them. A round times one 64 MiB all-reduce on each of
-eight rails: usual time x (1 + jitter) x a spike (of 1.2 to 3, by chance and per timing) x congestion (a leaf's way out, 1.2 to 2, for
-exponentially distributed seconds) x the fault, of the slower end. A slow part takes 1.3 or 1.15 times its usual time. Everything printed
-is simulated: no network, no GPU. What is usual is known from 64 rounds before the start, as after a quarter of an hour of running.
+    python -m bench.probe_simulator [--nodes 128] [--jitter 1.5 3] [--spikes 0.5 2] [--trials 20]
+    [--days 0.1] [--seed 1]
+
+Every node has its own `Detector`, which sees its own rounds and what its peers tell in them. A
+round times one 64 MiB all-reduce on each of eight rails: usual time x (1 + jitter) x a spike (of
+1.2 to 3, by chance and per timing) x congestion (a leaf's way out, 1.2 to 2, for exponentially
+distributed seconds) x the fault, of the slower end. A slow part takes 1.3 or 1.15 times its usual
+time. Everything printed is simulated: no network, no GPU. What is usual is known from 64 rounds
+before the start, as after a quarter of an hour of running.
 """
 
 from __future__ import annotations
@@ -21,11 +26,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from dshealthd import state_file
+from dshealthd.core import state_file
 from dshealthd.probe.members.schedule import Timetable
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
 from dshealthd.probe.verdicts.baseline import BaselineOptions, Baselines, Series
-from dshealthd.probe.verdicts.verdict import Confirmation, Judge, VerdictOptions
+from dshealthd.probe.verdicts.detector import Confirmation, Detector, VerdictOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -58,7 +63,9 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong; `node` (and `peer` of a link) by number, `factor` on times, infinite where it is dead or cut."""
+    """One thing that is wrong; `node` (and `peer` of a link) by number, `factor` on times, infinite
+    where it is dead or cut.
+    """
 
     part: Part
     factor: float
@@ -75,7 +82,7 @@ class Fault:
 
 
 @dataclass
-class Tally:
+class RoundMetrics:
     """What happened in the trials of one fault."""
 
     trials: int = 0
@@ -112,9 +119,13 @@ class Cluster:
         self.fault: Fault | None = None
         self.standing: dict[int, frozenset[Suspect]] = {}
         self.log: list[tuple[float, bool, Suspect, int]] = []
-        """Time, whether it began or ended, the accusation, and the number of the node that exports it."""
+        """Time, whether it began or ended, the accusation, and the number of the node that exports
+        it.
+        """
         self.extra = self.rounds = 0
-        self._bursts: dict[int, tuple[float, float, float]] = dict.fromkeys(set(self.leaf), (0.0, 0.0, 1.0))
+        self._bursts: dict[int, tuple[float, float, float]] = dict.fromkeys(
+            set(self.leaf), (0.0, 0.0, 1.0)
+        )
         self._free = [0.0] * nodes
         options = baseline or BaselineOptions()
         with TemporaryDirectory() as folder:
@@ -124,7 +135,11 @@ class Cluster:
             for name in self.names:
                 baselines = Baselines(options)
                 baselines.load(file)
-                self.judges.append(Judge(name, self.leaves, baselines, verdict or VerdictOptions(), lambda: self.time))
+                self.judges.append(
+                    Detector(
+                        name, self.leaves, baselines, verdict or VerdictOptions(), lambda: self.time
+                    )
+                )
 
     def _usual(self, options: BaselineOptions) -> Baselines:
         """Return what a node knows after a while."""
@@ -132,9 +147,15 @@ class Cluster:
         for turn, rail in itertools.product(range(64), range(RAILS)):
             for far in (False, True):
                 seconds = (FAR if far else NEAR) * self.random.gauss(1, self.conditions.jitter)
-                known.update(Series(Kind.RAIL, "nccl", OP, SIZE, str(rail), 2, far), seconds, turn - 3600.0)
+                known.update(
+                    Series(Kind.RAIL, "nccl", OP, SIZE, str(rail), 2, far), seconds, turn - 3600.0
+                )
             seconds = LOCAL * self.random.gauss(1, self.conditions.jitter)
-            known.update(Series(Kind.LOCAL, "nccl", LOCAL_OP, 8192, str(rail), 1, far=False), seconds, turn - 3600.0)
+            known.update(
+                Series(Kind.LOCAL, "nccl", LOCAL_OP, 8192, str(rail), 1, far=False),
+                seconds,
+                turn - 3600.0,
+            )
         return known
 
     # The network
@@ -143,14 +164,20 @@ class Cluster:
         start, end, factor = self._bursts[leaf]
         while self.time >= end:
             start = end + self.random.expovariate(self.conditions.bursts_per_leaf_day / 86400)
-            end, factor = start + self.random.expovariate(1 / self.conditions.burst_seconds), self.random.uniform(1.2, 2)
+            end, factor = (
+                start + self.random.expovariate(1 / self.conditions.burst_seconds),
+                self.random.uniform(1.2, 2),
+            )
             self._bursts[leaf] = start, end, factor
         return factor if self.time >= start else 1.0
 
     def slowness(self, a: int, b: int, rail: int) -> float:
         """Return how many times as long a rail takes between two nodes because of the fault."""
         match self.fault:
-            case Fault(Part.NIC | Part.GPU, factor, node, _, slow) if slow == rail and node in {a, b}:
+            case Fault(Part.NIC | Part.GPU, factor, node, _, slow) if slow == rail and node in {
+                a,
+                b,
+            }:
                 return factor
             case Fault(Part.NODE, factor, node) if node in {a, b}:
                 return factor
@@ -163,7 +190,11 @@ class Cluster:
     def _timings(self, a: int, b: int) -> Iterator[Timing]:
         draw, conditions = self.random, self.conditions
         near = self.leaf[a] == self.leaf[b]
-        usual = NEAR if near else FAR * max(self._congestion(self.leaf[a]), self._congestion(self.leaf[b]))
+        usual = (
+            NEAR
+            if near
+            else FAR * max(self._congestion(self.leaf[a]), self._congestion(self.leaf[b]))
+        )
         for rail in range(RAILS):
             seconds = usual * draw.gauss(1, conditions.jitter)
             if draw.random() < conditions.spikes:
@@ -181,23 +212,61 @@ class Cluster:
             unreached = fault.outcome is Outcome.UNREACHABLE
             end = self.time + (DEADLINE if unreached else ROUND)
             stage = Stage.INVITE if unreached else Stage.VERIFY
-            # What could not be reached has told nothing; a round between two that live is seen from both ends.
+            # What could not be reached has told nothing; a round between two that live is seen from
+            # both ends.
             told = () if unreached else scores
-            return Observation(epoch, kind, "nccl", names, fault.outcome, stage, scores=told, at=end), end - self.time
+            return Observation(
+                epoch, kind, "nccl", names, fault.outcome, stage, scores=told, at=end
+            ), end - self.time
         if kind is Kind.LOCAL:
-            slow = fault.factor if fault and fault.part is Part.GPU and fault.node == members[0] else 1.0
+            slow = (
+                fault.factor
+                if fault and fault.part is Part.GPU and fault.node == members[0]
+                else 1.0
+            )
             timings = []
             for gpu in range(RAILS):
-                seconds = LOCAL * self.random.gauss(1, self.conditions.jitter) * (slow if fault and gpu == fault.rail else 1.0)
+                seconds = (
+                    LOCAL
+                    * self.random.gauss(1, self.conditions.jitter)
+                    * (slow if fault and gpu == fault.rail else 1.0)
+                )
                 timings.append(Timing(LOCAL_OP, 8192, seconds, 0.0, str(gpu)))
-            return Observation(epoch, kind, "nccl", names, Outcome.OK, Stage.DONE, tuple(timings), at=self.time + ROUND), ROUND
+            return Observation(
+                epoch,
+                kind,
+                "nccl",
+                names,
+                Outcome.OK,
+                Stage.DONE,
+                tuple(timings),
+                at=self.time + ROUND,
+            ), ROUND
         timings = [] if kind is Kind.LIGHT else list(self._timings(*members))
-        return Observation(epoch, kind, "nccl", names, Outcome.OK, Stage.DONE, tuple(timings), (), "", scores, self.time + ROUND), ROUND
+        return Observation(
+            epoch,
+            kind,
+            "nccl",
+            names,
+            Outcome.OK,
+            Stage.DONE,
+            tuple(timings),
+            (),
+            "",
+            scores,
+            self.time + ROUND,
+        ), ROUND
 
     def _ends_badly(self, fault: Fault, members: tuple[int, ...], kind: Kind) -> bool:
-        if fault.outcome is Outcome.OK or (fault.outcome is Outcome.CORRUPTED and kind is not Kind.RAIL):
+        if fault.outcome is Outcome.OK or (
+            fault.outcome is Outcome.CORRUPTED and kind is not Kind.RAIL
+        ):
             return False
-        return {fault.node, fault.peer} == set(members) if fault.part is Part.LINK else fault.node in members
+        return (
+            {fault.node, fault.peer} == set(members)
+            if fault.part is Part.LINK
+            else fault.node in members
+        )
 
     # The agents
 
@@ -253,7 +322,12 @@ class Cluster:
             self.judges[node].withdraw(asked)
 
     def _dead(self, node: int) -> bool:
-        return self.fault is not None and self.fault.factor == float("inf") and self.fault.part is Part.NODE and node == self.fault.node
+        return (
+            self.fault is not None
+            and self.fault.factor == float("inf")
+            and self.fault.part is Part.NODE
+            and node == self.fault.node
+        )
 
     def _told(self, observation: Observation) -> Iterable[tuple[float, Confirmation, int]]:
         """Let all members of a round see it."""
@@ -262,12 +336,15 @@ class Cluster:
             node = self.numbers[name]
             if self._dead(node):
                 continue
-            judge = self.judges[node]
+            detector = self.judges[node]
             seen = observation
             if observation.outcome is Outcome.UNREACHABLE:  # each has called the other one itself
-                seen = replace(observation, members=(name, *(other for other in observation.members if other != name)))
-            asked += [(self.time, confirmation, node) for confirmation in judge.observe(seen)]
-            suspects = frozenset(judge.suspects())
+                seen = replace(
+                    observation,
+                    members=(name, *(other for other in observation.members if other != name)),
+                )
+            asked += [(self.time, confirmation, node) for confirmation in detector.observe(seen)]
+            suspects = frozenset(detector.suspects())
             before = self.standing.get(node, frozenset())
             if suspects != before:
                 self.standing[node] = suspects
@@ -277,7 +354,12 @@ class Cluster:
 
     def accused(self) -> set[Suspect]:
         """Return all that is exported anywhere; a dead node exports nothing."""
-        return {suspect for node, suspects in self.standing.items() if not self._dead(node) for suspect in suspects}
+        return {
+            suspect
+            for node, suspects in self.standing.items()
+            if not self._dead(node)
+            for suspect in suspects
+        }
 
     def component(self, fault: Fault) -> str:
         """Return what an accusation must name."""
@@ -291,11 +373,15 @@ class Cluster:
         }[fault.part]
 
 
-def trial(cluster: Cluster, fault: Fault, tally: Tally, *, epochs: int = 12, rest: int = 12) -> None:
+def trial(
+    cluster: Cluster, fault: Fault, metrics: RoundMetrics, *, epochs: int = 12, rest: int = 12
+) -> None:
     """Inject a fault for some epochs, see what is accused, and let it end."""
     period = cluster.conditions.period
     target = cluster.component(fault)
-    offset = cluster.random.uniform(0, period)  # when in the period it begins; the next round is the first that can see it
+    offset = cluster.random.uniform(
+        0, period
+    )  # when in the period it begins; the next round is the first that can see it
     began = cluster.epoch * period - offset
     cluster.fault, mark = fault, len(cluster.log)
     for _ in range(epochs):
@@ -305,23 +391,34 @@ def trial(cluster: Cluster, fault: Fault, tally: Tally, *, epochs: int = 12, res
     right = [
         at
         for at, on, suspect, _ in log
-        if on and (suspect.part, suspect.component) == (fault.part, target) and suspect.reason != "ambiguous"
+        if on
+        and (suspect.part, suspect.component) == (fault.part, target)
+        and suspect.reason != "ambiguous"
     ]
     meant = Suspect(fault.part, target, fault.reason)
-    wrong = {suspect for _, on, suspect, _ in log if on and suspect != meant and suspect.reason != "ambiguous"}
-    tally.trials += 1
-    tally.right += bool(right) and not wrong
-    tally.ambiguous += any(suspect.reason == "ambiguous" for _, on, suspect, _ in log if on)
-    tally.wrong.update(str(suspect.part) for suspect in wrong)
-    tally.seconds += [right[0] - began] if right else [float("inf")]
+    wrong = {
+        suspect
+        for _, on, suspect, _ in log
+        if on and suspect != meant and suspect.reason != "ambiguous"
+    }
+    metrics.trials += 1
+    metrics.right += bool(right) and not wrong
+    metrics.ambiguous += any(suspect.reason == "ambiguous" for _, on, suspect, _ in log if on)
+    metrics.wrong.update(str(suspect.part) for suspect in wrong)
+    metrics.seconds += [right[0] - began] if right else [float("inf")]
     for _ in range(rest):
         cluster.step()
-    last = max((at for at, on, suspect, _ in cluster.log[mark:] if not on and suspect.component == target), default=ended)
-    tally.cleared.append(float("inf") if cluster.accused() else max(0.0, last - ended))
+    last = max(
+        (at for at, on, suspect, _ in cluster.log[mark:] if not on and suspect.component == target),
+        default=ended,
+    )
+    metrics.cleared.append(float("inf") if cluster.accused() else max(0.0, last - ended))
 
 
 def quiet(cluster: Cluster, days: float) -> tuple[int, int]:
-    """Run without a fault; return how many accusations there were, and how many stood for a minute, and so could page."""
+    """Run without a fault; return how many accusations there were, and how many stood for a minute,
+    and so could page.
+    """
     mark, before = len(cluster.log), cluster.epoch
     while (cluster.epoch - before) * cluster.conditions.period < days * 86400:
         cluster.step()
@@ -340,8 +437,14 @@ def faults(cluster: Cluster) -> dict[str, Fault]:
     """Return one fault of each sort, at a place of chance."""
     draw = cluster.random
     node, peer = draw.sample(range(len(cluster.names)), 2)
-    met = {pair for pair in cluster.timetable.groups(EPOCH_0 + cluster.epoch) if cluster.names[node] in pair}
-    for pair in met:  # a link is seen when its ends meet: the wait for that is the schedule's, not the verdict's
+    met = {
+        pair
+        for pair in cluster.timetable.groups(EPOCH_0 + cluster.epoch)
+        if cluster.names[node] in pair
+    }
+    for pair in (
+        met
+    ):  # a link is seen when its ends meet: the wait for that is the schedule's, not the verdict's
         node, peer = (cluster.numbers[name] for name in pair)
     rail = draw.randrange(RAILS)
     return {
@@ -371,22 +474,31 @@ def heading(*columns: str) -> None:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, default=128)
     parser.add_argument("--leaf-size", type=int, default=16)
     parser.add_argument("--jitter", type=float, nargs="+", default=[1.5, 3.0], help="per cent")
-    parser.add_argument("--spikes", type=float, nargs="+", default=[0.5, 2.0], help="per cent of the timings")
+    parser.add_argument(
+        "--spikes", type=float, nargs="+", default=[0.5, 2.0], help="per cent of the timings"
+    )
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--days", type=float, default=0.1)
     parser.add_argument("--burst-seconds", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     print(
-        f"Simulated: {arguments.nodes} nodes of {RAILS} GPUs in leaves of {arguments.leaf_size}, a round in 10 s, seed {arguments.seed}.\n"
+        f"Simulated: {arguments.nodes} nodes of {RAILS} GPUs in leaves of "
+        f"{arguments.leaf_size}, a round in 10 s, seed {arguments.seed}.\n"
     )
     quiet_rows = []
     print(
-        "| jitter | spikes | fault | named right | p50 s | p95 s | missed | wrong too | said ambiguous | cleared p95 s |\n|" + "---|" * 10
+        (
+            "| jitter | spikes | fault | named right | p50 s | p95 s | missed | wrong too | said "
+            "ambiguous | cleared p95 s |\n|"
+        )
+        + "---|" * 10
     )
     for jitter, spikes in itertools.product(arguments.jitter, arguments.spikes):
         conditions = Conditions(jitter / 100, spikes / 100, burst_seconds=arguments.burst_seconds)
@@ -394,29 +506,49 @@ def main() -> None:
         for _ in range(6):
             cluster.step()
         for name in faults(cluster) if arguments.trials else ():
-            tally = Tally()
+            metrics = RoundMetrics()
             for _ in range(arguments.trials):
-                trial(cluster, faults(cluster)[name], tally)
-            missed = sum(seconds == float("inf") for seconds in tally.seconds)
+                trial(cluster, faults(cluster)[name], metrics)
+            missed = sum(seconds == float("inf") for seconds in metrics.seconds)
             print(
-                f"| {jitter:g} % | {spikes:g} % | {name} | {tally.right / tally.trials:.1%} | {quantile(tally.seconds, 0.5):.0f} "
-                f"| {quantile(tally.seconds, 0.95):.0f} | {missed} | {dict(tally.wrong) or '-'} | {tally.ambiguous} "
-                f"| {quantile(tally.cleared, 0.95):.0f} |",
+                f"| {jitter:g} % | {spikes:g} % | {name} | {metrics.right / metrics.trials:.1%} "
+                f"| {quantile(metrics.seconds, 0.5):.0f} "
+                f"| {quantile(metrics.seconds, 0.95):.0f} | {missed} | {dict(metrics.wrong) or '-'} "
+                f"| {metrics.ambiguous} "
+                f"| {quantile(metrics.cleared, 0.95):.0f} |",
                 flush=True,
             )
         if arguments.days:
             cluster = Cluster(arguments.nodes, arguments.leaf_size, conditions, arguments.seed + 1)
             begun = time.process_time()
             accused, paging = quiet(cluster, arguments.days)
-            names = Counter(f"{suspect.part} {suspect.reason}" for _, on, suspect, _ in cluster.log if on)
+            names = Counter(
+                f"{suspect.part} {suspect.reason}" for _, on, suspect, _ in cluster.log if on
+            )
             quiet_rows.append(
-                f"| {jitter:g} % | {spikes:g} % | {arguments.days:g} | {cluster.rounds} | {cluster.extra / cluster.rounds:.1%} | {accused} "
-                f"| {accused / arguments.days:.2g} | {paging} | {dict(names) or '-'} | {time.process_time() - begun:.0f} |"
+                f"| {jitter:g} % | {spikes:g} % | {arguments.days:g} | {cluster.rounds} | "
+                f"{cluster.extra / cluster.rounds:.1%} | {accused} "
+                f"| {accused / arguments.days:.2g} | {paging} | {dict(names) or '-'} | "
+                f"{time.process_time() - begun:.0f} |"
             )
     print()
-    heading("jitter", "spikes", "days", "rounds", "extra rounds", "accusations", "a day", "lasting 60 s", "which", "CPU s")
+    heading(
+        "jitter",
+        "spikes",
+        "days",
+        "rounds",
+        "extra rounds",
+        "accusations",
+        "a day",
+        "lasting 60 s",
+        "which",
+        "CPU s",
+    )
     print(*quiet_rows, sep="\n")
-    print("\nSimulated: of a real fabric this says nothing beyond what it shares with these conditions.")
+    print(
+        "\nSimulated: of a real fabric this says nothing beyond what it shares with these "
+        "conditions."
+    )
 
 
 if __name__ == "__main__":

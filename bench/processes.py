@@ -34,11 +34,17 @@ class Server:
         return [pid, *map(int, children.split())]
 
     def cpu(self) -> float:
-        """Return the CPU time of all threads of the tree in seconds, at the scheduler's own resolution."""
+        """Return the CPU time of all threads of the tree in seconds, at the scheduler's own
+        resolution.
+        """
         total = 0
         for pid in self.tree():
             for task in os.listdir(f"/proc/{pid}/task"):
-                total += int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text(encoding="ascii").split()[0])
+                total += int(
+                    Path(f"/proc/{pid}/task/{task}/schedstat")
+                    .read_text(encoding="ascii")
+                    .split()[0]
+                )
         return total / 1e9
 
     def pss(self) -> dict[str, float]:
@@ -47,7 +53,10 @@ class Server:
         return {"server": first, "workers": sum(others)}
 
     def scrape(self) -> bytes:
-        """Return one answer of /metrics, asked for as Prometheus asks: over a connection that is kept."""
+        """Return one answer of /metrics, asked for as Prometheus asks.
+
+        Over a connection that is kept.
+        """
         accept = "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
         try:
             self.connection.request("GET", "/metrics", headers={"Accept": accept})
@@ -59,7 +68,9 @@ class Server:
 
 def _pss(pid: int) -> float:
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
-    return next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) / 1024
+    return (
+        next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) / 1024
+    )
 
 
 def free_port() -> int:
@@ -71,7 +82,9 @@ def free_port() -> int:
 @contextlib.contextmanager
 def serving(name: str, command: Sequence[str], port: int) -> Iterator[Server]:
     """Start a server, wait until it answers, and end it."""
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
+    ) as process:
         server = Server(name, process, http.client.HTTPConnection("127.0.0.1", port, timeout=10))
         try:
             for _ in range(100):
@@ -92,8 +105,17 @@ def agent(config: str) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "dshealthd.toml")
         file.write_text(config, encoding="utf-8")
-        flags = ["--config.file", str(file), "--web.listen-address", f"127.0.0.1:{port}", "--path.state", directory]
-        with serving("dshealthd", [sys.executable, "-m", "dshealthd", "run", *flags], port) as server:
+        flags = [
+            "--config.file",
+            str(file),
+            "--web.listen-address",
+            f"127.0.0.1:{port}",
+            "--path.state",
+            directory,
+        ]
+        with serving(
+            "dshealthd", [sys.executable, "-m", "dshealthd", "run", *flags], port
+        ) as server:
             yield server
 
 
@@ -101,7 +123,11 @@ def agent(config: str) -> Iterator[Server]:
 def node_exporter(*flags: str) -> Iterator[Server]:
     """Run Debian's prometheus-node-exporter."""
     port = free_port()
-    with serving("node_exporter", ["prometheus-node-exporter", f"--web.listen-address=127.0.0.1:{port}", *flags], port) as server:
+    with serving(
+        "node_exporter",
+        ["prometheus-node-exporter", f"--web.listen-address=127.0.0.1:{port}", *flags],
+        port,
+    ) as server:
         yield server
 
 
@@ -120,7 +146,14 @@ def sleepers(count: int) -> Iterator[None]:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a Markdown table; floats are written with three significant digits."""
-    lines = [head, ["---"] * len(head), *([f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows)]
+    lines = [
+        head,
+        ["---"] * len(head),
+        *(
+            [f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row]
+            for row in rows
+        ),
+    ]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 

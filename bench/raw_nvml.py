@@ -1,4 +1,7 @@
-"""The same readings by plain pynvml, as a script would take them: `python -m bench.raw_nvml ROUNDS COLLECTOR …` prints CPU ms a sweep."""
+"""The same readings by plain pynvml, as a script would take them.
+
+`python -m bench.raw_nvml ROUNDS COLLECTOR …` prints CPU ms a sweep.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,11 @@ def fields(handle: Any, wanted: Any) -> list[int]:
     """Return the values of fields that are there."""
     found = pynvml.nvmlDeviceGetFieldValues(handle, list(wanted))
     of_type = {1: "uiVal", 3: "ullVal"}
-    return [getattr(field.value, of_type.get(field.valueType, "siVal")) for field in found if field.nvmlReturn == 0]
+    return [
+        getattr(field.value, of_type.get(field.valueType, "siVal"))
+        for field in found
+        if field.nvmlReturn == 0
+    ]
 
 
 def gpu(handle: Any) -> None:
@@ -50,7 +57,9 @@ def others(handle: Any) -> None:
     """Read what the other collectors of GPUs read."""
     for wanted in (ECC, TRAFFIC, LINKS, PCIE):
         fields(handle, wanted)
-    pynvml.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(pynvml.c_nvmlEccSramErrorStatus_v1_t()))
+    pynvml.nvmlDeviceGetSramEccErrorStatus(
+        handle, ctypes.byref(pynvml.c_nvmlEccSramErrorStatus_v1_t())
+    )
     pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(pynvml.c_nvmlGpuFabricInfo_v3_t()))
     pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)
     pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)
@@ -62,7 +71,9 @@ def main() -> None:
     """Print the CPU milliseconds of each sweep."""
     rounds, names = int(sys.argv[1]), sys.argv[2:]
     pynvml.nvmlInit()
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    handles = [
+        pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
+    ]
     for turn in range(rounds + 3):
         started = time.process_time_ns()
         for handle in handles:

@@ -1,4 +1,7 @@
-"""Serves a snapshot of N series through the agent's own web server: `python -m bench.series_server PORT N cached|changing`."""
+"""Serves a snapshot of N series through the agent's own web server.
+
+`python -m bench.series_server PORT N cached|changing`.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import asyncio
 import sys
 import time
 
-from dshealthd.collector import gauge
 from dshealthd.config import Web
-from dshealthd.result import Outcome, Result
-from dshealthd.snapshot import Snapshot
-from dshealthd.telemetry import Telemetry
+from dshealthd.core.collector import gauge
+from dshealthd.core.result import Outcome, Result
+from dshealthd.core.snapshot import Snapshot
+from dshealthd.self_metrics import SelfMetrics
 from dshealthd.web.server import Server
 
 SERIES_PER_METRIC = 20
@@ -19,8 +22,15 @@ CHANGES_EVERY = 0.2
 
 def samples(count: int, offset: float) -> Result:
     """Return a result of `count` series with values that `offset` moves."""
-    metrics = [gauge(f"dshealthd_bench_{n}", "A metric of the benchmark.", "gpu", "uuid") for n in range(count // SERIES_PER_METRIC)]
-    made = [metric(n + offset, str(n), f"GPU-{n:032x}") for metric in metrics for n in range(SERIES_PER_METRIC)]
+    metrics = [
+        gauge(f"dshealthd_bench_{n}", "A metric of the benchmark.", "gpu", "uuid")
+        for n in range(count // SERIES_PER_METRIC)
+    ]
+    made = [
+        metric(n + offset, str(n), f"GPU-{n:032x}")
+        for metric in metrics
+        for n in range(SERIES_PER_METRIC)
+    ]
     return Result(Outcome.OK, tuple(made))
 
 
@@ -30,8 +40,10 @@ async def serve(port: int, count: int, *, changing: bool) -> None:
     snapshot.expect("bench", 1e9)
     results = [samples(count, 0.25 * n) for n in range(4)]
     snapshot.put("bench", results[0])
-    telemetry = Telemetry(time.time())
-    await Server(Web(listen_address=f"127.0.0.1:{port}"), snapshot, telemetry.samples, telemetry).start()
+    telemetry = SelfMetrics(time.time())
+    await Server(
+        Web(listen_address=f"127.0.0.1:{port}"), snapshot, telemetry.samples, telemetry
+    ).start()
     turn = 0
     while True:
         await asyncio.sleep(CHANGES_EVERY)

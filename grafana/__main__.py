@@ -22,16 +22,35 @@ def documents(source: Source) -> dict[str, str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write or check the files; status 1 when one is out of date or is no dashboard's any more."""
-    parser = argparse.ArgumentParser(prog="python -m grafana", description="Write the dashboards' JSON.")
-    parser.add_argument("directory", type=Path, nargs="?", default=DIRECTORY, help="where to; default %(default)s")
+    parser = argparse.ArgumentParser(
+        prog="python -m grafana", description="Write the dashboards' JSON."
+    )
+    parser.add_argument(
+        "directory", type=Path, nargs="?", default=DIRECTORY, help="where to; default %(default)s"
+    )
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
-    parser.add_argument("--thresholds", metavar="FILE", type=Path, default=limits.FILE, help="what colours go by; default %(default)s")
-    parser.add_argument("--runbooks", metavar="URL", default=RUNBOOKS, help="where runbooks are read; default %(default)s")
+    parser.add_argument(
+        "--thresholds",
+        metavar="FILE",
+        type=Path,
+        default=limits.FILE,
+        help="what colours go by; default %(default)s",
+    )
+    parser.add_argument(
+        "--runbooks",
+        metavar="URL",
+        default=RUNBOOKS,
+        help="where runbooks are read; default %(default)s",
+    )
     options = parser.parse_args(arguments)
     source = Source(limits=limits.read(options.thresholds), runbooks=options.runbooks.rstrip("/"))
     made = documents(source)
     there = {file.name for file in options.directory.glob("dshealthd-*.json")}
-    stale = {name for name, text in made.items() if name not in there or (options.directory / name).read_text(encoding="utf-8") != text}
+    stale = {
+        name
+        for name, text in made.items()
+        if name not in there or (options.directory / name).read_text(encoding="utf-8") != text
+    }
     if options.check:
         for name in sorted(stale | there - made.keys()):
             print(f"{options.directory / name} is out of date: run ./dev generate", file=sys.stderr)

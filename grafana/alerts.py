@@ -14,15 +14,42 @@ if TYPE_CHECKING:
 
     from grafana.panels import States
 
-SEVERITIES: States = {"critical": ("page", RED), "warning": ("ticket", ORANGE), "info": ("info", BLUE)}
-PARTS = ("rank", "class", "gpu", "link", "device", "port", "path", "part", "peer", "leaf", "xid", "sensor", "collector", "worker", "reason")
+SEVERITIES: States = {
+    "critical": ("page", RED),
+    "warning": ("ticket", ORANGE),
+    "info": ("info", BLUE),
+}
+PARTS = (
+    "rank",
+    "class",
+    "gpu",
+    "link",
+    "device",
+    "port",
+    "path",
+    "part",
+    "peer",
+    "leaf",
+    "xid",
+    "sensor",
+    "collector",
+    "worker",
+    "reason",
+)
 """Labels by which an alert says which part of its node it means."""
 KEPT = "severity, alertname, symptom, cluster, node, exported_job, which"
 RULES_LOADED = 'sum(ALERTS{@alerts,alertname="DshealthdWatchdog",alertstate="firing"})'
 """Nothing where no rules are evaluated: no alerts is no good news then."""
 
 
-def firing(source: Source, matchers: str, *, title: str = "Firing alerts", limit: int = ROWS, size: tuple[int, int]) -> dashboard.Panel:
+def firing(
+    source: Source,
+    matchers: str,
+    *,
+    title: str = "Firing alerts",
+    limit: int = ROWS,
+    size: tuple[int, int],
+) -> dashboard.Panel:
     """Return a table of alerts that fire now, the latest `limit` of each severity, pages first."""
 
     def since(severity: str) -> str:
@@ -41,7 +68,12 @@ def firing(source: Source, matchers: str, *, title: str = "Firing alerts", limit
             Column(title="Node", label="node", link=node_link()),
             Column(title="Job", label="exported_job", link=job_link()),
             Column(title="Part", label="which"),
-            Column(title="Since", expr=f"{since('critical')} or {since('warning')}", unit="dateTimeFromNow", width=150),
+            Column(
+                title="Since",
+                expr=f"{since('critical')} or {since('warning')}",
+                unit="dateTimeFromNow",
+                width=150,
+            ),
             Column(title="Symptom", label="symptom", link=source.runbook()),
         ],
         sort=("Severity", False),
@@ -50,7 +82,10 @@ def firing(source: Source, matchers: str, *, title: str = "Firing alerts", limit
 
 
 def by_rule(source: Source, *, size: tuple[int, int]) -> dashboard.Panel:
-    """Return a table of the rules that fire, with the number of alerts of each: what a fault of many nodes is read from."""
+    """Return a table of the rules that fire, with the number of alerts of each.
+
+    What a fault of many nodes is read from.
+    """
     return rows(
         "Firing alerts by rule",
         "How many alerts of each rule fire: one line where a leaf takes forty nodes with it.",
@@ -59,7 +94,10 @@ def by_rule(source: Source, *, size: tuple[int, int]) -> dashboard.Panel:
             Column(title="Alert", label="alertname", link=source.runbook()),
             Column(
                 title="Alerts",
-                expr='count by (severity, alertname, symptom) (ALERTS{@alerts,alertstate="firing",severity=~"critical|warning|info"})',
+                expr=(
+                    "count by (severity, alertname, symptom) "
+                    '(ALERTS{@alerts,alertstate="firing",severity=~"critical|warning|info"})'
+                ),
                 steps=((1, YELLOW), (10, ORANGE), (100, RED)),
                 width=80,
             ),

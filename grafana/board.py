@@ -1,4 +1,6 @@
-"""A dashboard: its rows of panels, its variables, its links to the others, and the alerts drawn into its graphs."""
+"""A dashboard: its rows of panels, its variables, its links to the others, and the alerts drawn
+into its graphs.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ KEPT = "${datasource:queryparam}&${cluster:queryparam}&${__url_time_range}"
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What dashboards are made from: the thresholds, and where runbooks are read (an URL without the slash at its end)."""
+    """What dashboards are made from: the thresholds, and where runbooks are read (an URL without
+    the slash at its end).
+    """
 
     limits: Limits
     runbooks: str
@@ -62,7 +66,10 @@ class Board:
 
 
 def node_link(field: str = "${__data.fields.node}") -> Link:
-    """Return a link to the dashboard of the node that `field` names; without it, of a table's row."""
+    """Return a link to the dashboard of the node that `field` names.
+
+    Without it, of a table's row.
+    """
     return Link(title="Node", url=f"/d/dshealthd-node/dshealthd-node?var-node={field}&{KEPT}")
 
 
@@ -73,12 +80,20 @@ def series_link() -> Link:
 
 def job_link() -> Link:
     """Return a link of a table's row to the dashboard of its training job."""
-    return Link(title="Job", url=f"/d/dshealthd-jobs/dshealthd-jobs?var-training=${{__data.fields.exported_job}}&{KEPT}")
+    return Link(
+        title="Job",
+        url=f"/d/dshealthd-jobs/dshealthd-jobs?var-training=${{__data.fields.exported_job}}&{KEPT}",
+    )
 
 
 def data_source() -> dashboard.VariableModel:
     """Return the variable that chooses the Prometheus."""
-    return dashboard.VariableModel(type_val=dashboard.VariableType.DATASOURCE, name="datasource", label="Data source", query="prometheus")
+    return dashboard.VariableModel(
+        type_val=dashboard.VariableType.DATASOURCE,
+        name="datasource",
+        label="Data source",
+        query="prometheus",
+    )
 
 
 def choice(
@@ -92,8 +107,15 @@ def choice(
     everything: str | None = None,
     hidden: bool = False,
 ) -> dashboard.VariableModel:
-    """Return a variable of the values that a query finds; `everything` is the expression for all of them, "" for their list."""
-    every = None if everything is None else dashboard.VariableOption(selected=True, text="All", value="$__all")
+    """Return a variable of the values that a query finds.
+
+    `everything` is the expression for all of them, "" for their list.
+    """
+    every = (
+        None
+        if everything is None
+        else dashboard.VariableOption(selected=True, text="All", value="$__all")
+    )
     return dashboard.VariableModel(
         type_val=dashboard.VariableType.QUERY,
         name=name,
@@ -115,26 +137,49 @@ def choice(
 
 def cluster() -> dashboard.VariableModel:
     """Return the variable of the cluster; everything, where no series has such a label."""
-    return choice("cluster", "Cluster", "label_values(dshealthd_build_info, cluster)", several=True, everything=".*")
+    return choice(
+        "cluster",
+        "Cluster",
+        "label_values(dshealthd_build_info, cluster)",
+        several=True,
+        everything=".*",
+    )
 
 
 def scrape_job() -> dashboard.VariableModel:
-    """Return the hidden variable of the scrape jobs that agents are found in: `up` is everybody's metric."""
+    """Return the hidden variable of the scrape jobs that agents are found in.
+
+    `up` is everybody's metric.
+    """
     return choice(
-        "job", "Scrape job", 'label_values(dshealthd_build_info{cluster=~"$cluster"}, job)', several=True, everything="", hidden=True
+        "job",
+        "Scrape job",
+        'label_values(dshealthd_build_info{cluster=~"$cluster"}, job)',
+        several=True,
+        everything="",
+        hidden=True,
     )
 
 
 def write(board: Board) -> str:
     """Return the JSON of a dashboard."""
     document = json.loads(json.dumps(_model(board), cls=JSONEncoder))
-    return json.dumps(_without_placement(document), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return (
+        json.dumps(_without_placement(document), indent=2, sort_keys=True, ensure_ascii=False)
+        + "\n"
+    )
 
 
 def _without_placement(value: Any) -> Any:
-    """Leave out what the SDK writes unasked, and which moves links and annotations from above the panels into a menu of their own."""
+    """Leave out what the SDK writes unasked, and which moves links and annotations from above the
+    panels into a menu of their own.
+    """
     if isinstance(value, dict):
-        return {key: _without_placement(entry) for key, entry in value.items() if (key, entry) != ("placement", "inControlsMenu")}
+        return {
+            key: _without_placement(entry)
+            for key, entry in value.items()
+            if (key, entry) != ("placement", "inControlsMenu")
+        }
     return [_without_placement(entry) for entry in value] if isinstance(value, list) else value
 
 
@@ -151,9 +196,7 @@ def _model(board: Board) -> dashboard.Dashboard:
         refresh="30s",
         panels=_place(board.rows),
         templating=dashboard.DashboardDashboardTemplating(list_val=list(board.variables)),
-        annotations=dashboard.AnnotationContainer(
-            list_val=[_annotation("Pages", "critical", RED, board), _annotation("Tickets", "warning", ORANGE, board)]
-        ),
+        annotations=dashboard.AnnotationContainer(list_val=_annotations(board)),
         links=[
             dashboard.DashboardLink(
                 title="dshealthd",
@@ -167,20 +210,41 @@ def _model(board: Board) -> dashboard.Dashboard:
     )
 
 
+def _annotations(board: Board) -> list[dashboard.AnnotationQuery]:
+    """Return what marks alerts on a board.
+
+    Most alerts of jobs are tickets for their owners, so that a board of jobs marks all in one.
+    """
+    if "exported_job" in board.alerts:
+        return [_annotation("Alerts", "critical|warning", RED, board)]
+    return [
+        _annotation("Pages", "critical", RED, board),
+        _annotation("Tickets", "warning", ORANGE, board),
+    ]
+
+
 def _annotation(name: str, severity: str, color: str, board: Board) -> dashboard.AnnotationQuery:
-    """Return what draws alerts of a severity: one line for each rule, and not for each of the nodes that it fires for."""
-    expr = promql(f'count by (alertname, symptom) (ALERTS{{{board.alerts},alertstate="firing",severity="{severity}"}})')
+    """Return what draws alerts of a severity.
+
+    One line for each rule, and not for each of the nodes that it fires for.
+    """
+    expr = promql(
+        "count by (alertname, symptom) "
+        f'(ALERTS{{{board.alerts},alertstate="firing",severity=~"{severity}"}})'
+    )
     return dashboard.AnnotationQuery(
         name=name,
         datasource=DATA_SOURCE,
-        enable=severity == "critical",
+        enable="critical" in severity,
         icon_color=color,
         expr=expr,
         title_format="{{alertname}}",
         text_format="{{symptom}}",
         tag_keys="symptom",
         step="60s",
-        target=prometheus.Dataquery(expr=expr, ref_id="Anno", range_val=True, instant=False, legend_format="{{alertname}}"),
+        target=prometheus.Dataquery(
+            expr=expr, ref_id="Anno", range_val=True, instant=False, legend_format="{{alertname}}"
+        ),
     )
 
 
@@ -190,7 +254,10 @@ def _place(rows: Iterable[Row]) -> list[dashboard.Panel | dashboard.RowPanel]:
     number, top = 1, 0
     for row in rows:
         heading = dashboard.RowPanel(
-            title=row.title, collapsed=row.closed, id_val=number, grid_pos=dashboard.GridPos(x=0, y=top, w=WIDTH, h=1)
+            title=row.title,
+            collapsed=row.closed,
+            id_val=number,
+            grid_pos=dashboard.GridPos(x=0, y=top, w=WIDTH, h=1),
         )
         placed.append(heading)
         left, line, number, below = 0, 0, number + 1, top + 1

@@ -1,4 +1,7 @@
-"""The row of the dashboard *Jobs* about collectives: what NCCL's RAS tells of ranks, and its Inspector of bandwidth."""
+"""The row of the dashboard *Jobs* about collectives.
+
+What NCCL's RAS tells of ranks, and its Inspector of bandwidth.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,19 @@ def panels() -> list[dashboard.Panel]:
                 Column(title="Host", label="host"),
                 Column(title="GPU", label="gpu", width=60),
                 Column(title="Trouble", label="trouble"),
-                Column(title="", expr=f"topk({ROWS}, max by ({place}, trouble) (dshealthd_job_nccl_rank_trouble_info{{@jobs}}))"),
+                Column(
+                    title="",
+                    expr=(
+                        f"topk({ROWS}, max by ({place}, trouble) "
+                        f"(dshealthd_job_nccl_rank_trouble_info{{@jobs}}))"
+                    ),
+                ),
             ],
             size=(8, 8),
         ),
         rows(
             "Ranks behind",
-            f"""By how many operations a rank is behind the others of a communicator that stands still: at most {ROWS}. It has not launched
+            f"""By how many operations a rank is behind the others of a communicator without progress: at most {ROWS}. It has not launched
             what they wait in.""",
             [
                 Column(title="Job", label="exported_job", link=job_link()),
@@ -49,7 +58,10 @@ def panels() -> list[dashboard.Panel]:
                 Column(title="Operation", label="operation"),
                 Column(
                     title="Behind",
-                    expr=f"topk({ROWS}, max by ({place}, operation) (dshealthd_job_nccl_rank_operations_behind{{@jobs}}))",
+                    expr=(
+                        f"topk({ROWS}, max by ({place}, operation) "
+                        f"(dshealthd_job_nccl_rank_operations_behind{{@jobs}}))"
+                    ),
                     width=80,
                 ),
             ],
@@ -63,7 +75,14 @@ def panels() -> list[dashboard.Panel]:
             [
                 Column(title="Job", label="exported_job", link=job_link()),
                 Column(title="State", label="state"),
-                Column(title="Nodes", expr=f"topk({ROWS}, count by ({JOB}, state) (dshealthd_job_nccl_ras_state{{@jobs}} == 1))", width=80),
+                Column(
+                    title="Nodes",
+                    expr=(
+                        f"topk({ROWS}, count by ({JOB}, state) "
+                        f"(dshealthd_job_nccl_ras_state{{@jobs}} == 1))"
+                    ),
+                    width=80,
+                ),
             ],
             size=(8, 8),
         ),
@@ -71,7 +90,12 @@ def panels() -> list[dashboard.Panel]:
             "Answers without progress",
             f"""Answers of RAS in a row in which no rank had launched anything since the one before: the {SERIES} jobs with most. Alone it
             proves no hang.""",
-            (worst(f"max by ({JOB}) (dshealthd_job_nccl_answers_without_progress{{@jobs}})", JOB), "{{exported_job}}"),
+            (
+                worst(
+                    f"max by ({JOB}) (dshealthd_job_nccl_answers_without_progress{{@jobs}})", JOB
+                ),
+                "{{exported_job}}",
+            ),
             unit="none",
         ),
         graph(
@@ -80,7 +104,8 @@ def panels() -> list[dashboard.Panel]:
             and class of messages; the {SERIES} lowest of messages of 16 MiB and more. It includes waiting for late ranks.""",
             (
                 worst(
-                    f'min by ({OPERATION}) (dshealthd_job_nccl_bus_bandwidth_bytes_per_second{{@jobs,message=~"16MiB-.*|256MiB-"}})',
+                    f"min by ({OPERATION}) "
+                    f'(dshealthd_job_nccl_bus_bandwidth_bytes_per_second{{@jobs,message=~"16MiB-.*|256MiB-"}})',
                     OPERATION,
                     lowest=True,
                 ),
@@ -90,10 +115,12 @@ def panels() -> list[dashboard.Panel]:
         ),
         graph(
             "Bus bandwidth of GPUs against their job's median",
-            f"The {SERIES} lowest, each against the median of the job's GPUs in the same operation.",
+            f"The {SERIES} lowest, each against the median of the job's GPUs in the same "
+            "operation.",
             (
                 worst(
-                    f"{of_gpu} / on ({OPERATION}) group_left () quantile by ({OPERATION}) (0.5, {bandwidth})",
+                    f"{of_gpu} / on ({OPERATION}) group_left () quantile by ({OPERATION}) "
+                    f"(0.5, {bandwidth})",
                     f"{OPERATION}, node, uuid",
                     lowest=True,
                 ),
@@ -104,13 +131,21 @@ def panels() -> list[dashboard.Panel]:
         ),
         graph(
             "Time of a job's own operations",
-            f"The longest mean time of an operation on a GPU, by operation, size of communicator and class of messages: {SERIES}.",
-            (worst(f"max by ({OPERATION}) (dshealthd_job_nccl_operation_seconds{{@jobs}})", OPERATION), LEGEND),
+            "The longest mean time of an operation on a GPU, by operation, size of "
+            f"communicator and class of messages: {SERIES}.",
+            (
+                worst(
+                    f"max by ({OPERATION}) (dshealthd_job_nccl_operation_seconds{{@jobs}})",
+                    OPERATION,
+                ),
+                LEGEND,
+            ),
             unit="s",
         ),
         number(
             "Inspector files not taken",
-            "Files of NCCL's Inspector that are too old, or are left alone: of another user, no plain file, too large.",
+            "Files of NCCL's Inspector that are too old, or are left alone: of another user, "
+            "no plain file, too large.",
             'sum(dshealthd_nccl_inspector_files{@fleet,state!~"taken|elsewhere"})',
             steps=((None, GREEN), (1, ORANGE)),
             unknown="no GPUs",

@@ -1,4 +1,6 @@
-"""The rows of the dashboard *Probes and fabric* that are about InfiniBand, NVLink, PCIe and Ethernet in the whole fleet."""
+"""The rows of the dashboard *Probes and fabric* that are about InfiniBand, NVLink, PCIe and
+Ethernet in the whole fleet.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ def board_rows(source: Source) -> list[Row]:
         Row(title="InfiniBand and RoCE", panels=_infiniband(source)),
         Row(title="NVLink and PCIe", panels=_nvlink(source)),
         Row(
-            title="Errors of single ports and links: of hundreds of nodes this takes seconds, so choose some", panels=_errors(), closed=True
+            title=(
+                "Errors of single ports and links: of hundreds of nodes this takes seconds, so "
+                "choose some"
+            ),
+            panels=_errors(),
+            closed=True,
         ),
         Row(title="Ethernet", panels=_ethernet(), closed=True),
     ]
@@ -32,7 +39,13 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
     up = "dshealthd_infiniband_port_up{@nodes}"
     flaps = f"max by ({PORT}) (increase(dshealthd_infiniband_port_flaps_total{{@nodes}}[12h]))"
     return [
-        number("Ports", "InfiniBand and RoCE ports of all nodes.", f"count({up})", unknown="no ports", size=(4, 4)),
+        number(
+            "Ports",
+            "InfiniBand and RoCE ports of all nodes.",
+            f"count({up})",
+            unknown="no ports",
+            size=(4, 4),
+        ),
         number(
             "Ports not up",
             "Ports that are not active, uncabled ones among them.",
@@ -44,21 +57,31 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
         graph(
             "InfiniBand traffic",
             "Data sent by all ports together, and by the busiest port.",
-            ("sum(rate(dshealthd_infiniband_port_transmit_bytes_total{@nodes}[$__rate_interval]))", "all"),
-            ("max(rate(dshealthd_infiniband_port_transmit_bytes_total{@nodes}[$__rate_interval]))", "busiest port"),
+            (
+                "sum(rate(dshealthd_infiniband_port_transmit_bytes_total{@nodes}[$__rate_interval]))",
+                "all",
+            ),
+            (
+                "max(rate(dshealthd_infiniband_port_transmit_bytes_total{@nodes}[$__rate_interval]))",
+                "busiest port",
+            ),
             unit="Bps",
             size=(8, 8),
         ),
         rows(
             "Ports that went down",
-            f"Ports that are down and were up in the time shown, and flaps in 12 hours: at most {ROWS} of each.",
+            "Ports that are down and were up in the time shown, and flaps in 12 hours: at "
+            f"most {ROWS} of each.",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="Device", label="device"),
                 Column(title="Port", label="port", width=60),
                 Column(
                     title="Down",
-                    expr=f"topk({ROWS}, max by ({PORT}) ({up} == 0 and max_over_time({up}[$__range]) == 1))",
+                    expr=(
+                        f"topk({ROWS}, max by ({PORT}) ({up} == 0 and "
+                        f"max_over_time({up}[$__range]) == 1))"
+                    ),
                     states={0: ("down", RED)},
                 ),
                 Column(
@@ -78,7 +101,10 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
                 Column(title="Bytes a second", label="rate"),
                 Column(
                     title="Ports",
-                    expr=f'bottomk({ROWS}, count_values("rate", dshealthd_infiniband_port_rate_bytes_per_second{{@nodes}}))',
+                    expr=(
+                        f'bottomk({ROWS}, count_values("rate", '
+                        f"dshealthd_infiniband_port_rate_bytes_per_second{{@nodes}}))"
+                    ),
                 ),
             ],
             sort=("Ports", False),
@@ -87,18 +113,28 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Congestion",
-            f"Congestion notifications a second, by kind, of all ports together: the {SERIES} most frequent; no error by themselves.",
+            "Congestion notifications a second, by kind, of all ports together: the "
+            f"{SERIES} most frequent; no error by themselves.",
             (
-                worst("sum by (type) (rate(dshealthd_infiniband_port_congestion_total{@nodes}[$__rate_interval]))", "type"),
+                worst(
+                    "sum by (type) "
+                    "(rate(dshealthd_infiniband_port_congestion_total{@nodes}[$__rate_interval]))",
+                    "type",
+                ),
                 "{{type}}",
             ),
             unit="none",
         ),
         graph(
             "Waiting for credits",
-            f"Ticks a second that ports had data and could not send, in the adapters' own unit: the {SERIES} ports that wait most now.",
+            "Ticks a second that ports had data and could not send, in the adapters' own "
+            f"unit: the {SERIES} ports that wait most now.",
             (
-                worst(f"max by ({PORT}) (rate(dshealthd_infiniband_port_transmit_wait_total{{@nodes}}[$__rate_interval]))", PORT),
+                worst(
+                    f"max by ({PORT}) "
+                    f"(rate(dshealthd_infiniband_port_transmit_wait_total{{@nodes}}[$__rate_interval]))",
+                    PORT,
+                ),
                 "{{node}} {{device}} {{port}}",
             ),
             unit="none",
@@ -113,7 +149,8 @@ def _nvlink(source: Source) -> list[dashboard.Panel]:
     return [
         rows(
             "NVLinks that went down",
-            f"GPUs with fewer NVLinks up than at some time shown: at most {ROWS}, those that lack most.",
+            f"GPUs with fewer NVLinks up than at some time shown: at most {ROWS}, those that "
+            "lack most.",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="GPU", label="gpu", width=60),
@@ -127,9 +164,14 @@ def _nvlink(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Bit errors of NVLink 5",
-            f"Bit errors per bit after correction, of a GPU's worst link: the {SERIES} GPUs with most.",
+            f"Bit errors per bit after correction, of a GPU's worst link: the {SERIES} GPUs "
+            "with most.",
             (
-                worst("max by (cluster, node, gpu) (dshealthd_nvlink_effective_bit_error_ratio{@nodes})", "cluster, node, gpu"),
+                worst(
+                    "max by (cluster, node, gpu) "
+                    "(dshealthd_nvlink_effective_bit_error_ratio{@nodes})",
+                    "cluster, node, gpu",
+                ),
                 "{{node}} GPU {{gpu}}",
             ),
             unit="sci",
@@ -141,12 +183,17 @@ def _nvlink(source: Source) -> list[dashboard.Panel]:
             f"Packets sent again after an error, a minute: the {SERIES} GPUs with most.",
             (
                 worst(
-                    "max by (cluster, node, gpu) (60 * rate(dshealthd_pcie_replays_total{@nodes}[$__rate_interval]))", "cluster, node, gpu"
+                    "max by (cluster, node, gpu) (60 * "
+                    "rate(dshealthd_pcie_replays_total{@nodes}[$__rate_interval]))",
+                    "cluster, node, gpu",
                 ),
                 "{{node}} GPU {{gpu}}",
             ),
             unit="none",
-            steps=((limits["pcie_replays_per_minute"], ORANGE), (limits["pcie_replays_critical_per_minute"], RED)),
+            steps=(
+                (limits["pcie_replays_per_minute"], ORANGE),
+                (limits["pcie_replays_critical_per_minute"], RED),
+            ),
             link=series_link(),
         ),
         rows(
@@ -189,13 +236,18 @@ def _errors() -> list[dashboard.Panel]:
         ),
         rows(
             "NVLinks with most errors",
-            f"Errors in the time shown, by link and kind: at most {ROWS}. A restart of the driver hides those before it.",
+            f"Errors in the time shown, by link and kind: at most {ROWS}. A restart of the "
+            "driver hides those before it.",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="GPU", label="gpu", width=60),
                 Column(title="Link", label="link", width=60),
                 Column(title="Kind", label="type"),
-                Column(title="Errors", expr=f"topk({ROWS}, max by ({GPU}, link, type) ({links}))", steps=((None, BLUE), (1, ORANGE))),
+                Column(
+                    title="Errors",
+                    expr=f"topk({ROWS}, max by ({GPU}, link, type) ({links}))",
+                    steps=((None, BLUE), (1, ORANGE)),
+                ),
             ],
             sort=("Errors", True),
         ),
@@ -210,7 +262,13 @@ def _ethernet() -> list[dashboard.Panel]:
         return worst(rate, "cluster, node, device"), "{{node}} {{device}}"
 
     return [
-        graph("Receive errors", f"Bad packets a second: the {SERIES} interfaces with most.", most("receive_errors"), unit="pps", link=link),
+        graph(
+            "Receive errors",
+            f"Bad packets a second: the {SERIES} interfaces with most.",
+            most("receive_errors"),
+            unit="pps",
+            link=link,
+        ),
         graph(
             "Receive drops",
             f"Packets dropped a second: the {SERIES} interfaces with most.",

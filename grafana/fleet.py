@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grafana import alerts, trends, trouble
-from grafana.board import NO_PROBES, Board, Row, Source, cluster, data_source, node_link, scrape_job, series_link
+from grafana.board import (
+    NO_PROBES,
+    Board,
+    Row,
+    Source,
+    cluster,
+    data_source,
+    node_link,
+    scrape_job,
+    series_link,
+)
 from grafana.panels import GREEN, GREY, ORANGE, PURPLE, RED, number, squares, timeline
 from grafana.queries import NODES, ROWS, SERIES, worst
 from grafana.tables import Column, rows
@@ -16,7 +26,12 @@ if TYPE_CHECKING:
     from grafana.panels import States, Steps
 
 NO_RULES = "no rules"
-STATES: States = {0: ("nothing fires", GREEN), 1: ("ticket", ORANGE), 2: ("page", RED), 3: ("does not answer", PURPLE)}
+STATES: States = {
+    0: ("nothing fires", GREEN),
+    1: ("ticket", ORANGE),
+    2: ("page", RED),
+    3: ("does not answer", PURPLE),
+}
 STEPS: Steps = ((None, GREY), (0, GREEN), (1, ORANGE), (2, RED), (3, PURPLE))
 ANY: Steps = ((None, GREEN), (1, RED))
 SEVERITY = "max by (cluster, node) (dshealthd:node:severity{@rules} or 3 + 0 * (up{@fleet} == 0))"
@@ -46,7 +61,11 @@ def _now(source: Source) -> list[dashboard.Panel]:
         return f"count(count by (cluster, node) ({of})) or 0 * {alerts.RULES_LOADED}"
 
     return [
-        number("Nodes", "Nodes that Prometheus is to scrape: the targets of the scrape job.", "count(up{@fleet})"),
+        number(
+            "Nodes",
+            "Nodes that Prometheus is to scrape: the targets of the scrape job.",
+            "count(up{@fleet})",
+        ),
         number(
             "Not answering",
             "Nodes whose agent did not answer the last scrape. Nothing else is known of them.",
@@ -55,7 +74,8 @@ def _now(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "Nodes with a page",
-            f"Nodes with a critical alert. “{NO_RULES}”: Prometheus evaluates no rules, so no alert can fire.",
+            f"Nodes with a critical alert. “{NO_RULES}”: Prometheus evaluates no rules, so "
+            "no alert can fire.",
             nodes_with("critical"),
             steps=ANY,
             unknown=NO_RULES,
@@ -69,14 +89,16 @@ def _now(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "Suspects",
-            f"Nodes, GPUs, links and leaves that the probes accuse. “{NO_PROBES}”: no agent takes part in probes.",
+            f"Nodes, GPUs, links and leaves that the probes accuse. “{NO_PROBES}”: no agent "
+            "takes part in probes.",
             "count(dshealthd:suspect:accusers{@rules}) or 0 * sum(dshealthd_probe_up{@fleet} == 1)",
             steps=((None, GREEN), (1, ORANGE)),
             unknown=NO_PROBES,
         ),
         number(
             "GPUs not readable",
-            "GPUs on the PCI bus that the driver cannot be asked about: lost, hung, denied, or without a driver.",
+            "GPUs on the PCI bus that the driver cannot be asked about: lost, hung, denied, "
+            "or without a driver.",
             "sum(dshealthd_gpus_expected{@fleet}) - (sum(dshealthd_gpu_up{@fleet}) or vector(0))",
             steps=ANY,
             unknown="no GPUs",
@@ -130,7 +152,10 @@ def _probes(source: Source) -> list[dashboard.Panel]:
                 Column(title="Reason", label="reason"),
                 Column(
                     title="Accusers",
-                    expr=f"topk({ROWS}, max by (cluster, kind, part, node, reason) (dshealthd:suspect:accusers{{@rules}}))",
+                    expr=(
+                        f"topk({ROWS}, max by (cluster, kind, part, node, reason) "
+                        f"(dshealthd:suspect:accusers{{@rules}}))"
+                    ),
                     steps=((1, ORANGE), (3, RED)),
                     width=90,
                 ),
@@ -148,7 +173,10 @@ def _probes(source: Source) -> list[dashboard.Panel]:
                 Column(title="Node", label="node", link=node_link()),
                 Column(
                     title="Times as long as usual",
-                    expr=f"topk({SERIES}, max by (cluster, node) (dshealthd_probe_score_ratio{{@fleet}}))",
+                    expr=(
+                        f"topk({SERIES}, max by (cluster, node) "
+                        f"(dshealthd_probe_score_ratio{{@fleet}}))"
+                    ),
                     decimals=2,
                     steps=((None, GREEN), (source.limits["fleet_score_ratio"], ORANGE)),
                 ),
@@ -159,7 +187,8 @@ def _probes(source: Source) -> list[dashboard.Panel]:
         ),
         timeline(
             "Nodes that need attention, over time",
-            f"The {SERIES} nodes that are worst at the end of the time shown, those that do not answer among them.",
+            f"The {SERIES} nodes that are worst at the end of the time shown, those that do "
+            "not answer among them.",
             worst(SEVERITY, "cluster, node"),
             "{{node}}",
             STATES,

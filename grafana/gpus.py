@@ -68,25 +68,50 @@ def _table(source: Source) -> dashboard.Panel:
                     (limits["gpu_temperature_critical_celsius"], RED),
                 ),
             ),
-            Column(title="Power", expr=_each("dshealthd_gpu_power_watts{@gpus}"), unit="watt", decimals=0),
-            Column(title="Busy", expr=_each("dshealthd_gpu_utilization_ratio{@gpus}"), unit="percentunit", decimals=0),
+            Column(
+                title="Power",
+                expr=_each("dshealthd_gpu_power_watts{@gpus}"),
+                unit="watt",
+                decimals=0,
+            ),
+            Column(
+                title="Busy",
+                expr=_each("dshealthd_gpu_utilization_ratio{@gpus}"),
+                unit="percentunit",
+                decimals=0,
+            ),
             Column(
                 title="Memory used",
-                expr=_each("dshealthd_gpu_memory_used_bytes{@gpus} / dshealthd_gpu_memory_total_bytes{@gpus}"),
+                expr=_each(
+                    "dshealthd_gpu_memory_used_bytes{@gpus} / "
+                    "dshealthd_gpu_memory_total_bytes{@gpus}"
+                ),
                 unit="percentunit",
                 decimals=0,
                 steps=((None, GREEN), (limits["gpu_memory_used_ratio"], ORANGE)),
             ),
             Column(title="Processes", expr=_each("dshealthd_gpu_compute_processes{@gpus}")),
             Column(
-                title="Held", expr=f"sum by (gpu) (dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}})", steps=((None, GREEN), (1, YELLOW))
+                title="Held",
+                expr=f"sum by (gpu) (dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}})",
+                steps=((None, GREEN), (1, YELLOW)),
             ),
             Column(title="ECC", expr=_each(ecc), steps=BROKEN),
-            Column(title="Remap pending", expr=_each("dshealthd_gpu_remapped_rows_pending{@gpus}"), steps=CLEAN),
-            Column(title="Remap failed", expr=_each("dshealthd_gpu_remapped_rows_failed{@gpus}"), steps=BROKEN),
+            Column(
+                title="Remap pending",
+                expr=_each("dshealthd_gpu_remapped_rows_pending{@gpus}"),
+                steps=CLEAN,
+            ),
+            Column(
+                title="Remap failed",
+                expr=_each("dshealthd_gpu_remapped_rows_failed{@gpus}"),
+                steps=BROKEN,
+            ),
             Column(title="NVLinks up", expr=_each("dshealthd_nvlinks_up{@gpus}")),
             Column(title="PCIe lanes", expr=_each("dshealthd_pcie_link_width{@gpus}")),
-            Column(title="Asks for", expr=_each("dshealthd_gpu_recovery_action{@gpus}"), states=ACTIONS),
+            Column(
+                title="Asks for", expr=_each("dshealthd_gpu_recovery_action{@gpus}"), states=ACTIONS
+            ),
         ],
         sort=("GPU", False),
         unknown="unknown",
@@ -102,9 +127,18 @@ def _vital(source: Source) -> list[dashboard.Panel]:
             """Temperature of the core. Red and dashed: the part's own limits, where it tells them; the thresholds are those of the alerts
             for parts that tell none.""",
             (_each('dshealthd_gpu_temperature_celsius{@gpus,sensor="core"}'), GPU),
-            ('min by (limit) (dshealthd_gpu_temperature_limit_celsius{@gpus,limit=~"slowdown|max_operating"})', "limit: {{limit}}"),
+            (
+                (
+                    "min by (limit) "
+                    '(dshealthd_gpu_temperature_limit_celsius{@gpus,limit=~"slowdown|max_operating"})'
+                ),
+                "limit: {{limit}}",
+            ),
             unit="celsius",
-            steps=((limits["gpu_temperature_celsius"], ORANGE), (limits["gpu_temperature_critical_celsius"], RED)),
+            steps=(
+                (limits["gpu_temperature_celsius"], ORANGE),
+                (limits["gpu_temperature_critical_celsius"], RED),
+            ),
             limits=["limit"],
             minimum=None,
         ),
@@ -127,15 +161,23 @@ def _vital(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Utilisation",
-            "Share of time in which a kernel ran. All of it with little power and idle memory is a collective that waits.",
+            "Share of time in which a kernel ran. All of it with little power and idle "
+            "memory is a collective that waits.",
             (_each("dshealthd_gpu_utilization_ratio{@gpus}"), GPU),
             unit="percentunit",
             maximum=1,
         ),
         graph(
             "Memory in use",
-            "Share of the memory in use. The threshold is where the next allocation is likely to fail.",
-            (_each("dshealthd_gpu_memory_used_bytes{@gpus} / dshealthd_gpu_memory_total_bytes{@gpus}"), GPU),
+            "Share of the memory in use. The threshold is where the next allocation is "
+            "likely to fail.",
+            (
+                _each(
+                    "dshealthd_gpu_memory_used_bytes{@gpus} / "
+                    "dshealthd_gpu_memory_total_bytes{@gpus}"
+                ),
+                GPU,
+            ),
             unit="percentunit",
             steps=((limits["gpu_memory_used_ratio"], ORANGE),),
             maximum=1,
@@ -150,7 +192,8 @@ def _vital(source: Source) -> list[dashboard.Panel]:
         ),
         timeline(
             "What holds the clocks down",
-            "GPUs and reasons for which clocks are held down at any time shown; idleness and limits that somebody set are left out.",
+            "GPUs and reasons for which clocks are held down at any time shown; idleness and "
+            "limits that somebody set are left out.",
             f"""max by (gpu, reason) (dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}}) and on (gpu, reason) topk({ROWS}, max by (gpu,
             reason) (max_over_time(dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}}[$__range] @ end())) > 0)""",
             f"{GPU} {{{{reason}}}}",
@@ -174,9 +217,13 @@ def _errors(source: Source) -> list[dashboard.Panel]:
     return [
         graph(
             "ECC errors",
-            "Uncorrected and corrected ECC errors in a minute. The threshold is that of corrected ones; any uncorrected one is an alert.",
+            "Uncorrected and corrected ECC errors in a minute. The threshold is that of "
+            "corrected ones; any uncorrected one is an alert.",
             (
-                'sum by (gpu, type) (60 * rate(dshealthd_gpu_ecc_errors_total{@gpus,counter="volatile"}[$__rate_interval]))',
+                (
+                    "sum by (gpu, type) (60 * "
+                    'rate(dshealthd_gpu_ecc_errors_total{@gpus,counter="volatile"}[$__rate_interval]))'
+                ),
                 f"{GPU} {{{{type}}}}",
             ),
             unit="none",
@@ -190,7 +237,10 @@ def _errors(source: Source) -> list[dashboard.Panel]:
                 Column(title="Errors", label="type"),
                 Column(
                     title="Rows or pages",
-                    expr="max by (gpu, type) (dshealthd_gpu_remapped_rows{@gpus} or dshealthd_gpu_retired_pages{@gpus})",
+                    expr=(
+                        "max by (gpu, type) (dshealthd_gpu_remapped_rows{@gpus} or "
+                        "dshealthd_gpu_retired_pages{@gpus})"
+                    ),
                     steps=((None, GREEN), (1, YELLOW)),
                 ),
             ],
@@ -207,7 +257,10 @@ def _errors(source: Source) -> list[dashboard.Panel]:
                 Column(title="Xid", label="xid", width=60),
                 Column(
                     title="Lines",
-                    expr=f"max by (gpu, pci, xid) (dshealthd_xid_errors_total{{@node}}) and on (gpu, pci, xid) {XIDS}",
+                    expr=(
+                        f"max by (gpu, pci, xid) (dshealthd_xid_errors_total{{@node}}) and on "
+                        f"(gpu, pci, xid) {XIDS}"
+                    ),
                     width=70,
                 ),
                 Column(title="Last", expr=f"1000 * {XIDS}", unit="dateTimeFromNow"),
@@ -223,7 +276,8 @@ def _links(source: Source) -> list[dashboard.Panel]:
     return [
         graph(
             "NVLinks up",
-            "Links that are active or asleep. A link that is not wired counts as not up: compare a GPU with its peers and with its past.",
+            "Links that are active or asleep. A link that is not wired counts as not up: "
+            "compare a GPU with its peers and with its past.",
             (_each("dshealthd_nvlinks_up{@gpus}"), GPU),
             unit="none",
         ),
@@ -231,7 +285,13 @@ def _links(source: Source) -> list[dashboard.Panel]:
             "NVLink errors",
             """Errors a minute on all links of a GPU together, by kind. The threshold is that of replays and recoveries of one link; CRC
             errors count by the second.""",
-            ("sum by (gpu, type) (60 * rate(dshealthd_nvlink_errors_total{@gpus}[$__rate_interval]))", f"{GPU} {{{{type}}}}"),
+            (
+                (
+                    "sum by (gpu, type) (60 * "
+                    "rate(dshealthd_nvlink_errors_total{@gpus}[$__rate_interval]))"
+                ),
+                f"{GPU} {{{{type}}}}",
+            ),
             unit="none",
             steps=((limits["nvlink_errors_per_minute"], RED),),
         ),
@@ -241,8 +301,20 @@ def _links(source: Source) -> list[dashboard.Panel]:
             [
                 Column(title="GPU", label="gpu", width=60),
                 Column(title="Link", label="link", width=60),
-                Column(title="Up", expr=f"max by (gpu, link) (dshealthd_nvlink_up{{@gpus}}) and on (gpu, link) {BAD_LINKS}", states=UP),
-                Column(title="Errors", expr=f"{LINK_ERRORS} and on (gpu, link) {BAD_LINKS}", decimals=0, steps=((None, BLUE), (1, ORANGE))),
+                Column(
+                    title="Up",
+                    expr=(
+                        f"max by (gpu, link) (dshealthd_nvlink_up{{@gpus}}) and on (gpu, link) "
+                        f"{BAD_LINKS}"
+                    ),
+                    states=UP,
+                ),
+                Column(
+                    title="Errors",
+                    expr=f"{LINK_ERRORS} and on (gpu, link) {BAD_LINKS}",
+                    decimals=0,
+                    steps=((None, BLUE), (1, ORANGE)),
+                ),
             ],
             sort=("Errors", True),
             size=(8, 8),
@@ -266,6 +338,9 @@ def _links(source: Source) -> list[dashboard.Panel]:
             "Packets sent again after an error, a minute.",
             (_each("60 * rate(dshealthd_pcie_replays_total{@gpus}[$__rate_interval])"), GPU),
             unit="none",
-            steps=((limits["pcie_replays_per_minute"], ORANGE), (limits["pcie_replays_critical_per_minute"], RED)),
+            steps=(
+                (limits["pcie_replays_per_minute"], ORANGE),
+                (limits["pcie_replays_critical_per_minute"], RED),
+            ),
         ),
     ]

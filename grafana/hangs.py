@@ -1,4 +1,7 @@
-"""The row of the dashboard *Jobs* about what stands still: which jobs, which ranks the others wait for, and which have ended."""
+"""The row of the dashboard *Jobs* about what is hung.
+
+Which jobs, which ranks the others wait for, and which have ended.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,10 @@ def panels() -> list[dashboard.Panel]:
                 Column(title="Part", label="part"),
                 Column(title="Peer", label="peer"),
                 Column(title="Reason", label="reason"),
-                Column(title="", expr=f"topk({ROWS}, max by ({cause}) (dshealthd:job:hang_cause{{@of_jobs}}))"),
+                Column(
+                    title="",
+                    expr=f"topk({ROWS}, max by ({cause}) (dshealthd:job:hang_cause{{@of_jobs}}))",
+                ),
             ],
             size=(12, 8),
         ),
@@ -73,7 +79,8 @@ def panels() -> list[dashboard.Panel]:
         ),
         rows(
             "Ranks that ended",
-            f"Ranks whose process has ended within ten minutes, and how: the first {ROWS}. The first to fail is the one to look at.",
+            f"Ranks whose process has ended within ten minutes, and how: the first {ROWS}. "
+            "The first to fail is the one to look at.",
             [
                 Column(title="Job", label="exported_job", link=job_link()),
                 Column(title="Node", label="node", link=node_link()),
@@ -81,7 +88,10 @@ def panels() -> list[dashboard.Panel]:
                 Column(title="How", label="how"),
                 Column(
                     title="When",
-                    expr=f"bottomk({ROWS}, 1000 * max by ({ended}) (dshealthd_job_rank_ended_timestamp_seconds{{@jobs}}))",
+                    expr=(
+                        f"bottomk({ROWS}, 1000 * max by ({ended}) "
+                        f"(dshealthd_job_rank_ended_timestamp_seconds{{@jobs}}))"
+                    ),
                     unit="dateTimeFromNow",
                 ),
             ],
@@ -93,11 +103,12 @@ def panels() -> list[dashboard.Panel]:
             f"""Nodes on which every rank of a job was silent for longer than is usual, by what that node knew of it; {SERIES} of those at
             the end of the time shown. Waiting: nothing on this node explains it.""",
             worst(
-                'max by (cluster, exported_job, node, class) (dshealthd_job_hang{@jobs,class!="none"})',
+                "max by (cluster, exported_job, node, class) "
+                '(dshealthd_job_hang{@jobs,class!="none"})',
                 "cluster, exported_job, node, class",
             ),
             "{{exported_job}} {{node}} {{class}}",
-            {1: ("stands still", RED)},
+            {1: ("is hung", RED)},
             link=series_link(),
             size=(8, 8),
         ),
@@ -114,7 +125,8 @@ def panels() -> list[dashboard.Panel]:
             "What ranks do",
             f"""The stage of the step, or the pause that the rank has marked: of the {SERIES} ranks that are furthest past what is usual. A
             rank whose stage is not known is training.""",
-            f"({_doing()}) and on ({RANK}) topk({SERIES}, max_over_time(({overdue})[15m:1m] @ end()))",
+            f"({_doing()}) and on ({RANK}) topk({SERIES}, max_over_time(({overdue})[15m:1m] "
+            "@ end()))",
             "{{exported_job}} {{rank}} {{node}}",
             DOING,
             link=series_link(),
@@ -125,8 +137,15 @@ def panels() -> list[dashboard.Panel]:
 
 def _doing() -> str:
     """Return the key of `DOING` for each rank: of its pause if it is in one, else of its stage."""
-    named = [*(("stage", *entry) for entry in _STAGES.items()), *(("phase", *entry) for entry in _PHASES.items())]
-    terms = [
-        f'{value} * max by ({RANK}) (dshealthd_job_{label}{{@jobs,{label}="{name}"}})' for label, name, value in reversed(named) if value
+    named = [
+        *(("stage", *entry) for entry in _STAGES.items()),
+        *(("phase", *entry) for entry in _PHASES.items()),
     ]
-    return " or ".join((*terms, f'0 * max by ({RANK}) (dshealthd_job_phase{{@jobs,phase="training"}})'))
+    terms = [
+        f'{value} * max by ({RANK}) (dshealthd_job_{label}{{@jobs,{label}="{name}"}})'
+        for label, name, value in reversed(named)
+        if value
+    ]
+    return " or ".join(
+        (*terms, f'0 * max by ({RANK}) (dshealthd_job_phase{{@jobs,phase="training"}})')
+    )

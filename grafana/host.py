@@ -1,4 +1,7 @@
-"""The rows of the dashboard *Node* that are about the host: fabric, memory, sockets, storage, and the agent itself."""
+"""The rows of the dashboard *Node* that are about the host.
+
+Fabric, memory, sockets, storage, and the agent itself.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
     return [
         graph(
             "Memory",
-            "Memory that can be had without swapping, in tmpfs and shared segments, and locked, of all that the kernel manages.",
+            "Memory that can be had without swapping, in tmpfs and shared segments, and "
+            "locked, of all that the kernel manages.",
             ("max(dshealthd_memory_available_bytes{@node})", "available"),
             ("max(dshealthd_memory_shared_bytes{@node})", "shared"),
             ("max(dshealthd_memory_locked_bytes{@node})", "locked"),
@@ -40,15 +44,20 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Time spent waiting",
-            "Share of time in which some, or all (full), tasks waited for a resource. The threshold is that of memory, full.",
-            ("max by (resource, tasks) (dshealthd_pressure_stalled_ratio{@node})", "{{resource}} {{tasks}}"),
+            "Share of time in which some, or all (full), tasks waited for a resource. The "
+            "threshold is that of memory, full.",
+            (
+                "max by (resource, tasks) (dshealthd_pressure_stalled_ratio{@node})",
+                "{{resource}} {{tasks}}",
+            ),
             unit="percentunit",
             steps=((limits["memory_pressure_ratio"], ORANGE),),
             maximum=1,
         ),
         graph(
             "Load",
-            "Tasks that run, want to run or sleep uninterruptibly, averaged over 5 minutes, and the CPUs there are.",
+            "Tasks that run, want to run or sleep uninterruptibly, averaged over 5 minutes, "
+            "and the CPUs there are.",
             ('max(dshealthd_load_average{@node,minutes="5"})', "load"),
             ("max(dshealthd_cpus_online{@node})", "CPUs"),
             unit="none",
@@ -56,10 +65,16 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
         ),
         rows(
             "Kernel log",
-            f"Faults that the kernel reported since boot, and in the time shown: at most {ROWS} kinds.",
+            "Faults that the kernel reported since boot, and in the time shown: at most "
+            f"{ROWS} kinds.",
             [
                 Column(title="Event", label="event"),
-                Column(title="Since boot", expr=f"topk({ROWS}, max by (event) (dshealthd_kernel_events_total{{@node}} > 0))"),
+                Column(
+                    title="Since boot",
+                    expr=(
+                        f"topk({ROWS}, max by (event) (dshealthd_kernel_events_total{{@node}} > 0))"
+                    ),
+                ),
                 Column(
                     title="In the time shown",
                     expr=f"""round(max by (event) (increase(dshealthd_kernel_events_total{{@node}}[$__range])))
@@ -72,9 +87,13 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Threads and asynchronous I/O",
-            "Threads of all processes and reserved asynchronous I/O requests, as shares of what the system allows.",
+            "Threads of all processes and reserved asynchronous I/O requests, as shares of "
+            "what the system allows.",
             ("max(dshealthd_threads{@node} / dshealthd_threads_limit{@node})", "threads"),
-            ("max(dshealthd_aio_requests{@node} / dshealthd_aio_requests_limit{@node})", "asynchronous I/O"),
+            (
+                "max(dshealthd_aio_requests{@node} / dshealthd_aio_requests_limit{@node})",
+                "asynchronous I/O",
+            ),
             unit="percentunit",
         ),
         graph(
@@ -105,10 +124,14 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
         ),
         rows(
             "Listeners on rendezvous ports",
-            "Listeners, and the age of the oldest, by whether the process that started their owner is gone.",
+            "Listeners, and the age of the oldest, by whether the process that started their "
+            "owner is gone.",
             [
                 Column(title="Orphaned", label="orphaned"),
-                Column(title="Listeners", expr="max by (orphaned) (dshealthd_rendezvous_listeners{@node})"),
+                Column(
+                    title="Listeners",
+                    expr="max by (orphaned) (dshealthd_rendezvous_listeners{@node})",
+                ),
                 Column(
                     title="Oldest",
                     expr="max by (orphaned) (dshealthd_rendezvous_listener_age_seconds{@node})",
@@ -122,17 +145,36 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
         graph(
             "Limits of TCP",
             "Sockets in TIME_WAIT and ephemeral ports in use, as shares of what there is.",
-            ('max(dshealthd_tcp_sockets{@node,state="time_wait"}) / max(dshealthd_tcp_time_wait_limit{@node})', "TIME_WAIT"),
-            ("max(dshealthd_tcp_ephemeral_ports_used{@node} / dshealthd_tcp_ephemeral_ports{@node})", "ephemeral ports"),
+            (
+                (
+                    'max(dshealthd_tcp_sockets{@node,state="time_wait"}) / '
+                    "max(dshealthd_tcp_time_wait_limit{@node})"
+                ),
+                "TIME_WAIT",
+            ),
+            (
+                (
+                    "max(dshealthd_tcp_ephemeral_ports_used{@node} / "
+                    "dshealthd_tcp_ephemeral_ports{@node})"
+                ),
+                "ephemeral ports",
+            ),
             unit="percentunit",
             steps=((limits["time_wait_ratio"], ORANGE),),
         ),
         graph(
             "Open files",
-            "Open files as a share of the limit: of the system, of the process nearest to its own, and of the worst process of any job.",
-            ("max by (scope) (dshealthd_open_files{@node} / dshealthd_open_files_limit{@node})", "{{scope}}"),
+            "Open files as a share of the limit: of the system, of the process nearest to "
+            "its own, and of the worst process of any job.",
+            (
+                "max by (scope) (dshealthd_open_files{@node} / dshealthd_open_files_limit{@node})",
+                "{{scope}}",
+            ),
             unit="percentunit",
-            steps=((limits["open_files_ratio"], ORANGE), (limits["open_files_critical_ratio"], RED)),
+            steps=(
+                (limits["open_files_ratio"], ORANGE),
+                (limits["open_files_critical_ratio"], RED),
+            ),
         ),
         graph(
             "Loopback",
@@ -146,12 +188,21 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
 
 def _storage(source: Source) -> list[dashboard.Panel]:
     limits = source.limits
-    full = ((limits["filesystem_used_ratio"], ORANGE), (limits["filesystem_used_critical_ratio"], RED))
+    full = (
+        (limits["filesystem_used_ratio"], ORANGE),
+        (limits["filesystem_used_critical_ratio"], RED),
+    )
     return [
         graph(
             "Space in use",
             "Share of the space in use, of the file systems of the configured paths.",
-            ("1 - min by (path) (dshealthd_filesystem_free_bytes{@node} / dshealthd_filesystem_size_bytes{@node})", "{{path}}"),
+            (
+                (
+                    "1 - min by (path) (dshealthd_filesystem_free_bytes{@node} / "
+                    "dshealthd_filesystem_size_bytes{@node})"
+                ),
+                "{{path}}",
+            ),
             unit="percentunit",
             steps=full,
             maximum=1,
@@ -159,14 +210,21 @@ def _storage(source: Source) -> list[dashboard.Panel]:
         graph(
             "Inodes in use",
             "Share of the inodes in use, where the file system has a fixed number of them.",
-            ("1 - min by (path) (dshealthd_filesystem_files_free{@node} / dshealthd_filesystem_files{@node})", "{{path}}"),
+            (
+                (
+                    "1 - min by (path) (dshealthd_filesystem_files_free{@node} / "
+                    "dshealthd_filesystem_files{@node})"
+                ),
+                "{{path}}",
+            ),
             unit="percentunit",
             steps=full,
             maximum=1,
         ),
         graph(
             "Write tests",
-            "How long the last write test took that passed: create, write 4 KiB, sync, remove. Paths with a write test only.",
+            "How long the last write test took that passed: create, write 4 KiB, sync, "
+            "remove. Paths with a write test only.",
             ("max by (path) (dshealthd_path_write_seconds{@node})", "{{path}}"),
             unit="s",
             steps=((limits["path_write_seconds"], ORANGE),),
@@ -187,7 +245,8 @@ def _agent() -> list[dashboard.Panel]:
     return [
         rows(
             "Versions",
-            f"Software of the node, of configured environments, and of those that jobs run in: at most {4 * ROWS}.",
+            "Software of the node, of configured environments, and of those that jobs run "
+            f"in: at most {4 * ROWS}.",
             [
                 Column(title="Component", label="component"),
                 Column(title="Version", label="version"),
@@ -195,7 +254,10 @@ def _agent() -> list[dashboard.Panel]:
                 Column(title="Job", label="exported_job"),
                 Column(
                     title="",
-                    expr=f"topk({4 * ROWS}, max by (component, version, environment, exported_job) (dshealthd_software_info{{@node}}))",
+                    expr=(
+                        f"topk({4 * ROWS}, max by (component, version, environment, "
+                        f"exported_job) (dshealthd_software_info{{@node}}))"
+                    ),
                 ),
             ],
             sort=("Component", False),
@@ -207,11 +269,23 @@ def _agent() -> list[dashboard.Panel]:
             left out.""",
             [
                 Column(title="Collector", label="collector"),
-                Column(title="Up", expr="max by (collector) (dshealthd_collector_up{@node})", states=UP, width=60),
-                Column(title="Took", expr="max by (collector) (dshealthd_collector_duration_seconds{@node})", unit="s"),
+                Column(
+                    title="Up",
+                    expr="max by (collector) (dshealthd_collector_up{@node})",
+                    states=UP,
+                    width=60,
+                ),
+                Column(
+                    title="Took",
+                    expr="max by (collector) (dshealthd_collector_duration_seconds{@node})",
+                    unit="s",
+                ),
                 Column(
                     title="Last success",
-                    expr="1000 * max by (collector) (dshealthd_collector_last_success_timestamp_seconds{@node})",
+                    expr=(
+                        "1000 * max by (collector) "
+                        "(dshealthd_collector_last_success_timestamp_seconds{@node})"
+                    ),
                     unit="dateTimeFromNow",
                 ),
             ],
@@ -222,7 +296,10 @@ def _agent() -> list[dashboard.Panel]:
         graph(
             "Worker failures",
             "Worker processes given up in ten minutes, by what went wrong.",
-            ("sum by (worker, reason) (increase(dshealthd_worker_failures_total{@node}[10m]))", "{{worker}} {{reason}}"),
+            (
+                "sum by (worker, reason) (increase(dshealthd_worker_failures_total{@node}[10m]))",
+                "{{worker}} {{reason}}",
+            ),
             unit="none",
         ),
         graph(

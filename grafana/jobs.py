@@ -1,4 +1,6 @@
-"""The dashboard *Jobs*: which training jobs run, which of them stand still or are slow, and which rank it is."""
+"""The dashboard *Jobs*: which training jobs run, which of them stand still or are slow, and which
+rank it is.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def board(source: Source) -> Board:
     return Board(
         uid="dshealthd-jobs",
         title="dshealthd / Jobs",
-        description="Training jobs: what runs, what stands still, and which rank the others wait for.",
+        description="Training jobs: what runs, what is hung, and which rank the others wait for.",
         variables=[
             data_source(),
             cluster(),
@@ -34,14 +36,17 @@ def board(source: Source) -> Board:
                 "training",
                 "Training job",
                 "label_values({__name__=~'dshealthd_job_(run_)?info',@fleet}, exported_job)",
-                description="As it is called on all its nodes: the scheduler's number, or a digest of where its ranks meet.",
+                description=(
+                    "As it is called on all its nodes: the scheduler's number, or a digest of "
+                    "where its ranks meet."
+                ),
                 several=True,
                 everything=".+",
             ),
         ],
         rows=[
             Row(title="Which jobs need me now", panels=_now(source)),
-            Row(title="What stands still, and why", panels=hangs.panels()),
+            Row(title="What is hung, and why", panels=hangs.panels()),
             Row(title="Steps", panels=steps.panels(source)),
             Row(title="Loss and memory", panels=steps.health()),
             Row(title="Collectives", panels=collectives.panels()),
@@ -59,7 +64,8 @@ def _now(source: Source) -> list[dashboard.Panel]:
         number(
             "Jobs",
             "Training jobs of which ranks run on some node, whether or not they send heartbeats.",
-            f"count(count by ({JOB}) (dshealthd_job_run_info{{@jobs}} or dshealthd_job_info{{@jobs}}))",
+            f"count(count by ({JOB}) (dshealthd_job_run_info{{@jobs}} or "
+            f"dshealthd_job_info{{@jobs}}))",
             unknown=NO_JOBS,
         ),
         number(
@@ -69,29 +75,43 @@ def _now(source: Source) -> list[dashboard.Panel]:
             steps=ANY,
             unknown="no rules",
         ),
-        number("Ranks heard", "Ranks that send heartbeats.", "count(dshealthd_job_step{@jobs})", unknown=NO_JOBS),
+        number(
+            "Ranks heard",
+            "Ranks that send heartbeats.",
+            "count(dshealthd_job_step{@jobs})",
+            unknown=NO_JOBS,
+        ),
         number(
             "Ranks overdue",
-            "Ranks that have been silent for longer than is usual for them. Where that is not known yet, a rank is not counted.",
+            "Ranks that have been silent for longer than is usual for them. Where that is "
+            "not known yet, a rank is not counted.",
             "sum(dshealthd_job_overdue_seconds{@jobs} > bool 0)",
             steps=((None, GREEN), (1, ORANGE)),
             unknown="unknown",
         ),
         number(
             "Ranks with a loss that is not finite",
-            "Ranks whose last known loss is NaN or infinite; those of which no loss is known are not counted.",
+            "Ranks whose last known loss is NaN or infinite; those of which no loss is known "
+            "are not counted.",
             "count(dshealthd_job_loss_finite{@jobs}) - sum(dshealthd_job_loss_finite{@jobs})",
             steps=ANY,
             unknown="unknown",
         ),
         number(
             "Ranks left out",
-            "Ranks and runs of which nodes show nothing, as there are more than the collectors' limits.",
-            "(sum(dshealthd_heartbeat_ranks_left_out{@fleet}) or vector(0)) + sum(dshealthd_job_runs_left_out{@fleet})",
+            "Ranks and runs of which nodes show nothing, as there are more than the "
+            "collectors' limits.",
+            "(sum(dshealthd_heartbeat_ranks_left_out{@fleet}) or vector(0)) + "
+            "sum(dshealthd_job_runs_left_out{@fleet})",
             steps=((None, GREEN), (1, ORANGE)),
             unknown="unknown",
         ),
-        alerts.firing(source, '@alerts,exported_job=~"$training"', title="Firing alerts of jobs", size=(12, 10)),
+        alerts.firing(
+            source,
+            '@alerts,exported_job=~"$training"',
+            title="Firing alerts of jobs",
+            size=(12, 10),
+        ),
         rows(
             "Jobs that send heartbeats",
             f"""Ranks and nodes of each job, its steps, and the longest silence of a rank; at most {ROWS}, those with the most ranks.
@@ -101,15 +121,23 @@ def _now(source: Source) -> list[dashboard.Panel]:
                 Column(title="Ranks", expr=f"{heard} {shown}", width=70),
                 Column(
                     title="Nodes",
-                    expr=f"count by ({JOB}) (count by ({JOB}, node) (dshealthd_job_step{{@jobs}})) {shown}",
+                    expr=(
+                        f"count by ({JOB}) (count by ({JOB}, node) "
+                        f"(dshealthd_job_step{{@jobs}})) {shown}"
+                    ),
                     width=70,
                 ),
                 Column(title="Step", expr=f"min by ({JOB}) (dshealthd_job_step{{@jobs}}) {shown}"),
-                Column(title="Median", expr=f"quantile by ({JOB}) (0.5, {times}) {shown}", unit="s"),
+                Column(
+                    title="Median", expr=f"quantile by ({JOB}) (0.5, {times}) {shown}", unit="s"
+                ),
                 Column(title="Slowest", expr=f"max by ({JOB}) ({times}) {shown}", unit="s"),
                 Column(
                     title="Silent for",
-                    expr=f"time() - min by ({JOB}) (dshealthd_job_heartbeat_timestamp_seconds{{@jobs}}) {shown}",
+                    expr=(
+                        f"time() - min by ({JOB}) "
+                        f"(dshealthd_job_heartbeat_timestamp_seconds{{@jobs}}) {shown}"
+                    ),
                     unit="s",
                 ),
             ],
@@ -151,11 +179,28 @@ def _environment() -> list[dashboard.Panel]:
                 Column(title="Job", label="exported_job", link=job_link()),
                 Column(title="Run", label="run"),
                 Column(title="Ranks", expr=largest, width=80),
-                Column(title="Of", expr=f"max by ({run}) (dshealthd_job_world_size{{@jobs}}) and on ({run}) {largest}", width=80),
-                Column(title="Port", expr=f"max by ({run}) (dshealthd_job_master_port{{@jobs}}) and on ({run}) {largest}", width=80),
+                Column(
+                    title="Of",
+                    expr=(
+                        f"max by ({run}) (dshealthd_job_world_size{{@jobs}}) and on ({run}) "
+                        f"{largest}"
+                    ),
+                    width=80,
+                ),
+                Column(
+                    title="Port",
+                    expr=(
+                        f"max by ({run}) (dshealthd_job_master_port{{@jobs}}) and on ({run}) "
+                        f"{largest}"
+                    ),
+                    width=80,
+                ),
                 Column(
                     title="Orphaned",
-                    expr=f"sum by ({run}) (dshealthd_job_orphaned_ranks{{@jobs}}) and on ({run}) {largest}",
+                    expr=(
+                        f"sum by ({run}) (dshealthd_job_orphaned_ranks{{@jobs}}) and on ({run}) "
+                        f"{largest}"
+                    ),
                     steps=((None, GREEN), (1, ORANGE)),
                     width=90,
                 ),

@@ -37,7 +37,10 @@ class Limits:
 
 
 def read(file: Path = FILE) -> Limits:
-    """Return the thresholds of a rule file; ValueError names a rule that is no plain `vector(NUMBER)`."""
+    """Return the thresholds of a rule file.
+
+    ValueError names a rule that is no plain `vector(NUMBER)`.
+    """
     values: dict[str, float] = {}
     for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]:
         for rule in group["rules"]:

@@ -1,4 +1,7 @@
-"""The row of the dashboard *Probes and fabric* about who can probe whom: members, clocks, and what nodes disagree in."""
+"""The row of the dashboard *Probes and fabric* about who can probe whom.
+
+Members, clocks, and what nodes disagree in.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "Lists of members",
-            "How many different lists of members the agents have, by their hash. Nodes that differ in it have no rounds with each other.",
+            "How many different lists of members the agents have, by their hash. Nodes that "
+            "differ in it have no rounds with each other.",
             'count(count_values("hash", dshealthd_members_hash{@fleet}))',
             steps=((None, GREEN), (2, RED)),
             unknown=NO_PROBES,
@@ -40,7 +44,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         number(
             "Confirmations",
             "Extra rounds an hour that suspicions asked for.",
-            "sum(increase(dshealthd_probe_confirmations_total{@nodes}[1h])) or 0 * sum(dshealthd_probe_up{@nodes})",
+            "sum(increase(dshealthd_probe_confirmations_total{@nodes}[1h])) or 0 * "
+            "sum(dshealthd_probe_up{@nodes})",
             unknown=NO_PROBES,
         ),
         number(
@@ -58,13 +63,18 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         rows(
             "Set up differently",
-            f"Pairs of nodes that decline each other's rounds, as their clocks, lists of members or versions differ: at most {ROWS}.",
+            "Pairs of nodes that decline each other's rounds, as their clocks, lists of "
+            f"members or versions differ: at most {ROWS}.",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="Peer", label="peer", link=node_link("${__data.fields.peer}")),
                 Column(title="Reason", label="reason"),
                 Column(
-                    title="", expr=f"topk({ROWS}, max by (cluster, node, peer, reason) (dshealthd_probe_peer_disagrees{{@nodes}}) == 1)"
+                    title="",
+                    expr=(
+                        f"topk({ROWS}, max by (cluster, node, peer, reason) "
+                        f"(dshealthd_probe_peer_disagrees{{@nodes}}) == 1)"
+                    ),
                 ),
             ],
         ),
@@ -74,9 +84,11 @@ def panels(source: Source) -> list[dashboard.Panel]:
             furthest off. The alert fires at the threshold either way.""",
             (
                 worst(
-                    'max by (cluster, node) (dshealthd_probe_clock_offset_seconds{@nodes,statistic="median"})',
+                    "max by (cluster, node) "
+                    '(dshealthd_probe_clock_offset_seconds{@nodes,statistic="median"})',
                     "cluster, node",
-                    'max by (cluster, node) (abs(dshealthd_probe_clock_offset_seconds{@nodes,statistic="median"}))',
+                    "max by (cluster, node) "
+                    '(abs(dshealthd_probe_clock_offset_seconds{@nodes,statistic="median"}))',
                 ),
                 "{{node}}",
             ),
@@ -88,8 +100,12 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Echoes",
-            "Time of an echo between agents: the median of all nodes' medians, and the node with the slowest.",
-            ('quantile(0.5, dshealthd_probe_round_trip_seconds{@nodes,statistic="median"})', "median"),
+            "Time of an echo between agents: the median of all nodes' medians, and the node "
+            "with the slowest.",
+            (
+                'quantile(0.5, dshealthd_probe_round_trip_seconds{@nodes,statistic="median"})',
+                "median",
+            ),
             ('max(dshealthd_probe_round_trip_seconds{@nodes,statistic="median"})', "slowest node"),
             unit="s",
             size=(6, 8),

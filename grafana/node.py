@@ -25,7 +25,13 @@ def board(source: Source) -> Board:
             cluster(),
             scrape_job(),
             choice("node", "Node", "label_values(up{@fleet}, node)"),
-            choice("gpu", "GPU", "label_values(dshealthd_gpu_up{@node}, gpu)", several=True, everything=".+"),
+            choice(
+                "gpu",
+                "GPU",
+                "label_values(dshealthd_gpu_up{@node}, gpu)",
+                several=True,
+                everything=".+",
+            ),
         ],
         rows=[
             Row(title="$node", panels=_overview(source)),
@@ -44,7 +50,12 @@ def _overview(source: Source) -> list[dashboard.Panel]:
             "max(up{@node})",
             states={1: ("answers", GREEN), 0: ("does not answer", RED)},
         ),
-        number("Up since", "Time since the node booted.", "max(dshealthd_uptime_seconds{@node})", unit="s"),
+        number(
+            "Up since",
+            "Time since the node booted.",
+            "max(dshealthd_uptime_seconds{@node})",
+            unit="s",
+        ),
         number(
             "GPUs not readable",
             "GPUs on the PCI bus that the driver cannot be asked about.",
@@ -54,14 +65,16 @@ def _overview(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "Ports not up",
-            "InfiniBand and RoCE ports that are not active. A port that is not cabled is one of them.",
+            "InfiniBand and RoCE ports that are not active. A port that is not cabled is one "
+            "of them.",
             "count(dshealthd_infiniband_port_up{@node}) - sum(dshealthd_infiniband_port_up{@node})",
             steps=((None, GREEN), (1, ORANGE)),
             unknown="no ports",
         ),
         number(
             "Score",
-            "The node's own: median ratio of its timings to what is usual, over its last peers. 1 is usual, 1.2 a fifth slower.",
+            "The node's own: median ratio of its timings to what is usual, over its last "
+            "peers. 1 is usual, 1.2 a fifth slower.",
             "max(dshealthd_probe_score_ratio{@node})",
             steps=((None, GREEN), (source.limits["fleet_score_ratio"], ORANGE)),
             unknown="no probes",
@@ -75,7 +88,8 @@ def _overview(source: Source) -> list[dashboard.Panel]:
         alerts.firing(source, '@alerts,node="$node"', size=(12, 8)),
         rows(
             "Accusations",
-            f"Whom the probes accuse on this node or on a link to it, and by how many agents: at most {ROWS}.",
+            "Whom the probes accuse on this node or on a link to it, and by how many "
+            f"agents: at most {ROWS}.",
             [
                 Column(title="Kind", label="kind", width=70),
                 Column(title="Accused", label="part"),
@@ -96,7 +110,10 @@ def _overview(source: Source) -> list[dashboard.Panel]:
             [
                 Column(title="Collector", label="collector"),
                 Column(title="Reason", label="reason"),
-                Column(title="", expr="max by (collector, reason) (dshealthd_collector_failing{@node}) == 1"),
+                Column(
+                    title="",
+                    expr="max by (collector, reason) (dshealthd_collector_failing{@node}) == 1",
+                ),
             ],
             size=(6, 8),
         ),

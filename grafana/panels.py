@@ -1,6 +1,7 @@
 """Panels: numbers, graphs and timelines, as the model of Grafana's SDK has them.
 
-Every panel has a description that says what the picture means. Where it stands, its id and its row are the board's.
+Every panel has a description that says what the picture means. Where it stands, its id and its row
+are the board's.
 """
 
 from __future__ import annotations
@@ -9,17 +10,35 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from grafana_foundation_sdk.models import common, dashboard, prometheus, stat, statetimeline, timeseries
+from grafana_foundation_sdk.models import (
+    common,
+    dashboard,
+    prometheus,
+    stat,
+    statetimeline,
+    timeseries,
+)
 
 from grafana.queries import promql
 
 Steps = Sequence[tuple[float | None, str]]
-"""Colours by the lowest value of each, in rising order; None is minus infinity, and what is below the first one is green."""
+"""Colours by the lowest value of each, in rising order.
+
+None is minus infinity, and what is below the first one is green.
+"""
 States = Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]
 """Texts and colours of single values."""
 
 DATA_SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
-GREEN, YELLOW, ORANGE, RED, PURPLE, GREY, BLUE = "green", "yellow", "orange", "red", "purple", "#8e8e8e", "blue"
+GREEN, YELLOW, ORANGE, RED, PURPLE, GREY, BLUE = (
+    "green",
+    "yellow",
+    "orange",
+    "red",
+    "purple",
+    "#8e8e8e",
+    "blue",
+)
 UP: States = {1: ("yes", GREEN), 0: ("no", RED)}
 UNKNOWN = "unknown"
 """Shown where nothing is known; it is not 0."""
@@ -58,9 +77,19 @@ def number(
 
 
 def squares(
-    title: str, description: str, expr: str, *, name: str, steps: Steps, states: States, link: Link, size: tuple[int, int]
+    title: str,
+    description: str,
+    expr: str,
+    *,
+    name: str,
+    steps: Steps,
+    states: States,
+    link: Link,
+    size: tuple[int, int],
 ) -> dashboard.Panel:
-    """Return a square for each result, in their order, with its name (a legend such as `{{node}}`) and the colour of its value."""
+    """Return a square for each result, in their order, with its name (a legend such as `{{node}}`)
+    and the colour of its value.
+    """
     options = _stat_options(common.BigValueTextMode.NAME)
     options.justify_mode = common.BigValueJustifyMode.CENTER
     return panel(
@@ -89,7 +118,8 @@ def graph(
 ) -> dashboard.Panel:
     """Return lines over time; each of `lines` is an expression and a legend.
 
-    `steps` are drawn as dashed thresholds; series whose legend is one of `limits` are drawn dashed, too, as limits that are measured.
+    `steps` are drawn as dashed thresholds; series whose legend is one of `limits` are drawn dashed,
+    too, as limits that are measured.
     """
     field = _field(unit, steps, None, link)
     field.min_val, field.max_val = minimum, maximum
@@ -100,8 +130,14 @@ def graph(
         fill_opacity=30 if stacked else 0,
         show_points=common.VisibilityMode.NEVER,
         span_nulls=False,
-        stacking=common.StackingConfig(mode=common.StackingMode.NORMAL, group="A") if stacked else None,
-        thresholds_style=common.GraphThresholdsStyleConfig(mode=common.GraphThresholdsStyleMode.DASHED) if steps else None,
+        stacking=common.StackingConfig(mode=common.StackingMode.NORMAL, group="A")
+        if stacked
+        else None,
+        thresholds_style=common.GraphThresholdsStyleConfig(
+            mode=common.GraphThresholdsStyleMode.DASHED
+        )
+        if steps
+        else None,
     )
     dashed = [
         dashboard.DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [10, 10]}),
@@ -112,7 +148,10 @@ def graph(
         title,
         description,
         size,
-        targets=[target(expr, ref, legend=legend) for ref, (expr, legend) in zip(string.ascii_uppercase, lines, strict=False)],
+        targets=[
+            target(expr, ref, legend=legend)
+            for ref, (expr, legend) in zip(string.ascii_uppercase, lines, strict=False)
+        ],
         options=timeseries.Options(legend=_legend(shown=True), tooltip=_tooltip()),
         field=field,
         overrides=[override("byRegexp", f"/^{limit}/", dashed) for limit in limits],
@@ -162,7 +201,10 @@ def panel(
     field: dashboard.FieldConfig,
     overrides: Sequence[dashboard.DashboardFieldConfigSourceOverrides] = (),
 ) -> dashboard.Panel:
-    """Return a panel of a kind that Grafana knows; `size` is its width, of 24, and its height in units of about 30 pixels."""
+    """Return a panel of a kind that Grafana knows.
+
+    `size` is its width, of 24, and its height in units of about 30 pixels.
+    """
     return dashboard.Panel(
         type_val=kind,
         title=title,
@@ -175,21 +217,30 @@ def panel(
     )
 
 
-def target(expr: str, ref: str = "A", *, legend: str = "", instant: bool = False, labels: bool = False) -> prometheus.Dataquery:
-    """Return a query by its name `ref`; `instant` at the end of the time shown, and with its `labels` as fields of their own."""
+def target(
+    expr: str, ref: str = "A", *, legend: str = "", instant: bool = False, labels: bool = False
+) -> prometheus.Dataquery:
+    """Return a query by its name `ref`.
+
+    `instant` at the end of the time shown, and with its `labels` as fields of their own.
+    """
     return prometheus.Dataquery(
         ref_id=ref,
         expr=promql(expr),
         datasource=DATA_SOURCE,
         instant=instant,
         range_val=not instant,
-        format_val=prometheus.PromQueryFormat.TABLE if labels else prometheus.PromQueryFormat.TIME_SERIES,
+        format_val=prometheus.PromQueryFormat.TABLE
+        if labels
+        else prometheus.PromQueryFormat.TIME_SERIES,
         legend_format=legend or "__auto",
         editor_mode=prometheus.QueryEditorMode.CODE,
     )
 
 
-def _field(unit: str, steps: Steps, states: States | None, link: Link | None, *, unknown: str | None = None) -> dashboard.FieldConfig:
+def _field(
+    unit: str, steps: Steps, states: States | None, link: Link | None, *, unknown: str | None = None
+) -> dashboard.FieldConfig:
     return dashboard.FieldConfig(
         unit=unit,
         thresholds=thresholds(steps) if steps else None,
@@ -204,7 +255,9 @@ def thresholds(steps: Steps) -> dashboard.ThresholdsConfig:
     """Return colours by value."""
     first = [] if steps[0][0] is None else [dashboard.Threshold(value=None, color=GREEN)]
     found = [dashboard.Threshold(value=value, color=color) for value, color in steps]
-    return dashboard.ThresholdsConfig(mode=dashboard.ThresholdsMode.ABSOLUTE, steps=[*first, *found])
+    return dashboard.ThresholdsConfig(
+        mode=dashboard.ThresholdsMode.ABSOLUTE, steps=[*first, *found]
+    )
 
 
 def value_map(states: States) -> dashboard.ValueMap:
@@ -219,7 +272,9 @@ def value_map(states: States) -> dashboard.ValueMap:
 
 def field_link(link: Link) -> dashboard.DashboardLink:
     """Return a link of a value; those that leave Grafana open beside it."""
-    return dashboard.DashboardLink(title=link.title, url=link.url, target_blank=link.url.startswith("http"))
+    return dashboard.DashboardLink(
+        title=link.title, url=link.url, target_blank=link.url.startswith("http")
+    )
 
 
 def override(
@@ -227,7 +282,8 @@ def override(
 ) -> dashboard.DashboardFieldConfigSourceOverrides:
     """Return what is different for the fields that `matcher` and its `options` choose."""
     return dashboard.DashboardFieldConfigSourceOverrides(
-        matcher=dashboard.MatcherConfig(id_val=matcher, options=options), properties=list(properties)
+        matcher=dashboard.MatcherConfig(id_val=matcher, options=options),
+        properties=list(properties),
     )
 
 
@@ -244,9 +300,14 @@ def _stat_options(text: common.BigValueTextMode) -> stat.Options:
 
 def _legend(*, shown: bool) -> common.VizLegendOptions:
     return common.VizLegendOptions(
-        display_mode=common.LegendDisplayMode.LIST, placement=common.LegendPlacement.BOTTOM, show_legend=shown, calcs=[]
+        display_mode=common.LegendDisplayMode.LIST,
+        placement=common.LegendPlacement.BOTTOM,
+        show_legend=shown,
+        calcs=[],
     )
 
 
 def _tooltip() -> common.VizTooltipOptions:
-    return common.VizTooltipOptions(mode=common.TooltipDisplayMode.MULTI, sort=common.SortOrder.DESCENDING)
+    return common.VizTooltipOptions(
+        mode=common.TooltipDisplayMode.MULTI, sort=common.SortOrder.DESCENDING
+    )

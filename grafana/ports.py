@@ -1,4 +1,7 @@
-"""The row of the dashboard *Node* about its ports: InfiniBand, Ethernet, and what the probes say of the way to others."""
+"""The row of the dashboard *Node* about its ports.
+
+InfiniBand, Ethernet, and what the probes say of the way to others.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
     return [
         timeline(
             "InfiniBand and RoCE ports",
-            "Ports that are active with their link up. A port that was seen and whose device is gone counts as down.",
+            "Ports that are active with their link up. A port that was seen and whose device "
+            "is gone counts as down.",
             "max by (device, port) (dshealthd_infiniband_port_up{@node})",
             PORT,
             {1: ("up", GREEN), 0: ("down", RED)},
@@ -30,7 +34,13 @@ def panels(source: Source) -> list[dashboard.Panel]:
         graph(
             "InfiniBand traffic",
             "Data sent by each port, and its rate.",
-            ("max by (device, port) (rate(dshealthd_infiniband_port_transmit_bytes_total{@node}[$__rate_interval]))", PORT),
+            (
+                (
+                    "max by (device, port) "
+                    "(rate(dshealthd_infiniband_port_transmit_bytes_total{@node}[$__rate_interval]))"
+                ),
+                PORT,
+            ),
             ("max(dshealthd_infiniband_port_rate_bytes_per_second{@node})", "limit"),
             unit="Bps",
             limits=["limit"],
@@ -41,7 +51,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
             with flush_error also grow when a job ends.""",
             (
                 worst(
-                    "max by (device, port, type) (60 * rate(dshealthd_infiniband_port_errors_total{@node}[$__rate_interval]))",
+                    "max by (device, port, type) (60 * "
+                    "rate(dshealthd_infiniband_port_errors_total{@node}[$__rate_interval]))",
                     "device, port, type",
                 ),
                 "{{device}} {{type}}",
@@ -50,26 +61,48 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Waiting to send, congestion",
-            "Congestion notifications a second, and ticks a second that ports waited for credits, in the adapter's own unit.",
-            ("sum by (device, type) (rate(dshealthd_infiniband_port_congestion_total{@node}[$__rate_interval]))", "{{device}} {{type}}"),
-            ("sum by (device) (rate(dshealthd_infiniband_port_transmit_wait_total{@node}[$__rate_interval]))", "{{device}} wait"),
+            "Congestion notifications a second, and ticks a second that ports waited for "
+            "credits, in the adapter's own unit.",
+            (
+                (
+                    "sum by (device, type) "
+                    "(rate(dshealthd_infiniband_port_congestion_total{@node}[$__rate_interval]))"
+                ),
+                "{{device}} {{type}}",
+            ),
+            (
+                (
+                    "sum by (device) "
+                    "(rate(dshealthd_infiniband_port_transmit_wait_total{@node}[$__rate_interval]))"
+                ),
+                "{{device}} wait",
+            ),
             unit="none",
         ),
         graph(
             "Network traffic",
             f"Bytes sent by each interface, RDMA left out: the {SERIES} that send most now.",
             (
-                worst("max by (device) (rate(dshealthd_network_transmit_bytes_total{@node}[$__rate_interval]))", "device"),
+                worst(
+                    "max by (device) "
+                    "(rate(dshealthd_network_transmit_bytes_total{@node}[$__rate_interval]))",
+                    "device",
+                ),
                 "{{device}}",
             ),
             unit="Bps",
         ),
         graph(
             "Network errors and drops",
-            f"Packets a second that were bad or dropped: the {SERIES} interfaces with most of each now.",
+            f"Packets a second that were bad or dropped: the {SERIES} interfaces with most "
+            "of each now.",
             *(
                 (
-                    worst(f"max by (device) (rate(dshealthd_network_{kind}_total{{@node}}[$__rate_interval]))", "device"),
+                    worst(
+                        "max by (device) "
+                        f"(rate(dshealthd_network_{kind}_total{{@node}}[$__rate_interval]))",
+                        "device",
+                    ),
                     f"{{{{device}}}} {kind.replace('_', ' ')}",
                 )
                 for kind in ("receive_errors", "receive_drops", "transmit_errors", "transmit_drops")
@@ -79,13 +112,17 @@ def panels(source: Source) -> list[dashboard.Panel]:
         graph(
             "Adapter temperature",
             "Temperature of adapters and their modules.",
-            ("max by (device, sensor) (dshealthd_infiniband_temperature_celsius{@node})", "{{device}} {{sensor}}"),
+            (
+                "max by (device, sensor) (dshealthd_infiniband_temperature_celsius{@node})",
+                "{{device}} {{sensor}}",
+            ),
             unit="celsius",
             minimum=None,
         ),
         graph(
             "Clock",
-            "How far the clocks of the nodes met in probes are ahead of this one's, and the bound of the error that the kernel states.",
+            "How far the clocks of the nodes met in probes are ahead of this one's, and the "
+            "bound of the error that the kernel states.",
             ('max(dshealthd_probe_clock_offset_seconds{@node,statistic="median"})', "peers ahead"),
             ("max(dshealthd_clock_maximum_error_seconds{@node})", "largest error"),
             unit="s",

@@ -1,11 +1,25 @@
-"""The dashboard *Probes and fabric*: bandwidth against what is usual, rounds and how they end, InfiniBand and NVLink errors."""
+"""The dashboard *Probes and fabric*.
+
+Bandwidth against what is usual, rounds and how they end, InfiniBand and NVLink errors.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from grafana import fabric, membership
-from grafana.board import NO_PROBES, Board, Row, Source, choice, cluster, data_source, node_link, scrape_job, series_link
+from grafana.board import (
+    NO_PROBES,
+    Board,
+    Row,
+    Source,
+    choice,
+    cluster,
+    data_source,
+    node_link,
+    scrape_job,
+    series_link,
+)
 from grafana.panels import GREEN, ORANGE, RED, graph, timeline
 from grafana.queries import ROWS, SERIES, worst
 from grafana.tables import Column, rows
@@ -25,7 +39,10 @@ def board(source: Source) -> Board:
     return Board(
         uid="dshealthd-probes",
         title="dshealthd / Probes and fabric",
-        description="What the nodes find when they probe each other, and the errors of the links between GPUs and between nodes.",
+        description=(
+            "What the nodes find when they probe each other, and the errors of the links between "
+            "GPUs and between nodes."
+        ),
         variables=[
             data_source(),
             cluster(),
@@ -50,7 +67,12 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
             "Scores",
             f"""The {SERIES} slowest nodes at the end of the time shown, by their own scores: the median ratio of their timings to what is
             usual between these nodes, by a baseline of days. 1 is usual; dashed, where an alert fires if it is the fleet's median.""",
-            (worst("max by (cluster, node) (dshealthd_probe_score_ratio{@nodes})", "cluster, node"), "{{node}}"),
+            (
+                worst(
+                    "max by (cluster, node) (dshealthd_probe_score_ratio{@nodes})", "cluster, node"
+                ),
+                "{{node}}",
+            ),
             ("quantile(0.5, dshealthd_probe_score_ratio{@fleet})", "median of all"),
             unit="none",
             steps=((limits["fleet_score_ratio"], ORANGE),),
@@ -70,7 +92,11 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
                 Column(title="Operation", label="op"),
                 Column(title="Backend", label="backend", width=80),
                 Column(title="Payload, bytes", label="size"),
-                Column(title="Bus bandwidth", expr=f"max by (node, {CLASS}) ({BANDWIDTH}) and on (node, {CLASS}) {lowest}", unit="Bps"),
+                Column(
+                    title="Bus bandwidth",
+                    expr=f"max by (node, {CLASS}) ({BANDWIDTH}) and on (node, {CLASS}) {lowest}",
+                    unit="Bps",
+                ),
                 Column(
                     title="Of the median",
                     expr=lowest,
@@ -85,8 +111,12 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Bus bandwidth: median of the nodes",
-            f"Of at most {SERIES} classes: the median of all nodes, by operation, size of the payload, backend and model of the GPUs.",
-            (worst(f"max by ({CLASS}) ({MEDIAN})", CLASS), "{{kind}} {{op}} {{size}} {{backend}} {{model}}"),
+            f"Of at most {SERIES} classes: the median of all nodes, by operation, size of "
+            "the payload, backend and model of the GPUs.",
+            (
+                worst(f"max by ({CLASS}) ({MEDIAN})", CLASS),
+                "{{kind}} {{op}} {{size}} {{backend}} {{model}}",
+            ),
             unit="Bps",
         ),
         graph(
@@ -100,10 +130,12 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Time of an operation",
-            f"Median over the nodes of the median time of an operation: the {SERIES} slowest classes. Small payloads show latency.",
+            f"Median over the nodes of the median time of an operation: the {SERIES} slowest "
+            "classes. Small payloads show latency.",
             (
                 worst(
-                    "quantile by (cluster, kind, backend, op, size) (0.5, dshealthd_probe_operation_seconds{@nodes})",
+                    "quantile by (cluster, kind, backend, op, size) (0.5, "
+                    "dshealthd_probe_operation_seconds{@nodes})",
                     "cluster, kind, backend, op, size",
                 ),
                 "{{kind}} {{op}} {{size}} {{backend}}",
@@ -120,22 +152,37 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
             "Rounds by how they ended",
             """Rounds a minute, as the nodes that take part in them count them. Declined ones are ordinary: a GPU was busy, a node was being
             drained.""",
-            ("sum by (outcome) (60 * rate(dshealthd_probe_rounds_total{@nodes}[$__rate_interval]))", "{{outcome}}"),
+            (
+                (
+                    "sum by (outcome) (60 * "
+                    "rate(dshealthd_probe_rounds_total{@nodes}[$__rate_interval]))"
+                ),
+                "{{outcome}}",
+            ),
             unit="none",
             stacked=True,
         ),
         graph(
             "Rounds by kind",
-            "Rounds a minute, by kind: light ones are echoes between agents, where GPUs are busy or there is no torch.",
-            ("sum by (kind) (60 * rate(dshealthd_probe_rounds_total{@nodes}[$__rate_interval]))", "{{kind}}"),
+            "Rounds a minute, by kind: light ones are echoes between agents, where GPUs are "
+            "busy or there is no torch.",
+            (
+                "sum by (kind) (60 * rate(dshealthd_probe_rounds_total{@nodes}[$__rate_interval]))",
+                "{{kind}}",
+            ),
             unit="none",
             stacked=True,
         ),
         graph(
             "Why GPUs were left alone",
-            f"Rounds a minute that were to use the GPUs and did not, by reason; the {SERIES} most frequent.",
+            f"Rounds a minute that were to use the GPUs and did not, by reason; the {SERIES} "
+            "most frequent.",
             (
-                worst("sum by (reason) (60 * rate(dshealthd_probe_skips_total{@nodes}[$__rate_interval]))", "reason"),
+                worst(
+                    "sum by (reason) (60 * "
+                    "rate(dshealthd_probe_skips_total{@nodes}[$__rate_interval]))",
+                    "reason",
+                ),
                 "{{reason}}",
             ),
             unit="none",
@@ -146,7 +193,8 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
             f"Rounds a minute that ended neither well nor declined: the {SERIES} nodes with most.",
             (
                 worst(
-                    'sum by (cluster, node) (60 * rate(dshealthd_probe_rounds_total{@nodes,outcome!~"ok|declined"}[$__rate_interval]))',
+                    "sum by (cluster, node) (60 * "
+                    'rate(dshealthd_probe_rounds_total{@nodes,outcome!~"ok|declined"}[$__rate_interval]))',
                     "cluster, node",
                 ),
                 "{{node}}",
@@ -169,7 +217,8 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Cost",
-            "Share of the time of one GPU that collectives of probes keep it busy: the mean of the nodes, and the node with most.",
+            "Share of the time of one GPU that collectives of probes keep it busy: the mean "
+            "of the nodes, and the node with most.",
             ("avg(rate(dshealthd_probe_gpu_seconds_total{@nodes}[$__rate_interval]))", "mean"),
             ("max(rate(dshealthd_probe_gpu_seconds_total{@nodes}[$__rate_interval]))", "most"),
             unit="percentunit",
@@ -192,7 +241,11 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
         timeline(
             "Accusations",
             f"The {SERIES} that the most agents make at the end of the time shown.",
-            worst("max by (cluster, kind, part, reason) (dshealthd:suspect:accusers{@rules} > bool 0)", "cluster, kind, part, reason"),
+            worst(
+                "max by (cluster, kind, part, reason) (dshealthd:suspect:accusers{@rules} > "
+                "bool 0)",
+                "cluster, kind, part, reason",
+            ),
             "{{part}} {{reason}}",
             {1: ("accused", ORANGE)},
         ),

@@ -1,4 +1,7 @@
-"""The rows of the dashboard *Jobs* about steps: how far and how fast ranks are, what they wait for, their loss and their memory."""
+"""The rows of the dashboard *Jobs* about steps.
+
+How far and how fast ranks are, what they wait for, their loss and their memory.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,19 @@ def panels(source: Source) -> list[dashboard.Panel]:
     return [
         graph(
             "Steps a minute",
-            f"Of the rank of a job that makes the most; the {SERIES} slowest jobs. 0 while a job stands still, evaluates or saves.",
+            f"Of the rank of a job that makes the most; the {SERIES} slowest jobs. 0 while a "
+            "job is hung, evaluates or saves.",
             (worst(rate, JOB, lowest=True), "{{exported_job}}"),
             unit="none",
         ),
         graph(
             "Step time of jobs",
-            f"From the end of a step to the end of the next: the median of a job's ranks, of the {SERIES} slowest jobs.",
-            (worst(f"quantile by ({JOB}) (0.5, dshealthd_job_step_seconds{{@jobs}})", JOB), "{{exported_job}}"),
+            "From the end of a step to the end of the next: the median of a job's ranks, of "
+            f"the {SERIES} slowest jobs.",
+            (
+                worst(f"quantile by ({JOB}) (0.5, dshealthd_job_step_seconds{{@jobs}})", JOB),
+                "{{exported_job}}",
+            ),
             unit="s",
         ),
         graph(
@@ -59,7 +67,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Waiting for input",
-            f"Share of its steps in which a rank waits for its next batch: the {SERIES} highest. Dashed, where the alert fires.",
+            f"Share of its steps in which a rank waits for its next batch: the {SERIES} "
+            "highest. Dashed, where the alert fires.",
             (worst(f"max by ({RANK}) (dshealthd:job:input_ratio{{@of_jobs}})", RANK), LEGEND),
             unit="percentunit",
             steps=((None, GREEN), (limits["input_ratio"], ORANGE)),
@@ -67,9 +76,14 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Ranks at different steps",
-            f"How many steps lie between the ranks of a job that are furthest apart: the {SERIES} jobs with most.",
+            "How many steps lie between the ranks of a job that are furthest apart: the "
+            f"{SERIES} jobs with most.",
             (
-                worst(f"max by ({JOB}) (dshealthd_job_step{{@jobs}}) - min by ({JOB}) (dshealthd_job_step{{@jobs}})", JOB),
+                worst(
+                    f"max by ({JOB}) (dshealthd_job_step{{@jobs}}) - min by ({JOB}) "
+                    f"(dshealthd_job_step{{@jobs}})",
+                    JOB,
+                ),
                 "{{exported_job}}",
             ),
             unit="none",
@@ -99,38 +113,57 @@ def health() -> list[dashboard.Panel]:
         ),
         graph(
             "Loss scale",
-            f"Scale of mixed precision: the lowest of a job's ranks, of the {SERIES} jobs with the lowest. It falls with each overflow.",
-            (worst(f"min by ({JOB}) (dshealthd_job_loss_scale{{@jobs}})", JOB, lowest=True), "{{exported_job}}"),
+            f"Scale of mixed precision: the lowest of a job's ranks, of the {SERIES} jobs "
+            "with the lowest. It falls with each overflow.",
+            (
+                worst(f"min by ({JOB}) (dshealthd_job_loss_scale{{@jobs}})", JOB, lowest=True),
+                "{{exported_job}}",
+            ),
             unit="none",
             minimum=None,
         ),
         graph(
             "Skipped steps",
-            f"Steps a minute that were skipped for an overflow of gradients: the {SERIES} jobs with most.",
+            f"Steps a minute that were skipped for an overflow of gradients: the {SERIES} "
+            "jobs with most.",
             (
-                worst(f"max by ({JOB}) (60 * rate(dshealthd_job_skipped_steps_total{{@jobs}}[$__rate_interval]))", JOB),
+                worst(
+                    f"max by ({JOB}) (60 * "
+                    f"rate(dshealthd_job_skipped_steps_total{{@jobs}}[$__rate_interval]))",
+                    JOB,
+                ),
                 "{{exported_job}}",
             ),
             unit="none",
         ),
         graph(
             "Gradient norm",
-            f"The highest of a job's ranks, where the training computes it: the {SERIES} jobs with the highest.",
-            (worst(f"max by ({JOB}) (dshealthd_job_gradient_norm{{@jobs}})", JOB), "{{exported_job}}"),
+            f"The highest of a job's ranks, where the training computes it: the {SERIES} "
+            "jobs with the highest.",
+            (
+                worst(f"max by ({JOB}) (dshealthd_job_gradient_norm{{@jobs}})", JOB),
+                "{{exported_job}}",
+            ),
             unit="none",
         ),
         graph(
             "Memory of ranks",
-            f"Memory of the GPU that torch's allocator keeps: the {SERIES} ranks with most. Below it, what tensors hold.",
+            f"Memory of the GPU that torch's allocator keeps: the {SERIES} ranks with most. "
+            "Below it, what tensors hold.",
             (worst(f"max by ({RANK}) ({reserved})", RANK), LEGEND),
             unit="bytes",
             link=series_link(),
         ),
         graph(
             "Memory of ranks against their job's median",
-            f"The {SERIES} ranks that keep the most in comparison: an uneven split of layers or of batches, or a leak.",
+            f"The {SERIES} ranks that keep the most in comparison: an uneven split of layers "
+            "or of batches, or a leak.",
             (
-                worst(f"max by ({RANK}) ({reserved}) / on ({JOB}) group_left () quantile by ({JOB}) (0.5, {reserved})", RANK),
+                worst(
+                    f"max by ({RANK}) ({reserved}) / on ({JOB}) group_left () quantile by "
+                    f"({JOB}) (0.5, {reserved})",
+                    RANK,
+                ),
                 LEGEND,
             ),
             unit="none",

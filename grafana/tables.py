@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column of a table: a label of the rows or, with `expr`, the value of a query that has one result a row."""
+    """A column of a table: a label of the rows or, with `expr`, the value of a query that has one
+    result a row.
+    """
 
     title: str
     """Without one, the value is not shown: that there is a row says it all."""
@@ -41,22 +43,34 @@ def rows(
     unknown: str = "none",
     size: tuple[int, int] = (12, 8),
 ) -> dashboard.Panel:
-    """Return a table; `sort` is a column's title and whether it descends, `unknown` what stands in a cell without a value.
+    """Return a table; `sort` is a column's title and whether it descends, `unknown` what stands in
+    a cell without a value.
 
     With `matrix` the values of two labels become its rows and its columns.
     """
     values = [column for column in columns if column.expr]
     targets = [
-        panels.target(column.expr, ref, instant=True, labels=True) for ref, column in zip(string.ascii_uppercase, values, strict=False)
+        panels.target(column.expr, ref, instant=True, labels=True)
+        for ref, column in zip(string.ascii_uppercase, values, strict=False)
     ]
     # As the data source names the values of tables, which of them there are more than one of.
     refs = ["Value"] if len(values) == 1 else [f"Value #{target.ref_id}" for target in targets]
     named = {column.title: ref for column, ref in zip(values, refs, strict=True)}
-    names = {column.title: column.label or named[column.title] for column in columns if column.title}
+    names = {
+        column.title: column.label or named[column.title] for column in columns if column.title
+    }
     transformations = [
         *([_transformation("merge", {})] if len(values) > 1 else []),
         _transformation("filterFieldsByName", {"include": {"names": list(names.values())}}),
-        _transformation("groupingToMatrix", {"rowField": matrix[0], "columnField": matrix[1], "valueField": "Value", "emptyValue": "zero"})
+        _transformation(
+            "groupingToMatrix",
+            {
+                "rowField": matrix[0],
+                "columnField": matrix[1],
+                "valueField": "Value",
+                "emptyValue": "zero",
+            },
+        )
         if matrix
         else _transformation(
             "organize",
@@ -76,9 +90,13 @@ def rows(
         options=table.Options(
             show_header=True,
             cell_height=common.TableCellHeight.SM,
-            sort_by=[common.TableSortByFieldState(display_name=sort[0], desc=sort[1])] if sort else None,
+            sort_by=[common.TableSortByFieldState(display_name=sort[0], desc=sort[1])]
+            if sort
+            else None,
         ),
-        field=dashboard.FieldConfig(custom=common.TableFieldOptions(filterable=True, inspect=False), no_value=unknown),
+        field=dashboard.FieldConfig(
+            custom=common.TableFieldOptions(filterable=True, inspect=False), no_value=unknown
+        ),
         overrides=[override for column in columns if (override := _override(column))],
     )
     found.transformations = transformations
@@ -94,15 +112,23 @@ def _override(column: Column) -> dashboard.DashboardFieldConfigSourceOverrides |
     if column.width is not None:
         properties.append(dashboard.DynamicConfigValue("custom.width", column.width))
     if column.steps:
-        properties.append(dashboard.DynamicConfigValue("thresholds", panels.thresholds(column.steps)))
+        properties.append(
+            dashboard.DynamicConfigValue("thresholds", panels.thresholds(column.steps))
+        )
     if column.states:
-        properties.append(dashboard.DynamicConfigValue("mappings", [panels.value_map(column.states)]))
+        properties.append(
+            dashboard.DynamicConfigValue("mappings", [panels.value_map(column.states)])
+        )
     if column.steps or column.states:
         properties.append(dashboard.DynamicConfigValue("color", {"mode": "thresholds"}))
-        properties.append(dashboard.DynamicConfigValue("custom.cellOptions", {"type": "color-text"}))
+        properties.append(
+            dashboard.DynamicConfigValue("custom.cellOptions", {"type": "color-text"})
+        )
     if column.link:
         properties.append(dashboard.DynamicConfigValue("links", [panels.field_link(column.link)]))
-    return panels.override("byName", column.title, properties) if properties and column.title else None
+    return (
+        panels.override("byName", column.title, properties) if properties and column.title else None
+    )
 
 
 def _transformation(name: str, options: dict[str, Any]) -> dashboard.DataTransformerConfig:

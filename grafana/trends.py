@@ -1,4 +1,7 @@
-"""The rows of the dashboard *Fleet* about the fleet as a whole: over time, and in what its nodes differ."""
+"""The rows of the dashboard *Fleet* about the fleet as a whole.
+
+Over time, and in what its nodes differ.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,13 @@ def panels(source: Source) -> list[dashboard.Panel]:
         graph(
             "Alerts",
             "Alerts that fire, by severity.",
-            ('count by (severity) (ALERTS{@alerts,alertstate="firing",severity=~"critical|warning"})', "{{severity}}"),
+            (
+                (
+                    "count by (severity) "
+                    '(ALERTS{@alerts,alertstate="firing",severity=~"critical|warning"})'
+                ),
+                "{{severity}}",
+            ),
             unit="none",
         ),
         graph(
@@ -51,7 +60,10 @@ def panels(source: Source) -> list[dashboard.Panel]:
             (f"quantile(0.95, {hottest})", "p95"),
             (f"quantile(0.5, {hottest})", "median"),
             unit="celsius",
-            steps=((limits["gpu_temperature_celsius"], ORANGE), (limits["gpu_temperature_critical_celsius"], RED)),
+            steps=(
+                (limits["gpu_temperature_celsius"], ORANGE),
+                (limits["gpu_temperature_critical_celsius"], RED),
+            ),
             minimum=None,
         ),
         graph(
@@ -83,7 +95,13 @@ def differences() -> list[dashboard.Panel]:
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="What", label="software"),
                 Column(title="Environment", label="environment"),
-                Column(title="", expr=f"topk({ROWS}, max by (cluster, node, software, environment) (dshealthd:node:drift{{@rules}}) == 1)"),
+                Column(
+                    title="",
+                    expr=(
+                        f"topk({ROWS}, max by (cluster, node, software, environment) "
+                        f"(dshealthd:node:drift{{@rules}}) == 1)"
+                    ),
+                ),
             ],
             size=(8, 8),
         ),
@@ -106,7 +124,8 @@ def differences() -> list[dashboard.Panel]:
         ),
         rows(
             "GPU models and drivers",
-            f"How many GPUs there are of each model, and nodes with each driver; at most {ROWS} of each.",
+            "How many GPUs there are of each model, and nodes with each driver; at most "
+            f"{ROWS} of each.",
             [
                 Column(title="GPU", label="name"),
                 Column(title="Driver", label="driver"),

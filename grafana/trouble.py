@@ -1,4 +1,7 @@
-"""The row of the dashboard *Fleet* about GPUs in trouble: hot, held down, or in need of a reset or an exchange."""
+"""The row of the dashboard *Fleet* about GPUs in trouble.
+
+Hot, held down, or in need of a reset or an exchange.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,11 @@ def panels(source: Source) -> list[dashboard.Panel]:
     margin = f"max by ({gpu}) (dshealthd_gpu_temperature_margin_celsius{{@fleet}})"
     shown = f"and on ({gpu}) (bottomk({SERIES}, {margin} or {slowdown}) or topk({SERIES}, {core}))"
     limits = source.limits
-    heat: Steps = ((None, GREEN), (limits["gpu_temperature_celsius"], ORANGE), (limits["gpu_temperature_critical_celsius"], RED))
+    heat: Steps = (
+        (None, GREEN),
+        (limits["gpu_temperature_celsius"], ORANGE),
+        (limits["gpu_temperature_critical_celsius"], RED),
+    )
     cold: Steps = ((None, RED), (0.001, ORANGE), (5, GREEN))
     return [
         rows(
@@ -37,7 +44,9 @@ def panels(source: Source) -> list[dashboard.Panel]:
                 Column(title="GPU", label="gpu", width=60),
                 Column(title="Core", expr=f"{core} {shown}", unit="celsius", steps=heat),
                 Column(title="Margin", expr=f"{margin} {shown}", unit="celsius", steps=cold),
-                Column(title="To slowdown", expr=f"({slowdown}) {shown}", unit="celsius", steps=cold),
+                Column(
+                    title="To slowdown", expr=f"({slowdown}) {shown}", unit="celsius", steps=cold
+                ),
             ],
             sort=("Margin", False),
             unknown="unknown",
@@ -82,7 +91,10 @@ def panels(source: Source) -> list[dashboard.Panel]:
                 Column(title="Node", label="node", link=node_link()),
                 Column(
                     title="GPUs",
-                    expr=f"topk({SERIES}, max by (cluster, node) (dshealthd:node:gpus_waiting:count{{@rules}}))",
+                    expr=(
+                        f"topk({SERIES}, max by (cluster, node) "
+                        f"(dshealthd:node:gpus_waiting:count{{@rules}}))"
+                    ),
                     steps=((1, ORANGE),),
                 ),
             ],
@@ -103,7 +115,10 @@ def _asking() -> str:
         "dshealthd_gpu_fabric_healthy": ("== 0", "NVLink fabric unhealthy"),
     }
     found = (
-        f'label_replace(max by (cluster, node, gpu) ({metric}{{@fleet}}) {is_bad}, "what", "{what}", "", "")'
+        (
+            f'label_replace(max by (cluster, node, gpu) ({metric}{{@fleet}}) {is_bad}, "what", '
+            f'"{what}", "", "")'
+        )
         for metric, (is_bad, what) in wanted.items()
     )
     return f"({' or '.join(found)}) * 0 + 1"

@@ -1,0 +1,102 @@
+"""`explain`: reading a log against ripgrep with the same texts, side by side.
+
+Three logs: steps of a training, NCCL INFO and DeepSpeed's configuration in between, and lines of
+which none is like another. ripgrep counts the lines that hold one of the literals; `explain` does
+that and all that follows from it, in one process.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from dshealthd.explain.patterns import load
+
+MEGABYTES = 200
+TURNS = 3
+_EXPLAIN = (
+    "import sys, time\n"
+    "from dshealthd.explain import command, finders, input as logs\n"
+    "if sys.argv[1] == 'python': logs.finder = finders.Templates\n"
+    "from dshealthd.explain.recognition import Recogniser\n"
+    "start = time.perf_counter(); recogniser = Recogniser(); recogniser.add(sys.argv[2])\n"
+    "command.conclude(recogniser); spent = time.perf_counter() - start\n"
+    "import resource; print(spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)\n"
+)
+
+
+def steps(chance: random.Random) -> str:
+    """Return lines of a training's progress."""
+    start = chance.randrange(100_000)
+    return "".join(
+        f"2026-01-05 10:{n % 60:02d}:00 step {start + n}/800000 | loss {chance.random():.4f} | "
+        f"lr 1.00e-05 | {chance.random():.3f} s/it | tokens {n * 4096}\n"
+        for n in range(8000)
+    )
+
+
+def mixed(chance: random.Random) -> str:
+    """Return progress with what NCCL and DeepSpeed print at INFO."""
+    return "".join(
+        f"step {n}/800000 | loss {chance.random():.4f}\n"
+        if n % 2
+        else f"gpu-{n % 8}:{n}:{n} [{n % 8}] NCCL INFO Channel {n % 32:02d}/0 : {n % 8}[{n % 8}] "
+        "-> "
+        f"{(n + 1) % 8}[{(n + 1) % 8}] via P2P/CUMEM/read\n"
+        for n in range(12_000)
+    )
+
+
+def unlike(chance: random.Random) -> str:
+    """Return lines that are each of their own."""
+    letters = "etaoinshrdlu      "
+    return "".join("".join(chance.choices(letters, k=99)) + "\n" for _ in range(10_000))
+
+
+def timed(command: list[str]) -> tuple[float, str]:
+    """Run a command and return its time in seconds and what it printed."""
+    start = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return time.perf_counter() - start, done.stdout
+
+
+def main() -> None:
+    """Print a table of MB/s, medians of TURNS turns."""
+    ripgrep = shutil.which("rg")
+    print("| log | ripgrep | explain, hyperscan | explain, Python | ratio | peak MiB |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    with tempfile.TemporaryDirectory() as folder:
+        literals = Path(folder, "literals")
+        literals.write_text("\n".join(load().literals) + "\n")
+        for make in (steps, mixed, unlike):
+            path = Path(folder, "job.out")
+            block = make(random.Random(1))
+            with path.open("w") as file:
+                for _ in range(MEGABYTES * 1_000_000 // len(block)):
+                    file.write(block)
+            size = path.stat().st_size / 1e6
+            found: dict[str, list[float]] = {"rg": [], "hyperscan": [], "python": []}
+            peak = 0
+            for _ in range(TURNS):
+                if ripgrep:
+                    search = [ripgrep, "-c", "-F", "-f", str(literals), str(path)]
+                    found["rg"].append(size / timed(search)[0])
+                for kind in ("hyperscan", "python"):
+                    _, text = timed([sys.executable, "-c", _EXPLAIN, kind, str(path)])
+                    spent, memory = text.split()
+                    found[kind].append(size / float(spent))
+                    peak = max(peak, int(memory))
+            rates = {kind: statistics.median(values) for kind, values in found.items() if values}
+            ratio = rates["hyperscan"] / rates["rg"] if "rg" in rates else float("nan")
+            print(f"| {make.__name__} | {rates.get('rg', 0):.0f} | {rates['hyperscan']:.0f} | "
+                  f"{rates['python']:.0f} | {ratio:.2f} | {peak} |", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
