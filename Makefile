@@ -1,3 +1,4 @@
-.PHONY: run test demo lint generate lock bench
-run test demo lint generate lock bench:
+TARGETS = run test demo lint generate lock bench package test-deploy test-fleet test-nccl
+.PHONY: $(TARGETS)
+$(TARGETS):
 	@./dev $@
