@@ -155,7 +155,9 @@ def test_page(name: str, story: Story) -> None:
     assert len({alert.fingerprint for _, alert in firing}) == 1, [str(alert) for _, alert in firing]
     assert case.node.name in alert.annotations["description"]
     assert "First step: " in alert.annotations["description"]
-    assert alert.annotations["runbook_url"].endswith(f"/{alert.labels['symptom']}.md")
+    page, _, anchor = alert.annotations["runbook_url"].rpartition("#")
+    assert page.endswith(f"/{alert.labels['symptom']}.md")
+    assert anchor == alert.labels["alertname"].lower()
     over = [when for when, alert in case.told if alert.status == RESOLVED]
     assert over, "it was never said to be over"
     assert over[0] > case.over
