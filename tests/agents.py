@@ -116,6 +116,13 @@ class RunningAgent:
             )
             time.sleep(0.05)
 
+    def wait_log(self, text: str, seconds: float = 20.0) -> None:
+        """Wait until the log has this text, which a thread of the agent writes when it can."""
+        end = time.monotonic() + seconds
+        while text not in (log := self.log.read_text()):
+            assert time.monotonic() < end, f"not within {seconds:g} s: {text!r} in\n{log}"
+            time.sleep(0.05)
+
     def workers(self) -> list[int]:
         """Return the pids of the agent's children."""
         with open(

@@ -41,10 +41,7 @@ def test_reload(tmp_path: Path) -> None:
         agent.process.send_signal(signal.SIGHUP)
         scrape = agent.wait(lambda s: s.value("dshealthd_config_last_reload_successful") == 0)
         assert scrape.value("dshealthd_memory_total_bytes")
-        assert (
-            "collectors.memory.intervall: unknown key; did you mean interval?"
-            in agent.log.read_text()
-        )
+        agent.wait_log("collectors.memory.intervall: unknown key; did you mean interval?")
 
         file.write_text("[collectors.memory]\nenabled = false\n", encoding="utf-8")
         agent.process.send_signal(signal.SIGHUP)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import signal
 import socket
 import threading
@@ -15,11 +15,15 @@ from dshealthd.core import state_file
 from dshealthd.core.state_writer import HUNG, LatestWriter
 from tests import frozen
 from tests.agents import Scrape, running
+from tests.kernel_log import KernelLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CONFIG = """
+[path]
+dev = "{dev}"
+
 [collectors.kernel_log]
 interval = "100ms"
 save_interval = "1s"
@@ -72,7 +76,6 @@ def test_a_failed_write_is_known_until_one_succeeds() -> None:
     assert writer.written == 1
 
 
-@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK | os.W_OK), reason="no kernel log here")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_agent_with_a_frozen_state_serves_and_ends(
     mount: frozen.Mount, number: signal.Signals
@@ -83,32 +86,35 @@ def test_an_agent_with_a_frozen_state_serves_and_ends(
     """
     mount.directory.joinpath("state").mkdir()
     flags = ("--path.state", str(mount.directory / "state"))
-    with running(mount.directory.parent, CONFIG, flags=flags) as agent:
+    dev = mount.directory.parent / "dev"
+    with (
+        contextlib.closing(KernelLog(dev / "kmsg")) as kernel,
+        running(mount.directory.parent, CONFIG.format(dev=dev), flags=flags) as agent,
+    ):
+
+        def hung_after_a_line(scrape: Scrape) -> bool:
+            """Have the kernel log one more Xid; is the write of the counts hung?"""
+            kernel.say("NVRM: Xid (PCI:0000:66:00): 79, pid=1, name=x, test")
+            return (scrape.value(HUNG.name, file="kernel_log") or 0.0) > 2.0
+
         agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", collector="kernel_log"))
         mount.freeze()
-        agent.wait(_hung_after_a_line)
+        agent.wait(hung_after_a_line)
         agent.process.send_signal(signal.SIGHUP)  # a reload reads and writes the state, too
-        assert agent.wait(_hung_after_a_line).seconds < 1.0
+        assert agent.wait(hung_after_a_line).seconds < 1.0
         agent.process.send_signal(number)
         bound = 8.0 if number is signal.SIGTERM else 1.0
         assert agent.process.wait(bound) == (0 if number is signal.SIGTERM else -number)
         socket.create_server((agent.address, agent.port)).close()
 
 
-def _hung_after_a_line(scrape: Scrape) -> bool:
-    """Have the kernel log count one more, and tell whether the write of the counts hangs."""
-    with Path("/dev/kmsg").open("w", encoding="ascii") as kmsg:
-        kmsg.write("NVRM: Xid (PCI:0000:66:00): 79, pid=1, name=x, test\n")
-    return (scrape.value(HUNG.name, file="kernel_log") or 0.0) > 2.0
-
-
 def test_an_agent_that_starts_on_a_frozen_disk_serves_and_ends(mount: frozen.Mount) -> None:
     """`path.state` cannot be made: the agent says so, serves, and SIGKILL ends it at once."""
     flags = ("--path.state", str(mount.directory / "state"))
     mount.freeze()
-    with running(mount.directory.parent, CONFIG, flags=flags) as agent:
+    with running(mount.directory.parent, "", flags=flags) as agent:
         agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", collector="memory"))
-        assert "the disk does not answer" in agent.log.read_text()
+        agent.wait_log("the disk does not answer")
         agent.process.kill()
         assert agent.process.wait(1.0) == -signal.SIGKILL
         socket.create_server((agent.address, agent.port)).close()

@@ -10,16 +10,14 @@ can be frozen. GPUs are those of the simulated NVML.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import itertools
 import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.kernel_log import KernelLog
 from tests.lab.station import NotPermitted
 from tests.netns import leave_time_wait, listener
 
@@ -52,28 +50,6 @@ Longer than any test waits for the page of a fault.
 """
 _INFINIBAND = Path(__file__).parents[1] / "collectors" / "fixtures" / "infiniband" / "sys"
 _HOLD_FILES = "import sys; held = [open('/dev/null') for _ in range(int(sys.argv[1]))]; print(flush=True); sys.stdin.read()"
-
-
-class KernelLog:
-    """A FIFO in the place of /dev/kmsg, from which one write is one record, as with the device."""
-
-    def __init__(self, place: Path) -> None:
-        """Make it; it stays open for writing, so that the agent finds it as open as the device."""
-        place.parent.mkdir(parents=True, exist_ok=True)
-        os.mkfifo(place)
-        self._end = os.open(place, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        fcntl.fcntl(self._end, fcntl.F_SETFL, os.O_DIRECT | os.O_NONBLOCK)
-        self._sequence = itertools.count()
-        self.say("Linux version 6.1.0")
-
-    def say(self, message: str) -> None:
-        """Have the kernel say something."""
-        microseconds = round(time.monotonic() * 1e6)
-        os.write(self._end, f"4,{next(self._sequence)},{microseconds},-;{message}\n".encode())
-
-    def close(self) -> None:
-        """Close it."""
-        os.close(self._end)
 
 
 def equip(node: Node) -> KernelLog:

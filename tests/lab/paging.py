@@ -15,7 +15,7 @@ from dshealthd.cli import main as dshealthd
 from dshealthd.collection import registry
 from dshealthd.core.options import encode
 from tests.lab import jobs, probing
-from tests.lab.hardware import CHECKPOINTS, DATA, KernelLog, equip
+from tests.lab.hardware import CHECKPOINTS, DATA, equip
 from tests.lab.lab import Lab
 from tests.lab.node import merged, toml
 from tests.lab.receiver import Receiver
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
+    from tests.kernel_log import KernelLog
     from tests.lab.node import Node
     from tests.lab.receiver import Notification
 
