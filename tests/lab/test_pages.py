@@ -29,7 +29,8 @@ WAVES = (
     ("infiniband-down", "thermal", "xid-79", "path-hang", "row-remap"),
     # That a link is down is told once it is known, a minute after Prometheus began, that it should
     # be up.
-    ("open-files", "gpu-missing", "nvml-hang", "node-dead", "nvlink-down"),
+    # NVML hangs on another node than the Xid: where a GPU fell off the bus, that is the page.
+    ("nvml-hang", "gpu-missing", "open-files", "node-dead", "nvlink-down"),
 )
 NODES = max(map(len, WAVES))
 COMES, GOES = 90.0, 330.0
