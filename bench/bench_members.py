@@ -25,9 +25,7 @@ from bench.processes import table
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.probe.members.membership import MembershipOptions
-from dshealthd.probe.options import ProbeOptions
-from dshealthd.probe.peers.contract import PeerOptions
+from dshealthd.probe.options import MembershipOptions, PeerOptions, ProbeOptions
 from dshealthd.probe.service import Service
 
 PORT = 10062

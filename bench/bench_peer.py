@@ -25,8 +25,9 @@ import aiohttp
 from aiohttp import web
 
 from bench.processes import table
+from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.contract import Claim, PeerOptions
+from dshealthd.probe.peers.contract import Claim
 from dshealthd.probe.peers.server import PeerServer
 
 if TYPE_CHECKING:

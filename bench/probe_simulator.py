@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING
 from dshealthd.core import state_file
 from dshealthd.probe.members.schedule import Timetable
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
-from dshealthd.probe.verdicts.baseline import BaselineOptions, Baselines, Series
-from dshealthd.probe.verdicts.detector import Confirmation, Detector, VerdictOptions
+from dshealthd.probe.options import BaselineOptions, VerdictOptions
+from dshealthd.probe.verdicts.baseline import Baselines, Series
+from dshealthd.probe.verdicts.detector import Confirmation, Detector
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -20,28 +20,30 @@ from dshealthd.core import background, state_file, state_writer
 from dshealthd.core.child import ErrorPipe, cause
 from dshealthd.core.exposition import Format
 from dshealthd.core.snapshot import Snapshot
+from dshealthd.evidence.service import Evidence
 from dshealthd.findings.catalogue import catalogue
 from dshealthd.findings.history import History
 from dshealthd.findings.judge import judge, series_of
 from dshealthd.jobs.overview import overview
+from dshealthd.jobs.service import Jobs
 from dshealthd.notify import ServiceManager
+from dshealthd.nvrx.fitness import fitness
+from dshealthd.nvrx.service import Service as HealthCheck
+from dshealthd.probe.lifecycle import Probes
 from dshealthd.self_metrics import SelfMetrics
 from dshealthd.status_line import first_of, status_line
 from dshealthd.web.server import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from dshealthd.config import Config
     from dshealthd.core.collector import Sample
-    from dshealthd.evidence.service import Evidence
     from dshealthd.findings.finding import Verdict
     from dshealthd.findings.series import Series
-    from dshealthd.jobs.hangs.hang import Hang
     from dshealthd.nvrx.fitness import Fitness
-    from dshealthd.nvrx.service import Service as HealthCheck
-    from dshealthd.probe.service import Service
+    from dshealthd.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -68,15 +70,33 @@ class Agent:
         self._file = file
         self._flags = flags
         self._snapshot = Snapshot(time.monotonic, time.time)
-        self._scheduler = Scheduler(self._snapshot, time.monotonic, time.time, config.path.state)
         self._telemetry = SelfMetrics(time.time())
         catalogue()  # reads files, which the loop must not
         self._history = History()
         self._problems: dict[str, str] = {}
         """What is wrong with the agent itself, by what it concerns; each is one line."""
-        self._probes: Service | None = None
-        self._evidence: Evidence | None = None
-        self._health_check: HealthCheck | None = None
+        self._probes = Probes(self._snapshot, time.monotonic, time.time)
+        self._evidence = Evidence(
+            config.evidence,
+            config.path.state,
+            config.path.host,
+            metrics=lambda: self._snapshot.body(Format.PROMETHEUS, self._own_samples).decode(),
+            probes=self._probes.status,
+            monotonic=time.monotonic,
+            wall=time.time,
+        )
+        jobs = Jobs(time.monotonic, time.time, self._evidence.see)
+        self._scheduler = Scheduler(
+            self._snapshot, time.monotonic, time.time, config.path.state, services=(jobs,)
+        )
+        self._services: tuple[Service, ...] = (
+            jobs,
+            self._scheduler,
+            self._probes,
+            HealthCheck(config.nvrx, self._fitness, time.monotonic),
+            self._evidence,
+        )
+        """In the order in which they start: what collectors read comes before them."""
         self._server = Server(
             config.web,
             self._snapshot,
@@ -129,12 +149,7 @@ class Agent:
             for task in (*tasks, *beside):
                 task.cancel()
             await self._server.close()
-            await asyncio.gather(
-                self._scheduler.close(),
-                self._stop_probes(),
-                self._stop_evidence(),
-                self._stop_health_check(),
-            )
+            await asyncio.gather(*(service.close() for service in self._services))
             if errors is not None:
                 errors.close()
         log.info("stopped")
@@ -167,19 +182,22 @@ class Agent:
 
     def _status_line(self) -> str:
         problems = list(self._problems.values())
-        probes = self._probe_status()
-        if probes["state"] == "failing" and probes["detail"]:
-            problems.append(f"probe: {first_of(probes['detail'])}")
+        for service in self._services:
+            status = service.status()
+            if status["state"] == "failing" and status["detail"]:
+                problems.append(f"{service.name}: {first_of(status['detail'])}")
         return status_line(
             self._snapshot, problems, self._server.url(socket.gethostname()), time.monotonic()
         )
 
     async def _keep_collecting(self) -> None:
-        await self._scheduler.apply(self._config)
-        await self._apply_probes()
-        await self._apply_health_check()
-        self._apply_evidence()
+        await self._apply()
         await self._scheduler.watch()
+
+    async def _apply(self) -> None:
+        """Have every service run as the configuration says, one after the other."""
+        for service in self._services:
+            await service.apply(self._config)
 
     async def _keep_judging(self) -> None:
         """Judge although nobody asks, so that findings are dated by when they came."""
@@ -214,67 +232,12 @@ class Agent:
         for key in configuration.restart_needed(self._config, config):
             log.warning("%s has changed and takes effect after a restart", key)
         self._config = config
-        await self._scheduler.apply(config)
-        await self._apply_probes()
-        await self._apply_health_check()
-        self._apply_evidence()
+        await self._apply()
         self._telemetry.reload(time.time(), ok=True)
         log.info("configuration reloaded")
 
-    async def _apply_probes(self) -> None:
-        """Run the probes that the configuration asks for.
-
-        Where it has not changed, their members are read again.
-        """
-        options = self._config.probe
-        if self._probes is not None and self._probes.options == options:
-            self._probes.reload()
-            return
-        await self._stop_probes()
-        if options.wanted:
-            from dshealthd.probe.service import (
-                Service,
-            )  # an agent without probes does without what they need
-
-            paths = self._config.path
-            self._probes = Service(
-                options,
-                host=paths.host,
-                state=paths.state,
-                snapshot=self._snapshot,
-                monotonic=time.monotonic,
-                wall=time.time,
-            )
-            self._probes.start()
-
-    async def _stop_probes(self) -> None:
-        probes, self._probes = self._probes, None
-        if probes is not None:
-            await probes.close()
-
-    async def _apply_health_check(self) -> None:
-        """Answer the health check of NVRx if the configuration asks for it."""
-        options = self._config.nvrx
-        if self._health_check is not None and self._health_check.options == options:
-            return
-        await self._stop_health_check()
-        if options.socket is not None:
-            from dshealthd.nvrx.service import (
-                Service as HealthCheck,
-            )  # an agent without it does without what it needs
-
-            self._health_check = HealthCheck(options, self._fitness, time.monotonic)
-            self._health_check.start()
-
-    async def _stop_health_check(self) -> None:
-        health_check, self._health_check = self._health_check, None
-        if health_check is not None:
-            await health_check.close()
-
     def _fitness(self) -> Fitness:
         """Return what is known now of this node's fitness to train."""
-        from dshealthd.nvrx.fitness import fitness
-
         return fitness(self._verdict(series_of(self._snapshot, self._own_samples())))
 
     def _verdict(self, series: Series) -> Verdict:
@@ -284,67 +247,25 @@ class Agent:
             self._snapshot,
             series,
             node=socket.gethostname(),
-            name=self._probe_status().get("name", ""),
+            name=self._probes.status().get("name", ""),
             monotonic=time.monotonic(),
             wall=wall,
         )
         return self._history.update(verdict, wall)
 
-    def _apply_evidence(self) -> None:
-        """Have evidence of hangs taken as the configuration asks for."""
-        if self._evidence is None:
-            from dshealthd.evidence.service import Evidence
-            from dshealthd.jobs.hangs.hang import Hangs
-
-            def hangs() -> Iterable[Hang]:
-                known = self._scheduler.shared(Hangs)
-                return () if known is None else known.current.values()
-
-            def metrics() -> str:
-                return self._snapshot.body(Format.PROMETHEUS, self._own_samples).decode()
-
-            def probes() -> Mapping[str, Any]:
-                return self._probe_status()
-
-            paths = self._config.path
-            self._evidence = Evidence(
-                self._config.evidence,
-                paths.state,
-                paths.host,
-                metrics=metrics,
-                probes=probes,
-                monotonic=time.monotonic,
-                wall=time.time,
-            )
-            self._evidence.start(hangs)
-        self._evidence.options = self._config.evidence
-
-    async def _stop_evidence(self) -> None:
-        evidence, self._evidence = self._evidence, None
-        if evidence is not None:
-            await evidence.close()
-
     def _own_samples(self) -> Iterator[Sample]:
         yield from self._telemetry.samples()
         yield from logs.samples()
         yield from state_writer.samples()
-        yield from self._scheduler.samples()
         yield from self._server.samples()
-        if self._probes is not None:
-            yield from self._probes.samples()
-        if self._health_check is not None:
-            yield from self._health_check.samples()
-        if self._evidence is not None:
-            yield from self._evidence.samples()
+        for service in self._services:
+            yield from service.samples()
 
     def _targets(self, port: int) -> bytes:
         """Return what Prometheus is to scrape.
 
         LookupError where it is not known who takes part in probes.
         """
-        if self._probes is None:
-            message = "no probes are configured"
-            raise LookupError(message)
         from dshealthd.targets import document  # with what probes need
 
         return document(self._probes.membership, port)
@@ -352,16 +273,12 @@ class Agent:
     def _sections(self) -> Mapping[str, Any]:
         """Return the parts of the status document that are not collectors'."""
         series = series_of(self._snapshot, self._own_samples())
-        bundles = "" if self._evidence is None else str(self._evidence.directory)
         return {
             **self._verdict(series).document(),
-            "jobs": overview(series, bundles),
-            "probe": self._probe_status(),
-            "evidence": {"state": "off"} if self._evidence is None else self._evidence.status(),
+            "jobs": overview(series, str(self._evidence.directory)),
+            "probe": self._probes.status(),
+            "evidence": self._evidence.status(),
         }
-
-    def _probe_status(self) -> Mapping[str, Any]:
-        return {"state": "off"} if self._probes is None else self._probes.status()
 
 
 def _beside_ended(task: asyncio.Task[None]) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dshealthd.core.address import listen_address
-from dshealthd.probe.members.membership import MembershipError, MembershipOptions, load
+from dshealthd.probe.members.membership import MembershipError, load
+from dshealthd.probe.options import MembershipOptions
 
 if TYPE_CHECKING:
     from dshealthd.config import Config

@@ -11,7 +11,7 @@ import errno
 import functools
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.collection import registry
 from dshealthd.collection.supervisor import Backoff, Supervisor
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from dshealthd.core.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 STATE_DEADLINE = 2.0
 """Seconds for what collectors keep to be read or saved; it takes some 20 ms."""
@@ -66,10 +64,6 @@ class _Group:
         self.members = members
         self._snapshot = snapshot
         self._context = context
-
-    def shared(self, factory: Callable[[Context], T]) -> T:
-        """Return what the collectors share."""
-        return self._context.shared(factory)
 
     async def run(self) -> None:
         """Collect until cancelled."""
@@ -163,6 +157,8 @@ class _Outside(_Group):
 class Scheduler:
     """Owns the groups of collectors that a config asks for."""
 
+    name = "collectors"
+
     def __init__(
         self,
         snapshot: Snapshot,
@@ -170,12 +166,14 @@ class Scheduler:
         wall: Callable[[], float],
         state: Path | None = None,
         backoff: Backoff | None = None,
+        services: tuple[object, ...] = (),
     ) -> None:
         """Prepare; `apply` starts.
 
         `state` is the directory for what collectors keep over restarts; None for a collection that
-        is to leave no trace.
+        is to leave no trace. `services` are those that collectors of the agent itself read.
         """
+        self._services = services
         self._state = state
         self._snapshot = snapshot
         self._monotonic = monotonic
@@ -250,13 +248,9 @@ class Scheduler:
             if isinstance(group, _Outside):
                 yield from group.supervisor.samples()
 
-    def shared(self, factory: Callable[[Context], T]) -> T | None:
-        """Return the one instance that the collectors of the agent itself share.
-
-        None while none of them runs.
-        """
-        inside = self._groups.get(None)
-        return None if inside is None else inside[0].shared(factory)
+    def status(self) -> Mapping[str, Any]:
+        """Return whether collectors run; how each of them is, the snapshot knows."""
+        return {"state": "ok" if self._groups else "off"}
 
     async def _saved(self, names: Iterable[str]) -> dict[str, str | OSError]:
         """Return the content of the collectors' state files by place, or why there is none."""
@@ -305,6 +299,7 @@ class Scheduler:
             wall=self._wall,
             state=self._state,
             read_state=read_saved,
+            services=self._services,
         )
         if worker is None:
             return _Inside(members, self._snapshot, context)

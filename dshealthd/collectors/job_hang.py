@@ -1,27 +1,22 @@
-"""Whether training jobs stand still on this node, by the silence of their ranks against what is
+"""Whether training jobs are hung on this node, by the silence of their ranks against what is
 usual, and which rank is at fault.
 """
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.collectors.training import group
-from dshealthd.core.collector import Collector, CollectorOptions, NotAvailable, gauge
-from dshealthd.core.options import Duration, option
-from dshealthd.jobs.hangs.exits import ExitWatcher
-from dshealthd.jobs.hangs.hang import Class, Hang, Hangs, judge
-from dshealthd.jobs.hangs.watch import Watch
-from dshealthd.jobs.heartbeats.reception import Reception
+from dshealthd.core.collector import Collector, gauge
+from dshealthd.jobs.hangs.hang import Class
+from dshealthd.jobs.options import HangOptions
+from dshealthd.jobs.service import Jobs
 from dshealthd.training.message import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from dshealthd.core.collector import Context, Fault, Sample
-    from dshealthd.jobs.hangs.hang import RankState
+    from dshealthd.core.collector import Fault, Sample
+    from dshealthd.jobs.hangs.hang import Hang, RankState
 
 HANG = gauge(
     "dshealthd_job_hang",
@@ -87,88 +82,22 @@ MAX_RANKS = 64
 """Ranks of a node that are shown; more are watched, and count."""
 MAX_NAMED = 8
 STAGES = 3
-SLACK = 3.0
-"""So many intervals may pass from one look to the next and still count as silence."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobHangOptions(CollectorOptions):
-    """Options of this collector."""
-
-    interval: Duration = option(
-        "2s",
-        "Time from one look at the ranks to the next; a hang is reported at the second.",
-        minimum="100ms",
-    )
-    floor: Duration = option(
-        "30s",
-        "Silence that is usual in any training. More where pauses are neither marked nor "
-        "come often enough to be learnt.",
-        minimum="1s",
-    )
 
 
 class JobHang(Collector):
-    """Looks at what the receiver of heartbeats knows, and at the processes behind it."""
+    """Shows what the agent's detector of hangs knows."""
 
-    Options = JobHangOptions
-
-    def __init__(self, options: JobHangOptions, context: Context) -> None:
-        """Watch from the first collection on."""
-        super().__init__(options, context)
-        self._exit_watcher: ExitWatcher | None = None
-        self._watch: Watch | None = None
-        self._suspected: frozenset[str] = frozenset()
-        """Jobs that stood still at the last look."""
+    Options = HangOptions
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield how the jobs are."""
-        receiver = self.context.shared(Reception).receiver
-        if receiver is None or not receiver.is_open:
-            message = "no heartbeats come in"
-            raise NotAvailable(message)
-        if self._watch is None:
-            self._exit_watcher = ExitWatcher(
-                self.host, asyncio.get_running_loop(), self.context.wall
-            )
-            self._watch = Watch(
-                self.host,
-                self._exit_watcher,
-                slack=SLACK * self.options.interval,
-                floor=float(self.options.floor),
-            )
-        present = {}
-        for place, senders in group(receiver.senders()).items():
-            who, sender = senders[-1]
-            if sender.message is not None:
-                present[place] = who, sender.message
-        self._watch.look(present, self.context.monotonic())
-        jobs = self._watch.jobs()
-        hangs = self._confirmed(jobs)
-        self.context.shared(Hangs).update(hangs)
-        for job, ranks in jobs.items():
+        """Yield how the jobs were at the last look."""
+        detector = self.context.service(Jobs, "no heartbeats come in").hangs()
+        for job, ranks in detector.jobs.items():
             if any(rank.ended is None for rank in ranks):
-                yield from verdict(job, hangs.get(job))
-        shown = [(job, rank) for job, ranks in jobs.items() for rank in ranks]
+                yield from verdict(job, detector.hangs.get(job))
+        shown = [(job, rank) for job, ranks in detector.jobs.items() for rank in ranks]
         for job, rank in sorted(shown, key=lambda entry: entry[1].start)[:MAX_RANKS]:
             yield from samples(job, rank)
-
-    def close(self) -> None:
-        """Let go of the processes."""
-        if self._exit_watcher is not None:
-            self._exit_watcher.close()
-
-    def _confirmed(self, jobs: Mapping[str, list[RankState]]) -> dict[str, Hang]:
-        """Return the hangs that were there at the last look already."""
-        wall = self.context.wall()
-        found = {
-            job: hang
-            for job, ranks in jobs.items()
-            if (hang := judge(job, ranks, wall)) is not None
-        }
-        confirmed = {job: hang for job, hang in found.items() if job in self._suspected}
-        self._suspected = frozenset(found)
-        return confirmed
 
 
 def verdict(job: str, hang: Hang | None) -> Iterator[Sample]:

@@ -5,37 +5,17 @@ Steps, step times, loss and memory of each rank, as the ranks themselves report 
 
 from __future__ import annotations
 
-import asyncio
-import errno
-import os
-from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import (
-    Collector,
-    CollectorOptions,
-    Fault,
-    NotAvailable,
-    Reason,
-    Sample,
-    SourceError,
-    counter,
-    gauge,
-)
-from dshealthd.core.options import option
-from dshealthd.jobs.heartbeats.receiver import Receiver
-from dshealthd.jobs.heartbeats.reception import Reception
+from dshealthd.core.collector import Collector, Fault, Sample, counter, gauge
 from dshealthd.jobs.heartbeats.sender import Rejected
+from dshealthd.jobs.options import HeartbeatOptions
+from dshealthd.jobs.service import Jobs
 from dshealthd.training.message import Phase, Stage
-from dshealthd.training.page import DEFAULT_PATH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-    from dshealthd.core.collector import Context
-    from dshealthd.jobs.heartbeats.identity import Identity
-    from dshealthd.jobs.heartbeats.sender import Sender
     from dshealthd.training.message import Message
 
 INFO = gauge(
@@ -169,55 +149,26 @@ LEFT_OUT = gauge(
 
 
 class Training(Collector):
-    """Shows what the receiver, which the agent's loop serves, has taken in since.
+    """Shows what the agent's receiver of heartbeats has taken in since.
 
     Of several processes that report as one rank, the one that started last is shown: an older one
     is left over from an earlier run. Their children (data loaders inherit a rank's environment) are
     not counted.
     """
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(CollectorOptions):
-        """Options of the heartbeats."""
-
-        socket: str = option(
-            DEFAULT_PATH,
-            "Unix socket that trainings report to, which the agent makes; its directory must "
-            "be there, and open to their users.",
-        )
-        max_ranks: int = option(
-            64,
-            "Ranks that get series of their own, those that started first.",
-            minimum=1,
-            maximum=256,
-        )
-
-    def __init__(self, options: Options, context: Context) -> None:
-        """Listen at the first collection."""
-        super().__init__(options, context)
-        self._receiver = Receiver(
-            options.socket, context.host, monotonic=context.monotonic, wall=context.wall
-        )
-        context.shared(Reception).receiver = self._receiver
-
-    @property
-    def receiver(self) -> Receiver:
-        """The receiver."""
-        return self._receiver
+    Options = HeartbeatOptions
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what the ranks have reported last.
-
-        Listens if need be: a socket that was removed is made again.
-        """
-        self._listen()
-        self._receiver.refresh()
-        yield RECEIVED(self._receiver.received)
+        """Yield what the ranks have reported last."""
+        jobs = self.context.service(Jobs, "heartbeats come in while an agent runs")
+        reception = jobs.heartbeats()
+        receiver = reception.receiver
+        yield RECEIVED(receiver.received)
         for rejected in Rejected:
-            yield REJECTED(self._receiver.rejected[rejected], rejected)
-        for reason, count in self._receiver.unidentified.items():
+            yield REJECTED(receiver.rejected[rejected], rejected)
+        for reason, count in receiver.unidentified.items():
             yield UNIDENTIFIED(count, reason)
-        ranks = group(self._receiver.senders())
+        ranks = reception.ranks()
         yield LEFT_OUT(max(0, len(ranks) - self.options.max_ranks))
         infos = set()
         for (job, rank), senders in sorted(
@@ -237,49 +188,6 @@ class Training(Collector):
                 yield from samples(sender.message, sender.heard, job, str(rank))
         for labels in sorted(infos):
             yield INFO(1, *labels)
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._receiver.close()
-
-    def _listen(self) -> None:
-        if self._receiver.is_open:
-            return
-        if self.context.state is None:
-            message = "heartbeats come in while an agent runs"
-            raise NotAvailable(message)
-        directory = os.path.dirname(self.options.socket)
-        if not os.path.isdir(directory):
-            message = f"{directory} is not there for the heartbeats' socket; systemd's RuntimeDirectory= makes it"
-            raise NotAvailable(message)
-        if os.readlink(self.host.proc("self")) != str(os.getpid()):
-            detail = f"{self.host.procfs} has the pids of another namespace than the agent's, which are those that senders are known by"
-            raise SourceError(Reason.NOT_FOUND, detail)
-        try:
-            self._receiver.open(asyncio.get_running_loop())
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise SourceError(
-                Reason.IO_ERROR, f"{self.options.socket}: {error.strerror}"
-            ) from error
-
-
-def group(
-    senders: Iterable[tuple[Identity, Sender]],
-) -> dict[tuple[str, int], list[tuple[Identity, Sender]]]:
-    """Return the processes of each job and rank, the one that started last at the end.
-
-    Without the children of others of the same rank.
-    """
-    ranks: dict[tuple[str, int], list[tuple[Identity, Sender]]] = defaultdict(list)
-    for who, sender in senders:
-        ranks[who.process.job, who.process.launch.rank].append((who, sender))
-    for key, found in ranks.items():
-        pids = {who.process.pid for who, _ in found}
-        own = [entry for entry in found if entry[0].process.parent not in pids]
-        ranks[key] = sorted(own, key=lambda entry: (entry[0].process.start, entry[0].process.pid))
-    return ranks
 
 
 def samples(message: Message, heard: float, job: str, rank: str) -> Iterator[Sample]:

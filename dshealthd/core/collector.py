@@ -238,7 +238,19 @@ class Context:
     """Counts the rounds of collection in this process, so that what is shared is refreshed once a
     round.
     """
+    services: tuple[object, ...] = ()
+    """What the agent runs beside the collectors and some of them read.
+
+    Empty in a worker, and in a collection that no agent makes.
+    """
     _shared: dict[Any, Any] = field(default_factory=dict)
+
+    def service(self, kind: type[T], absence: str) -> T:
+        """Return the agent's service of this class; NotAvailable with `absence` where none runs."""
+        for service in self.services:
+            if isinstance(service, kind):
+                return service
+        raise NotAvailable(absence)
 
     def shared(self, factory: Callable[[Context], T]) -> T:
         """Return this process's one instance of `factory`, making it at the first call.

@@ -45,6 +45,12 @@ def read_in_child(place: str, limit: int) -> bytes:
     return _in_child("read", place, str(limit).encode())
 
 
+def names_in_child(place: str) -> list[str]:
+    """Return the names in a directory; OSError. Call it in a thread."""
+    printed = _in_child("list", place)
+    return [os.fsdecode(name) for name in printed.split(b"\0") if name]
+
+
 def set_aside_in_child(place: str) -> None:
     """Rename a file to `*.bad`; OSError. Call it in a thread."""
     _in_child("aside", place)
@@ -85,6 +91,8 @@ def _main(operation: str, place: str) -> int:
         if operation == "read":
             with open(place, "rb") as file:
                 sys.stdout.buffer.write(file.read(int(content)))
+        elif operation == "list":
+            sys.stdout.buffer.write(b"\0".join(map(os.fsencode, os.listdir(place))))
         elif operation == "aside":
             os.replace(place, f"{place}.bad")
         elif operation == "mkdir":

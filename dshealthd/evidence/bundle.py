@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.host import read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 SUMMARY = "summary.txt"
@@ -57,16 +57,19 @@ def parse_name(name: str) -> Kept | None:
 
 
 def kept(directory: Path) -> list[Kept]:
-    """Return the bundles that are there, the oldest first.
+    """Return the bundles that are there, the oldest first. Touches the disk.
 
     OSError if that cannot be told, none where there is no directory.
     """
     try:
-        found = [
-            bundle for name in os.listdir(directory) if (bundle := parse_name(name)) is not None
-        ]
+        return bundles(os.listdir(directory))
     except FileNotFoundError:
         return []
+
+
+def bundles(names: Iterable[str]) -> list[Kept]:
+    """Return the bundles among the names in a directory, the oldest first."""
+    found = [bundle for name in names if (bundle := parse_name(name)) is not None]
     return sorted(found, key=lambda bundle: (bundle.taken, bundle.name))
 
 

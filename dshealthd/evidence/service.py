@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import logging
 import socket
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dshealthd.core import wire
+from dshealthd.core import background, state_file, wire
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.options import encode
-from dshealthd.evidence.bundle import kept, parse_name
+from dshealthd.evidence.bundle import bundles, parse_name
 from dshealthd.evidence.findings import Case
 from dshealthd.evidence.process import Process
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from dshealthd.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.core.host import Host
     from dshealthd.evidence.options import EvidenceOptions
@@ -62,10 +64,10 @@ OUTCOMES = ("complete", "partial", "killed", "refused", "failed")
 
 COMMAND = (sys.executable, "-P", "-m", "dshealthd.evidence")
 DIRECTORY = "evidence"
-PERIOD = 1.0
-"""Seconds from one look at the hangs to the next."""
 INTERVAL = 10.0
 """Seconds from the first exposition to the second."""
+LIST_DEADLINE = 2.0
+"""Seconds for the names of the bundles to be read, which a child does in 20 ms."""
 MAX_WAITING = 8
 
 
@@ -91,6 +93,8 @@ def case(hang: Hang) -> Case:
 
 class Evidence:
     """Bundles of this node, and the one that is being taken."""
+
+    name = "evidence"
 
     def __init__(
         self,
@@ -129,20 +133,32 @@ class Evidence:
         self._waiting: dict[str, Case] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._running = False
-        self._remember()
 
-    def start(self, hangs: Callable[[], Iterable[Hang]]) -> None:
-        """Look at the hangs once a second, from now on."""
+    async def apply(self, config: Config) -> None:
+        """Take evidence as the configuration says from now on."""
+        self.options, self._host = config.evidence, config.path.host
+        if self._sizes is None:
+            await self.remember()
 
-        async def watch() -> None:
-            while True:
-                self.look(map(case, hangs()))
-                await asyncio.sleep(PERIOD)
+    async def remember(self) -> None:
+        """Look which bundles there are; their sizes the next collection tells."""
+        look = functools.partial(state_file.names_in_child, str(self.directory))
+        try:
+            names = await background.call(look, "kept evidence", LIST_DEADLINE, OSError)
+        except FileNotFoundError:
+            names = []
+        except OSError as error:
+            self._sizes = None
+            log.warning("evidence: %s", str(error) or "the disk of path.state hangs")
+            return
+        self._sizes = dict.fromkeys((entry.name for entry in bundles(names)), None)
 
-        self._begin(watch(), "evidence: hangs")
+    def see(self, hangs: Iterable[Hang]) -> None:
+        """Take note of the hangs that are confirmed now: those that are not given are over."""
+        self.look(map(case, hangs))
 
     def look(self, hangs: Iterable[Case]) -> None:
-        """Take note of the jobs that stand still now, and begin a collection where it is time for
+        """Take note of the jobs that are hung now, and begin a collection where it is time for
         one.
         """
         present = {case.job: case for case in hangs}
@@ -216,7 +232,7 @@ class Evidence:
             self._sizes = {str(name): int(size) for name, size in answer["kept"].items()}
             return self._count(Taken(str(answer["outcome"]), str(answer["detail"]), bundle))
         except TimeoutError:
-            self._remember()
+            await self.remember()
             return self._count(
                 Taken(
                     "killed",
@@ -225,7 +241,7 @@ class Evidence:
                 )
             )
         except (asyncio.IncompleteReadError, ConnectionError, *wire.type_error) as error:
-            self._remember()
+            await self.remember()
             return self._count(Taken("failed", f"the collecting process failed: {error!r}", bundle))
         finally:
             await process.end()
@@ -286,14 +302,6 @@ class Evidence:
             f" ({taken.detail})" if taken.detail else "",
         )
         return taken
-
-    def _remember(self) -> None:
-        """Look which bundles there are; their sizes the next collection tells."""
-        try:
-            self._sizes = dict.fromkeys((entry.name for entry in kept(self.directory)), None)
-        except OSError as error:
-            self._sizes = None
-            log.warning("evidence: %s", error)
 
     def _request(self, case: Case) -> dict[str, Any]:
         options = self.options

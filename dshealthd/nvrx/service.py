@@ -11,7 +11,7 @@ import importlib.util
 import logging
 import os
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.child import StartError, channel, environment, python, spawn
 from dshealthd.core.collector import counter, gauge
@@ -21,8 +21,9 @@ from dshealthd.nvrx.frames import ANSWER, LENGTH, QUESTION, READY, UNKNOWN
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
+    from dshealthd.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.nvrx.fitness import Fitness
     from dshealthd.nvrx.options import NvrxOptions
@@ -64,7 +65,9 @@ class ServerError(Exception):
 
 
 class Service:
-    """Serves one socket for as long as it runs."""
+    """Serves the configured socket, if there is one, until it is closed."""
+
+    name = "nvrx"
 
     def __init__(
         self, options: NvrxOptions, judge: Callable[[], Fitness], monotonic: Callable[[], float]
@@ -79,10 +82,19 @@ class Service:
         self._up = False
         self._verdicts: Counter[str] = Counter()
         self._last: Fitness | None = None
+        self._problem = ""
+
+    async def apply(self, config: Config) -> None:
+        """Serve the socket that the configuration names; one that is served already runs on."""
+        if config.nvrx != self.options:
+            await self.close()
+            self.options = config.nvrx
+        self.start()
 
     def start(self) -> None:
-        """Begin."""
-        self._task = asyncio.create_task(self._run(), name="health check for NVRx")
+        """Begin, if there is a socket to serve."""
+        if self._task is None and self.options.socket is not None:
+            self._task = asyncio.create_task(self._run(), name="health check for NVRx")
 
     async def close(self) -> None:
         """End the process, and remove its socket."""
@@ -92,7 +104,9 @@ class Service:
             self._task = None
 
     def samples(self) -> Iterator[Sample]:
-        """Yield what was asked and answered."""
+        """Yield what was asked and answered; nothing where no socket is configured."""
+        if self.options.socket is None:
+            return
         yield UP(float(self._up))
         for verdict in _VERDICTS.values():
             yield VERDICTS(self._verdicts[verdict], verdict)
@@ -101,17 +115,25 @@ class Service:
             for check in Check:
                 yield FINDINGS(found[check], check)
 
+    def status(self) -> Mapping[str, Any]:
+        """Return whether it is served, and why not."""
+        if self.options.socket is None:
+            return {"state": "off"}
+        if self._up or not self._problem:
+            return {"state": "ok"}
+        return {"state": "failing", "detail": self._problem}
+
     async def _run(self) -> None:
         """Start the server again whenever it ends, ever more slowly while it ends at once."""
-        pause, said = SHORTEST, ""
+        pause = SHORTEST
         while True:
             started = self._monotonic()
             try:
                 await self._serve()
             except ServerError as error:
-                if str(error) != said:
+                if str(error) != self._problem:
                     log.error("%s", error)
-                said = str(error)
+                self._problem = str(error)
             pause = SHORTEST if self._monotonic() - started > LONGEST else min(2 * pause, LONGEST)
             await asyncio.sleep(pause)
 

@@ -25,9 +25,10 @@ from dshealthd.linux.pci import bus
 from dshealthd.probe import report
 from dshealthd.probe.members.identity import local_addresses, own_name
 from dshealthd.probe.members.local_membership import hostname
-from dshealthd.probe.members.membership import MembershipError, MembershipOptions, load
+from dshealthd.probe.members.membership import MembershipError, load
 from dshealthd.probe.members.schedule import Timetable
 from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.options import MembershipOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.peers.credentials import CredentialError

@@ -7,17 +7,161 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from dshealthd.core.address import listen_address
 from dshealthd.core.options import Duration, option
-from dshealthd.probe.members.membership import MembershipOptions
-from dshealthd.probe.peers.contract import PeerOptions
-from dshealthd.probe.verdicts.baseline import BaselineOptions
-from dshealthd.probe.verdicts.detector import VerdictOptions
+from dshealthd.probe.members.hostlist import is_name, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 _MINUTES = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipOptions:
+    """Where the list of nodes comes from.
+
+    One source, or none, which leaves probes between nodes off.
+    """
+
+    hostfile: Path | None = option(
+        None, "DeepSpeed hostfile, the one that training is started with; re-read as it changes."
+    )
+    nodes: tuple[str, ...] = option([], "The nodes themselves, as their agents are reached.")
+    dns: str = option(
+        "",
+        "DNS name, such as a headless service: each of its addresses is a node, and the "
+        "addresses are the names. "
+        "IPv6 ones count only where there is no IPv4 one.",
+    )
+    dns_interval: Duration = option(
+        "1m", "How often the DNS name is looked up again.", minimum="1s"
+    )
+    slurm: str = option("", 'Slurm node list expression, such as "gpu[001-128,130],login1".')
+    topology: Path | None = option(
+        None,
+        "File in the form of Slurm's topology.conf that says which nodes share a leaf "
+        "switch; re-read as it changes.",
+    )
+    name: str = option(
+        "",
+        "Which of the nodes this one is, where neither its host name nor an address of its "
+        "interfaces tells.",
+    )
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources that are set."""
+        return tuple(name for name in ("hostfile", "nodes", "dns", "slurm") if getattr(self, name))
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Yield what is wrong although its type is right."""
+        if len(self.sources) > 1:
+            yield (
+                self.sources[1],
+                f"only one of {', '.join(self.sources)} can say who the members are",
+            )
+        for key in ("dns", "name"):
+            if getattr(self, key) and not is_name(getattr(self, key)):
+                yield key, f"{quote(getattr(self, key))} is not a valid node name"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerOptions:
+    """How the agents of a cluster talk to each other."""
+
+    listen_address: str = option(
+        "",
+        'Address for the other nodes\' agents, "HOST:PORT"; the host is the address they '
+        "know this node by. Empty: no probes across nodes.",
+    )
+    key_file: Path | None = option(
+        None,
+        "File with the key that all nodes share, of mode 0600: one key a line, at least 32 "
+        "characters (openssl rand -hex 32). The first "
+        "signs, a second one is accepted too, for rotation; re-read as it changes. A name "
+        "without a slash is one of systemd's credentials.",
+    )
+    tls_cert_file: Path | None = option(
+        None, "Certificate of this node, for TLS 1.3 in both directions; re-read as it changes."
+    )
+    tls_key_file: Path | None = option(
+        None, "Its private key, of mode 0600, or the name of one of systemd's credentials."
+    )
+    tls_ca_file: Path | None = option(
+        None, "Certificates of the authorities that sign the nodes' certificates."
+    )
+    tls_name: str = option(
+        "{node}",
+        "Subject alternative name (DNS or URI) of a node's certificate; {node} is its name "
+        "among the members.",
+    )
+    check_addresses: bool = option(
+        True,
+        "Whether a call must come from an address of the node that makes it. Without "
+        "certificates nothing else tells the nodes apart, "
+        "as all have the same key; off only where addresses are translated between nodes.",
+    )
+    off_file: Path | None = option(
+        Path("/run/dshealthd/probe.off"),
+        "While this file exists, calls of other nodes are declined.",
+    )
+    max_connections: int = option(
+        48,
+        "Connections served at a time; further ones replace those that have not authenticated.",
+        minimum=2,
+    )
+    max_connections_per_address: int = option(8, "The same for one client address.", minimum=1)
+    header_timeout: Duration = option(
+        "5s",
+        "How long a caller may take for a TLS handshake, for headers and for a body.",
+        minimum="100ms",
+    )
+    calls_per_second: float = option(
+        200.0, "Calls that one node may make, in the long run.", minimum=1.0
+    )
+    burst: int = option(1000, "Calls that one node may make at once, after a pause.", minimum=1)
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Yield what is wrong although its type is right."""
+        if self.listen_address:
+            try:
+                host, _ = listen_address(self.listen_address)
+            except ValueError as error:
+                yield "listen_address", str(error)
+            else:
+                if host is None:
+                    yield (
+                        "listen_address",
+                        (
+                            f'"{self.listen_address}" names no host; the listener never takes '
+                            "all addresses by default"
+                        ),
+                    )
+            if self.key_file is None and not self.tls:
+                yield (
+                    "listen_address",
+                    "needs key_file, or tls_cert_file, tls_key_file and tls_ca_file",
+                )
+        given = [
+            name
+            for name in ("tls_cert_file", "tls_key_file", "tls_ca_file")
+            if getattr(self, name) is not None
+        ]
+        if len(given) in {1, 2}:
+            yield given[0], "needs all of tls_cert_file, tls_key_file and tls_ca_file"
+        if self.tls_name.count("{node}") != 1:
+            yield "tls_name", "must contain {node} once"
+
+    @property
+    def tls(self) -> bool:
+        """Whether connections are protected with TLS."""
+        return None not in {self.tls_cert_file, self.tls_key_file, self.tls_ca_file}
+
+    def certificate_name(self, node: str) -> str:
+        """Return the subject alternative name that a node's certificate must have."""
+        return self.tls_name.replace("{node}", node)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +250,61 @@ class WorkerOptions:
         return (
             {"LD_LIBRARY_PATH": self.library_path, **variables} if self.library_path else variables
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineOptions:
+    """When a timing is out of the usual."""
+
+    slow_ratio: float = option(
+        0.07,
+        "How much longer than usual, as a ratio, a timing takes at least to be flagged.",
+        minimum=0.01,
+    )
+    light_ratio: float = option(
+        2.0,
+        "The same for echoes between agents, whose times depend on the load of both hosts.",
+        minimum=0.01,
+    )
+    deviations: float = option(
+        3.5,
+        "How many standard deviations of its class above the usual a timing is at least to "
+        "be flagged.",
+        minimum=2,
+    )
+    creep_ratio: float = option(
+        0.05,
+        "How far the usual may rise above the lowest usual of this software.",
+        minimum=0,
+        maximum=1,
+    )
+    sibling_ratio: float = option(
+        0.15,
+        "How far the usual of one GPU or rail may lie above the median of the others of its "
+        "node; a part that was slow from the beginning"
+        " is flagged by this.",
+        minimum=0.02,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerdictOptions:
+    """Suspect thresholds."""
+
+    confirmations: int = option(
+        4,
+        "Extra rounds that must be flagged, with at most one that is not, before a part is "
+        "accused.",
+        minimum=2,
+    )
+    told_ratio: float = option(
+        0.07,
+        "The own score, above 1, from which on a node takes a bad round on itself.",
+        minimum=0.01,
+    )
+    hold_epochs: int = option(
+        4, "How many epochs an accusation of another node stands without new evidence.", minimum=2
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

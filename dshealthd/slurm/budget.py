@@ -18,8 +18,7 @@ from dshealthd.slurm.controller import ControllerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dshealthd.slurm.check import Slurm
-    from dshealthd.slurm.controller import Node
+    from dshealthd.slurm.controller import Node, Slurm
 
 HOUR = 3600.0
 CLAIM_LIFE = 900.0

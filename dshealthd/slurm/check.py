@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.slurm import budget
 from dshealthd.slurm.agent import AgentSilent
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dshealthd.slurm.agent import Verdict
-    from dshealthd.slurm.controller import Node
+    from dshealthd.slurm.controller import Slurm
     from dshealthd.slurm.options import SlurmOptions
     from dshealthd.slurm.streaks import Streaks
 
@@ -30,22 +30,6 @@ MAX_LOOKS = 5
 """Looks of one prolog; beyond, they would add up to more than a job should wait."""
 _NAMED = 3
 """Findings that a reason names; one is enough to find the others."""
-
-
-class Slurm(Protocol):
-    """What a check asks of `controller.Controller`."""
-
-    def nodes(self) -> dict[str, Node]:
-        """Return every node."""
-
-    def drain(self, node: Node, reason: str) -> None:
-        """Drain a node."""
-
-    def undrain(self, node: Node) -> None:
-        """Take a drain back."""
-
-    def note(self, node: Node, note: str) -> None:
-        """Change our note on a node."""
 
 
 class Result(enum.Enum):

@@ -13,7 +13,7 @@ import signal
 import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dshealthd.slurm.node_state import NodeState
 
@@ -32,6 +32,22 @@ _SEPARATOR = "\x1f"
 _FIELDS = ("NodeList", "StateComplete", "Timestamp", "Reason", "Comment")
 _NONE = frozenset(("", "none", "(null)", "n/a"))
 _SECTION = re.compile(r" ?\[dshealthd: ([^\]]*)\]")
+
+
+class Slurm(Protocol):
+    """What a check asks of a `Controller`."""
+
+    def nodes(self) -> dict[str, Node]:
+        """Return every node."""
+
+    def drain(self, node: Node, reason: str) -> None:
+        """Drain a node."""
+
+    def undrain(self, node: Node) -> None:
+        """Take a drain back."""
+
+    def note(self, node: Node, note: str) -> None:
+        """Change our note on a node."""
 
 
 class ControllerError(Exception):

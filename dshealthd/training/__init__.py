@@ -55,6 +55,7 @@ def attach(
     What cannot be attached to is said once, by `logging`, and training goes on without: nothing is
     raised but TypeError for a call that names neither engine nor optimizer, or both.
     """
+    from dshealthd.training import attachment
     from dshealthd.training.heartbeat import Heartbeat
 
     if (engine is None) == (optimizer is None) or (engine is not None and model is not None):
@@ -62,9 +63,9 @@ def attach(
         raise TypeError(message)
     heartbeat = Heartbeat(step=step, socket=socket)
     if engine is not None:
-        heartbeat.follow_engine(engine)
+        attachment.follow_engine(heartbeat, engine)
     else:
-        heartbeat.follow_optimizer(optimizer, scaler)
+        attachment.follow_optimizer(heartbeat, optimizer, scaler)
         if model is not None:
-            heartbeat.follow_model(model)
+            attachment.follow_model(heartbeat, model)
     return heartbeat

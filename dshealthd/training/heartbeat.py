@@ -54,7 +54,7 @@ class Heartbeat:
     - the stage is the host's, which launches work and is ahead of its device: a host that waits for
       results (`loss.item()`) after a step
       is in the stage of the input, whatever its device does;
-    - times of input and forward pass: late by some steps on a CUDA device, as `laps.Laps` says;
+    - times of input and forward pass: late by some steps on a CUDA device, as `step_timer.StepTimer` says;
     - loss and gradient norm on a CUDA device: late by a step or more, as `readback.Readback` says;
     - memory and time of communication: up to a second old, as reading them costs tens of
       microseconds;
@@ -91,27 +91,6 @@ class Heartbeat:
         self.loss_scale: float | None = None
         self.communication: Callable[[], float | None] | None = None
         """Returns the seconds spent in collectives so far, without waiting."""
-
-    @never_raise
-    def follow_engine(self, engine: Any) -> None:
-        """Report the steps of a DeepSpeed engine."""
-        from dshealthd.training.engine import follow
-
-        follow(self, engine)
-
-    @never_raise
-    def follow_optimizer(self, optimizer: Any, scaler: Any = None) -> None:
-        """Report the steps of a torch optimizer, or those of the scaler that steps it."""
-        from dshealthd.training.optimizer import follow
-
-        follow(self, optimizer, scaler)
-
-    @never_raise
-    def follow_model(self, model: Any) -> None:
-        """Report the stages of steps by the forward passes of a torch module."""
-        from dshealthd.training.model import follow
-
-        follow(self, model)
 
     @never_raise
     def step(self, step: int | None = None) -> None:

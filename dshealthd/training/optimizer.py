@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.training.heartbeat import Heartbeat, never_raise
 from dshealthd.training.model import find
+from dshealthd.training.model import follow as follow_model
 from dshealthd.training.readback import Readback
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class AnyOptimizer:
             self._main = weakref.ref(optimizer)
             model = find(optimizer)
             if model is not None:
-                self._heartbeat.follow_model(model)
+                follow_model(self._heartbeat, model)
             return True
         return main is optimizer
 

@@ -16,34 +16,35 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dshealthd.collectors.job_hang import JobHang, JobHangOptions
-from dshealthd.collectors.training import Training
+from dshealthd.collectors.job_hang import JobHang
 from dshealthd.core.collector import Context
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import Outcome, Result, attempt
-from dshealthd.jobs.hangs.hang import Class, Culprit, Hang, Hangs
+from dshealthd.jobs.hangs.hang import Class, Culprit
+from dshealthd.jobs.options import HangOptions, HeartbeatOptions
 from tests.jobs import rank
+from tests.jobs.service import configured, jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+
+    from dshealthd.jobs.hangs.hang import Hang
+    from dshealthd.jobs.service import Jobs
 
 ROOT = Path(__file__).parents[2]
 RENDEZVOUS = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 class Node:
-    """An agent's two collectors of heartbeats, and a job of two ranks."""
+    """An agent's collector of hangs, and a job of two ranks."""
 
-    def __init__(self, path: Path) -> None:
-        context = Context(host=Host(), monotonic=time.monotonic, wall=time.time, state=path)
-        self.training = Training(Training.Options(socket=str(path / "h.sock")), context)
-        self.hang = JobHang(JobHangOptions(interval=Duration(0.1), floor=Duration(1.0)), context)
-        self.hangs = context.shared(Hangs)
-        self.told: list[Hang] = []
-        self.hangs.listen(self.told.append)
-        attempt(self.training, time.monotonic)
+    def __init__(self, path: Path, service: Jobs, context: Context) -> None:
+        self.service = service
+        self.hang = JobHang(HangOptions(), context)
+        self.told: list[frozenset[str]] = []
+        """The jobs that were hung, at each look that saw others than the one before."""
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, rank.__file__, str(path / "h.sock")],
@@ -87,9 +88,7 @@ class Node:
         )
 
     def close(self) -> None:
-        """End the ranks and the agent."""
-        self.hang.close()
-        self.training.close()
+        """End the ranks."""
         for process in self.ranks:
             process.kill()
             process.wait()
@@ -107,11 +106,24 @@ def shown(result: Result) -> dict[tuple[str, ...], float]:
     }
 
 
-@contextlib.contextmanager
-def node(path: Path) -> Iterator[Node]:
+@contextlib.asynccontextmanager
+async def node(path: Path) -> AsyncIterator[Node]:
     """Run a node."""
-    with contextlib.closing(Node(path)) as found:
-        yield found
+    told: list[frozenset[str]] = []
+
+    def on_look(hangs: Iterable[Hang]) -> None:
+        now = frozenset(hang.job for hang in hangs)
+        if now != (told[-1] if told else frozenset()):
+            told.append(now)
+
+    config = configured(
+        HeartbeatOptions(socket=str(path / "h.sock")),
+        HangOptions(interval=Duration(0.1), floor=Duration(1.0)),
+    )
+    async with jobs(config, on_look) as (service, context):
+        with contextlib.closing(Node(path, service, context)) as found:
+            found.told = told
+            yield found
 
 
 def hanging(values: Mapping[tuple[str, ...], float]) -> bool:
@@ -126,7 +138,7 @@ def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
     """
 
     async def run() -> None:
-        with node(tmp_path) as found:
+        async with node(tmp_path) as found:
             await found.trained()
             assert found.look()["hang", "none"] == 0
             found.ranks[1].send_signal(signal.SIGSTOP)
@@ -140,14 +152,14 @@ def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
             assert values["hang_culprit_info", "1", "process", "stopped"] == 1
             assert values["rank_state", "1", "stopped"] == 1
             assert values["overdue_seconds", "1"] > values["overdue_seconds", "0"] > 0.0
-            (hang,) = found.hangs.current.values()
+            (hang,) = found.service.hangs().hangs.values()
             assert (hang.reason, hang.culprits) == (Class.PROCESS, ((1, Culprit.STOPPED),))
             assert [state.pid for state in hang.ranks] == [process.pid for process in found.ranks]
             assert time.time() - (time.monotonic() - stopped) <= hang.since <= time.time()
             found.ranks[1].send_signal(signal.SIGCONT)
             values = await found.until(lambda values: not hanging(values))
             assert values["overdue_seconds", "1"] == 0.0
-            assert len(found.told) == 1
+            assert found.told == [frozenset({hang.job}), frozenset()]
 
     asyncio.run(asyncio.wait_for(run(), 15))
 
@@ -156,7 +168,7 @@ def test_a_rank_without_input(tmp_path: Path) -> None:
     """A rank that does not begin the step in which the other waits is at its input."""
 
     async def run() -> None:
-        with node(tmp_path) as found:
+        async with node(tmp_path) as found:
             await found.trained()
             found.tell(1, "input")
             await asyncio.sleep(0.2)
@@ -177,7 +189,7 @@ def test_a_rank_that_fails(tmp_path: Path) -> None:
     """
 
     async def run() -> None:
-        with node(tmp_path) as found:
+        async with node(tmp_path) as found:
             await found.trained()
             found.tell(0, "wait")
             found.tell(1, "fail")
@@ -202,7 +214,7 @@ def test_pauses_are_no_hang(tmp_path: Path) -> None:
     """
 
     async def run(what: str) -> None:
-        with node(tmp_path) as found:
+        async with node(tmp_path) as found:
             await found.trained()
             found.tell(0, "wait")
             found.tell(1, what)
@@ -218,7 +230,7 @@ def test_text(tmp_path: Path) -> None:
     """What is exported is what Prometheus reads."""
 
     async def run() -> str:
-        with node(tmp_path) as found:
+        async with node(tmp_path) as found:
             await found.trained()
             return render(attempt(found.hang, time.monotonic).samples, Format.PROMETHEUS)
 
@@ -235,8 +247,8 @@ def test_text(tmp_path: Path) -> None:
         assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
 
 
-def test_without_heartbeats(tmp_path: Path) -> None:
+def test_without_heartbeats() -> None:
     """Where no heartbeats come in there is nothing to watch, and no loop is asked for."""
-    context = Context(host=Host(), monotonic=time.monotonic, wall=time.time, state=tmp_path)
-    result = attempt(JobHang(JobHangOptions(), context), time.monotonic)
+    context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+    result = attempt(JobHang(HangOptions(), context), time.monotonic)
     assert (result.outcome, result.detail) == (Outcome.NOT_AVAILABLE, "no heartbeats come in")

@@ -12,17 +12,20 @@ import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from dshealthd.collectors.training import Training, group, samples
+from dshealthd.collectors.training import Training, samples
 from dshealthd.core.collector import Context, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
 from dshealthd.core.result import Outcome, Result, attempt
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.heartbeats.identity import Identity
+from dshealthd.jobs.heartbeats.reception import by_rank
+from dshealthd.jobs.options import HeartbeatOptions
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.training.message import Memory, Message, Phase, Stage
 from tests.jobs.heartbeats.senders import sending
 from tests.jobs.machines import TORCH
+from tests.jobs.service import configured, jobs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,20 +33,17 @@ if TYPE_CHECKING:
     from dshealthd.jobs.heartbeats.sender import Sender
 
 
-def collector(path: Path, state: Path | None, host: Host | None = None, **options: Any) -> Training:
-    """Return the collector of an agent that keeps its state there."""
-    context = Context(host=host or Host(), monotonic=time.monotonic, wall=time.time, state=state)
-    return Training(Training.Options(socket=str(path), **options), context)
+def options(path: Path, **others: Any) -> HeartbeatOptions:
+    """Return options by which an agent listens there."""
+    return HeartbeatOptions(socket=str(path), **others)
 
 
-def collected(training: Training) -> Result:
-    """Collect once, in a loop, and let go."""
+def collected(path: Path, host: Host | None = None) -> Result:
+    """Have an agent listen there, and return its first collection."""
 
     async def run() -> Result:
-        try:
-            return attempt(training, time.monotonic)
-        finally:
-            training.close()
+        async with jobs(configured(options(path), host=host)) as (_, context):
+            return attempt(Training(options(path), context), time.monotonic)
 
     return asyncio.run(run())
 
@@ -104,7 +104,7 @@ def test_processes_of_one_rank() -> None:
 
     A child with its parent's rank is not counted at all.
     """
-    ranks = group(
+    ranks = by_rank(
         [entry(50, 300), entry(40, 100), entry(41, 400, parent=40), entry(60, 200, rank="4")]
     )
     assert {key: [who.process.pid for who, _ in found] for key, found in ranks.items()} == {
@@ -120,20 +120,20 @@ def test_ranks_on_metrics(tmp_path: Path) -> None:
     """
 
     async def run() -> Result:
-        training = collector(tmp_path / "h.sock", tmp_path, max_ranks=2)
-        assert attempt(training, time.monotonic).outcome is Outcome.OK
-        with (
-            sending(tmp_path / "h.sock", {**TORCH, "RANK": "0"}) as first,
-            sending(tmp_path / "h.sock", {**TORCH, "RANK": "1"}) as second,
-            sending(tmp_path / "h.sock", {**TORCH, "RANK": "2"}) as third,
-        ):
-            for sender in (first, second, third):
-                sender.tell(Message(step=5, sent=time.monotonic()))
-            while training.receiver.received < 3:
-                await asyncio.sleep(0.01)
-            result = attempt(training, time.monotonic)
-        training.close()
-        return result
+        given = options(tmp_path / "h.sock", max_ranks=2)
+        async with jobs(configured(given)) as (service, context):
+            training = Training(given, context)
+            assert attempt(training, time.monotonic).outcome is Outcome.OK
+            with (
+                sending(tmp_path / "h.sock", {**TORCH, "RANK": "0"}) as first,
+                sending(tmp_path / "h.sock", {**TORCH, "RANK": "1"}) as second,
+                sending(tmp_path / "h.sock", {**TORCH, "RANK": "2"}) as third,
+            ):
+                for sender in (first, second, third):
+                    sender.tell(Message(step=5, sent=time.monotonic()))
+                while service.heartbeats().receiver.received < 3:
+                    await asyncio.sleep(0.01)
+                return attempt(training, time.monotonic)
 
     result = asyncio.run(asyncio.wait_for(run(), 10))
     text = render(result.samples, Format.PROMETHEUS)
@@ -156,7 +156,8 @@ def test_ranks_on_metrics(tmp_path: Path) -> None:
 
 def test_single_collection(tmp_path: Path) -> None:
     """`dshealthd metrics` takes the socket from no agent."""
-    result = collected(collector(tmp_path / "h.sock", None))
+    context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+    result = attempt(Training(options(tmp_path / "h.sock"), context), time.monotonic)
     assert (result.outcome, result.detail) == (
         Outcome.NOT_AVAILABLE,
         "heartbeats come in while an agent runs",
@@ -168,7 +169,7 @@ def test_no_directory(tmp_path: Path) -> None:
     """Where nobody made the directory there is nothing to report to, and the page says what makes
     it.
     """
-    result = collected(collector(tmp_path / "none" / "h.sock", tmp_path))
+    result = collected(tmp_path / "none" / "h.sock")
     assert result.outcome is Outcome.NOT_AVAILABLE
     assert "RuntimeDirectory=" in result.detail
 
@@ -178,7 +179,7 @@ def test_another_agent(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
         other.bind(str(tmp_path / "h.sock"))
         other.listen()
-        result = collected(collector(tmp_path / "h.sock", tmp_path))
+        result = collected(tmp_path / "h.sock")
     assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.IO_ERROR)
     assert result.detail == f"{tmp_path}/h.sock: another agent listens there"
 
@@ -188,32 +189,6 @@ def test_processes_of_another_namespace(tmp_path: Path) -> None:
     proc = tmp_path / "proc"
     proc.mkdir()
     (proc / "self").symlink_to("1")
-    result = collected(collector(tmp_path / "h.sock", tmp_path, Host(procfs=proc)))
+    result = collected(tmp_path / "h.sock", Host(procfs=proc))
     assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.NOT_FOUND)
     assert "another namespace" in result.detail
-
-
-def test_removed_socket_is_made_again(tmp_path: Path) -> None:
-    """A socket that somebody removed is back at the next collection."""
-
-    async def run() -> None:
-        training = collector(tmp_path / "h.sock", tmp_path)
-        attempt(training, time.monotonic)
-        (tmp_path / "h.sock").unlink()
-        attempt(training, time.monotonic)
-        assert (tmp_path / "h.sock").is_socket()
-        training.close()
-
-    asyncio.run(run())
-
-
-def test_every_user_may_report(tmp_path: Path) -> None:
-    """The socket is open to every user, as trainings run as any."""
-
-    async def run() -> None:
-        training = collector(tmp_path / "h.sock", tmp_path)
-        attempt(training, time.monotonic)
-        assert (tmp_path / "h.sock").stat().st_mode & 0o777 == 0o666
-        training.close()
-
-    asyncio.run(run())

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.config import Config
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.evidence.bundle import kept
@@ -24,6 +25,8 @@ from dshealthd.evidence.service import BUNDLES, BYTES, INFO, KEPT, LAST, Evidenc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import pytest
 
     from dshealthd.core.collector import Metric
 
@@ -151,6 +154,7 @@ def test_a_restarted_agent_takes_no_second_bundle(tmp_path: Path) -> None:
         await node.look("slurm-1", seconds=10)
         successor = Node(tmp_path)
         successor.wall = node.wall
+        await successor.evidence.apply(Config(evidence=OPTIONS))
         await successor.look("slurm-1")
         assert await successor.look("slurm-1", seconds=10) == ["slurm-1"]
         assert successor.values(KEPT) == {(): 1}
@@ -321,6 +325,34 @@ def test_a_state_directory_that_is_not_there_is_a_failure(tmp_path: Path) -> Non
         )
         assert taken.outcome == "failed"
         assert "No such file or directory" in taken.detail
+
+    asyncio.run(scene())
+
+
+def test_a_disk_that_hangs_is_unknown_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the names of the bundles cannot be read the loop goes on, and how many are kept is
+    absent rather than 0.
+    """
+    hanging = tmp_path / "hanging"
+    hanging.write_text("#!/bin/sh\nexec sleep 5\n", encoding="ascii")
+    hanging.chmod(0o755)
+    (tmp_path / "evidence").mkdir()
+    monkeypatch.setattr(sys, "executable", str(hanging))
+
+    async def scene() -> None:
+        node = Node(tmp_path)
+        beginning = asyncio.create_task(node.evidence.apply(Config(evidence=OPTIONS)))
+        for _ in range(20):  # the loop goes on meanwhile
+            await asyncio.sleep(0.01)
+        assert not beginning.done()
+        await beginning
+        assert node.values(KEPT) == {}
+        monkeypatch.undo()
+        await node.evidence.apply(Config(evidence=OPTIONS))  # as a reload does
+        assert node.values(KEPT) == {(): 0.0}
+        await node.evidence.close()
 
     asyncio.run(scene())
 

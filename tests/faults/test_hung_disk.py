@@ -136,3 +136,7 @@ def test_what_a_child_does_to_a_disk_is_an_error_or_done(tmp_path: Path) -> None
     assert state_file.read_in_child(place, 4) == b"0123"
     state_file.set_aside_in_child(place)
     assert Path(f"{place}.bad").read_bytes() == b"0123456789"
+    (tmp_path / "a" / "\udcff").touch()
+    assert sorted(state_file.names_in_child(str(tmp_path / "a"))) == ["b.bad", "\udcff"]
+    with pytest.raises(NotADirectoryError):
+        state_file.names_in_child(f"{place}.bad")

@@ -16,9 +16,7 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import Outcome, Result, not_available
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.probe.members.membership import MembershipOptions
-from dshealthd.probe.options import PolicyOptions, ProbeOptions
-from dshealthd.probe.peers.contract import PeerOptions
+from dshealthd.probe.options import MembershipOptions, PeerOptions, PolicyOptions, ProbeOptions
 from dshealthd.probe.service import Service
 from tests.probe.peering import KEY, secret
 

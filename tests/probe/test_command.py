@@ -14,8 +14,8 @@ import pytest
 
 from dshealthd.config import Config, ConfigError
 from dshealthd.probe import command, report
-from dshealthd.probe.members.membership import MembershipOptions
 from dshealthd.probe.observation import Kind, Outcome, Stage, Timing
+from dshealthd.probe.options import MembershipOptions
 from dshealthd.probe.rounds.conclusion import Findings
 from tests.probe.services import NAMES, Agent, agents, until
 

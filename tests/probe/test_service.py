@@ -17,8 +17,7 @@ import pytest
 
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.options import Duration
-from dshealthd.probe.members.membership import MembershipOptions
-from dshealthd.probe.options import PolicyOptions, ProbeOptions
+from dshealthd.probe.options import MembershipOptions, PolicyOptions, ProbeOptions
 from dshealthd.probe.slots import JITTER, jitter
 from tests.agents import running
 from tests.probe.peering import KEY, OTHER_KEY, run, secret

@@ -19,9 +19,7 @@ from dshealthd.jobs.hangs.silence import UNKNOWN
 from dshealthd.training.message import Phase, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from dshealthd.core.collector import Context
+    from collections.abc import Iterable, Sequence
 
 BUSY = 0.5
 """Share of a core's time from which a rank without a GPU computes.
@@ -129,34 +127,6 @@ class Hang:
     """All its ranks of this node, those that have ended among them."""
     since: float
     """Unix time in seconds of the last heartbeat that any of them sent."""
-
-
-class Hangs:
-    """The jobs that stand still on this node; one in an agent, `context.shared(Hangs)`.
-
-    A hang is there once it has been seen twice.
-    """
-
-    def __init__(self, _context: Context) -> None:
-        """Know of none."""
-        self.current: Mapping[str, Hang] = {}
-        """By job, as last seen; a new mapping each time."""
-        self._listeners: list[Callable[[Hang], object]] = []
-
-    def listen(self, listener: Callable[[Hang], object]) -> None:
-        """Have `listener` be called once for each hang, as it is confirmed.
-
-        In the agent's loop, where it must return at once.
-        """
-        self._listeners.append(listener)
-
-    def update(self, current: Mapping[str, Hang]) -> None:
-        """Note the hangs that are confirmed now, and tell of those that are new."""
-        new = [hang for job, hang in current.items() if job not in self.current]
-        self.current = current
-        for hang in new:
-            for listener in self._listeners:
-                listener(hang)
 
 
 def judge(job: str, ranks: Sequence[RankState], now: float) -> Hang | None:

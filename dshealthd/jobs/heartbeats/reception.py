@@ -1,19 +1,86 @@
-"""Where the heartbeats of this agent come in, for what reads them beside the collector that
-receives them.
-"""
+"""Keeps the heartbeats' socket open, and says why nothing comes in while nothing can."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from dshealthd.core.collector import NotAvailable, Reason, SourceError
+from dshealthd.core.result import os_reason
+from dshealthd.jobs.heartbeats.receiver import Receiver
+
 if TYPE_CHECKING:
-    from dshealthd.core.collector import Context
-    from dshealthd.jobs.heartbeats.receiver import Receiver
+    from collections.abc import Callable, Iterable
+
+    from dshealthd.core.host import Host
+    from dshealthd.jobs.heartbeats.identity import Identity
+    from dshealthd.jobs.heartbeats.sender import Sender
 
 
 class Reception:
-    """The receiver of an agent, if it has one: `context.shared(Reception)`."""
+    """The receiver of an agent; `tend` is called by the clock."""
 
-    def __init__(self, _context: Context) -> None:
-        """Have none yet."""
-        self.receiver: Receiver | None = None
+    def __init__(
+        self, path: str, host: Host, *, monotonic: Callable[[], float], wall: Callable[[], float]
+    ) -> None:
+        """Prepare to listen on `path`; `tend` begins."""
+        self.path = path
+        self.receiver = Receiver(path, host, monotonic=monotonic, wall=wall)
+        self.problem: NotAvailable | SourceError | None = None
+        """Why it does not listen; None while it does."""
+        self._host = host
+
+    def tend(self) -> None:
+        """Listen if need be, as a socket that was removed is made again; let go of who is gone."""
+        self.problem = None if self.receiver.is_open else self._listen()
+        self.receiver.refresh()
+
+    def ranks(self) -> dict[tuple[str, int], list[tuple[Identity, Sender]]]:
+        """Return the processes that report, by job and rank, as `by_rank` orders them."""
+        return by_rank(self.receiver.senders())
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.receiver.close()
+
+    def _listen(self) -> NotAvailable | SourceError | None:
+        """Open the socket; return why it cannot be."""
+        directory = os.path.dirname(self.path)
+        if not os.path.isdir(directory):
+            return NotAvailable(
+                f"{directory} is not there for the heartbeats' socket; "
+                "systemd's RuntimeDirectory= makes it"
+            )
+        try:
+            if os.readlink(self._host.proc("self")) != str(os.getpid()):
+                detail = (
+                    f"{self._host.procfs} has the pids of another namespace than the agent's, "
+                    "which are those that senders are known by"
+                )
+                return SourceError(Reason.NOT_FOUND, detail)
+            self.receiver.open(asyncio.get_running_loop())
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return SourceError(Reason.IO_ERROR, f"{self.path}: {error.strerror}")
+            return SourceError(os_reason(error), str(error))
+        return None
+
+
+def by_rank(
+    senders: Iterable[tuple[Identity, Sender]],
+) -> dict[tuple[str, int], list[tuple[Identity, Sender]]]:
+    """Return the processes of each job and rank, the one that started last at the end.
+
+    Without the children of others of the same rank.
+    """
+    ranks: dict[tuple[str, int], list[tuple[Identity, Sender]]] = defaultdict(list)
+    for who, sender in senders:
+        ranks[who.process.job, who.process.launch.rank].append((who, sender))
+    for key, found in ranks.items():
+        pids = {who.process.pid for who, _ in found}
+        own = [entry for entry in found if entry[0].process.parent not in pids]
+        ranks[key] = sorted(own, key=lambda entry: (entry[0].process.start, entry[0].process.pid))
+    return ranks

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dshealthd.core.collector import Sample
     from dshealthd.core.host import Host
-    from dshealthd.probe.members.membership import MembershipOptions
+    from dshealthd.probe.options import MembershipOptions
 
 log = logging.getLogger(__name__)
 

@@ -14,16 +14,17 @@ import socket
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.host import read_bytes
-from dshealthd.core.options import Duration, option
 from dshealthd.probe.members import topology
 from dshealthd.probe.members.hostlist import MAX_NAMES, HostlistError, expand, is_name, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from dshealthd.probe.options import MembershipOptions
 
 _MAX_BYTES = 1 << 23
 _MAX_SLOTS_DIGITS = 6
@@ -41,55 +42,6 @@ class MembershipError(Exception):
     def __init__(self, errors: Iterable[str]) -> None:
         self.errors = tuple(errors)
         super().__init__("\n".join(self.errors))
-
-
-@dataclass(frozen=True, kw_only=True)
-class MembershipOptions:
-    """Where the list of nodes comes from.
-
-    One source, or none, which leaves probes between nodes off.
-    """
-
-    hostfile: Path | None = option(
-        None, "DeepSpeed hostfile, the one that training is started with; re-read as it changes."
-    )
-    nodes: tuple[str, ...] = option([], "The nodes themselves, as their agents are reached.")
-    dns: str = option(
-        "",
-        "DNS name, such as a headless service: each of its addresses is a node, and the "
-        "addresses are the names. "
-        "IPv6 ones count only where there is no IPv4 one.",
-    )
-    dns_interval: Duration = option(
-        "1m", "How often the DNS name is looked up again.", minimum="1s"
-    )
-    slurm: str = option("", 'Slurm node list expression, such as "gpu[001-128,130],login1".')
-    topology: Path | None = option(
-        None,
-        "File in the form of Slurm's topology.conf that says which nodes share a leaf "
-        "switch; re-read as it changes.",
-    )
-    name: str = option(
-        "",
-        "Which of the nodes this one is, where neither its host name nor an address of its "
-        "interfaces tells.",
-    )
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The sources that are set."""
-        return tuple(name for name in ("hostfile", "nodes", "dns", "slurm") if getattr(self, name))
-
-    def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong although its type is right."""
-        if len(self.sources) > 1:
-            yield (
-                self.sources[1],
-                f"only one of {', '.join(self.sources)} can say who the members are",
-            )
-        for key in ("dns", "name"):
-            if getattr(self, key) and not is_name(getattr(self, key)):
-                yield key, f"{quote(getattr(self, key))} is not a valid node name"
 
 
 @dataclass(frozen=True, slots=True)

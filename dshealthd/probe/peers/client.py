@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from dshealthd.core.collector import Sample
-    from dshealthd.probe.peers.contract import PeerOptions
+    from dshealthd.probe.options import PeerOptions
 
 CALLS = counter(
     "dshealthd_probe_peer_calls_total", "Calls made to other nodes' agents.", "method", "outcome"

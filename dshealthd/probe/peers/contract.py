@@ -18,15 +18,12 @@ import hashlib
 import hmac
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.address import listen_address
-from dshealthd.core.options import Duration, option
 from dshealthd.probe.members.hostlist import is_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from dshealthd.probe.observation import Outcome
 
@@ -92,103 +89,6 @@ class PeerError(Exception):
         super().__init__(f"{outcome}: {reason}")
         self.outcome = outcome
         self.reason = reason
-
-
-@dataclass(frozen=True, kw_only=True)
-class PeerOptions:
-    """How the agents of a cluster talk to each other."""
-
-    listen_address: str = option(
-        "",
-        'Address for the other nodes\' agents, "HOST:PORT"; the host is the address they '
-        "know this node by. Empty: no probes across nodes.",
-    )
-    key_file: Path | None = option(
-        None,
-        "File with the key that all nodes share, of mode 0600: one key a line, at least 32 "
-        "characters (openssl rand -hex 32). The first "
-        "signs, a second one is accepted too, for rotation; re-read as it changes. A name "
-        "without a slash is one of systemd's credentials.",
-    )
-    tls_cert_file: Path | None = option(
-        None, "Certificate of this node, for TLS 1.3 in both directions; re-read as it changes."
-    )
-    tls_key_file: Path | None = option(
-        None, "Its private key, of mode 0600, or the name of one of systemd's credentials."
-    )
-    tls_ca_file: Path | None = option(
-        None, "Certificates of the authorities that sign the nodes' certificates."
-    )
-    tls_name: str = option(
-        "{node}",
-        "Subject alternative name (DNS or URI) of a node's certificate; {node} is its name "
-        "among the members.",
-    )
-    check_addresses: bool = option(
-        True,
-        "Whether a call must come from an address of the node that makes it. Without "
-        "certificates nothing else tells the nodes apart, "
-        "as all have the same key; off only where addresses are translated between nodes.",
-    )
-    off_file: Path | None = option(
-        Path("/run/dshealthd/probe.off"),
-        "While this file exists, calls of other nodes are declined.",
-    )
-    max_connections: int = option(
-        48,
-        "Connections served at a time; further ones replace those that have not authenticated.",
-        minimum=2,
-    )
-    max_connections_per_address: int = option(8, "The same for one client address.", minimum=1)
-    header_timeout: Duration = option(
-        "5s",
-        "How long a caller may take for a TLS handshake, for headers and for a body.",
-        minimum="100ms",
-    )
-    calls_per_second: float = option(
-        200.0, "Calls that one node may make, in the long run.", minimum=1.0
-    )
-    burst: int = option(1000, "Calls that one node may make at once, after a pause.", minimum=1)
-
-    def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong although its type is right."""
-        if self.listen_address:
-            try:
-                host, _ = listen_address(self.listen_address)
-            except ValueError as error:
-                yield "listen_address", str(error)
-            else:
-                if host is None:
-                    yield (
-                        "listen_address",
-                        (
-                            f'"{self.listen_address}" names no host; the listener never takes '
-                            "all addresses by default"
-                        ),
-                    )
-            if self.key_file is None and not self.tls:
-                yield (
-                    "listen_address",
-                    "needs key_file, or tls_cert_file, tls_key_file and tls_ca_file",
-                )
-        given = [
-            name
-            for name in ("tls_cert_file", "tls_key_file", "tls_ca_file")
-            if getattr(self, name) is not None
-        ]
-        if len(given) in {1, 2}:
-            yield given[0], "needs all of tls_cert_file, tls_key_file and tls_ca_file"
-        if self.tls_name.count("{node}") != 1:
-            yield "tls_name", "must contain {node} once"
-
-    @property
-    def tls(self) -> bool:
-        """Whether connections are protected with TLS."""
-        return None not in {self.tls_cert_file, self.tls_key_file, self.tls_ca_file}
-
-    def certificate_name(self, node: str) -> str:
-        """Return the subject alternative name that a node's certificate must have."""
-        return self.tls_name.replace("{node}", node)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dshealthd.core.collector import Sample
-    from dshealthd.probe.peers.contract import PeerOptions
+    from dshealthd.probe.options import PeerOptions
 
 log = logging.getLogger(__name__)
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from aiohttp.web_request import BaseRequest
 
+    from dshealthd.probe.options import PeerOptions
     from dshealthd.probe.peers.connection import PeerConnection
-    from dshealthd.probe.peers.contract import PeerOptions
     from dshealthd.probe.peers.credentials import Credentials
     from dshealthd.probe.peers.resolver import Resolver
 

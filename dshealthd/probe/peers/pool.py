@@ -21,7 +21,7 @@ from dshealthd.probe.peers.resolver import UnknownName
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dshealthd.probe.peers.contract import PeerOptions
+    from dshealthd.probe.options import PeerOptions
     from dshealthd.probe.peers.resolver import Address, Resolver
 
 MAX_IDLE = 16

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.probe.peers.contract import PeerOptions
+    from dshealthd.probe.options import PeerOptions
 
 MIN_KEY = 32
 """Characters of a key: hexadecimal digits of 128 bits."""

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from aiohttp.web_response import StreamResponse
 
     from dshealthd.core.collector import Sample
-    from dshealthd.probe.peers.contract import PeerOptions
+    from dshealthd.probe.options import PeerOptions
     from dshealthd.probe.peers.resolver import Resolver
 
     Handler = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]

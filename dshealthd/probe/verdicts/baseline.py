@@ -16,16 +16,16 @@ import json
 import math
 from array import array
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core import state_file
-from dshealthd.core.options import option
 from dshealthd.probe.observation import FLOOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+
+    from dshealthd.probe.options import BaselineOptions
 
 KEPT = 256
 """Values of a class; with SPACING these are 64 hours."""
@@ -72,41 +72,6 @@ _OUTDATED = frozenset({1})
 """Files with times that peers had told, which are not believed."""
 _MOST_BYTES = 1 << 24
 _FIELDS = 12
-
-
-@dataclass(frozen=True, kw_only=True)
-class BaselineOptions:
-    """When a timing is out of the usual."""
-
-    slow_ratio: float = option(
-        0.07,
-        "How much longer than usual, as a ratio, a timing takes at least to be flagged.",
-        minimum=0.01,
-    )
-    light_ratio: float = option(
-        2.0,
-        "The same for echoes between agents, whose times depend on the load of both hosts.",
-        minimum=0.01,
-    )
-    deviations: float = option(
-        3.5,
-        "How many standard deviations of its class above the usual a timing is at least to "
-        "be flagged.",
-        minimum=2,
-    )
-    creep_ratio: float = option(
-        0.05,
-        "How far the usual may rise above the lowest usual of this software.",
-        minimum=0,
-        maximum=1,
-    )
-    sibling_ratio: float = option(
-        0.15,
-        "How far the usual of one GPU or rail may lie above the median of the others of its "
-        "node; a part that was slow from the beginning"
-        " is flagged by this.",
-        minimum=0.02,
-    )
 
 
 class Series(NamedTuple):

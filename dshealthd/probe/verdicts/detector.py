@@ -10,11 +10,9 @@ accuse nobody.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from dshealthd.core.options import option
 from dshealthd.probe.members.schedule import PAIR
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Suspect
 from dshealthd.probe.verdicts.accusation import AMBIGUOUS, Verdicts, accusations
@@ -43,9 +41,10 @@ from dshealthd.probe.verdicts.signals import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from dshealthd.probe.options import VerdictOptions
     from dshealthd.probe.verdicts.baseline import Baselines
 
-__all__ = ["Confirmation", "Detector", "VerdictOptions"]
+__all__ = ["Confirmation", "Detector"]
 
 BUSY = "already_testing"
 """The reason of a round that was declined for another one in progress."""
@@ -62,26 +61,6 @@ _PENDING = 30.0
 """Seconds after which an extra round that was asked for and never came is given up."""
 _LATEST = 6
 """Pairs that are told to peers, if they are of this epoch or the last one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerdictOptions:
-    """Suspect thresholds."""
-
-    confirmations: int = option(
-        4,
-        "Extra rounds that must be flagged, with at most one that is not, before a part is "
-        "accused.",
-        minimum=2,
-    )
-    told_ratio: float = option(
-        0.07,
-        "The own score, above 1, from which on a node takes a bad round on itself.",
-        minimum=0.01,
-    )
-    hold_epochs: int = option(
-        4, "How many epochs an accusation of another node stands without new evidence.", minimum=2
-    )
 
 
 class Detector:

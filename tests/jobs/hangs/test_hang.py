@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from dshealthd.jobs.hangs.activity import State
 from dshealthd.jobs.hangs.exits import ExitKind
-from dshealthd.jobs.hangs.hang import PATIENCE, Class, Culprit, Hang, Hangs, RankState, judge
+from dshealthd.jobs.hangs.hang import PATIENCE, Class, Culprit, RankState, judge
 from dshealthd.jobs.hangs.silence import UNKNOWN
 from dshealthd.training.message import Phase, Stage
-
-if TYPE_CHECKING:
-    from dshealthd.core.collector import Context
 
 INPUT, FORWARD, BACKWARD = Stage.INPUT, Stage.FORWARD, Stage.BACKWARD
 WAITS = RankState(
@@ -141,18 +137,3 @@ def test_two_ranks() -> None:
     hang = judge("run-1", [WAITS, replace(WAITS, rank=1, stage=INPUT)], 0.0)
     assert hang is not None
     assert (hang.reason, hang.culprits) == (Class.INPUT, ((1, Culprit.INPUT),))
-
-
-def test_listeners_hear_of_a_hang_once() -> None:
-    """Who listens is told as a hang begins, and again only after it was over."""
-    hangs, heard = Hangs(cast("Context", None)), list[Hang]()
-    hangs.listen(heard.append)
-    hang = judge("run-1", ranks(), 1000.0)
-    assert hang is not None
-    for current in ({}, {"run-1": hang}, {"run-1": replace(hang, reason=Class.INPUT)}):
-        hangs.update(current)
-    assert heard == [hang]
-    assert hangs.current["run-1"].reason is Class.INPUT
-    hangs.update({})
-    hangs.update({"run-1": hang})
-    assert heard == [hang, hang]

@@ -17,12 +17,12 @@ from dshealthd.probe.members.membership import (
     Member,
     Membership,
     MembershipError,
-    MembershipOptions,
     Watcher,
     load,
     parse_hostfile,
     parse_nodes,
 )
+from dshealthd.probe.options import MembershipOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.probe.observation import Outcome
+from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.contract import PeerError, PeerOptions
+from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.peers.resolver import Resolver
 from tests.probe.peering import KEY, echo, listening, run, secret
 

@@ -12,15 +12,8 @@ import pytest
 
 from dshealthd.core.options import Errors, decode
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.peers.contract import (
-    ANSWER,
-    MAX_BODY,
-    Claim,
-    PeerError,
-    PeerOptions,
-    Refusal,
-    parse_answer,
-)
+from dshealthd.probe.options import PeerOptions
+from dshealthd.probe.peers.contract import ANSWER, MAX_BODY, Claim, PeerError, Refusal, parse_answer
 from dshealthd.probe.peers.messages import MAX_PAYLOAD
 from dshealthd.probe.peers.schema import SchemaError
 from tests.probe.peering import (

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.peers.contract import PeerOptions
+from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.credentials import CredentialError, Credentials
 from dshealthd.probe.peers.secret_files import parse_keys, read
 from tests.probe.peering import (

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.probe.peers.connection import MAX_UNPROVED
-from dshealthd.probe.peers.contract import MAX_BODY, Claim, PeerError, PeerOptions
+from dshealthd.probe.peers.contract import MAX_BODY, Claim, PeerError
 from tests.probe.peering import (
     ECHO,
     KEY,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from dshealthd.probe.options import PeerOptions
     from dshealthd.probe.peers.client import PeerClient
 
 STARTS = (

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.peers.contract import Claim, PeerOptions, certificate_names
+from dshealthd.probe.options import PeerOptions
+from dshealthd.probe.peers.contract import Claim, certificate_names
 from tests.probe.peering import (
     KEY,
     OTHER_KEY,

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dshealthd.core.state_file import replace
+from dshealthd.probe.options import BaselineOptions
 from dshealthd.probe.verdicts.baseline import (
     ENOUGH,
     FILL,
     KEPT,
     SPACING,
     BaselineError,
-    BaselineOptions,
     Baselines,
     Series,
 )

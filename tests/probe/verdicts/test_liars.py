@@ -12,7 +12,8 @@ import pytest
 
 from bench.probe_liars import play
 from dshealthd.probe.observation import Kind, Observation, Outcome, Stage, Timing
-from dshealthd.probe.verdicts.baseline import BaselineOptions, Baselines, Series
+from dshealthd.probe.options import BaselineOptions
+from dshealthd.probe.verdicts.baseline import Baselines, Series
 from tests.probe.verdicts.test_detector import ME, Answer, Scene, silences, well
 
 if TYPE_CHECKING:

@@ -1,0 +1,73 @@
+"""Finds the jobs that are hung on this node, look by look."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from dshealthd.jobs.hangs.exits import ExitWatcher
+from dshealthd.jobs.hangs.hang import judge
+from dshealthd.jobs.hangs.watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dshealthd.core.host import Host
+    from dshealthd.jobs.hangs.hang import Hang, RankState
+    from dshealthd.jobs.heartbeats.identity import Identity
+    from dshealthd.jobs.heartbeats.sender import Sender
+    from dshealthd.jobs.options import HangOptions
+
+SLACK = 3.0
+"""So many intervals may pass from one look to the next and still count as silence."""
+
+
+class HangDetector:
+    """Watches the ranks that report, and the processes behind them."""
+
+    def __init__(
+        self,
+        options: HangOptions,
+        host: Host,
+        *,
+        monotonic: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        """Watch none yet; in the running loop, which hears of the ends of processes."""
+        self._monotonic = monotonic
+        self._wall = wall
+        self._exit_watcher = ExitWatcher(host, asyncio.get_running_loop(), wall)
+        self._watch = Watch(
+            host,
+            self._exit_watcher,
+            slack=SLACK * options.interval,
+            floor=float(options.floor),
+        )
+        self._suspected: frozenset[str] = frozenset()
+        """Jobs that were hung at the last look."""
+        self.jobs: Mapping[str, Sequence[RankState]] = {}
+        """The ranks of each job, as of the last look."""
+        self.hangs: Mapping[str, Hang] = {}
+        """By job, the hangs that are confirmed: two looks in a row have seen them."""
+
+    def look(self, ranks: Mapping[tuple[str, int], Sequence[tuple[Identity, Sender]]]) -> None:
+        """Look at what the ranks report now; of each, the process that started last counts."""
+        present = {}
+        for place, senders in ranks.items():
+            who, sender = senders[-1]
+            if sender.message is not None:
+                present[place] = who, sender.message
+        self._watch.look(present, self._monotonic())
+        self.jobs = self._watch.jobs()
+        wall = self._wall()
+        found = {
+            job: hang
+            for job, states in self.jobs.items()
+            if (hang := judge(job, states, wall)) is not None
+        }
+        self.hangs = {job: hang for job, hang in found.items() if job in self._suspected}
+        self._suspected = frozenset(found)
+
+    def close(self) -> None:
+        """Let go of the processes."""
+        self._exit_watcher.close()

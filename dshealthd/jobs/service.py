@@ -1,0 +1,142 @@
+"""The training jobs of this node, as the agent's loop follows them: what their ranks report, and
+which of them are hung.
+
+The collectors `training` and `job_hang` read from here, and have the options.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+from dshealthd.core.collector import NotAvailable, Reason, SourceError
+from dshealthd.core.periodic import Periodic
+from dshealthd.jobs.hangs.detector import HangDetector
+from dshealthd.jobs.heartbeats.reception import Reception
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from dshealthd.config import Config
+    from dshealthd.core.collector import Sample
+    from dshealthd.core.host import Host
+    from dshealthd.jobs.hangs.hang import Hang
+    from dshealthd.jobs.options import HangOptions, HeartbeatOptions
+
+
+class Jobs:
+    """Owns the receiver of heartbeats and the detector of hangs."""
+
+    name = "jobs"
+
+    def __init__(
+        self,
+        monotonic: Callable[[], float],
+        wall: Callable[[], float],
+        on_look: Callable[[Iterable[Hang]], object] = lambda _hangs: None,
+    ) -> None:
+        """Prepare; `apply` starts.
+
+        `on_look` is called in the loop after each look, with all hangs that are confirmed by then;
+        it must return at once.
+        """
+        self._clocks: dict[str, Callable[[], float]] = {"monotonic": monotonic, "wall": wall}
+        self._on_look = on_look
+        self._heartbeat_options: HeartbeatOptions | None = None
+        self._hang_options: HangOptions | None = None
+        self._host: Host | None = None
+        self._reception: Reception | None = None
+        self._detector: HangDetector | None = None
+        self._tending: Periodic | None = None
+        self._looking: Periodic | None = None
+
+    async def apply(self, config: Config) -> None:
+        """Receive and watch as the collectors `training` and `job_hang` are configured.
+
+        What their options do not change goes on, with its senders and all that was learnt.
+        """
+        host = config.path.host
+        heartbeats = cast("HeartbeatOptions", config.collectors["training"])
+        hangs = cast("HangOptions", config.collectors["job_hang"])
+        if (host, hangs) != (self._host, self._hang_options):
+            self._stop_looking()
+        if (host, heartbeats) != (self._host, self._heartbeat_options):
+            self._stop_receiving()
+        self._host, self._heartbeat_options, self._hang_options = host, heartbeats, hangs
+        if heartbeats.enabled and self._tending is None:
+            self._reception = Reception(heartbeats.socket, host, **self._clocks)
+            self._tending = Periodic(self._reception.tend, heartbeats.interval)
+        if hangs.enabled and self._looking is None:
+            self._detector = HangDetector(hangs, host, **self._clocks)
+            self._looking = Periodic(self._look, hangs.interval)
+        if not hangs.enabled:
+            self._report()
+        await asyncio.sleep(0)  # the first turns: collectors find the socket open
+
+    def heartbeats(self) -> Reception:
+        """Return where heartbeats come in; NotAvailable or SourceError where none can."""
+        if self._reception is None or self._tending is None:
+            message = "heartbeats come in while an agent runs"
+            raise NotAvailable(message)
+        if self._tending.failed:
+            raise SourceError(Reason.INTERNAL, "the heartbeats' socket is not tended")
+        if self._reception.problem is not None:
+            raise self._reception.problem.with_traceback(None)  # an earlier raise left its frames
+        return self._reception
+
+    def hangs(self) -> HangDetector:
+        """Return what is known of hangs; NotAvailable or SourceError where nothing can be."""
+        if self._detector is None or self._looking is None or not self._receiving():
+            message = "no heartbeats come in"
+            raise NotAvailable(message)
+        if self._looking.failed:
+            raise SourceError(Reason.INTERNAL, "the last look at the ranks failed")
+        return self._detector
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield nothing: the collectors show what is known of jobs."""
+        yield from ()
+
+    def status(self) -> Mapping[str, Any]:
+        """Return whether heartbeats come in."""
+        try:
+            self.heartbeats()
+        except NotAvailable as absence:
+            return {"state": "off", "detail": str(absence)}
+        except SourceError as error:
+            return {"state": "failing", "detail": f"heartbeats: {error.detail}"}
+        return {"state": "ok"}
+
+    async def close(self) -> None:
+        """Stop listening, and let go of all processes."""
+        self._stop_looking()
+        self._stop_receiving()
+
+    def _receiving(self) -> bool:
+        return self._reception is not None and self._reception.receiver.is_open
+
+    def _look(self) -> None:
+        """Look once, and hand on what is hung."""
+        if self._reception is None or self._detector is None or not self._receiving():
+            return
+        self._detector.look(self._reception.ranks())
+        self._report()
+
+    def _report(self) -> None:
+        hangs = () if self._detector is None else tuple(self._detector.hangs.values())
+        # On its own, so that a defect of who is called is not one of the look.
+        asyncio.get_running_loop().call_soon(self._on_look, hangs)
+
+    def _stop_looking(self) -> None:
+        if self._looking is not None:
+            self._looking.close()
+        if self._detector is not None:
+            self._detector.close()
+        self._looking = self._detector = None
+
+    def _stop_receiving(self) -> None:
+        if self._tending is not None:
+            self._tending.close()
+        if self._reception is not None:
+            self._reception.close()
+        self._tending = self._reception = None

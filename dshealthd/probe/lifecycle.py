@@ -1,0 +1,77 @@
+"""The probes as a service of the agent: set up where the configuration asks for them.
+
+An agent without probes imports nothing of what they need.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from dshealthd.config import Config
+    from dshealthd.core.collector import Sample
+    from dshealthd.core.snapshot import Snapshot
+    from dshealthd.probe.members.membership import Membership
+    from dshealthd.probe.service import Service
+
+
+class Probes:
+    """The probes of this node, or none."""
+
+    name = "probe"
+
+    def __init__(
+        self, snapshot: Snapshot, monotonic: Callable[[], float], wall: Callable[[], float]
+    ) -> None:
+        """Prepare; `apply` starts."""
+        self._snapshot = snapshot
+        self._monotonic = monotonic
+        self._wall = wall
+        self._running: Service | None = None
+
+    @property
+    def membership(self) -> Membership:
+        """The members as this agent believes them to be; LookupError while it does not know."""
+        if self._running is None:
+            message = "no probes are configured"
+            raise LookupError(message)
+        return self._running.membership
+
+    async def apply(self, config: Config) -> None:
+        """Run the probes that the configuration asks for.
+
+        Where their options have not changed, the members alone are read again.
+        """
+        if self._running is not None and self._running.options == config.probe:
+            self._running.reload()
+            return
+        await self.close()
+        if config.probe.wanted:
+            from dshealthd.probe.service import Service
+
+            self._running = Service(
+                config.probe,
+                host=config.path.host,
+                state=config.path.state,
+                snapshot=self._snapshot,
+                monotonic=self._monotonic,
+                wall=self._wall,
+            )
+            self._running.start()
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metrics of the probes."""
+        if self._running is not None:
+            yield from self._running.samples()
+
+    def status(self) -> Mapping[str, Any]:
+        """Return what the status document says of the probes."""
+        return {"state": "off"} if self._running is None else self._running.status()
+
+    async def close(self) -> None:
+        """End all rounds and close what is open."""
+        running, self._running = self._running, None
+        if running is not None:
+            await running.close()

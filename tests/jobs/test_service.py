@@ -1,0 +1,184 @@
+"""The service of jobs: it keeps its socket open, says why it cannot, and hands hangs on."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.core.collector import NotAvailable, Reason, SourceError
+from dshealthd.core.options import Duration
+from dshealthd.jobs.hangs.detector import HangDetector
+from dshealthd.jobs.heartbeats.receiver import Receiver
+from dshealthd.jobs.options import HangOptions, HeartbeatOptions
+from dshealthd.jobs.service import Jobs
+from dshealthd.training.message import Message
+from tests.jobs.heartbeats.senders import sending
+from tests.jobs.machines import TORCH
+from tests.jobs.service import configured, jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from dshealthd.jobs.hangs.hang import Hang
+
+OFTEN = Duration(0.1)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something to be so."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def test_removed_socket_is_made_again(tmp_path: Path) -> None:
+    """A socket that somebody removed is back at the next turn, without a collection."""
+    path = tmp_path / "h.sock"
+
+    async def run() -> None:
+        async with jobs(configured(HeartbeatOptions(socket=str(path), interval=OFTEN))):
+            assert path.is_socket()
+            path.unlink()
+            await until(path.is_socket)
+        assert not path.exists()
+
+    asyncio.run(run())
+
+
+def test_every_user_may_report(tmp_path: Path) -> None:
+    """The socket is open to every user, as trainings run as any."""
+    path = tmp_path / "h.sock"
+
+    async def run() -> None:
+        async with jobs(configured(HeartbeatOptions(socket=str(path)))):
+            assert path.stat().st_mode & 0o777 == 0o666
+
+    asyncio.run(run())
+
+
+def test_the_socket_comes_with_its_directory(tmp_path: Path) -> None:
+    """What was missing at the start is found later; until then the status says what is missing."""
+    path = tmp_path / "later" / "h.sock"
+
+    async def run() -> None:
+        async with jobs(configured(HeartbeatOptions(socket=str(path), interval=OFTEN))) as (
+            service,
+            _,
+        ):
+            status = service.status()
+            assert status["state"] == "off"
+            assert str(path.parent) in status["detail"]
+            path.parent.mkdir()
+            await until(path.is_socket)
+            assert service.status() == {"state": "ok"}
+
+    asyncio.run(run())
+
+
+def test_a_reload_keeps_senders(tmp_path: Path) -> None:
+    """New options of the hangs leave the receiver and its senders alone; those of the heartbeats
+    do not, and where both are switched off nothing is left.
+    """
+    heartbeats = HeartbeatOptions(socket=str(tmp_path / "h.sock"))
+
+    async def run() -> None:
+        async with jobs(configured(heartbeats, HangOptions())) as (service, _):
+            receiver = service.heartbeats().receiver
+            detector = service.hangs()
+            with sending(tmp_path / "h.sock", TORCH) as sender:
+                sender.tell(Message(step=1, sent=time.monotonic()))
+                await until(lambda: receiver.received == 1)
+                await service.apply(configured(heartbeats, HangOptions(floor=Duration(9.0))))
+                assert service.heartbeats().receiver is receiver
+                assert receiver.connections == 1
+                assert service.hangs() is not detector
+                detector = service.hangs()
+                other = dataclasses.replace(heartbeats, max_ranks=1)
+                await service.apply(configured(other, HangOptions(floor=Duration(9.0))))
+                assert service.heartbeats().receiver is not receiver
+                assert service.hangs() is detector
+            disabled = dataclasses.replace(heartbeats, enabled=False)
+            await service.apply(configured(disabled, HangOptions(enabled=False)))
+            assert not (tmp_path / "h.sock").exists()
+            for ask in (service.heartbeats, service.hangs):
+                with pytest.raises(NotAvailable):
+                    ask()
+
+    asyncio.run(run())
+
+
+def test_a_service_that_never_ran_can_be_closed() -> None:
+    """An agent that fails to start closes all that it has."""
+    asyncio.run(Jobs(time.monotonic, time.time).close())
+
+
+def test_hangs_that_are_watched_no_longer_are_over(tmp_path: Path) -> None:
+    """Who is called is called at each look, and when the watch is switched off once more with none:
+    a hang that nobody sees any more is not evidence of one.
+    """
+    calls: list[list[Hang]] = []
+    heartbeats = HeartbeatOptions(socket=str(tmp_path / "h.sock"))
+
+    def on_look(hangs: Iterable[Hang]) -> None:
+        calls.append(list(hangs))
+
+    async def run() -> None:
+        watching = configured(heartbeats, HangOptions(interval=OFTEN))
+        async with jobs(watching, on_look) as (service, _):
+            await until(lambda: len(calls) > 1)
+            await service.apply(configured(heartbeats))
+            await asyncio.sleep(0)
+            before = len(calls)
+            await asyncio.sleep(0.3)
+            assert len(calls) == before
+            assert calls[-1] == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("broken", "name"), [(Receiver, "refresh"), (HangDetector, "look")])
+def test_a_defect_is_not_health(
+    tmp_path: Path, broken: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a turn that ended by a defect what was known before is not shown as if it were of now.
+
+    The next turn that works ends it.
+    """
+    heartbeats = HeartbeatOptions(socket=str(tmp_path / "h.sock"), interval=OFTEN)
+    raised: list[str] = []
+
+    def defect(*_: object) -> None:
+        message = "a defect"
+        raise RuntimeError(message)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: raised.append(str(context["exception"])))
+        async with jobs(configured(heartbeats, HangOptions(interval=OFTEN))) as (service, _):
+            ask = service.heartbeats if broken is Receiver else service.hangs
+            ask()
+            with monkeypatch.context() as patched:
+                patched.setattr(broken, name, defect)
+                await until(lambda: bool(raised))
+                with pytest.raises(SourceError) as caught:
+                    ask()
+                assert caught.value.reason is Reason.INTERNAL
+            before = len(os.listdir("/proc/self/fd"))
+            await until(lambda: _answers(ask))
+            assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(run())
+
+
+def _answers(ask: Callable[[], object]) -> bool:
+    try:
+        ask()
+    except SourceError:
+        return False
+    return True
