@@ -116,6 +116,8 @@ MAX_PROBLEMS = 64
 """Of one run; a user may set any number of wrong variables."""
 _DOUBTFUL = frozenset({Misnomer.MISSPELT, Misnomer.UNKNOWN})
 """What is said of a name only because no library that we know reads it."""
+_LISTED = 100
+"""Variables that a library at least names if it names them all; NCCL 2.24 has 148."""
 _CONFIGURATION_LIMIT = 1 << 16
 
 
@@ -125,6 +127,8 @@ class _Told:
 
     settings: Mapping[str, str]
     """Allowed variables, and what `/etc/nccl.conf` adds to them."""
+    names: frozenset[str]
+    """Names of all variables that are set for NCCL."""
     findings: frozenset[Finding]
     """What is wrong with names and values."""
     orphaned: bool | None
@@ -209,30 +213,26 @@ class JobEnvironment(Collector):
             except ValueError as error:
                 fault = Fault(part, Reason.MALFORMED, str(error))
         settings = {**configured, **process.environment}
-        findings = (
-            *problems.names(process.nccl | nccl_variables(more)),
-            *problems.values(settings),
-        )
-        return _Told(settings, frozenset(findings), orphaned, fault)
+        names = frozenset(process.nccl | nccl_variables(more))
+        findings = frozenset((*problems.names(names), *problems.values(settings)))
+        return _Told(settings, names, findings, orphaned, fault)
 
-    def _believed(
-        self, process: TrainingProcess, findings: frozenset[Finding]
-    ) -> Iterable[Finding]:
-        """Leave out what a library newer than our names may read after all.
+    def _believed(self, process: TrainingProcess, told: _Told) -> Iterable[Finding]:
+        """Leave out the names that the NCCL of the process reads, though we do not know them.
 
         It is mapped some time after the start of a process, so that this is asked again.
         """
-        doubtful = {finding for finding in findings if finding[1] in _DOUBTFUL}
+        doubtful = {finding for finding in told.findings if finding[1] in _DOUBTFUL}
         if not doubtful or self.context.entering(f"process {process.pid}") is not None:
-            return findings
+            return told.findings
         try:
-            return (
-                findings - doubtful
-                if newer(self._releases.of(self.host, process.pid))
-                else findings
-            )
-        except (Unidentified, OSError):  # which is not known to be newer
-            return findings
+            library = self._releases.library(self.host, process.pid)
+        except (Unidentified, OSError):
+            return told.findings
+        if newer(library.versions) and len(library.variables) < _LISTED:
+            return told.findings - doubtful
+        unread = set(problems.names(told.names - library.variables))
+        return told.findings - doubtful | doubtful & unread
 
     def _place(self, run: Run, machine: str) -> Iterator[Sample]:
         """Yield who the run is and where it meets."""
@@ -291,7 +291,7 @@ class JobEnvironment(Collector):
             for process in members:
                 told = self._of(process)
                 for finding in (
-                    *self._believed(process, told.findings),
+                    *self._believed(process, told),
                     *problems.place(process.launch, process.environment, gpus),
                 ):
                     ranks[finding].add(rank)

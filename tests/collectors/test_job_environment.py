@@ -364,20 +364,25 @@ def test_adapter_that_does_not_answer(node: Node) -> None:
     }
 
 
+ALL_NAMES = "".join(f"\0NCCL_NAME_{number}" for number in range(150)) + "\0NCCL_ENTIRELY_NEW\0"
+
+
 @pytest.mark.parametrize(
-    ("release", "problems"),
+    ("release", "names", "problems"),
     [
-        ("2.30.7", {("0", "NCCL_SOCKET_IFNAME", "misspelt"): 1, ("0", "other", "unknown"): 1}),
-        ("2.33.1", {}),
+        ("2.30.7", "", {("0", "NCCL_SOCKET_IFNAME", "misspelt"): 1, ("0", "other", "unknown"): 1}),
+        ("2.30.7", ALL_NAMES, {("0", "NCCL_SOCKET_IFNAME", "misspelt"): 1}),
+        ("2.33.1", "", {}),
+        ("2.33.1", ALL_NAMES, {("0", "NCCL_SOCKET_IFNAME", "misspelt"): 1}),
     ],
 )
-def test_library_newer_than_the_names(
-    node: Node, tmp_path: Path, release: str, problems: Values
+def test_names_that_the_library_reads(
+    node: Node, tmp_path: Path, release: str, names: str, problems: Values
 ) -> None:
-    """What a library newer than our table may read is called neither misspelt nor unknown."""
+    """What the process's own library names is read; a newer one that names nothing may read all."""
     pid = node.rank(0, {"NCCL_SOCKET_IFNAMES": "eth0", "NCCL_ENTIRELY_NEW": "1"})
     place = tmp_path / "libnccl.so.2"
-    library(place, f"\0NCCL version {release}+cuda13.1\0".encode())
+    library(place, f"\0NCCL version {release}+cuda13.1\0{names}".encode())
     process = node.machine.root / str(pid)
     for name in ("root", "cwd", "status", "auxv"):
         (process / name).unlink(missing_ok=True)

@@ -1,8 +1,9 @@
 """Builds genuine NCCL host code on a simulated CUDA runtime: `python -m tests.nccl.build 2.30.7`.
 
 NCCL's own files are compiled as they are, but for device code: a kernel is a stub that the
-simulated runtime never enters. The result, under `build/nccl/VERSION/lib`, is used again until
-NCCL's sources, the simulation or this file changes. It takes a minute or two on one idle core.
+simulated runtime never enters. The result is under `build/nccl/VERSION/KEY/lib`; KEY is a hash of NCCL's
+sources, the simulation and this file, so that a change of any of them is a build from scratch. One
+that was interrupted goes on. A build takes a minute or two on one idle core.
 """
 
 from __future__ import annotations
@@ -86,18 +87,18 @@ def build(version: str, jobs: int = 1) -> Path:
     Raises BuildFailed, NoSource.
     """
     release = RELEASES[version]
-    stamp, digest = TOP / version / "stamp", _digest(release)
-    if stamp.is_file() and stamp.read_text() == digest:
-        return TOP / version / "lib"
+    out = TOP / version / _digest(release)[:16]
+    if (out / "done").is_file():
+        return out / "lib"
     cuda = 13 if int(version.split(".")[1]) >= FIRST_OF_CUDA_13 else 12
     source = unpack(release, TOP / "src")
-    made = Build(release, source, TOP / version, cuda, _headers(cuda))
+    made = Build(release, source, out, cuda, _headers(cuda))
     for name in ("include", "obj", "gensrc", "lib"):
         (made.out / name).mkdir(parents=True, exist_ok=True)
     _generate(made)
     _compile(made, jobs)
     _link(made)
-    stamp.write_text(digest)
+    (out / "done").touch()
     return made.lib
 
 
@@ -165,7 +166,7 @@ def _compile(made: Build, jobs: int) -> None:
     def one(file: Path) -> None:
         root = source if file.is_relative_to(source) else made.out
         target = made.out / "obj" / (str(file.relative_to(root)).replace("/", "_") + ".o")
-        if not target.is_file() or target.stat().st_mtime < file.stat().st_mtime:
+        if not target.is_file():
             part = target.with_suffix(".part")
             _run(["g++", *flags, "-c", str(file), "-o", str(part)], source)
             part.rename(target)

@@ -1,4 +1,4 @@
-"""Which NCCL releases a running process has mapped.
+"""Which NCCL releases a running process has mapped, and which variables they read.
 
 From `/proc/<pid>/maps`, and the text that each of these libraries prints at start: "NCCL version
 2.27.7+cuda12.9", a constant of the build. A file's name says less, as anybody can rename a file; it
@@ -26,11 +26,15 @@ if TYPE_CHECKING:
 MAPS_LIMIT = 16 << 20
 """Bytes; a process that has loaded torch and CUDA has one or two MiB."""
 _LIBRARY = re.compile(rb"/libnccl\.so[0-9.]*$|/libtorch_cuda\.so$")
-_NAME = re.compile(r"libnccl\.so\.([0-9]+\.[0-9]+\.[0-9]+)")
+_FILE_NAME = re.compile(r"libnccl\.so\.([0-9]+\.[0-9]+\.[0-9]+)")
 _BANNER = re.compile(
     rb"NCCL version ([0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}[!-*,-~]{0,24})(?:\+cuda| compiled with)"
 )
 """Both texts that NCCL has it in: of its start, and of its RAS."""
+_VARIABLE = re.compile(rb"\0(NCCL_[A-Z0-9_]{2,64})(?=\0)")
+"""A constant that is the name of a variable and nothing else."""
+MAX_VARIABLES = 4096
+"""Names of one library at which its search for more ends; NCCL 2.30 has 250."""
 _OVERLAP = 128
 """Bytes of one piece that are searched again with the next, longer than any banner."""
 _DELETED = b" (deleted)"
@@ -45,6 +49,15 @@ class Mapping(NamedTuple):
     """As the process sees it."""
     inode: int
     deleted: bool
+
+
+class Library(NamedTuple):
+    """What a library says of itself."""
+
+    versions: frozenset[str]
+    """Of NCCL; empty if it says none."""
+    variables: frozenset[str]
+    """Names of the environment variables that it reads, and few others."""
 
 
 class Unidentified(Exception):
@@ -65,19 +78,23 @@ def parse_maps(data: bytes) -> tuple[Mapping, ...]:
     return tuple(found)
 
 
-def read_versions(descriptor: int, name: str) -> frozenset[str]:
-    """Return the versions of NCCL that an open library says it is; empty if it says none.
+def read_library(descriptor: int, name: str) -> Library:
+    """Return what the constants of an open library say of it.
 
     `name` is that of its file. OSError.
     """
-    found: set[str] = set()
+    versions: set[str] = set()
+    variables: set[str] = set()
     before = b""
     for chunk in constants(descriptor):
-        found.update(match.decode() for match in _BANNER.findall(before + chunk))
+        text = before + chunk
+        versions.update(match.decode() for match in _BANNER.findall(text))
+        if len(variables) < MAX_VARIABLES:
+            variables.update(match.decode() for match in _VARIABLE.findall(text))
         before = chunk[-_OVERLAP:]
-    if not found and (match := _NAME.fullmatch(name)):
-        found.add(match[1])
-    return frozenset(found)
+    if not versions and (match := _FILE_NAME.fullmatch(name)):
+        versions.add(match[1])
+    return Library(frozenset(versions), frozenset(variables))
 
 
 class MappedReleases:
@@ -85,13 +102,17 @@ class MappedReleases:
 
     def __init__(self) -> None:
         """Have looked at nothing yet."""
-        self._known: dict[tuple[int, int, int, int], frozenset[str]] = {}
+        self._known: dict[tuple[int, int, int, int], Library] = {}
 
     def of(self, host: Host, pid: int) -> frozenset[str]:
         """Return the versions of NCCL that a process has mapped, empty if it has mapped none.
 
         `Unidentified` if one cannot be told, OSError where the process cannot be looked at.
         """
+        return self.library(host, pid).versions
+
+    def library(self, host: Host, pid: int) -> Library:
+        """Return what all NCCL that a process has mapped says of itself; raises as `of` does."""
         maps = read_bytes(host.proc(f"{pid}/maps"), MAPS_LIMIT)
         mappings = parse_maps(maps)
         if len(maps) >= MAPS_LIMIT:
@@ -101,16 +122,18 @@ class MappedReleases:
             message = f"more than {MAX_LIBRARIES} libraries are called NCCL"
             raise Unidentified(message)
         own = [mapping for mapping in mappings if "/libnccl.so" in mapping.path]
-        found: set[str] = set()
+        versions: set[str] = set()
+        variables: set[str] = set()
         for mapping in mappings:
-            versions = self._library(host, pid, mapping)
-            if not versions and (mapping in own or not own):
+            library = self._library(host, pid, mapping)
+            if not library.versions and (mapping in own or not own):
                 message = f"{mapping.path} does not say its version"
                 raise Unidentified(message)
-            found |= versions
-        return frozenset(found)
+            versions |= library.versions
+            variables |= library.variables
+        return Library(frozenset(versions), frozenset(variables))
 
-    def _library(self, host: Host, pid: int, mapping: Mapping) -> frozenset[str]:
+    def _library(self, host: Host, pid: int, mapping: Mapping) -> Library:
         if mapping.deleted:
             message = f"{mapping.path} was replaced while the process runs"
             raise Unidentified(message)
@@ -125,7 +148,7 @@ class MappedReleases:
             if key not in self._known:
                 if len(self._known) >= 64:  # noqa: PLR2004 - libraries of all jobs of a node
                     self._known.clear()
-                self._known[key] = read_versions(descriptor, os.path.basename(mapping.path))
+                self._known[key] = read_library(descriptor, os.path.basename(mapping.path))
             return self._known[key]
         finally:
             os.close(descriptor)
