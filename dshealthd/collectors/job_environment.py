@@ -94,7 +94,7 @@ PROBLEMS = gauge(
     "dshealthd_job_environment_problems",
     "Ranks of the run on this node whose variable has this problem, of which rank is the "
     "lowest. Of a place: beyond, repeated, absent, "
-    "down, loopback; a transport that is disabled; of a value: out_of_range, no_number, "
+    "down, loopback; a transport that is disabled; a port that is exposed; of a value: out_of_range, no_number, "
     "differs (from most ranks here); of a name: unread, "
     "retired, renamed, misspelt (variable is what is meant), unknown (variable is other). "
     "Absent is none.",

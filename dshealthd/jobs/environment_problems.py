@@ -14,6 +14,7 @@ from dshealthd.jobs.environment import NCCL_COMMON, launched_by, natural
 from dshealthd.jobs.nccl.names import misnomer
 from dshealthd.jobs.nccl.selection import Entry, Selection, parse_selection
 from dshealthd.jobs.nccl.settings import misfit, number
+from dshealthd.jobs.ras.address import exposed
 from dshealthd.jobs.visible_devices import visible
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Problem(enum.StrEnum):
     """It leaves a run of several nodes the loopback interface alone."""
     DISABLED = "disabled"
     """It switches off a transport."""
+    EXPOSED = "exposed"
+    """It opens NCCL's RAS port, which asks nobody who they are, to other hosts."""
     DIFFERS = "differs"
     """Most ranks of the run on this node have another value."""
 
@@ -61,7 +64,7 @@ def names(have: Iterable[str]) -> Iterator[Finding]:
 
 
 def values(settings: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what is wrong with values, and which transports they switch off."""
+    """Yield what is wrong with values, and what they switch off or open."""
     for name, value in settings.items():
         if (found := misfit(name, value)) is not None:
             yield name, found
@@ -76,6 +79,8 @@ def values(settings: Mapping[str, str]) -> Iterator[Finding]:
             yield name, Problem.DISABLED
     if settings.get("NCCL_NET", "").lower() == "socket":
         yield "NCCL_NET", Problem.DISABLED
+    if exposed(settings):
+        yield "NCCL_RAS_ADDR", Problem.EXPOSED
 
 
 def place(launch: Launch, environment: Mapping[str, str], gpus: int | None) -> Iterator[Finding]:

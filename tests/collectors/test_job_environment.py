@@ -410,6 +410,14 @@ def test_names_of_later_releases(node: Node, name: str) -> None:
     assert node.problems() == {}
 
 
+def test_exposed_ras_port(node: Node) -> None:
+    """A RAS port that other hosts reach is a problem of the ranks that open it."""
+    node.rank(0, {"NCCL_RAS_ADDR": "0.0.0.0:28028"})
+    node.rank(1, {"NCCL_RAS_ADDR": "127.0.0.1:28028"})
+    problems = node.problems()
+    assert problems[("0", "NCCL_RAS_ADDR", "exposed")] == 1
+
+
 def test_names_and_values(node: Node) -> None:
     """Names that nothing reads, values out of range and transports that are off are told once, with
     how many ranks and the lowest.

@@ -27,9 +27,14 @@ def show(root: Path, *jobs: Job) -> Path:
     for name in os.listdir("/proc"):
         if not name.isdecimal() and name not in {"self", "thread-self"}:
             (proc / name).symlink_to(f"/proc/{name}")
+    add(proc, *jobs)
+    return proc
+
+
+def add(proc: Path, *jobs: Job) -> None:
+    """Have a `/proc` that was made by `show` show the processes of more jobs."""
     for rank in (rank for job in jobs for rank in job.ranks):
         (proc / str(rank.pid)).symlink_to(f"/proc/{rank.pid}")
-    return proc
 
 
 class Node:

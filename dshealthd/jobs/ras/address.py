@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PORT = 28028
 MAX_PORT = 65535
 _LOOPBACK = ("127.0.0.1", "::1")
+_Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 _ANYWHERE = 9
 """A port; nothing is sent to it."""
 
@@ -46,6 +47,16 @@ def parse_address(text: str) -> tuple[tuple[str, ...], int]:
 
     ValueError if it is none that can be connected to: a name other than localhost, or no port.
     """
+    addresses, port = _parse(text)
+    loopback = {4: "127.0.0.1", 6: "::1"}
+    hosts = (
+        loopback[address.version] if address.is_unspecified else str(address)
+        for address in addresses
+    )
+    return tuple(hosts), port
+
+
+def _parse(text: str) -> tuple[tuple[_Address, ...], int]:
     if text.startswith("["):
         host, _, port = text[1:].partition("]:")
     else:
@@ -55,7 +66,7 @@ def parse_address(text: str) -> tuple[tuple[str, ...], int]:
         message = f"NCCL_RAS_ADDR={text[:100]!r} names no port"
         raise ValueError(message)
     if host.lower() == "localhost":
-        return _LOOPBACK, int(port)
+        return tuple(map(ipaddress.ip_address, _LOOPBACK)), int(port)
     try:
         address = ipaddress.ip_address(host)
     except ValueError as error:
@@ -63,9 +74,22 @@ def parse_address(text: str) -> tuple[tuple[str, ...], int]:
         raise ValueError(message) from error
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
-    if address.is_unspecified:
-        return ("127.0.0.1" if address.version == 4 else "::1",), int(port)  # noqa: PLR2004 - the protocol
-    return (str(address),), int(port)
+    return (address,), int(port)
+
+
+def exposed(environment: Mapping[str, str]) -> bool:
+    """Tell whether NCCL listens for RAS where other hosts can reach it.
+
+    False as well where `NCCL_RAS_ADDR` is a name, which is not looked up.
+    """
+    text = environment.get("NCCL_RAS_ADDR")
+    if text is None or not enabled(environment):
+        return False
+    try:
+        addresses, _ = _parse(text)
+    except ValueError:
+        return False
+    return not all(address.is_loopback for address in addresses)
 
 
 def own(host: str) -> bool:

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.jobs.ras.address import Endpoint, enabled, endpoints, own, parse_address
+from dshealthd.jobs.ras.address import (
+    Endpoint,
+    enabled,
+    endpoints,
+    exposed,
+    own,
+    parse_address,
+)
 
 LOOPBACK = ("127.0.0.1", "::1")
 
@@ -93,3 +100,23 @@ def test_any_text(text: str) -> None:
 def test_enabled(text: str | None, *, on: bool) -> None:
     """RAS is on unless it is set to a number other than 1, as NCCL reads it."""
     assert enabled({} if text is None else {"NCCL_RAS_ENABLE": text}) is on
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_exposed"),
+    [
+        ({}, False),
+        ({"NCCL_RAS_ADDR": "localhost:28028"}, False),
+        ({"NCCL_RAS_ADDR": "127.9.8.7:1"}, False),
+        ({"NCCL_RAS_ADDR": "[::ffff:127.0.0.1]:1"}, False),
+        ({"NCCL_RAS_ADDR": "0.0.0.0:28028"}, True),
+        ({"NCCL_RAS_ADDR": "[::]:28028"}, True),
+        ({"NCCL_RAS_ADDR": "10.1.2.3:28028"}, True),
+        ({"NCCL_RAS_ADDR": "10.1.2.3:28028", "NCCL_RAS_ENABLE": "0"}, False),
+        ({"NCCL_RAS_ADDR": "head.example:28028"}, False),
+        ({"NCCL_RAS_ADDR": "no port"}, False),
+    ],
+)
+def test_exposed(environment: dict[str, str], *, is_exposed: bool) -> None:
+    """Any address but loopback is open to others; what is not understood is not claimed."""
+    assert exposed(environment) is is_exposed
