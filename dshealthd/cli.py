@@ -217,6 +217,19 @@ def keys(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], 
     return command(loaded, **own)
 
 
+def maintenance(
+    loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any
+) -> int:
+    """Set this node to maintenance for planned work, end that, or show it.
+
+    Alerts of the node are shown and wake nobody, and probes leave it out, until it ends by itself.
+    It is kept over restarts. Takes root, or the agent's user: whoever may write to path.state.
+    """
+    from dshealthd.maintenance.command import maintenance as command
+
+    return command(loaded, **own)
+
+
 def send_test_alert(
     _loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any
 ) -> int:
@@ -310,6 +323,7 @@ def _parser() -> argparse.ArgumentParser:
         own = ("nodes", "members", "as_json", "watch", *ACCESS)
         added.set_defaults(command=function, own=own)
     _add_keys(commands, common)
+    _add_maintenance(commands, common)
     _add_test_alert(commands, common)
     text = (slurm.__doc__ or "").split("\n", 1)[0]
     parser_of_slurm = commands.add_parser(
@@ -372,6 +386,22 @@ def _add_keys(commands: Any, common: argparse.ArgumentParser) -> None:
         help="key file, instead of probe.peer.key_file or /etc/dshealthd/probe.key",
     )
     parser.set_defaults(command=keys, own=("action", "file"))
+
+
+def _add_maintenance(commands: Any, common: argparse.ArgumentParser) -> None:
+    text = (maintenance.__doc__ or "").split("\n", 1)[0]
+    parser = commands.add_parser(
+        "maintenance", parents=[common], help=text, description=maintenance.__doc__
+    )
+    parser.add_argument("action", choices=["on", "off", "show"])
+    parser.add_argument(
+        "--for",
+        dest="duration",
+        metavar="DURATION",
+        help='when it ends by itself, such as "30m" or "12h"; "2h" without it',
+    )
+    parser.add_argument("--reason", metavar="TEXT", help="why, for whoever sees the node")
+    parser.set_defaults(command=maintenance, own=("action", "duration", "reason"))
 
 
 def _add_test_alert(commands: Any, common: argparse.ArgumentParser) -> None:

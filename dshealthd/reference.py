@@ -26,6 +26,7 @@ from dshealthd.evidence import service as evidence
 from dshealthd.nvrx import service as nvrx
 from dshealthd.probe import metrics as tally
 from dshealthd.probe import service
+from dshealthd.probe.members import absences
 from dshealthd.probe.members import local_membership as roll
 from dshealthd.probe.peers import client as peer_client
 from dshealthd.probe.peers import credentials
@@ -43,7 +44,17 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 AGENT = (snapshot, supervisor, telemetry, logs, state_writer, server)
-PROBES = (service, roll, tally, confirmation, nursery, peer_server, peer_client, credentials)
+PROBES = (
+    service,
+    roll,
+    absences,
+    tally,
+    confirmation,
+    nursery,
+    peer_server,
+    peer_client,
+    credentials,
+)
 
 
 def all_metrics() -> dict[str, Metric]:

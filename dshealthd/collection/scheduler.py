@@ -306,6 +306,7 @@ class Scheduler:
         hello = {
             "worker": worker,
             "host": encode(config.path.host),
+            "state": None if self._state is None else str(self._state),
             "collectors": {name: encode(table) for name, table in options.items()},
             "log_level": logging.getLogger().level,
         }

@@ -26,6 +26,7 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from dshealthd.collection import registry
@@ -72,6 +73,7 @@ def main(page: int, descriptor: int) -> None:
         monotonic=time.monotonic,
         wall=time.time,
         entering=entering,
+        state=Path(hello["state"]) if hello.get("state") else None,
         memory=dict(hello.get("memory") or {}),
     )
     handed_on: dict[str, Any] = {}

@@ -223,7 +223,7 @@ class Context:
     agent nothing can, and nothing is.
     """
     state: Path | None = None
-    """Directory for what must outlive the agent; None where there is none, as in a worker."""
+    """Directory for what must outlive the agent; None where there is none."""
     memory: dict[str, Any] = field(default_factory=dict)
     """What a worker hands on to the one that replaces it, as JSON; small.
 

@@ -104,4 +104,17 @@ def accused(series: Series, name: str) -> Iterator[Sign]:
         )
 
 
-RULES = (workings,)
+def maintenance(series: Series, wall: float) -> Iterator[Sign]:
+    """Yield that the node is in maintenance, and for how many seconds more."""
+    name = "maintenance_end_timestamp_seconds"
+    end = series.value(name)
+    if end is not None and end > wall:
+        yield Sign(
+            alert="DshealthdMaintenance",
+            value=end - wall,
+            source=f"dshealthd_{name}",
+            since=series.value("maintenance_begin_timestamp_seconds"),
+        )
+
+
+RULES = (workings, maintenance)

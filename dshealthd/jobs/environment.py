@@ -235,9 +235,8 @@ def job(environment: Mapping[str, str], machine: str) -> str:
 
     That is the scheduler's number (`slurm-123`), else a digest of the rendezvous
     (`run-0c5d8a1e93f2`). A rendezvous on the loopback address is a job of this machine alone, and
-    so is one that names no address: `machine` (any text that is this machine's own) keeps it apart
-    from equal ones elsewhere. Two such jobs on one machine, in containers and on the same port,
-    look the same.
+    so is one that names no address: `machine` (any text that only processes of this machine have
+    which reach each other there) keeps it apart from equal ones elsewhere, and in other containers.
     """
     if (number := scheduled(environment)) is not None:
         return number

@@ -13,6 +13,7 @@ from dshealthd.jobs.processes import (
     ENVIRON_LIMIT,
     ProcessTable,
     TrainingProcess,
+    namespace,
     parse_stat,
     standing,
     with_owners,
@@ -84,7 +85,10 @@ class GpuRanks:
         rank = launch(environment)
         if rank is None:
             return None
-        name = job(environment, self._context.shared(ProcessTable).machine)
+        name = job(
+            environment,
+            self._context.shared(ProcessTable).machine + namespace(self._context.host, pid),
+        )
         user, confirmed = standing(place, name)
         return TrainingProcess(
             pid, stat.start, stat.parent, name, rank, {}, user=user, confirmed=confirmed

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from dshealthd.core.collector import Context
+    from dshealthd.core.host import Host
 
 ENVIRON_LIMIT = 2 << 20
 """Bytes of one environment that are read.
@@ -115,6 +116,8 @@ class TrainingProcess:
     """Its real uid; None where the kernel does not tell."""
     confirmed: bool = False
     """Whether the scheduler's cgroup says that it is of the job which it names."""
+    network: str = ""
+    """Its network namespace; empty where that is the agent's own, or unknown."""
 
     @property
     def claimed(self) -> str:
@@ -147,6 +150,19 @@ def standing(place: str, job: str) -> tuple[int | None, bool]:
         return user, ownership.scheduled_in(read_bytes(f"{place}/cgroup", 1 << 16)) == job
     except OSError:
         return user, False
+
+
+def namespace(host: Host, pid: int) -> str:
+    """Return the network namespace of a process.
+
+    Empty where it is the agent's own, or the kernel does not tell: two pods that meet on
+    `localhost`, on equal ports, are two jobs.
+    """
+    try:
+        theirs = os.readlink(host.proc(f"{pid}/ns/net"))
+        return "" if theirs == os.readlink(host.proc("self/ns/net")) else theirs
+    except OSError:
+        return ""
 
 
 def parse_stat(data: bytes) -> Stat:
@@ -290,7 +306,8 @@ class ProcessTable:
         environment = parse_environ(data[: data.rfind(b"\0") + 1] if cut else data)
         place = launch(environment)
         if place is not None:
-            name = job(environment, self.machine)
+            network = namespace(self._context.host, int(pid))
+            name = job(environment, self.machine + network)
             user, confirmed = standing(f"{self._proc}/{pid}", name)
             if parse_stat(read_bytes(f"{self._proc}/{pid}/stat", 4096)).image != stat.image:
                 return  # it was replaced while it was read: the next sweep looks at its successor
@@ -304,6 +321,7 @@ class ProcessTable:
                 nccl_variables(data),
                 user,
                 confirmed,
+                network,
             )
         elif cut:
             self._unseen[pid] = Unseen.UNREADABLE

@@ -91,8 +91,12 @@ class Run:
                 for name, value in sorted(self.rendezvous.items())
                 if name != variable
             ]
-            here = machine if is_loopback(address) and variable != "MASTER_ADDR" else ""
             first = self.processes[0]
+            here = (
+                machine + first.network
+                if is_loopback(address) and variable != "MASTER_ADDR"
+                else ""
+            )
             found[variable] = digest(scheduled(first.environment) or "", *_user(first), here, *rest)
         return found
 
@@ -134,7 +138,7 @@ def _name(process: TrainingProcess, values: Mapping[str, str], machine: str) -> 
             *(environment.get(name, "") for name in _MPI),
         ]
     elif is_loopback(values["MASTER_ADDR"]):
-        parts.append(machine)
+        parts += [machine, process.network]
     return f"run-{digest(*parts):012x}"
 
 

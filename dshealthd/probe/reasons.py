@@ -38,6 +38,7 @@ REASONS = frozenset(
         "implausible",
         "key",
         "killed",
+        "maintenance",
         "malformed",
         "members_differ",
         "name_timeout",

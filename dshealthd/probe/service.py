@@ -18,6 +18,7 @@ from dshealthd.core.address import listen_address
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.state_writer import LatestWriter
+from dshealthd.probe.members.absences import Absences
 from dshealthd.probe.members.local_membership import LocalMembership, hostname
 from dshealthd.probe.members.schedule import epoch_at
 from dshealthd.probe.metrics import RoundMetrics
@@ -94,6 +95,7 @@ class Service:
             options.members, host, options.group_size, hostname, monotonic
         )
         self._gpus = Gpus(snapshot, monotonic)
+        self._absences = Absences(snapshot, wall)
         self._account = Account(options.policy.duty_ratio, monotonic)
         self._policy = Policy(options.policy, self._gpus, self._account, wall)
         self._worker_pool: WorkerPool | None = None
@@ -146,6 +148,7 @@ class Service:
         yield from self._local_membership.samples()
         running = self._running
         yield from self._metrics.samples(running.detector.suspects() if running is not None else ())
+        yield from self._absences.samples()
         yield GPU_SECONDS(self._account.used)
         if running is not None:
             score = running.detector.score()
@@ -250,6 +253,7 @@ class Service:
             gpus=self._gpus,
             account=self._account,
             policy=self._policy,
+            absences=self._absences,
             worker_pool=self._worker_pool,
             metrics=self._metrics,
             again=self._again,

@@ -15,11 +15,12 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
 from dshealthd.core.address import listen_address
+from dshealthd.probe.members.absences import MAINTENANCE, Absences
 from dshealthd.probe.members.local_membership import LocalMembership
 from dshealthd.probe.members.schedule import epoch_at, root_order
 from dshealthd.probe.metrics import RoundMetrics
@@ -98,6 +99,7 @@ class ProbeState:
     gpus: Gpus
     account: Account
     policy: Policy
+    absences: Absences
     worker_pool: WorkerPool | None
     metrics: RoundMetrics
     again: asyncio.Event
@@ -137,6 +139,7 @@ class SlotRunner:
             probe_state.save,
         )
         self._monotonic, self._wall = probe_state.monotonic, probe_state.wall
+        self._absences = probe_state.absences
         self.confirmations = Confirmations(
             options.policy.confirmations_per_minute, self._confirm, self._monotonic
         )
@@ -187,7 +190,13 @@ class SlotRunner:
             options.peer,
             self._me,
             lambda: self._local_membership.membership,
-            {**self.rounds.handlers(), "status": self._status, "lead": self._asked},
+            {
+                **self.rounds.handlers(),
+                "invite": self._invited,
+                "absent": self._absences.answer,
+                "status": self._status,
+                "lead": self._asked,
+            },
             credentials=credentials,
             monotonic=self._monotonic,
             resolver=resolver,
@@ -215,6 +224,9 @@ class SlotRunner:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.confirmations.work(), name="confirmations")
+                tasks.create_task(
+                    self._absences.keep_telling(self.client, self._others), name="absences"
+                )
                 await self._epochs(tasks)
         except* Renamed:
             log.warning("probe: this node is another one in the new list of members")
@@ -247,9 +259,25 @@ class SlotRunner:
             self._names = names
             self.detector.members(_leaves(self._local_membership))
             self._metrics.forget(names)
+            self._absences.forget(names)
+
+    def _others(self) -> list[str]:
+        """Return all members but this node."""
+        return [name for name in self._local_membership.membership.names if name != self._me]
+
+    async def _invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Take part in another's round; while in maintenance only in one that a person asks for."""
+        if body["epoch"] != ON_DEMAND:
+            self._absences.hear(sender, 0.0)  # who leads rounds of the schedule is in none
+            if self._absences.own_end():
+                raise Refusal(MAINTENANCE)
+        return await self.rounds.handlers()["invite"](sender, body)
 
     async def _epoch(self, epoch: int) -> None:
         """Have this node's round of an epoch."""
+        if self._absences.own_end():
+            self._metrics.skip(MAINTENANCE)
+            return
         group = self._local_membership.timetable.group_of(self._me, epoch)
         if group:
             await self._in_group(epoch, group)
@@ -276,7 +304,18 @@ class SlotRunner:
         if self.credentials.off:
             self._metrics.skip("switched_off")
             return
-        members = (self._me, *(name for name in root_order(group, epoch) if name != self._me))
+        members = (
+            self._me,
+            *(
+                name
+                for name in root_order(group, epoch)
+                if name != self._me and not self._absences.absent(name)
+            ),
+        )
+        if len(members) < PAIR:
+            self._metrics.skip(MAINTENANCE)
+            await self._substitute(epoch, group)
+            return
         report = await self._lead(epoch, members)
         for _ in range(TRIES - 1):  # an extra round may be in progress here or there
             if report is not None and report.observation.reason != Decline.TESTING:
@@ -292,7 +331,9 @@ class SlotRunner:
             report = await self._lead(epoch, members)
         if report is None:
             self._metrics.skip(Decline.TESTING)
-        elif report.observation.outcome in _GONE and len(group) == PAIR:
+        elif len(group) == PAIR and (
+            report.observation.outcome in _GONE or report.observation.reason == MAINTENANCE
+        ):
             await self._substitute(epoch, group)
 
     async def _substitute(self, epoch: int, group: Sequence[str]) -> None:
@@ -300,7 +341,11 @@ class SlotRunner:
 
         Who is in another round now may have time later.
         """
-        others = [name for name in self._local_membership.membership.names if name not in group]
+        others = [
+            name
+            for name in self._local_membership.membership.names
+            if name not in group and not self._absences.absent(name)
+        ]
         others.sort(key=lambda name: _affinity(epoch, self._me, name))
         for _ in range(TRIES):
             for name in [
@@ -360,7 +405,12 @@ class SlotRunner:
         return await self.rounds.lead(plan.light() if reason else plan, reason)
 
     async def _confirm(self, confirmation: Confirmation) -> bool:
-        """Run an extra round; False where this node was in another one for too long."""
+        """Run an extra round; False where this node was in another one for too long, or a member is
+        in maintenance.
+        """
+        if self._absences.own_end() or any(map(self._absences.absent, confirmation.members)):
+            self.detector.withdraw(confirmation)
+            return False
         for _ in range(BUSY_TRIES):
             if confirmation.kind is Kind.LOCAL:
                 if not self.rounds.busy:
@@ -400,8 +450,11 @@ class SlotRunner:
         self._ended(Report(observation, plan, self._monotonic() - begin, led=True))
 
     def _ended(self, report: Report) -> None:
-        """Take a round into account."""
+        """Take a round into account; one that members in maintenance have spoilt is declined."""
         observation = report.observation
+        if observation.late and all(map(self._absences.absent, observation.late)):
+            observation = replace(observation, outcome=Outcome.DECLINED, reason=MAINTENANCE)
+            report = replace(report, observation=observation)
         self._metrics.add(report, self._me)
         if observation.epoch != ON_DEMAND:
             self._recent.append(observation)

@@ -12,11 +12,12 @@ import os
 import socket
 import sys
 import syslog
+import time
 from typing import TYPE_CHECKING
 
-from dshealthd.slurm import agent
+from dshealthd.slurm import agent, maintenance
 from dshealthd.slurm.check import Check, Outcome, Result
-from dshealthd.slurm.controller import Controller
+from dshealthd.slurm.controller import Controller, ControllerError
 from dshealthd.slurm.streaks import Busy, kept
 
 if TYPE_CHECKING:
@@ -36,15 +37,18 @@ PRIORITIES = {
 
 def slurm(loaded: Config, hook: str) -> int:
     """Run one hook and return its exit status: 0, or `REFUSE` of a prolog."""
+    controller = Controller(
+        conf_file=loaded.slurm.conf_file, bin_directory=loaded.slurm.bin_directory
+    )
+    if hook == "health" and loaded.slurm.maintenance:
+        _keep_maintenance(loaded, controller)
     try:
         with kept(loaded.slurm.run_directory, 0.0 if hook == "health" else WAIT) as streaks:
             check = Check(
                 loaded.slurm,
                 node_name(loaded),
                 lambda: agent.ask(loaded, loaded.slurm.drain_for),
-                Controller(
-                    conf_file=loaded.slurm.conf_file, bin_directory=loaded.slurm.bin_directory
-                ),
+                controller,
                 streaks,
             )
             outcome = check.insistently() if hook == "prolog" else check.once()
@@ -54,10 +58,22 @@ def slurm(loaded: Config, hook: str) -> int:
         text = f"nothing done: {loaded.slurm.run_directory}: {error.strerror or error}"
         outcome = Outcome(Result.UNKNOWN, text)
     if outcome.text:
-        print(f"dshealthd: {hook}: {outcome.text}", file=sys.stderr)
-        syslog.openlog("dshealthd-slurm", syslog.LOG_PID, syslog.LOG_DAEMON)
-        syslog.syslog(PRIORITIES[outcome.result], f"{hook}: {outcome.text}")
+        _say(PRIORITIES[outcome.result], f"{hook}: {outcome.text}")
     return REFUSE if hook == "prolog" and outcome.result is Result.DRAINED else 0
+
+
+def _keep_maintenance(loaded: Config, controller: Controller) -> None:
+    """Tell the agent whether Slurm says that the node is in maintenance; else leave it as it is."""
+    try:
+        maintenance.keep(loaded.path.state, controller, node_name(loaded), time.time())
+    except (ControllerError, OSError) as error:
+        _say(syslog.LOG_WARNING, f"health: maintenance is not known: {error}")
+
+
+def _say(priority: int, text: str) -> None:
+    print(f"dshealthd: {text}", file=sys.stderr)
+    syslog.openlog("dshealthd-slurm", syslog.LOG_PID, syslog.LOG_DAEMON)
+    syslog.syslog(priority, text)
 
 
 def node_name(loaded: Config) -> str:

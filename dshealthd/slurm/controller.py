@@ -30,6 +30,7 @@ _END = 0.5
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin"
 _SEPARATOR = "\x1f"
 _FIELDS = ("NodeList", "StateComplete", "Timestamp", "Reason", "Comment")
+_COLUMNS = f"-O{','.join(f'{field}:{_SEPARATOR}' for field in _FIELDS)}"
 _NONE = frozenset(("", "none", "(null)", "n/a"))
 _SECTION = re.compile(r" ?\[dshealthd: ([^\]]*)\]")
 
@@ -99,8 +100,12 @@ class Controller:
 
     def nodes(self) -> dict[str, Node]:
         """Return every node that is in a partition; ControllerError."""
-        columns = ",".join(f"{field}:{_SEPARATOR}" for field in _FIELDS)
-        return parse_nodes(self._run("sinfo", "--all", "--noheader", "--Node", f"-O{columns}"))
+        return parse_nodes(self._run("sinfo", "--all", "--noheader", "--Node", _COLUMNS))
+
+    def node(self, name: str) -> Node | None:
+        """Return one node, None where no partition has it; ControllerError."""
+        found = self._run("sinfo", "--all", "--noheader", "--Node", f"--nodes={name}", _COLUMNS)
+        return parse_nodes(found).get(name)
 
     def drain(self, node: Node, reason: str) -> None:
         """Drain a node and drop our note, in one step; ControllerError."""

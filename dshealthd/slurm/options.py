@@ -49,6 +49,11 @@ class SlurmOptions:
     clean_checks: int = option(
         10, "Consecutive checks without a finding before a node is undrained.", minimum=2
     )
+    maintenance: bool = option(
+        True,
+        "Whether a node that somebody else has drained, or that is in a reservation of type "
+        "MAINT, is in maintenance: its alerts wake nobody. Asked by the health check.",
+    )
     node: str = option(
         "", "Name of this node in slurm.conf; where empty $SLURMD_NODENAME, else the host name."
     )

@@ -37,7 +37,23 @@ def alert(
 GPU = {"node": "a", "gpu": "3"}
 OUT_OF_MEMORY = {"node": "a", "alertname": "DshealthdRankOutOfMemory", "audience": "owner"}
 
+MAINTENANCE = {"alertname": "DshealthdMaintenance"}
+
 SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
+    "a node in maintenance, over all of its own, its absence too, and over none of another's": (
+        [
+            alert("gpu-lost", component="gpu", node="b", gpu="3"),
+            alert("agent-gone", component="fleet"),
+        ],
+        [
+            alert("maintenance", "warning", node="a", **MAINTENANCE),  # is told to nobody
+            alert("agent-gone", node="a"),
+            alert("gpu-lost", component="gpu", **GPU),
+            alert("time-wait", "warning", node="a"),
+            alert("loss-nan", "warning", "job", node="a", exported_job="slurm-7", audience="owner"),
+            alert("nccl-timeout", node="a", part="a"),
+        ],
+    ),
     "a node that is down, over all of its own and what others say of it": (
         [alert("agent-gone", node="a")],
         [

@@ -42,6 +42,7 @@ def test_configuration_is_valid() -> None:
         ("severity=info symptom=nccl-environment audience=owner", "nobody"),
         ("severity=critical symptom=training-hang exported_job=slurm-7", "page"),
         ("severity=info symptom=node-drift", "nobody"),
+        ("severity=warning symptom=maintenance node=node-17", "nobody"),
         ("severity=none symptom=watchdog", "watchdog"),
         ("severity=critical symptom=watchdog", "watchdog"),
         ("severity=warning symptom=watchdog", "watchdog"),

@@ -43,6 +43,7 @@ LEFT_TO_PROMETHEUS = {
 """Critical alerts that no finding stands for, and why."""
 STANDS = "its alert knows whether the GPU was reset since its Xid"
 BY_HISTORY = {
+    "DshealthdMaintenance": "its alert remembers a node whose agent is gone",
     "DshealthdGpuLost": STANDS,
     "DshealthdGpuMemoryErrorUncorrected": STANDS,
     "DshealthdGpuRowRemapFailed": STANDS,

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.core.collector import Context
+from dshealthd.core.host import Host
 from dshealthd.jobs.environment import job, launch, launched_by
-from dshealthd.jobs.processes import TrainingProcess
+from dshealthd.jobs.heartbeats.identity import Identity, identify
+from dshealthd.jobs.processes import ProcessTable, TrainingProcess
 from dshealthd.jobs.ranks import Ranks, Run
+from tests.netns import network_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -176,3 +183,46 @@ def test_what_started_it(environment: dict[str, str], launcher: str) -> None:
     place = launch(environment)
     assert place is not None
     assert launched_by(environment, place) == launcher
+
+
+@pytest.mark.parametrize("scheduler", [{}, {"SLURM_JOB_ID": "7"}])
+def test_one_localhost_in_two_network_namespaces(scheduler: dict[str, str]) -> None:
+    """Two pods that meet on `localhost` and the same port are two runs, and no rank is used twice.
+
+    Nor do they disagree about anything; those in one namespace are one run. Real processes.
+    """
+    environment = {
+        "PATH": os.defpath,
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29877",
+        "WORLD_SIZE": "2",
+        **scheduler,
+    }
+
+    def start(number: int) -> subprocess.Popen[bytes]:
+        ranked = environment | {"RANK": str(number), "LOCAL_RANK": str(number)}
+        return subprocess.Popen(["sleep", "60"], env=ranked)
+
+    started = [start(0), start(1)]
+    try:
+        with network_namespace():
+            started += [start(0), start(1)]
+        pids_of = {process.pid for process in started}
+        context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+        identities = [identify(Host(), process.pid, os.getuid()) for process in started]
+        table = ProcessTable(context)
+        found = [process for process in table.refresh() if process.pid in pids_of]
+        one, other = runs(*found, machine=table.machine)
+        assert sorted(one.ranks) == sorted(other.ranks) == [0, 1]
+        assert one.whole
+        assert other.whole
+        assert {process.pid for process in one.processes} == {started[0].pid, started[1].pid}
+        assert kin([one, other]) == set()
+        for process, identity in zip(started, identities, strict=True):
+            assert isinstance(identity, Identity)
+            (seen,) = [entry for entry in found if entry.pid == process.pid]
+            assert identity.process.job == seen.job  # as the heartbeats name it, too
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()

@@ -34,6 +34,7 @@ OWN = {
     "collectors/infiniband.py": "sysfs",
     "collectors/kernel.py": "procfs",
     "collectors/kernel_log.py": "the kernel's log",
+    "collectors/maintenance.py": "the agent's own directory",
     "collectors/memory.py": "procfs",
     "collectors/network.py": "sysfs",
     "collectors/pressure.py": "procfs",

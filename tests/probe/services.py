@@ -11,7 +11,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.collectors import gpu_bus, gpu_processes
+from dshealthd.collectors import gpu_bus, gpu_processes, maintenance
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import Outcome, Result, not_available
@@ -146,3 +146,12 @@ async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.02)
+
+
+def set_maintenance(shot: Snapshot, end: float) -> None:
+    """Have the collector of a node say that it is in maintenance until then; 0 ends it."""
+    shot.expect("maintenance", 1000.0)
+    active = maintenance.ACTIVE(float(bool(end)))
+    shot.put(
+        "maintenance", Result(Outcome.OK, (active, maintenance.END(end)) if end else (active,))
+    )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from dshealthd.core.host import read, read_bytes
 from dshealthd.jobs.environment import job, launch, parse_environ
 from dshealthd.jobs.ownership import parse_user
-from dshealthd.jobs.processes import ENVIRON_LIMIT, TrainingProcess, parse_stat, standing
+from dshealthd.jobs.processes import ENVIRON_LIMIT, TrainingProcess, namespace, parse_stat, standing
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host
@@ -55,7 +55,8 @@ def identify(host: Host, pid: int, user: int) -> Answer:
         if parse_user(read_bytes(f"{place}/status", 8192)) != user:
             return Unidentified.GONE  # the pid is another's by now
         environment = parse_environ(read_bytes(f"{place}/environ", ENVIRON_LIMIT))
-        name = job(environment, _boot(host))
+        network = namespace(host, pid)
+        name = job(environment, _boot(host) + network)
         confirmed = standing(place, name)[1]
         if parse_stat(read_bytes(f"{place}/stat", 4096)).image != stat.image:
             return Unidentified.GONE
@@ -77,6 +78,7 @@ def identify(host: Host, pid: int, user: int) -> Answer:
         environment,
         user=user,
         confirmed=confirmed,
+        network=network,
     )
     return Identity(process, stat.image)
 

@@ -175,6 +175,9 @@ METHODS: Mapping[str, Method] = {
             }
         ),
     ),
+    "absent": Method(
+        Record({"end": CLOCK}), Record({})
+    ),  # the sender is in maintenance, until then
     "echo": Method(
         Record(
             {"clock": CLOCK, "payload": Data(MAX_PAYLOAD)}, {"digest": Text(12), "scores": SCORES}

@@ -46,6 +46,7 @@ WHOLE = frozenset(
         Decline.TESTING,
         Decline.ROUND,
         Decline.MALFORMED,
+        "maintenance",
         "rate_limited",
         "switched_off",
     }

@@ -1,0 +1,80 @@
+"""Maintenance of this node: planned work, until its end or until it is called off.
+
+Set by `dshealthd maintenance on`, or by Slurm's health check where the node is drained by an
+operator. Root and the agent's own user may set it, as nobody else may write to `path.state`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.core.collector import Collector, NotAvailable, Reason, SourceError, gauge
+from dshealthd.core.host import read
+from dshealthd.maintenance.state import FILES, LIMIT, Maintenance, parse
+from dshealthd.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.core.collector import Fault, Sample
+
+ACTIVE = gauge("dshealthd_maintenance", "1 while the node is in maintenance, else 0.")
+END = gauge(
+    "dshealthd_maintenance_end_timestamp_seconds",
+    "Unix time at which the maintenance ends by itself; absent where there is none.",
+)
+BEGIN = gauge(
+    "dshealthd_maintenance_begin_timestamp_seconds",
+    "Unix time at which the maintenance began; absent where there is none.",
+)
+INFO = gauge(
+    "dshealthd_maintenance_info",
+    "1 for each source of the maintenance: operator or slurm. reason: what it says, in at most "
+    "80 characters.",
+    "source",
+    "reason",
+)
+
+
+class MaintenanceCollector(Collector):
+    """Reads the files of all sources, in a worker, as their disk can hang."""
+
+    worker = "storage"
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Yield whether the node is in maintenance.
+
+        A file that cannot be read or understood makes it unknown, unless another one says so.
+        """
+        directory = self.context.state
+        if directory is None:
+            message = "no state is read for a single collection"
+            raise NotAvailable(message)
+        if (fault := self.context.entering(str(directory))) is not None:
+            yield fault
+            return
+        now = self.context.wall()
+        active: dict[str, Maintenance] = {}
+        problem: SourceError | OSError | None = None
+        for source, name in FILES.items():
+            place = directory / name
+            try:
+                found = parse(read(str(place), LIMIT))
+            except FileNotFoundError:
+                continue
+            except ValueError as error:
+                problem = SourceError(Reason.MALFORMED, f"{place}: {error}")
+                problem.__cause__ = error
+            except OSError as error:
+                problem = error
+            else:
+                if found.end > now:
+                    active[source] = found
+        if not active and problem is not None:
+            raise problem
+        yield ACTIVE(float(bool(active)))
+        for source, found in active.items():
+            yield INFO(1.0, source, printable(found.reason))
+        if active:
+            yield BEGIN(min(found.begin for found in active.values()))
+            yield END(max(found.end for found in active.values()))

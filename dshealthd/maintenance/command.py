@@ -1,0 +1,113 @@
+"""`dshealthd maintenance`: sets, ends or shows the maintenance of this node.
+
+The files are written with the caller's rights, and the agent reads them within seconds. It need not
+run: maintenance outlives its restarts and the node's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from dshealthd.core import state_file
+from dshealthd.core.host import read
+from dshealthd.core.options import Duration
+from dshealthd.maintenance.state import FILES, LIMIT, MAX_REASON, Maintenance, parse
+from dshealthd.printable import printable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dshealthd.config import Config
+
+DEFAULT = "2h"
+"""How long a maintenance lasts where `--for` does not say."""
+SHORTEST, LONGEST = 60.0, 30 * 86400.0
+"""Seconds. One that never ends would hide what breaks after it."""
+
+
+class MaintenanceError(Exception):
+    """What was asked for cannot be done; the message says why."""
+
+
+def maintenance(loaded: Config, action: str, duration: str | None, reason: str | None) -> int:
+    """Run one action; exit status 1 says why it was not possible."""
+    try:
+        if action == "on":
+            _on(loaded.path.state, duration, reason)
+        else:
+            _only_with_on(duration, reason)
+            (_off if action == "off" else _show)(loaded.path.state)
+    except PermissionError as error:
+        print(
+            f"dshealthd maintenance {action}: {error.filename}: {error.strerror}: only root, or "
+            "the user of the agent, may use it",
+            file=sys.stderr,
+        )
+        return 1
+    except (MaintenanceError, OSError) as error:
+        print(f"dshealthd maintenance {action}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _only_with_on(*options: str | None) -> None:
+    if any(option is not None for option in options):
+        message = "--for and --reason go with on"
+        raise MaintenanceError(message)
+
+
+def _on(directory: Path, duration: str | None, reason: str | None) -> None:
+    seconds = _seconds(duration or DEFAULT)
+    reason = reason or ""
+    if len(reason) > MAX_REASON or not reason.isprintable():
+        message = f"--reason: must be one line of at most {MAX_REASON} printable characters"
+        raise MaintenanceError(message)
+    now = time.time()
+    place = directory / FILES["operator"]
+    state_file.replace(place, Maintenance(now, now + seconds, reason).encode(), durable=True)
+    _show(directory)
+
+
+def _off(directory: Path) -> None:
+    place = directory / FILES["operator"]
+    try:
+        os.unlink(place)
+    except FileNotFoundError:
+        print("this node was not set to maintenance by an operator")
+    _show(directory)
+
+
+def _show(directory: Path) -> None:
+    os.stat(directory)  # a directory that is absent or closed is no "not in maintenance"
+    now, shown = time.time(), 0
+    for source, name in FILES.items():
+        place = directory / name
+        try:
+            found = parse(read(str(place), LIMIT))
+        except FileNotFoundError:
+            continue
+        except ValueError as error:
+            message = f"{place}: {error}"
+            raise MaintenanceError(message) from error
+        if found.end > now:
+            shown += 1
+            until = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(found.end))
+            why = f": {printable(found.reason)}" if found.reason else ""
+            print(f"in maintenance until {until} ({source}){why}")
+    if not shown:
+        print("not in maintenance")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = Duration.parse(text)
+    except ValueError as error:
+        message = f"--for: {text!r} is {error}"
+        raise MaintenanceError(message) from error
+    if not SHORTEST <= seconds <= LONGEST:
+        message = f"--for: {text} is not between {Duration(SHORTEST)} and {Duration(LONGEST)}"
+        raise MaintenanceError(message)
+    return seconds

@@ -1,0 +1,104 @@
+"""Members in maintenance: they are left out of rounds, and nobody accuses them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from tests.probe.peering import run
+from tests.probe.services import NAMES, PERIOD, agents, set_maintenance, snapshot, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.probe.services import Agent
+
+
+def met(agent: Agent, name: str, since: float) -> bool:
+    """Tell whether a node has had a round with another one that began after a time."""
+    return any(
+        name in entry["members"] and entry["outcome"] == "ok" and entry["time"] > since + PERIOD
+        for entry in agent.rounds
+    )
+
+
+def absent(agent: Agent) -> float:
+    """Return how many members a node knows to be in maintenance."""
+    return agent.value("probe_members_in_maintenance")
+
+
+def test_a_member_in_maintenance_is_left_out(tmp_path: Path) -> None:
+    """Nobody meets it or accuses it, not even when its agent ends; the others go on in pairs."""
+
+    async def scene() -> None:
+        shot = snapshot()
+        async with agents(tmp_path, 4, shots={NAMES[3]: shot}) as members:
+            *others, last = members
+            await until(lambda: all(agent.rounds for agent in members))
+            set_maintenance(shot, time.time() + 600)
+            await until(lambda: all(absent(agent) == 1 for agent in others))
+            await until(lambda: last.value("probe_skips_total", "maintenance") >= 1)
+            await last.service.close()  # the node reboots
+            ended = time.time()
+            await until(
+                lambda: all(
+                    len([one for one in agent.rounds if one["time"] > ended and one["outcome"]])
+                    >= 6
+                    for agent in others[:2]
+                ),
+                40,
+            )
+            for agent in others:
+                assert agent.suspects == []
+                assert not met(agent, last.name, ended)
+                assert not [
+                    one
+                    for one in agent.rounds
+                    if one["time"] > ended + PERIOD and one["outcome"] in {"refused", "unreachable"}
+                ]
+
+    run(scene())
+
+
+def test_it_takes_part_again(tmp_path: Path) -> None:
+    """When its maintenance ends it tells the others, and has rounds with them as before."""
+
+    async def scene() -> None:
+        shot = snapshot()
+        set_maintenance(shot, time.time() + 600)
+        async with agents(tmp_path, 2, shots={NAMES[1]: shot}) as (one, other):
+            await until(lambda: absent(one) == 1)
+            assert not one.suspects
+            set_maintenance(shot, 0)
+            over = time.time()
+            await until(lambda: absent(one) == 0)
+            await until(lambda: met(one, other.name, over))
+
+    run(scene())
+
+
+def test_who_leads_a_round_is_in_none(tmp_path: Path) -> None:
+    """A word that outlives its reason, as of an agent that started anew, ends with its next call."""
+
+    async def scene() -> None:
+        async with agents(tmp_path, 2) as (one, other):
+            await until(lambda: one.rounds and other.rounds)
+            one.service._absences.hear(other.name, time.time() + 600)
+            said = time.time()
+            await until(lambda: met(one, other.name, said))
+            assert absent(one) == 0
+
+    run(scene())
+
+
+def test_a_member_that_vanishes_without_a_word_is_accused(tmp_path: Path) -> None:
+    """The same without maintenance accuses it: the first test can fail."""
+
+    async def scene() -> None:
+        async with agents(tmp_path, 4) as members:
+            await until(lambda: all(agent.rounds for agent in members))
+            await members[3].service.close()
+            await until(lambda: members[0].suspects or members[1].suspects, 40)
+
+    asyncio.run(asyncio.wait_for(scene(), 60))

@@ -1,0 +1,106 @@
+"""Maintenance as Slurm tells it: the node's drain or MAINT state, for the agent to read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd import cli
+from dshealthd.maintenance.state import FILES, MAX_REASON, parse
+from dshealthd.slurm.controller import ControllerError
+from dshealthd.slurm.maintenance import COUNTS, keep
+from tests.slurm.cluster import NOW, node
+from tests.slurm.test_controller import LINES, tool
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dshealthd.slurm.controller import Node
+
+
+class Slurm:
+    """A controller that knows one node."""
+
+    def __init__(self, known: Node | None) -> None:
+        self.known = known
+
+    def node(self, name: str) -> Node | None:
+        """Return it."""
+        assert name == "n1"
+        return self.known
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        ("idle+drain", "PSU exchange", "PSU exchange"),
+        ("allocated+drain", "", "drained"),
+        ("idle+maint", "", "MAINT reservation"),
+        ("down+drain", "new\tBIOS", "new?BIOS"),
+        ("idle+drain", "x" * 200, "x" * MAX_REASON),
+        ("idle+drain", "dshealthd: gpu-lost gpu=3", None),  # broken, and told
+        ("idle+drain", "Kill task failed", None),
+        ("idle+drain", "gres/gpu count reported lower than configured (7 < 8)", None),
+        ("idle+drain", "NHC: check_hw_ib: no ACTIVE ports", None),
+        ("idle", "", None),
+        ("allocated", "", None),
+        ("down", "not responding", None),
+    ],
+)
+def test_states(tmp_path: Path, state: str, reason: str, said: str | None) -> None:
+    """Drained by somebody else, or in a MAINT reservation, is maintenance; a fault is none."""
+    keep(tmp_path, Slurm(node("n1", state, reason)), "n1", NOW)
+    place = tmp_path / FILES["slurm"]
+    found = parse(place.read_text(encoding="utf-8")) if place.exists() else None
+    assert (None if found is None else found.reason) == said
+    if found is not None:
+        assert (found.begin, found.end) == (NOW, NOW + COUNTS)
+
+
+def test_it_is_renewed_and_ends(tmp_path: Path) -> None:
+    """It counts for a day after it was asked last, begins once, and ends when the node is resumed."""
+    place = tmp_path / FILES["slurm"]
+    drained = Slurm(node("n1", "idle+drain", "PSU"))
+    keep(tmp_path, drained, "n1", NOW)
+    first = place.read_bytes()
+    keep(tmp_path, drained, "n1", NOW + 60)
+    assert place.read_bytes() == first  # not at every check
+    keep(tmp_path, drained, "n1", NOW + 0.5 * COUNTS)
+    later = parse(place.read_text(encoding="utf-8"))
+    assert (later.begin, later.end) == (NOW, NOW + 1.5 * COUNTS)
+    keep(tmp_path, Slurm(node("n1")), "n1", NOW + 0.5 * COUNTS)
+    assert not place.exists()
+    keep(tmp_path, Slurm(None), "n1", NOW)  # of no partition: nothing is known of it
+
+
+def test_one_node_is_asked_for(tmp_path: Path) -> None:
+    """The command asks for this node alone, not for the cluster."""
+    line = LINES.splitlines()[2]
+    slurm = tool(tmp_path, "sinfo", f"echo \"$@\" > {tmp_path}/asked; printf '%s\\n' '{line}'")
+    found = slurm.node("n2")
+    assert found is not None
+    assert found.ours
+    assert "--nodes=n2" in (tmp_path / "asked").read_text(encoding="utf-8")
+    assert slurm.node("n9") is None
+
+
+def test_a_controller_that_fails_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where slurmctld is down, what was known stands, and the hook says so and ends well."""
+    keep(tmp_path, Slurm(node("n1", "idle+drain", "PSU")), "n1", NOW)
+    before = (tmp_path / FILES["slurm"]).read_bytes()
+    slurm = tool(tmp_path, "sinfo", "echo down >&2; exit 1")
+    with pytest.raises(ControllerError):
+        keep(tmp_path, slurm, "n1", NOW + COUNTS)
+    flags = {
+        "--slurm.node": "n1",
+        "--slurm.bin-directory": str(tmp_path),
+        "--slurm.run-directory": str(tmp_path / "run"),
+        "--path.state": str(tmp_path),
+        "--web.listen-address": "127.0.0.1:1",
+    }
+    assert cli.main(["slurm", "health", *(word for flag in flags.items() for word in flag)]) == 0
+    assert "maintenance is not known: sinfo --all: down" in capsys.readouterr().err
+    assert (tmp_path / FILES["slurm"]).read_bytes() == before

@@ -1,0 +1,113 @@
+"""A rolling upgrade of 100 nodes, each in maintenance while it reboots: nobody is woken."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.symptoms.fleet.series import Series
+from tests.symptoms.promtool import RULES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.symptoms.fleet.series import Value
+
+NODES = 100
+PEERS = 5
+"""Others that find each node unreachable while it is away, and accuse it."""
+OUT = 6
+"""Minutes from `maintenance on` to `off`: one before it goes down, one after it is back."""
+LASTS = 30 * 60.0
+"""Seconds that `--for` allows."""
+WOKEN = (
+    'count(max_over_time((ALERTS{alertstate="firing", severity="critical"}'
+    ' unless on (cluster, node) ALERTS{alertname="DshealthdMaintenance", alertstate="firing"})'
+    "[%dm:1m]))"
+)
+"""Pages that Alertmanager does not hold back, whose inhibition is tested by itself."""
+
+
+def upgrade(at_a_time: int, *, announced: bool) -> Series:
+    """Return the series of an upgrade, so many nodes at a time."""
+    rounds = NODES // at_a_time
+    minutes = OUT * rounds + 10
+    series = Series(minutes)
+    for number in range(NODES):
+        target = {"job": "dshealthd", "instance": f"10.0.0.{number}:10061", "node": f"n{number}"}
+        start = 3 + OUT * (number // at_a_time)
+        away = range(start + 1, start + OUT - 1)
+        up: list[Value] = [float(minute not in away) for minute in range(minutes)]
+        series.put("up", target, up)
+        shown = range(start, start + OUT) if announced else range(0)
+        end = 60.0 * start + LASTS
+        for name, at in (("maintenance", 1.0), ("maintenance_end_timestamp_seconds", end)):
+            off = 0.0 if name == "maintenance" else None
+            series.put(
+                f"dshealthd_{name}",
+                target,
+                [
+                    None if not up[minute] else at if minute in shown else off
+                    for minute in range(minutes)
+                ],
+            )
+        for peer in range(1, 1 + PEERS):
+            other = (number + peer) % NODES
+            accuser = target | {"instance": f"10.0.0.{other}:10061", "node": f"n{other}"}
+            suspect = {"kind": "node", "component": f"n{number}", "reason": "unreachable"}
+            series.put(
+                "dshealthd_suspect",
+                accuser | suspect,
+                [1.0 if minute - 1 in away else None for minute in range(minutes)],
+            )
+    return series
+
+
+def woken(series: Series, directory: Path) -> int:
+    """Play the series through the shipped rules and return how many pages somebody gets."""
+    scene = {
+        "interval": "1m",
+        "input_series": series.document(),
+        "promql_expr_test": [
+            {
+                "expr": WOKEN % series.minutes,
+                "eval_time": f"{series.minutes - 1}m",
+                "exp_samples": [{"labels": "{}", "value": -1}],
+            }
+        ],
+    }
+    file = directory / "upgrade.yml"
+    file.write_text(
+        json.dumps(
+            {"rule_files": list(map(str, RULES)), "evaluation_interval": "1m", "tests": [scene]}
+        ),
+        encoding="utf-8",
+    )
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    said = done.stdout + done.stderr
+    got = re.search(r"got:\s*(nil|\{\} ([\d.E+]+))", said)
+    assert got is not None, said[-3000:]
+    return int(float(got[2] or 0))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("at_a_time", [pytest.param(1, marks=pytest.mark.fleet), 10])
+def test_an_upgrade_in_maintenance_wakes_nobody(at_a_time: int, tmp_path: Path) -> None:
+    """One after the other or ten at a time, away for minutes: no page, of a node or of its peers."""
+    assert woken(upgrade(at_a_time, announced=True), tmp_path) == 0
+
+
+@pytest.mark.timeout(300)
+def test_an_upgrade_without_it_pages(tmp_path: Path) -> None:
+    """The same without maintenance is as many pages as nodes: the test above can fail."""
+    assert woken(upgrade(10, announced=False), tmp_path) >= NODES
