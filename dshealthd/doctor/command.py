@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import functools
+import importlib
+import importlib.util
 import os
 import sys
 import time
@@ -37,6 +39,17 @@ if TYPE_CHECKING:
 UNKNOWN = EXIT[Outcome.UNKNOWN]
 
 
+def _job() -> tuple[Any, tuple[Check[Any], ...]]:
+    """Return the module that makes the context of a job's checks, and the checks.
+
+    Nothing where this installation has none.
+    """
+    if importlib.util.find_spec("dshealthd.doctor.job_context") is None:
+        return None, ()
+    checks: tuple[Check[Any], ...] = importlib.import_module("dshealthd.doctor.job").CHECKS
+    return importlib.import_module("dshealthd.doctor.job_context"), checks
+
+
 class Parser(argparse.ArgumentParser):
     """Ends with the status of *unknown* where its arguments are wrong: 2 would be critical."""
 
@@ -54,6 +67,7 @@ def parser(common: argparse.ArgumentParser) -> Parser:
         description="Say whether this node, or each of several, is fit to start a training: what "
         "is wrong, how bad, by which limit, and the command that mends it. Nothing is changed.",
         epilog="Exit status: 0 ok, 1 warning, 2 critical, 3 unknown, of the worst.",
+        conflict_handler="resolve",  # what a job says too, such as --python, it declares itself
     )
     output = added.add_mutually_exclusive_group()
     output.add_argument("--json", dest="as_json", action="store_true", help="one JSON document")
@@ -122,6 +136,8 @@ def parser(common: argparse.ArgumentParser) -> Parser:
     access = added.add_argument_group("the agent of this node")
     access.add_argument("--user", default="", metavar="NAME", help="user name for the agent")
     access.add_argument("--password-file", metavar="FILE", help="file with that user's password")
+    if (job := _job()[0]) is not None:
+        job.add_arguments(added)
     return added
 
 
@@ -146,7 +162,7 @@ def main(
             print(f"{check.name:24} {check.slug:24} {check.title}")
         return 0
     try:
-        report = _across(options) if options.hosts else _here(options, loaded, checks)
+        report = _across(options, checks) if options.hosts else _here(options, loaded, checks)
         if options.support_file:
             support_file.write(options.support_file, report, loaded)
     except (HostsError, OSError) as error:
@@ -155,9 +171,12 @@ def main(
     return _print(options, report)
 
 
-def _chosen(options: argparse.Namespace, loaded: Config) -> list[Check[NodeContext]]:
-    """Return the checks that are asked for; ConfigError names those that do not exist."""
-    checks = list(node.CHECKS)
+def _chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
+    """Return the checks that are asked for; ConfigError names those that do not exist.
+
+    With `--job` those of a job come first.
+    """
+    checks: list[Check[Any]] = [*_job()[1], *node.CHECKS]
     known = [check.name for check in checks]
     wanted = [name for name in options.only.split(",") if name]
     left_out = [name for name in options.skip.split(",") if name]
@@ -174,15 +193,15 @@ def _chosen(options: argparse.Namespace, loaded: Config) -> list[Check[NodeConte
         ]
         if errors:
             raise ConfigError(source, errors)
+    if not getattr(options, "job", False) and not options.listed:
+        checks = [check for check in checks if check not in _job()[1]]
     if wanted:
         checks = [check for check in checks if check.name in wanted]
     skipped = {*left_out, *(() if wanted else loaded.doctor.skip)}
     return [check for check in checks if check.name not in skipped]
 
 
-def _here(
-    options: argparse.Namespace, loaded: Config, checks: Sequence[Check[NodeContext]]
-) -> Report:
+def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[Any]]) -> Report:
     """Examine this node."""
     wall, started = time.time(), time.monotonic()
     base = NodeContext(loaded, several=_several(options, loaded), python=_pythons(options, loaded))
@@ -191,7 +210,12 @@ def _here(
     if not options.agent:
         look = functools.partial(collect, loaded)
     waiting = [check for check in checks if isinstance(check, SnapshotCheck)]
-    plain = [(check, base) for check in checks if not isinstance(check, SnapshotCheck)]
+    plain = _of_the_job(options, checks)
+    plain += [
+        (check, base)
+        for check in checks
+        if check in node.CHECKS and not isinstance(check, SnapshotCheck)
+    ]
     plain += [(path_check(os.path.abspath(path)), base) for path in options.paths]
     progress = Progress("checks")
     try:
@@ -209,6 +233,18 @@ def _here(
     return Report((here,), wall, time.monotonic() - started)
 
 
+def _of_the_job(
+    options: argparse.Namespace, checks: Sequence[Check[Any]]
+) -> list[tuple[Check[Any], Any]]:
+    """Return the checks of a job with their context, read once."""
+    module, known = _job()
+    wanted = [check for check in checks if check in known]
+    if not wanted:
+        return []
+    context = module.context(options)
+    return [(check, context) for check in wanted]
+
+
 def _several(options: argparse.Namespace, loaded: Config) -> bool:
     """Tell whether jobs of this node run across nodes."""
     slurm = os.environ.get("SLURM_JOB_NUM_NODES", "")
@@ -220,7 +256,8 @@ def _pythons(options: argparse.Namespace, loaded: Config) -> tuple[str, ...]:
 
     An active environment is the user's own, and is not taken up by root.
     """
-    found = [*options.python, *loaded.doctor.python]
+    given = [options.python] if isinstance(options.python, str) else options.python or ()
+    found = [one for one in (*given, *loaded.doctor.python) if one]
     if loaded.probe.python is not None:
         found.append(str(loaded.probe.python))
     if os.geteuid() != 0:
@@ -228,8 +265,8 @@ def _pythons(options: argparse.Namespace, loaded: Config) -> tuple[str, ...]:
     return tuple(dict.fromkeys(os.path.abspath(one) for one in found))
 
 
-def _across(options: argparse.Namespace) -> Report:
-    """Examine several nodes over SSH and compare them."""
+def _across(options: argparse.Namespace, checks: Sequence[Check[Any]]) -> Report:
+    """Examine several nodes over SSH and compare them; a job is looked at from here."""
     wall, started = time.time(), time.monotonic()
     progress = Progress("nodes")
     try:
@@ -243,6 +280,8 @@ def _across(options: argparse.Namespace) -> Report:
     finally:
         progress.close()
     across: list[Examined] = compare(reports)
+    if plain := _of_the_job(options, checks):
+        across += examine(plain, (), dict, dict, lambda *_: None)[0]
     return Report(tuple(reports), wall, time.monotonic() - started, tuple(across))
 
 
@@ -256,7 +295,8 @@ def _passed_on(options: argparse.Namespace) -> list[str]:
             passed += [f"--{name}", value]
     for path in options.paths:
         passed += ["--path", os.path.abspath(path)]
-    for python in options.python:
+    given = [options.python] if isinstance(options.python, str) else options.python or ()
+    for python in filter(None, given):
         passed += ["--python", os.path.abspath(python)]
     return passed if options.agent else [*passed, "--no-agent"]
 
