@@ -50,6 +50,10 @@ def main(arguments: list[str] | None = None) -> int:
         from dshealthd.doctor import command as doctor
 
         return doctor.main(arguments[1:], _common(), _flags)
+    if arguments[:1] == ["free-port"]:  # starts processes and becomes one: no thread of the log
+        from dshealthd import free_port_command
+
+        return free_port_command.main(arguments[1:], _common(), _flags)
     options = _parser().parse_args(arguments)
     flags = _flags(options)
     manager = ServiceManager.from_environment(os.environ)  # no child inherits it
@@ -331,6 +335,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("explain", help=text, description=text, add_help=False)
     text = "Say whether this node, or others, are fit to start a training."
     commands.add_parser("doctor", help=text, description=text, add_help=False)
+    text = "Print a free port for a rendezvous, and hold it."
+    commands.add_parser("free-port", help=text, description=text, add_help=False)
     return parser
 
 
