@@ -39,13 +39,21 @@ EXIT_USAGE = 2
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    0 done, 1 failed, 2 bad usage or configuration; `explain` has its own.
+    0 done, 1 failed, 2 bad usage or configuration; `explain` and `doctor` have their own.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["explain"]:  # needs no configuration, and has exit statuses of its own
         from dshealthd.explain import command as explain
 
         return explain.main(arguments[1:])
+    if arguments[:1] == ["doctor"]:  # exit statuses of its own, for bad usage too
+        from dshealthd.doctor import command as doctor
+
+        return doctor.main(arguments[1:], _common(), _flags)
+    if arguments[:1] == ["free-port"]:  # starts processes and becomes one: no thread of the log
+        from dshealthd import free_port_command
+
+        return free_port_command.main(arguments[1:], _common(), _flags)
     options = _parser().parse_args(arguments)
     flags = _flags(options)
     manager = ServiceManager.from_environment(os.environ)  # no child inherits it
@@ -253,7 +261,8 @@ def slurm(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]],
     return command(loaded, hook)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _common() -> argparse.ArgumentParser:
+    """Return the options that name and change the configuration."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--config.file",
@@ -276,6 +285,11 @@ def _parser() -> argparse.ArgumentParser:
                 metavar="VALUE",
                 help=field.metadata["doc"].replace("%", "%%"),
             )
+    return common
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = _common()
     parser = argparse.ArgumentParser(
         prog="dshealthd", description="Cluster health monitor for GPU training."
     )
@@ -333,6 +347,10 @@ def _parser() -> argparse.ArgumentParser:
     parser_of_slurm.set_defaults(command=slurm, own=("hook",))
     text = "Name the cause of a job's failure from its logs."
     commands.add_parser("explain", help=text, description=text, add_help=False)
+    text = "Say whether this node, or others, are fit to start a training."
+    commands.add_parser("doctor", help=text, description=text, add_help=False)
+    text = "Print a free port for a rendezvous, and hold it."
+    commands.add_parser("free-port", help=text, description=text, add_help=False)
     return parser
 
 

@@ -18,6 +18,7 @@ from dshealthd.core.address import listen_address
 from dshealthd.core.collector import CollectorOptions
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration, Errors, decode, join, option, unknown
+from dshealthd.doctor.options import DoctorOptions
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.nvrx.options import NvrxOptions
 from dshealthd.probe.options import ProbeOptions
@@ -105,6 +106,7 @@ class Config:
     nvrx: NvrxOptions = field(default_factory=NvrxOptions)
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
     evidence: EvidenceOptions = field(default_factory=EvidenceOptions)
+    doctor: DoctorOptions = field(default_factory=DoctorOptions)
     collectors: Mapping[str, CollectorOptions] = field(default_factory=dict)
 
 
@@ -116,6 +118,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "nvrx": NvrxOptions,
     "slurm": SlurmOptions,
     "evidence": EvidenceOptions,
+    "doctor": DoctorOptions,
 }
 """The sections beside `collectors`.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dshealthd.findings.finding import Finding, Sign
 
 RULES = (*gpus.RULES, *heat.RULES, *links.RULES, *host.RULES, *jobs.RULES, *agent.RULES)
-_OF_JOBS = frozenset(
+OF_JOBS = frozenset(
     (
         "training",
         "job_hang",
@@ -106,7 +106,7 @@ def _unread(
         if not of_nvml:
             detail = f"{words(result.reason)}: {result.detail}"
             yield unread(latest.name, "", result.reason, detail, node)
-    if latest.name in _OF_JOBS:
+    if latest.name in OF_JOBS:
         return
     for fault in result.faults:
         told = fault.reason in gpus.HUNG and latest.name in gpus.NVML and _NVML_HUNG in alerts

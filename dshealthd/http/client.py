@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 from dshealthd.core.address import listen_address
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import socket
+    from collections.abc import Callable, Mapping
 
     from dshealthd.config import Config
 
@@ -78,8 +79,13 @@ class Client:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self._tls else 'http'}://{host}:{self.port}"
 
-    def get(self, path: str) -> bytes:
-        """Return what the agent answers. Unreachable."""
+    def get(
+        self, path: str, verify: Callable[[socket.socket], None] = lambda _connection: None
+    ) -> bytes:
+        """Return what the agent answers. Unreachable.
+
+        `verify` is given the connection once there is an answer, and may raise.
+        """
         connection = (
             http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT)
             if self._tls is None
@@ -88,8 +94,11 @@ class Client:
             )
         )
         try:
+            connection.connect()
+            held = connection.sock  # the connection forgets it where the other end will close
             connection.request("GET", path, headers=self._headers)
             answer = connection.getresponse()
+            verify(held)
             body = answer.read(MAX_ANSWER + 1)
         except (OSError, http.client.HTTPException, UnicodeError) as error:
             message = f"{self.url} does not answer: {error or type(error).__name__}"
@@ -107,9 +116,11 @@ class Client:
             raise Unreachable(message)
         return body
 
-    def status(self) -> Mapping[str, Any]:
-        """Return the status document. Unreachable."""
-        body = self.get("/api/v1/status")
+    def status(
+        self, verify: Callable[[socket.socket], None] = lambda _connection: None
+    ) -> Mapping[str, Any]:
+        """Return the status document. Unreachable, and what `verify` raises."""
+        body = self.get("/api/v1/status", verify)
         try:
             document = json.loads(body)
         except ValueError as error:

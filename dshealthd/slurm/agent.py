@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import json
-import os
 import re
 import signal
 import ssl
@@ -14,11 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.address import listen_address
-from dshealthd.linux.socket_owner import peer_uid
+from dshealthd.http.local_agent import Impostor, identify
 from dshealthd.nvrx.fitness import OF_THE_AGENT
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Iterable, Iterator
     from types import FrameType
 
@@ -32,8 +30,6 @@ XID_RECENT = 600.0
 """Seconds for which an Xid belongs to a finding of its GPU, as in the alerts."""
 _LARGEST = 16 << 20
 """Bytes of a status document that are read; that of a node with 16 GPUs has some 0.5 MB."""
-_USER = "dshealthd"
-"""The user that the agent runs as where it does not run as root."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:/-]+")
 
 
@@ -95,8 +91,10 @@ def ask(config: Config, alerts: Iterable[str]) -> Verdict:
             held = connection.sock  # the connection forgets it where the other end will close
             connection.request("GET", "/api/v1/status", headers={"Accept": "application/json"})
             answer = connection.getresponse()
-            _identify(held)
+            identify(held)
             body = answer.read(_LARGEST)
+    except Impostor as error:
+        raise AgentSilent(str(error)) from error
     except (OSError, http.client.HTTPException) as error:
         message = f"the agent on {address}:{port} does not answer: {error or type(error).__name__}"
         raise AgentSilent(message) from error
@@ -173,26 +171,6 @@ def _deadline(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _identify(connection: socket.socket) -> None:
-    """AgentSilent where the other end is some user's."""
-    uid = peer_uid(connection)
-    if uid is None or uid not in _believed():
-        who = "nobody on this machine" if uid is None else f"a process of uid {uid}"
-        message = f"the port of the agent is answered by {who}, who is not believed"
-        raise AgentSilent(message)
-
-
-def _believed() -> set[int]:
-    """Return the users whose agent is believed.
-
-    From `/etc/passwd` alone: a name service can hang, and a package makes its user there.
-    """
-    users = {0, os.geteuid()}
-    with open("/etc/passwd", encoding="utf-8", errors="replace") as lines:
-        users.update(int(line.split(":")[2]) for line in lines if line.startswith(f"{_USER}:"))
-    return users
 
 
 def _serves_tls(config: Config) -> bool:

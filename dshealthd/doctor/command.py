@@ -1,0 +1,315 @@
+"""`dshealthd doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dshealthd import config
+from dshealthd.config import ConfigError
+from dshealthd.core.options import unknown
+from dshealthd.doctor import callers, node, support_file
+from dshealthd.doctor.across import compare
+from dshealthd.doctor.check import Outcome
+from dshealthd.doctor.examination import EXIT, Examined, accept, examine
+from dshealthd.doctor.facts import facts
+from dshealthd.doctor.hosts import HostsError, ask, names
+from dshealthd.doctor.node_context import NodeContext
+from dshealthd.doctor.path_check import path_check
+from dshealthd.doctor.progress import Progress
+from dshealthd.doctor.report import NodeReport, Report, as_json, junit, text
+from dshealthd.doctor.snapshot_check import SnapshotCheck
+from dshealthd.doctor.status_document import collect, status_document
+from dshealthd.http.client import Access
+from dshealthd.status.paint import Paint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dshealthd.config import Config
+    from dshealthd.doctor.check import Check
+
+UNKNOWN = EXIT[Outcome.UNKNOWN]
+
+
+def _job() -> tuple[Any, tuple[Check[Any], ...]]:
+    """Return the module that makes the context of a job's checks, and the checks.
+
+    Nothing where this installation has none.
+    """
+    if importlib.util.find_spec("dshealthd.doctor.job_context") is None:
+        return None, ()
+    checks: tuple[Check[Any], ...] = importlib.import_module("dshealthd.doctor.job").CHECKS
+    return importlib.import_module("dshealthd.doctor.job_context"), checks
+
+
+class Parser(argparse.ArgumentParser):
+    """Ends with the status of *unknown* where its arguments are wrong: 2 would be critical."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the error."""
+        self.print_usage(sys.stderr)
+        self.exit(UNKNOWN, f"{self.prog}: error: {message}\n")
+
+
+def parser(common: argparse.ArgumentParser) -> Parser:
+    """Return the parser of the command."""
+    added = Parser(
+        prog="dshealthd doctor",
+        parents=[common],
+        description="Say whether this node, or each of several, is fit to start a training: what "
+        "is wrong, how bad, by which limit, and the command that mends it. Nothing is changed.",
+        epilog="Exit status: 0 ok, 1 warning, 2 critical, 3 unknown, of the worst.",
+        conflict_handler="resolve",  # what a job says too, such as --python, it declares itself
+    )
+    output = added.add_mutually_exclusive_group()
+    output.add_argument("--json", dest="as_json", action="store_true", help="one JSON document")
+    output.add_argument("--junit", action="store_true", help="JUnit's XML, for CI")
+    output.add_argument(
+        "--for",
+        dest="caller",
+        choices=sorted(callers.CALLERS),
+        help="lines and exit status as this caller expects them",
+    )
+    added.add_argument("--verbose", "-v", action="store_true", help="also what is ok")
+    added.add_argument("--only", metavar="CHECK,…", default="", help="run these checks alone")
+    added.add_argument("--skip", metavar="CHECK,…", default="", help="leave these checks out")
+    added.add_argument("--list", dest="listed", action="store_true", help="list the checks")
+    added.add_argument(
+        "--path",
+        dest="paths",
+        metavar="DIRECTORY",
+        action="append",
+        default=[],
+        help="checkpoint or offload directory: space, and a timed write of 4 KiB; may be repeated",
+    )
+    added.add_argument(
+        "--python",
+        metavar="PYTHON",
+        action="append",
+        default=[],
+        help="interpreter of a training environment, read from its files; may be repeated",
+    )
+    added.add_argument(
+        "--report",
+        dest="support_file",
+        metavar="FILE",
+        help="also write versions, findings and configuration to a new file, without secrets",
+    )
+    added.add_argument(
+        "--no-agent",
+        dest="agent",
+        action="store_false",
+        help="read the sources here although an agent may run",
+    )
+    across = added.add_argument_group("several nodes, over SSH")
+    across.add_argument(
+        "--hosts",
+        metavar="NODES",
+        help="examine these nodes and compare them: node[01-16],login1 as Slurm writes them, "
+        "@FILE for a DeepSpeed hostfile, slurm for the allocation",
+    )
+    across.add_argument(
+        "--host-timeout",
+        type=float,
+        default=20.0,
+        metavar="SECONDS",
+        help="deadline for each node, 20 without it",
+    )
+    across.add_argument(
+        "--remote-command",
+        metavar="PROGRAM",
+        default="dshealthd",
+        help="dshealthd on the other nodes, where it is not in their PATH",
+    )
+    across.add_argument(
+        "--ssh", metavar="PROGRAM", default="ssh", help="SSH client, ssh without it"
+    )
+    across.add_argument("--across", action="store_true", help=argparse.SUPPRESS)
+    access = added.add_argument_group("the agent of this node")
+    access.add_argument("--user", default="", metavar="NAME", help="user name for the agent")
+    access.add_argument("--password-file", metavar="FILE", help="file with that user's password")
+    if (job := _job()[0]) is not None:
+        job.add_arguments(added)
+    return added
+
+
+def main(
+    arguments: Sequence[str],
+    common: argparse.ArgumentParser,
+    flags: Callable[[argparse.Namespace], Mapping[str, Mapping[str, Any]]],
+) -> int:
+    """Run the command and return its exit status: 0 ok, 1 warning, 2 critical, 3 unknown.
+
+    `common` are the options of the configuration, and `flags` takes them out again.
+    """
+    options = parser(common).parse_args(arguments)
+    try:
+        loaded = config.load(options.config_file, flags(options))
+        checks = _chosen(options, loaded)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return UNKNOWN
+    if options.listed:
+        for check in checks:
+            print(f"{check.name:24} {check.slug:24} {check.title}")
+        return 0
+    try:
+        report = _across(options, checks) if options.hosts else _here(options, loaded, checks)
+        if options.support_file:
+            support_file.write(options.support_file, report, loaded)
+    except (HostsError, OSError) as error:
+        print(f"dshealthd doctor: {error}", file=sys.stderr)
+        return UNKNOWN
+    return _print(options, report)
+
+
+def _chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
+    """Return the checks that are asked for; ConfigError names those that do not exist.
+
+    With `--job` those of a job come first.
+    """
+    checks: list[Check[Any]] = [*_job()[1], *node.CHECKS]
+    known = [check.name for check in checks]
+    wanted = [name for name in options.only.split(",") if name]
+    left_out = [name for name in options.skip.split(",") if name]
+    for source, names_given in (
+        ("--only", wanted),
+        ("--skip", left_out),
+        ("doctor.skip", loaded.doctor.skip),
+        ("doctor.accept", [one.check for one in loaded.doctor.accepted()]),
+    ):
+        errors = [
+            f"{name}: {unknown(name, known).replace('unknown key', 'no such check')}"
+            for name in names_given
+            if name not in known and not name.startswith("path ")
+        ]
+        if errors:
+            raise ConfigError(source, errors)
+    if not getattr(options, "job", False) and not options.listed:
+        checks = [check for check in checks if check not in _job()[1]]
+    if wanted:
+        checks = [check for check in checks if check.name in wanted]
+    skipped = {*left_out, *(() if wanted else loaded.doctor.skip)}
+    return [check for check in checks if check.name not in skipped]
+
+
+def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[Any]]) -> Report:
+    """Examine this node."""
+    wall, started = time.time(), time.monotonic()
+    base = NodeContext(loaded, several=_several(options, loaded), python=_pythons(options, loaded))
+    access = Access(user=options.user, password_file=options.password_file)
+    look = functools.partial(status_document, loaded, access)
+    if not options.agent:
+        look = functools.partial(collect, loaded)
+    waiting = [check for check in checks if isinstance(check, SnapshotCheck)]
+    plain = _of_the_job(options, checks)
+    plain += [
+        (check, base)
+        for check in checks
+        if check in node.CHECKS and not isinstance(check, SnapshotCheck)
+    ]
+    plain += [(path_check(os.path.abspath(path)), base) for path in options.paths]
+    progress = Progress("checks")
+    try:
+        examined, document = examine(plain, waiting, look, base.with_document, progress)
+    finally:
+        progress.close()
+    accepted = accept(examined, loaded.doctor.accepted(), dt.datetime.now().astimezone().date())
+    context = base.with_document(document)
+    here = NodeReport(
+        os.uname().nodename,
+        tuple(accepted),
+        source=str(document.get("source", "")),
+        facts=facts(context),
+    )
+    return Report((here,), wall, time.monotonic() - started)
+
+
+def _of_the_job(
+    options: argparse.Namespace, checks: Sequence[Check[Any]]
+) -> list[tuple[Check[Any], Any]]:
+    """Return the checks of a job with their context, read once."""
+    module, known = _job()
+    wanted = [check for check in checks if check in known]
+    if not wanted:
+        return []
+    context = module.context(options)
+    return [(check, context) for check in wanted]
+
+
+def _several(options: argparse.Namespace, loaded: Config) -> bool:
+    """Tell whether jobs of this node run across nodes."""
+    slurm = os.environ.get("SLURM_JOB_NUM_NODES", "")
+    return bool(options.across) or loaded.probe.wanted or (slurm.isdecimal() and int(slurm) > 1)
+
+
+def _pythons(options: argparse.Namespace, loaded: Config) -> tuple[str, ...]:
+    """Return the training environments that are known.
+
+    An active environment is the user's own, and is not taken up by root.
+    """
+    given = [options.python] if isinstance(options.python, str) else options.python or ()
+    found = [one for one in (*given, *loaded.doctor.python) if one]
+    if loaded.probe.python is not None:
+        found.append(str(loaded.probe.python))
+    if os.geteuid() != 0:
+        found += filter(None, map(os.environ.get, ("VIRTUAL_ENV", "CONDA_PREFIX")))
+    return tuple(dict.fromkeys(os.path.abspath(one) for one in found))
+
+
+def _across(options: argparse.Namespace, checks: Sequence[Check[Any]]) -> Report:
+    """Examine several nodes over SSH and compare them; a job is looked at from here."""
+    wall, started = time.time(), time.monotonic()
+    progress = Progress("nodes")
+    try:
+        reports = ask(
+            names(options.hosts),
+            [options.ssh],
+            [options.remote_command, "doctor", "--json", "--across", *_passed_on(options)],
+            options.host_timeout,
+            progress,
+        )
+    finally:
+        progress.close()
+    across: list[Examined] = compare(reports)
+    if plain := _of_the_job(options, checks):
+        across += examine(plain, (), dict, dict, lambda *_: None)[0]
+    return Report(tuple(reports), wall, time.monotonic() - started, tuple(across))
+
+
+def _passed_on(options: argparse.Namespace) -> list[str]:
+    """Return the arguments that the other nodes get too."""
+    passed = []
+    if options.config_file is not None:
+        passed += ["--config.file", str(options.config_file)]
+    for name in ("only", "skip"):
+        if value := getattr(options, name):
+            passed += [f"--{name}", value]
+    for path in options.paths:
+        passed += ["--path", os.path.abspath(path)]
+    given = [options.python] if isinstance(options.python, str) else options.python or ()
+    for python in filter(None, given):
+        passed += ["--python", os.path.abspath(python)]
+    return passed if options.agent else [*passed, "--no-agent"]
+
+
+def _print(options: argparse.Namespace, report: Report) -> int:
+    if options.caller:
+        return callers.CALLERS[options.caller](report)
+    if options.as_json:
+        print(as_json(report))
+    elif options.junit:
+        print(junit(report))
+    else:
+        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        for line in text(report, Paint(colour=colour), verbose=options.verbose):
+            print(line)
+    return report.exit

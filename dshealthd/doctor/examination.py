@@ -1,0 +1,159 @@
+"""Runs the checks side by side, each in a process that can be killed."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.processes import Pool
+from dshealthd.doctor.status_document import DEADLINE
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from dshealthd.doctor.check import Check
+    from dshealthd.doctor.options import Accepted
+    from dshealthd.doctor.processes import Ended
+    from dshealthd.doctor.snapshot_check import SnapshotCheck
+
+ORDER = (Outcome.OK, Outcome.WARNING, Outcome.UNKNOWN, Outcome.CRITICAL)
+"""From well to worst: what is unknown may hide anything, so it counts for more than a warning."""
+EXIT = {Outcome.OK: 0, Outcome.WARNING: 1, Outcome.CRITICAL: 2, Outcome.UNKNOWN: 3}
+"""Exit status by verdict, as plugins of Nagios have it."""
+_LOOK = "the last look at the node"
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """One check and what came of it."""
+
+    slug: str
+    name: str
+    title: str
+    results: tuple[Result, ...]
+    seconds: float
+    accepted: tuple[str, ...] = ()
+    """For each result why it is accepted; empty where it counts."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst of its results that count."""
+        return worst(
+            result.outcome
+            for result, reason in zip(self.results, self.reasons, strict=True)
+            if not reason
+        )
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """For each result why it is accepted; empty where it counts."""
+        return self.accepted or ("",) * len(self.results)
+
+
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return the worst; ok without any."""
+    return max(outcomes, key=ORDER.index, default=Outcome.OK)
+
+
+def examine(
+    plain: Sequence[tuple[Check[Any], Any]],
+    waiting: Sequence[SnapshotCheck],
+    look: Callable[[], Mapping[str, Any]],
+    context: Callable[[Mapping[str, Any]], Any],
+    progress: Callable[[int, int, Sequence[str]], object],
+) -> tuple[list[Examined], Mapping[str, Any]]:
+    """Run all checks and return what they found, with the status document.
+
+    `plain` are checks and their contexts, which start at once. `waiting` are those that need the
+    document that `look` returns; `context` makes their context from it. `progress` is told how
+    many have ended of how many, and what still runs.
+    """
+    checks = {check.name: check for check in (*(check for check, _ in plain), *waiting)}
+    found: dict[str, Examined] = {}
+    document: Mapping[str, Any] = {}
+    pool = Pool()
+
+    def tick() -> None:
+        progress(len(found), len(checks), pool.names)
+
+    try:
+        if waiting:
+            pool.start(_LOOK, look, DEADLINE)
+        for check, one in plain:
+            pool.start(check.name, _runner(check, one), check.deadline)
+        for ended in pool.ended(on_tick=tick):
+            if ended.name != _LOOK:
+                found[ended.name] = _examined(checks[ended.name], ended)
+                continue
+            if ended.problem:
+                for check in waiting:
+                    found[check.name] = _examined(check, ended)
+                continue
+            document = ended.value
+            shared = context(document)
+            for check in waiting:
+                pool.start(check.name, _runner(check, shared), check.deadline)
+    finally:
+        pool.close()
+    return [found[name] for name in checks], document
+
+
+def _runner(check: Check[Any], context: Any) -> Callable[[], object]:
+    def run() -> list[dict[str, Any]]:
+        return [encode(result) for result in check.run(context)]
+
+    return run
+
+
+def encode(result: Result) -> dict[str, Any]:
+    """Return a result as JSON has it."""
+    return dataclasses.asdict(result) | {"outcome": result.outcome.value}
+
+
+def decode(document: Mapping[str, Any]) -> Result:
+    """Return the result that a document holds; KeyError, TypeError, ValueError for any other."""
+    fields = {field.name: str(document[field.name]) for field in dataclasses.fields(Result)}
+    return Result(**(fields | {"outcome": Outcome(document["outcome"])}))  # type: ignore[arg-type] # all but outcome are text
+
+
+def _examined(check: Check[Any], ended: Ended) -> Examined:
+    if ended.problem:
+        results: tuple[Result, ...] = (Result(Outcome.UNKNOWN, _why(check, ended)),)
+    else:
+        results = tuple(decode(one) for one in ended.value)
+        results = results or (Result(Outcome.UNKNOWN, "the check said nothing"),)
+    results = tuple(sorted(results, key=lambda one: -ORDER.index(one.outcome)))
+    return Examined(check.slug, check.name, check.title, results, ended.seconds)
+
+
+def _why(check: Check[Any], ended: Ended) -> str:
+    what = "the look at the node" if ended.name == _LOOK else f"the check {check.name}"
+    return f"{what} {ended.problem}" if ended.hung else f"{what} failed: {ended.problem}"
+
+
+def accept(
+    examined: Iterable[Examined], accepted: Sequence[Accepted], today: dt.date
+) -> list[Examined]:
+    """Return the same with what is accepted marked as such."""
+    return [
+        dataclasses.replace(
+            one, accepted=tuple(_reason(one, result, accepted, today) for result in one.results)
+        )
+        for one in examined
+    ]
+
+
+def _reason(one: Examined, result: Result, accepted: Sequence[Accepted], today: dt.date) -> str:
+    if result.outcome is Outcome.OK:
+        return ""
+    for entry in accepted:
+        if (
+            entry.check == one.name
+            and entry.component in {"", result.component}
+            and today <= entry.until
+        ):
+            return f"accepted until {entry.until}: {entry.reason}"
+    return ""

@@ -1,0 +1,24 @@
+"""Every GPU of the PCI bus answers NVML."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.snapshot_check import snapshot_check
+
+if TYPE_CHECKING:
+    from dshealthd.doctor.node_context import NodeContext
+
+
+def _looked(context: NodeContext) -> str:
+    series = context.series
+    visible = series.value("gpus_visible")
+    if visible is None:
+        return "no NVIDIA GPU on the PCI bus"
+    names = sorted({point.labels["name"] for point in series("gpu_info")})
+    expected = series.value("gpus_expected")
+    bus = "" if expected is None else f", {expected:g} on the PCI bus"
+    return f"{visible:g} GPUs in NVML{bus}: {', '.join(names)}"
+
+
+CHECK = snapshot_check("gpu-lost", "gpus", "Every GPU answers", ("gpu_bus", "gpu", "mig"), _looked)

@@ -1,0 +1,62 @@
+"""The host has memory left, and does not swap."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.core.host import read
+from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.snapshot_check import snapshot_check
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.doctor.node_context import NodeContext
+
+SWAP_USED = 0.5
+"""Share of the swap in use from which on it is said: idle pages alone rarely fill half of it."""
+_GIB = 1 << 30
+
+
+def parse_swap(meminfo: str) -> tuple[int, int]:
+    """Return size and free part of the swap in bytes; ValueError where meminfo does not tell."""
+    found = {}
+    for line in meminfo.splitlines():
+        name, _, value = line.partition(":")
+        if name in ("SwapTotal", "SwapFree"):
+            found[name] = int(value.split()[0]) * 1024
+    if len(found) != 2:  # noqa: PLR2004 - the two names
+        message = "no SwapTotal and SwapFree in meminfo"
+        raise ValueError(message)
+    return found["SwapTotal"], found["SwapFree"]
+
+
+def _more(context: NodeContext) -> Iterator[Result]:
+    total, free = parse_swap(read(context.host.proc("meminfo")))
+    if total and (total - free) / total > SWAP_USED:
+        yield Result(
+            Outcome.WARNING,
+            f"{(total - free) / _GIB:.1f} of {total / _GIB:.1f} GiB of swap are in use: offloaded "
+            "optimizer states and data loaders crawl once they are swapped out",
+            remedy="sudo swapoff -a && sudo swapon -a",
+            value=f"{(total - free) / total:.0%}",
+            limit=f"{SWAP_USED:.0%}",
+            source="our own: idle pages alone rarely fill half of the swap",
+            component="swap",
+        )
+
+
+def _looked(context: NodeContext) -> str:
+    available = context.series.value("memory_available_bytes") or 0.0
+    total = context.series.value("memory_total_bytes") or 0.0
+    return f"{available / _GIB:.0f} of {total / _GIB:.0f} GiB of memory are available"
+
+
+CHECK = snapshot_check(
+    "host-memory-pressure",
+    "host-memory",
+    "The host has memory left",
+    ("memory", "pressure"),
+    _looked,
+    _more,
+)

@@ -1,0 +1,119 @@
+"""The host name resolves to an address at which other nodes reach this one."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.check import Check, Outcome, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.core.host import Host
+    from dshealthd.doctor.node_context import NodeContext
+
+ALONE = "enough for jobs on this node alone"
+
+
+def _resolve(name: str) -> list[str]:
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+
+
+def _here(address: str) -> bool:
+    """Tell whether an interface of this network namespace has an address, by binding to it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def parse_bridge_routes(route: str, bridges: set[str]) -> list[ipaddress.IPv4Network]:
+    """Return the networks of bridges from `/proc/net/route`, addresses in hexadecimal."""
+    networks = []
+    for line in route.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 7 and fields[0] in bridges:  # noqa: PLR2004 - the mask is the eighth
+            address = int.from_bytes(bytes.fromhex(fields[1]), "little")
+            mask = int.from_bytes(bytes.fromhex(fields[7]), "little")
+            if mask:
+                networks.append(ipaddress.IPv4Network((address, mask.bit_count())))
+    return networks
+
+
+def _bridges(host: Host) -> set[str]:
+    """Return the bridges that containers of this node are behind, not one that the node is on."""
+    base = host.sys("class/net")
+    return {
+        name
+        for name in os.listdir(base)
+        if name.startswith(("docker", "br-", "virbr", "podman", "cni", "lxcbr", "lxdbr"))
+        and os.path.isdir(f"{base}/{name}/bridge")
+    }
+
+
+def _run(context: NodeContext) -> Iterator[Result]:
+    name = socket.gethostname()
+    outcome = Outcome.WARNING if context.several else Outcome.OK
+    try:
+        addresses = _resolve(name)
+    except socket.gaierror as error:
+        yield Result(
+            Outcome.WARNING,
+            f"the host name {name} does not resolve: {error.strerror}",
+            remedy=f"echo \"$(hostname -I | cut -d' ' -f1) {name}\" | sudo tee -a /etc/hosts",
+            component=name,
+        )
+        return
+    shown = ", ".join(addresses)
+    parsed = [ipaddress.ip_address(address) for address in addresses]
+    if all(address.is_loopback for address in parsed):
+        yield Result(
+            outcome,
+            f"the host name {name} resolves to {shown}: gloo and torchrun of a job across nodes "
+            f"would listen on the loopback interface{'' if context.several else '; ' + ALONE}",
+            remedy=f"sudo sed -i '/^127\\.0\\.1\\.1.*{name}/d' /etc/hosts"
+            if context.several
+            else "",
+            component=name,
+        )
+        return
+    with open(context.host.proc("net/route"), encoding="ascii") as file:
+        networks = parse_bridge_routes(file.read(), _bridges(context.host))
+    usable = [address for address in parsed if not address.is_loopback]
+    behind = [
+        address
+        for address in usable
+        if isinstance(address, ipaddress.IPv4Address)
+        and any(address in network for network in networks)
+    ]
+    if behind:
+        yield Result(
+            outcome,
+            f"the host name {name} resolves to {behind[0]}, a container bridge of this node that "
+            f"other nodes cannot reach{'' if context.several else '; ' + ALONE}",
+            remedy="export MASTER_ADDR=$(hostname -I | cut -d' ' -f1)" if context.several else "",
+            component=name,
+        )
+    elif not any(_here(str(address)) for address in usable):
+        yield Result(
+            Outcome.WARNING,
+            f"the host name {name} resolves to {shown}, and no interface of this node has it",
+            remedy=f"getent hosts {name}; ip -br addr",
+            component=name,
+        )
+    else:
+        yield Result(
+            Outcome.OK, f"the host name {name} resolves to {shown}, an address of this node"
+        )
+
+
+CHECK: Check[NodeContext] = Check(
+    "container-address", "host-name", "The host name resolves to an address of this node", _run
+)

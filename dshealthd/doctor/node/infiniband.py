@@ -1,0 +1,117 @@
+"""InfiniBand ports are up at the rate of their peers.
+
+A port without a cable is ordinary, so ports are compared with those of the same board; whoever
+knows how many there must be sets `doctor.infiniband_ports`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.snapshot_check import snapshot_check
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.doctor.node_context import NodeContext
+
+Port = tuple[str, str]
+PEERS = "the ports of the same board on this node"
+
+
+def _ports(context: NodeContext) -> dict[Port, float]:
+    """Return whether each InfiniBand port is up; those of Ethernet (RoCE) may belong elsewhere."""
+    ethernet = context.series.parts("infiniband_port_info", "device", "port", link_layer="Ethernet")
+    return {
+        port: point.value
+        for point in context.series("infiniband_port_up")
+        if (port := (point.labels["device"], point.labels["port"])) not in ethernet
+    }
+
+
+def _boards(context: NodeContext, ports: dict[Port, float]) -> dict[str, list[Port]]:
+    board = {
+        point.labels["device"]: point.labels["board"]
+        for point in context.series("infiniband_device_info")
+    }
+    found = defaultdict(list)
+    for device, port in ports:
+        found[board.get(device, "")].append((device, port))
+    return found
+
+
+def _more(context: NodeContext) -> Iterator[Result]:
+    """Yield ports that are down or slow where their peers are not."""
+    series, ports = context.series, _ports(context)
+    told = {finding["part"] for finding in context.document["findings"]}
+    wanted = context.config.doctor.infiniband_ports
+    up = [port for port, value in ports.items() if value]
+    if wanted and len(up) < wanted:
+        yield Result(
+            Outcome.CRITICAL,
+            f"{len(up)} InfiniBand ports are up, and there must be {wanted}",
+            remedy="ibstat; ip -br link",
+            value=str(len(up)),
+            limit=str(wanted),
+            source="doctor.infiniband_ports",
+        )
+    rates = {
+        (point.labels["device"], point.labels["port"]): point.value
+        for point in series("infiniband_port_rate_bytes_per_second")
+    }
+    disabled = series.parts("infiniband_port_physical_state", "device", "port", state="disabled")
+    linked = series.parts("infiniband_port_physical_state", "device", "port", state="link_up")
+    for peers in _boards(context, ports).values():
+        alive = [port for port in peers if ports[port]]
+        fastest = max((rates.get(port, 0.0) for port in alive), default=0.0)
+        for port in peers:
+            name = "/".join(port)
+            if not ports[port] and port in linked:
+                yield Result(
+                    Outcome.WARNING,
+                    f"{name} has a link and is not active: no subnet manager has set it up",
+                    remedy="sminfo; systemctl status opensm",
+                    component=name,
+                )
+            elif not ports[port] and 2 * len(alive) > len(peers) and not {name} & told:
+                if port not in disabled:
+                    yield Result(
+                        Outcome.WARNING,
+                        f"{name} is down, and {len(alive)} of the {len(peers)} ports like it are up",
+                        remedy=f"ibstat {port[0]} {port[1]}  # then reseat or exchange the cable",
+                        component=name,
+                        source=PEERS,
+                    )
+            elif ports[port] and port in rates and rates[port] < fastest:
+                yield Result(
+                    Outcome.WARNING,
+                    f"{name} runs at {rates[port] * 8e-9:g} Gb/s, its peers at {fastest * 8e-9:g}",
+                    remedy=f"ibstat {port[0]} {port[1]}; mlxlink -d {port[0]} -m",
+                    value=f"{rates[port] * 8e-9:g} Gb/s",
+                    limit=f"{fastest * 8e-9:g} Gb/s",
+                    source=PEERS,
+                    component=name,
+                )
+
+
+def _looked(context: NodeContext) -> str:
+    ports = _ports(context)
+    up = sum(ports.values())
+    everything = len(list(context.series("infiniband_port_up")))
+    if not everything:
+        return "no InfiniBand"
+    other = f", {everything - len(ports)} are Ethernet (RoCE)" if everything > len(ports) else ""
+    return f"{up:g} of {len(ports)} InfiniBand ports are up{other}"
+
+
+CHECK = snapshot_check(
+    "bad-link",
+    "infiniband",
+    "InfiniBand ports are up at their peers' rate",
+    ("infiniband",),
+    _looked,
+    _more,
+    alerts="DshealthdInfiniband",
+)

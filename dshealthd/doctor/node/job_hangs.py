@@ -1,0 +1,24 @@
+"""No training job of this node is hung."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.snapshot_check import snapshot_check
+
+if TYPE_CHECKING:
+    from dshealthd.doctor.node_context import NodeContext
+
+
+def _looked(context: NodeContext) -> str:
+    jobs = {point.labels["job"] for point in context.series("job_ranks")}
+    return f"{len(jobs)} training jobs here, none is hung"
+
+
+CHECK = snapshot_check(
+    "training-hang",
+    "job-hangs",
+    "No training job of this node is hung",
+    ("training", "job_hang"),
+    _looked,
+)

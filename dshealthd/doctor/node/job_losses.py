@@ -1,0 +1,24 @@
+"""The loss of each training job is a number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.snapshot_check import snapshot_check
+
+if TYPE_CHECKING:
+    from dshealthd.doctor.node_context import NodeContext
+
+
+def _looked(context: NodeContext) -> str:
+    jobs = {point.labels["job"] for point in context.series("job_loss_finite")}
+    return f"{len(jobs)} training jobs report a loss, all of them numbers"
+
+
+CHECK = snapshot_check(
+    "loss-nan",
+    "job-losses",
+    "The loss of each training job is a number",
+    ("training",),
+    _looked,
+)

@@ -1,0 +1,24 @@
+"""Probes reach the other nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.snapshot_check import snapshot_check
+
+if TYPE_CHECKING:
+    from dshealthd.doctor.node_context import NodeContext
+
+
+def _looked(context: NodeContext) -> str:
+    rounds = sum(point.value for point in context.series("probe_rounds_total"))
+    return f"{rounds:g} rounds with other nodes, none that accuses this node of failing"
+
+
+CHECK = snapshot_check(
+    "nccl-remote-error",
+    "probe-failures",
+    "Probes reach the other nodes",
+    (),
+    _looked,
+)

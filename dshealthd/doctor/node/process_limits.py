@@ -1,0 +1,101 @@
+"""Limits that jobs started from here get: open files and locked memory.
+
+Those of this process, so run it as the user and where the job is started; and those of slurmd,
+which its jobs inherit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from typing import TYPE_CHECKING
+
+from dshealthd.core.host import read, read_bytes
+from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.linux.process_limits import Limits, parse_limits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.core.host import Host
+    from dshealthd.doctor.node_context import NodeContext
+
+LAUNCHERS = frozenset(("slurmd", "slurmstepd"))
+
+
+def _launchers(host: Host) -> Iterator[tuple[str, Limits]]:
+    """Yield the daemons here that start jobs, with the limits that they hand on."""
+    seen = set()
+    for pid in sorted(filter(str.isdecimal, os.listdir(host.procfs)), key=int):
+        with contextlib.suppress(OSError, ValueError):  # it ended meanwhile
+            name = read(host.proc(f"{pid}/comm")).strip()
+            if name in LAUNCHERS and name not in seen:
+                seen.add(name)
+                yield name, parse_limits(read_bytes(host.proc(f"{pid}/limits")))
+
+
+def _own() -> Limits:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    infinity = resource.RLIM_INFINITY
+    return Limits(
+        float("inf") if files == infinity else files, float("inf") if locked == infinity else locked
+    )
+
+
+def _judge(context: NodeContext, who: str, limits: Limits) -> Iterator[Result]:
+    options = context.config.doctor
+    slurm = who in LAUNCHERS
+    if context.has_gpus and limits.files < options.open_files:
+        yield Result(
+            Outcome.WARNING,
+            f"{who} may open {limits.files:g} files: data loaders and sockets of a training run "
+            "out of them at random",
+            remedy="systemctl edit slurmd  # [Service] LimitNOFILE=1048576"
+            if slurm
+            else "ulimit -n $(ulimit -Hn)",
+            value=f"{limits.files:g}",
+            limit=str(options.open_files),
+            source="doctor.open_files",
+            component=f"nofile of {who}",
+        )
+    # root's CAP_IPC_LOCK lifts the limit for it, and not for the jobs of others
+    lifted = not slurm and os.geteuid() == 0
+    if context.has_infiniband and limits.locked < options.locked_memory_bytes and not lifted:
+        yield Result(
+            Outcome.WARNING,
+            f"{who} may lock {limits.locked / (1 << 20):g} MiB of memory: RDMA pins every buffer, "
+            "and NCCL fails with ibv_reg_mr or ENOMEM",
+            remedy="systemctl edit slurmd  # [Service] LimitMEMLOCK=infinity"
+            if slurm
+            else "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/90-memlock.conf",
+            value=f"{limits.locked:g} B",
+            limit=f"{options.locked_memory_bytes} B",
+            source="doctor.locked_memory_bytes",
+            component=f"memlock of {who}",
+        )
+
+
+def _more(context: NodeContext) -> Iterator[Result]:
+    yield from _judge(context, "this shell", _own())
+    for name, limits in _launchers(context.host):
+        yield from _judge(context, name, limits)
+
+
+def _looked(_context: NodeContext) -> str:
+    own = _own()
+    locked = "all memory" if own.locked == float("inf") else f"{own.locked / (1 << 20):g} MiB"
+    return f"user {os.geteuid()} may open {own.files:g} files and lock {locked}"
+
+
+CHECK = snapshot_check(
+    "shared-memory",
+    "process-limits",
+    "Limits of open files and locked memory",
+    ("gpu_bus", "infiniband"),
+    _looked,
+    _more,
+    alerts="none of the alerts",
+)

@@ -1,0 +1,107 @@
+"""Driver, CUDA, NCCL and torch of a training environment fit together.
+
+The environment is read from its files, with its owner's rights: nothing of it runs.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.node.nccl_releases import defect
+from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.jobs.installation import Installations
+from dshealthd.linux.process_files import Root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.doctor.node_context import NodeContext
+    from dshealthd.jobs.installation import Versions
+
+ONCE = frozenset(("torch", "deepspeed", "nccl"))
+COMPATIBILITY = "CUDA minor version compatibility (docs.nvidia.com/deploy/cuda-compatibility)"
+
+
+def prefix(python: str) -> str:
+    """Return the prefix of an interpreter; a prefix stays what it is."""
+    head, tail = os.path.split(python.rstrip("/"))
+    return os.path.dirname(head) if tail.startswith("python") else python.rstrip("/") or "/"
+
+
+def _major(version: str) -> int | None:
+    head = version.partition(".")[0]
+    return int(head) if head.isdecimal() else None
+
+
+def judge(versions: Versions, driver_cuda: str | None, *, gpus: bool) -> Iterator[tuple[str, str]]:
+    """Yield what does not fit, each with a remedy.
+
+    `driver_cuda` is the newest CUDA that the driver serves, None where there is no driver.
+    """
+    found: dict[str, set[str]] = {}
+    for name, version in sorted(versions):
+        found.setdefault(name, set()).add(version)
+    for name in sorted(ONCE & found.keys()):
+        if len(found[name]) > 1:
+            yield (
+                f"{name} is installed {len(found[name])} times: {', '.join(sorted(found[name]))}",
+                f"pip uninstall -y {name}; pip install {name}",
+            )
+    cuda = min(found.get("cuda", ()), default=None)
+    if cuda is None and "torch" in found and gpus:
+        version = ", ".join(sorted(found["torch"]))
+        yield f"torch {version} is built without CUDA", "pip install --force-reinstall torch"
+    if cuda is not None and driver_cuda is not None:
+        wanted, served = _major(cuda), _major(driver_cuda)
+        if wanted is not None and served is not None and wanted > served:
+            yield (
+                f"torch is built for CUDA {cuda}, and the driver serves CUDA {driver_cuda} at most",
+                (
+                    f"pip install torch --index-url https://download.pytorch.org/whl/cu{served}x"
+                    "  # or a newer driver"
+                ),
+            )
+    for nccl in sorted(found.get("nccl", ())):
+        if text := defect(nccl, found.get("torch", set())):
+            yield f"NCCL {nccl} {text}", "pip install --upgrade torch"
+
+
+def _environments(context: NodeContext) -> list[str]:
+    return list(dict.fromkeys(prefix(python) for python in context.python))
+
+
+def _more(context: NodeContext) -> Iterator[Result]:
+    installations = Installations()
+    labels = next((point.labels for point in context.series("gpu_driver_info")), None)
+    driver_cuda = None if labels is None else labels["cuda"]
+    for place in _environments(context):
+        try:
+            with Root.of_owner(context.host.rootfs, place) as root:
+                versions = installations.environment(root, place)
+        except OSError as error:
+            yield Result(Outcome.UNKNOWN, f"{place}: {error.strerror or error}", component=place)
+            continue
+        for text, remedy in judge(versions, driver_cuda, gpus=context.has_gpus):
+            yield Result(
+                Outcome.WARNING, f"{place}: {text}", remedy, source=COMPATIBILITY, component=place
+            )
+
+
+def _looked(context: NodeContext) -> str:
+    places = _environments(context)
+    if not places:
+        return "no training environment is named: give --python or doctor.python"
+    return f"driver and packages fit together in {', '.join(places)}"
+
+
+CHECK = snapshot_check(
+    "nccl-all-reduce-failed",
+    "software",
+    "Driver, CUDA, NCCL and torch fit together",
+    ("gpu",),
+    _looked,
+    _more,
+    alerts="none of the alerts",
+)

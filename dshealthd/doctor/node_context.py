@@ -1,0 +1,73 @@
+"""What checks of the node are given."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.config import Config
+from dshealthd.core.collector import Kind, Metric, Sample
+from dshealthd.findings.series import Series
+
+if TYPE_CHECKING:
+    from dshealthd.core.host import Host
+
+
+@dataclass(frozen=True)
+class NodeContext:
+    """This node, and the last look at it."""
+
+    config: Config
+    document: Mapping[str, Any] = field(default_factory=dict)
+    """The status document (docs/status-api.md): of the agent, or of one collection of our own.
+
+    Empty for checks that need none.
+    """
+    several: bool = False
+    """Whether jobs of this node run across nodes: then others must reach it by its name."""
+    python: tuple[str, ...] = ()
+    """Interpreters or prefixes of training environments."""
+
+    def with_document(self, document: Mapping[str, Any]) -> NodeContext:
+        """Return the same with a status document."""
+        return dataclasses.replace(self, document=document)
+
+    @property
+    def host(self) -> Host:
+        """The roots of the file systems that describe the machine."""
+        return self.config.path.host
+
+    @cached_property
+    def series(self) -> Series:
+        """All samples of the document."""
+        return Series(_samples(self.document))
+
+    @cached_property
+    def collectors(self) -> dict[str, Mapping[str, Any]]:
+        """The collectors of the document by name, with state, reason, detail and faults."""
+        return {one["name"]: one for one in self.document.get("collectors", ())}
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether GPUs are known to be on the PCI bus or in NVML."""
+        expected = self.series.value("gpus_expected") or 0
+        return expected > 0 or (self.series.value("gpus_visible") or 0) > 0
+
+    @property
+    def has_infiniband(self) -> bool:
+        """Whether there is an InfiniBand or RoCE port."""
+        return any(self.series("infiniband_port_up"))
+
+
+def _samples(document: Mapping[str, Any]) -> list[Sample]:
+    """Return the samples of a status document."""
+    samples = []
+    for name, family in document.get("metrics", {}).items():
+        for sample in family["samples"]:
+            labels = tuple(sample["labels"])
+            metric = Metric(name, Kind.GAUGE, "", labels)
+            samples.append(Sample(metric, tuple(sample["labels"].values()), float(sample["value"])))
+    return samples

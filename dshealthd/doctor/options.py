@@ -1,0 +1,84 @@
+"""What can be configured of `dshealthd doctor`."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.core.options import option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ACCEPTED = re.compile(
+    r"(?P<check>[a-z0-9-]+)(?: (?P<component>.+?))? until (?P<until>\d{4}-\d\d-\d\d): (?P<reason>.+)"
+)
+
+
+class Accepted(NamedTuple):
+    """A finding that is known, and does not count until a date."""
+
+    check: str
+    component: str
+    """The part it is accepted for, such as `gpu 3`; empty for all."""
+    until: dt.date
+    """The last day on which it is accepted."""
+    reason: str
+
+
+def parse_accepted(text: str) -> Accepted:
+    """Parse `CHECK [COMPONENT] until YYYY-MM-DD: REASON`; ValueError says what is wrong."""
+    match = _ACCEPTED.fullmatch(text)
+    if match is None:
+        message = f'"{text}" is not "CHECK [COMPONENT] until YYYY-MM-DD: REASON"'
+        raise ValueError(message)
+    try:
+        until = dt.date.fromisoformat(match["until"])
+    except ValueError as error:
+        message = f'"{text}": {match["until"]} is no date'
+        raise ValueError(message) from error
+    return Accepted(match["check"], match["component"] or "", until, match["reason"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """`dshealthd doctor`: what it leaves out, limits of its own, and findings that are accepted."""
+
+    skip: tuple[str, ...] = option([], "Names of checks that are left out.")
+    accept: tuple[str, ...] = option(
+        [],
+        "Findings that are known and do not count until a date: "
+        '"CHECK [COMPONENT] until YYYY-MM-DD: REASON", such as '
+        '"gpu-memory gpu 3 until 2026-12-31: exchange is ordered".',
+    )
+    python: tuple[str, ...] = option(
+        [], "Interpreters or prefixes of training environments that must fit the driver."
+    )
+    open_files: int = option(
+        4096, "Soft limit of open files below which a node with GPUs gets a warning.", minimum=1
+    )
+    locked_memory_bytes: int = option(
+        1 << 30,
+        "Limit of locked memory below which a node with InfiniBand gets a warning: RDMA pins "
+        "every buffer.",
+        minimum=0,
+    )
+    infiniband_ports: int = option(
+        0,
+        "InfiniBand ports that must be up; with 0 the ports are compared with each other.",
+        minimum=0,
+    )
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Yield what is wrong although its type is right."""
+        for text in self.accept:
+            try:
+                parse_accepted(text)
+            except ValueError as error:
+                yield "accept", str(error)
+
+    def accepted(self) -> tuple[Accepted, ...]:
+        """Return what is accepted."""
+        return tuple(parse_accepted(text) for text in self.accept)

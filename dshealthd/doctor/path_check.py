@@ -1,0 +1,99 @@
+"""Checks of paths that are named on the command line: checkpoint and offload directories.
+
+Each in a process of its own with the owner's rights: as root, an NFS export may refuse what its
+owner may do.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.findings.limits import LIMITS, PREFIX
+from dshealthd.linux.credentials import assumed
+from dshealthd.linux.process_files import Root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.doctor.node_context import NodeContext
+
+DEADLINE = 5.0
+"""Seconds, as for the paths of the configuration."""
+_BLOCK = b"dshealthd write test\n".ljust(4096, b".")
+
+
+def path_check(path: str) -> Check[NodeContext]:
+    """Return the check of one directory."""
+
+    def run(context: NodeContext) -> Iterator[Result]:
+        try:
+            with Root.of_owner(context.host.rootfs, path) as root:
+                directory = root.open_directory(path)
+                try:
+                    status = os.fstatvfs(directory)
+                    with assumed(root.owner):
+                        seconds = _write(directory)
+                finally:
+                    os.close(directory)
+        except OSError as error:
+            yield Result(
+                Outcome.CRITICAL,
+                f"{path}: {error.strerror or error}",
+                remedy=f"df -h {path}; mount | grep {path}; ls -ld {path}",
+                component=path,
+            )
+            return
+        yield from _judge(path, status, seconds)
+
+    return Check("checkpoint-path", f"path {path}", f"{path} can be written to", run, DEADLINE)
+
+
+def _write(directory: int) -> float:
+    """Create, write, sync and remove a file; return the seconds that it took. OSError."""
+    name = f".dshealthd-doctor-{os.uname().nodename}-{os.getpid()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    started = time.monotonic()
+    descriptor = os.open(name, flags, 0o600, dir_fd=directory)
+    try:
+        os.write(descriptor, _BLOCK)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+        os.unlink(name, dir_fd=directory)
+    return time.monotonic() - started
+
+
+def _judge(path: str, status: os.statvfs_result, seconds: float) -> Iterator[Result]:
+    slow = LIMITS["path_write_seconds"]
+    full = LIMITS["filesystem_used_critical_ratio"]
+    used = 1 - status.f_bavail / status.f_blocks if status.f_blocks else 0.0
+    free = status.f_bavail * status.f_frsize
+    well = True
+    if seconds > slow:
+        well = False
+        yield Result(
+            Outcome.WARNING,
+            f"a write of 4 KiB to {path} took {seconds:.2g} s",
+            remedy=f"nfsiostat 1 5 {path}; iostat -x 1 5",
+            value=f"{seconds:.2g} s",
+            limit=f"{slow:g} s",
+            source=f"{PREFIX}path_write_seconds",
+            component=path,
+        )
+    if used > full:
+        well = False
+        yield Result(
+            Outcome.CRITICAL,
+            f"{path} is {used:.0%} full: {free / 1e9:.1f} GB are left",
+            remedy=f"df -h {path}; ls -dt {path}/*  # then delete old checkpoints",
+            value=f"{used:.1%}",
+            limit=f"{full:.0%}",
+            source=f"{PREFIX}filesystem_used_critical_ratio",
+            component=path,
+        )
+    if well:
+        text = f"{path}: wrote 4 KiB in {seconds * 1e3:.2g} ms, {free / 1e9:.1f} GB are free"
+        yield Result(Outcome.OK, text, component=path)

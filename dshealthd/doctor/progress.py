@@ -1,0 +1,41 @@
+"""One line on the terminal while checks run, wiped before the report."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_WIPE = "\r\x1b[K"
+
+
+class Progress:
+    """Writes to standard error, and only where that is a terminal."""
+
+    def __init__(self, what: str) -> None:
+        """Count `what`: checks, nodes."""
+        self._what = what
+        self._shown = sys.stderr.isatty()
+        self._last = ""
+
+    def __call__(self, done: int, total: int, waiting: Sequence[str]) -> None:
+        """Show how far it is, and what it waits for longest."""
+        if not self._shown:
+            return
+        text = f"{done}/{total} {self._what}"
+        if waiting:
+            text += f", waiting for {', '.join(waiting[:3])}"
+        text = text[: shutil.get_terminal_size().columns - 1]
+        if text != self._last:
+            self._last = text
+            sys.stderr.write(f"{_WIPE}{text}")
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        """Wipe the line."""
+        if self._shown:
+            sys.stderr.write(_WIPE)
+            sys.stderr.flush()

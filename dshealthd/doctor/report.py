@@ -1,0 +1,254 @@
+"""What the doctor says of one node or of several: as text, as JSON, and as JUnit's XML."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+from dshealthd import __version__
+from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.examination import EXIT, ORDER, Examined, decode, encode, worst
+from dshealthd.findings.finding import State
+from dshealthd.status.paint import plural, safe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dshealthd.status.paint import Paint
+
+SCHEMA = 1
+"""Version of the JSON document; it grows by keys, and a change of meaning is a new version."""
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """One node."""
+
+    node: str
+    checks: tuple[Examined, ...] = ()
+    problem: str = ""
+    """Why nothing is known of it; empty where it was examined."""
+    severity: Outcome = Outcome.CRITICAL
+    """How bad a problem is."""
+    source: str = ""
+    """`agent`, or why the sources were read by the command itself."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What must be the same on all nodes of a job, by name."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The verdict."""
+        return self.severity if self.problem else worst(one.outcome for one in self.checks)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All nodes, and how they differ."""
+
+    nodes: tuple[NodeReport, ...]
+    time: float
+    """Unix time in seconds."""
+    seconds: float
+    across: tuple[Examined, ...] = ()
+    """Checks across nodes."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst of all."""
+        return worst(
+            (*(node.outcome for node in self.nodes), *(one.outcome for one in self.across))
+        )
+
+    @property
+    def exit(self) -> int:
+        """0 ok, 1 warning, 2 critical, 3 unknown."""
+        return EXIT[self.outcome]
+
+    def document(self) -> dict[str, Any]:
+        """Return it as `--json` has it."""
+        return {
+            "schema": SCHEMA,
+            "version": __version__,
+            "time": round(self.time, 3),
+            "seconds": round(self.seconds, 3),
+            "verdict": self.outcome.value,
+            "nodes": [_node(node) for node in self.nodes],
+            "across": [_check(one) for one in self.across],
+        }
+
+
+def _node(node: NodeReport) -> dict[str, Any]:
+    return {
+        "node": node.node,
+        "verdict": node.outcome.value,
+        "problem": node.problem or None,
+        "source": node.source,
+        "facts": dict(node.facts),
+        "checks": [_check(one) for one in node.checks],
+    }
+
+
+def _check(one: Examined) -> dict[str, Any]:
+    results = [
+        encode(result) | {"accepted": reason or None}
+        for result, reason in zip(one.results, one.reasons, strict=True)
+    ]
+    return {
+        "check": one.name,
+        "slug": one.slug,
+        "title": one.title,
+        "outcome": one.outcome.value,
+        "seconds": round(one.seconds, 3),
+        "results": results,
+    }
+
+
+def parse_node(document: Mapping[str, Any], name: str) -> NodeReport:
+    """Return what another node's `--json` says of itself, under the name it was asked by.
+
+    KeyError, TypeError, ValueError, AttributeError for anything else.
+    """
+    if document["schema"] != SCHEMA:
+        message = f"it answers in version {document['schema']} of the document, not {SCHEMA}"
+        raise ValueError(message)
+    (node,) = document["nodes"]
+    return NodeReport(
+        name,
+        tuple(_parse_check(one) for one in node["checks"]),
+        source=str(node["source"]),
+        facts={str(key): str(value) for key, value in node["facts"].items()},
+    )
+
+
+def _parse_check(document: Mapping[str, Any]) -> Examined:
+    return Examined(
+        str(document["slug"]),
+        str(document["check"]),
+        str(document["title"]),
+        tuple(decode(one) for one in document["results"]),
+        float(document["seconds"]),
+        tuple(str(one["accepted"] or "") for one in document["results"]),
+    )
+
+
+def found(checks: Sequence[Examined]) -> list[tuple[Examined, Result, str]]:
+    """Return what is not ok, the worst first, accepted ones last."""
+    entries = [
+        (one, result, reason)
+        for one in checks
+        for result, reason in zip(one.results, one.reasons, strict=True)
+        if result.outcome is not Outcome.OK
+    ]
+    return sorted(entries, key=lambda entry: (bool(entry[2]), -ORDER.index(entry[1].outcome)))
+
+
+def text(report: Report, paint: Paint, *, verbose: bool) -> Iterator[str]:
+    """Yield the lines for people: the worst first, each with its limit and its remedy."""
+    for node in sorted(report.nodes, key=lambda node: -ORDER.index(node.outcome)):
+        yield from _node_lines(node, paint, verbose=verbose)
+    if len(report.nodes) > 1:
+        yield "Across nodes"
+        for entry in found(report.across):
+            yield from _lines(*entry, paint)
+        if not found(report.across):
+            yield f"  {paint(State.OK, 'OK')}        {_well(report.across)}"
+
+
+def _well(checks: Sequence[Examined]) -> str:
+    return "; ".join(safe(result.text) for one in checks for result in one.results)
+
+
+def _node_lines(node: NodeReport, paint: Paint, *, verbose: bool) -> Iterator[str]:
+    state = State(node.outcome.value)
+    yield f"{safe(node.node)}  {paint(state, state.upper())}  {_headline(node)}"
+    for entry in found(node.checks):
+        yield from _lines(*entry, paint)
+    if verbose:
+        for one in node.checks:
+            for result in one.results:
+                if result.outcome is Outcome.OK:
+                    word = paint(State.OK, "OK".ljust(8))
+                    yield f"  {word}  {safe(one.name)}: {safe(result.text)}"
+    yield ""
+
+
+def _headline(node: NodeReport) -> str:
+    if node.problem:
+        return safe(node.problem)
+    well = sum(one.outcome is Outcome.OK for one in node.checks)
+    accepted = sum(bool(reason) for one in node.checks for reason in one.reasons)
+    known = f", {accepted} accepted" if accepted else ""
+    how = "" if node.source == "agent" else f"; {safe(node.source)}"
+    return f"{well} of {plural(len(node.checks), 'check')} OK{known}{how}"
+
+
+def _lines(one: Examined, result: Result, accepted: str, paint: Paint) -> Iterator[str]:
+    state = State(result.outcome.value)
+    word = paint(State.OK, "ACCEPTED") if accepted else paint(state, state.upper().ljust(8))
+    yield f"  {word}  {safe(one.name)}: {safe(result.text)}"
+    if result.limit:
+        value = f"{safe(result.value)} against " if result.value else ""
+        source = f" ({safe(result.source)})" if result.source else ""
+        yield f"            Limit: {value}{safe(result.limit)}{source}"
+    if accepted:
+        yield f"            {safe(accepted)}"
+    elif result.remedy:
+        yield f"            Remedy: {safe(result.remedy)}"
+    yield f"            Runbook: docs/runbooks/{safe(one.slug)}.md"
+
+
+def as_json(report: Report) -> str:
+    """Return the JSON document."""
+    return json.dumps(report.document(), allow_nan=False)
+
+
+def junit(report: Report) -> str:
+    """Return JUnit's XML: a suite for each node, a case for each check.
+
+    What is critical or a warning is a failure, what is unknown an error, what is accepted skipped.
+    """
+    suites = ET.Element("testsuites", name="dshealthd doctor", time=f"{report.seconds:.3f}")
+    for node in report.nodes:
+        _suite(suites, node.node, node.checks, node.problem)
+    if report.across:
+        _suite(suites, "across nodes", report.across, "")
+    return ET.tostring(suites, encoding="unicode", xml_declaration=True)
+
+
+def _suite(suites: ET.Element, name: str, checks: Sequence[Examined], problem: str) -> None:
+    suite = ET.SubElement(suites, "testsuite", name=_xml(name))
+    if problem:
+        case = ET.SubElement(suite, "testcase", classname=_xml(name), name="reachable")
+        ET.SubElement(case, "failure", type="critical", message=_xml(problem))
+    for one in checks:
+        case = ET.SubElement(
+            suite,
+            "testcase",
+            classname=_xml(name),
+            name=_xml(one.name),
+            time=f"{one.seconds:.3f}",
+        )
+        entries = found([one])
+        for _, result, accepted in entries[:1]:
+            kind = "error" if result.outcome is Outcome.UNKNOWN else "failure"
+            message = _xml("; ".join(entry[1].text for entry in entries))
+            if accepted:
+                ET.SubElement(case, "skipped", message=_xml(accepted))
+            else:
+                child = ET.SubElement(case, kind, type=result.outcome.value, message=message)
+                child.text = _xml(result.remedy)
+    tally = {kind: len(suite.findall(f"testcase/{kind}")) for kind in ("failure", "error")}
+    suite.set("tests", str(len(suite)))
+    suite.set("failures", str(tally["failure"]))
+    suite.set("errors", str(tally["error"]))
+    suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
+
+
+def _xml(value: str) -> str:
+    return _NOT_XML.sub("\ufffd", value)

@@ -1,0 +1,140 @@
+"""Checks that take what concerns them from the last look at the node: the findings of one symptom.
+
+The limits, words and first steps are those of the alerts, so that doctor, page and pages agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.node_context import NodeContext
+from dshealthd.findings.judge import OF_JOBS, words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import Any
+
+
+@dataclass(frozen=True)
+class SnapshotCheck(Check[NodeContext]):
+    """A check that waits for the status document."""
+
+    collectors: tuple[str, ...] = ()
+    """Whose sources it needs: where one cannot be read, the result is unknown."""
+    alerts: str = ""
+    """What the names of its alerts begin with, where the symptom has several checks."""
+
+
+def nothing(_context: NodeContext) -> Iterator[Result]:
+    """Yield nothing beyond the findings."""
+    yield from ()
+
+
+def snapshot_check(
+    slug: str,
+    name: str,
+    title: str,
+    collectors: tuple[str, ...],
+    looked: Callable[[NodeContext], str],
+    more: Callable[[NodeContext], Iterable[Result]] = nothing,
+    alerts: str = "",
+) -> SnapshotCheck:
+    """Return the check of one symptom.
+
+    `looked` says what is well where nothing is wrong; `more` yields what findings do not know.
+    Where a symptom has several checks, `alerts` is what the names of this one's begin with.
+    """
+
+    def run(context: NodeContext) -> Iterator[Result]:
+        found = [_result(finding) for finding in _findings(context, slug, alerts)]
+        found += more(context)
+        yield from found
+        yield from _unread(context, collectors, found)
+        if not found and (text := _readable(context, collectors)):
+            yield Result(Outcome.OK, looked(context) if text == "ok" else text)
+
+    return SnapshotCheck(slug, name, title, run, collectors=collectors, alerts=alerts)
+
+
+def _findings(context: NodeContext, slug: str, alerts: str) -> list[Mapping[str, Any]]:
+    return [
+        finding
+        for finding in context.document["findings"]
+        if finding["slug"] == slug
+        and finding["alert"].startswith(alerts)
+        and finding["severity"] != Outcome.UNKNOWN.value
+    ]
+
+
+def _result(finding: Mapping[str, Any]) -> Result:
+    return Result(
+        Outcome(finding["severity"]),
+        f"{finding['summary']}: {finding['detail']}",
+        remedy=finding["first_step"],
+        value=_figure(finding["value"]),
+        limit=_figure(finding["limit"]),
+        source=finding["limit_source"] or finding["source"],
+        component=component(finding["part"]),
+    )
+
+
+def component(part: str) -> str:
+    """Return a part as results name it: `gpu 3` for `GPU 3`."""
+    return f"gpu {part[4:]}" if part.startswith("GPU ") else part
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def _unread(
+    context: NodeContext, collectors: tuple[str, ...], found: Iterable[Result]
+) -> Iterator[Result]:
+    """Yield what could not be read, unless a finding is about that very part."""
+    told = {result.component.lower() for result in found}
+    for name in collectors:
+        state = context.collectors.get(name)
+        if state is None:
+            yield Result(
+                Outcome.UNKNOWN,
+                f"the collector {name} is switched off",
+                remedy=f"set collectors.{name}.enabled = true",
+                component=name,
+            )
+            continue
+        if state["state"] in {"failing", "pending"}:
+            reason = words(state["reason"] or "no answer in time")
+            yield Result(
+                Outcome.UNKNOWN,
+                f"{name} could not be read: {reason}: {state['detail']}",
+                remedy=_how_to_read(state["reason"], name),
+                component=name,
+            )
+        for fault in () if name in OF_JOBS else state["faults"]:
+            if (part := component(fault["part"])).lower() not in told:
+                yield Result(
+                    Outcome.UNKNOWN,
+                    f"{fault['part']} could not be read: {words(fault['reason'])}: "
+                    f"{fault['detail']}",
+                    remedy=_how_to_read(fault["reason"], name),
+                    component=part,
+                )
+
+
+def _how_to_read(reason: str | None, name: str) -> str:
+    if reason == "permission_denied":
+        return "sudo dshealthd doctor"
+    return f"dshealthd metrics | grep 'collector=\"{name}\"'"
+
+
+def _readable(context: NodeContext, collectors: tuple[str, ...]) -> str:
+    """Return `ok` if a source was read, why there is none on this machine, or nothing."""
+    states = [context.collectors[name] for name in collectors if name in context.collectors]
+    if any(state["state"] in {"failing", "pending"} for state in states):
+        return ""
+    if any(state["state"] == "ok" for state in states) or not collectors:
+        return "ok"
+    absent = [state["detail"] for state in states if state["state"] == "not available"]
+    return f"not on this machine: {absent[0]}" if absent else ""

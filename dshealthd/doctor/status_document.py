@@ -1,0 +1,88 @@
+"""The status of this node: from its agent, or by one collection of our own where none runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.collection.scheduler import Scheduler
+from dshealthd.core.options import Duration
+from dshealthd.core.snapshot import Snapshot
+from dshealthd.findings.judge import judge, series_of
+from dshealthd.http.client import Unreachable, local
+from dshealthd.http.local_agent import Impostor, identify
+from dshealthd.web.status import document as render
+
+if TYPE_CHECKING:
+    from dshealthd.config import Config
+    from dshealthd.http.client import Access
+
+COLLECT_DEADLINE = 7.0
+"""Seconds for one collection of all sources; those that have not answered by then are unknown."""
+SOURCE_DEADLINE = 5.0
+"""Seconds for one source or device; the agent's 10 s for GPUs are for a node under load."""
+CLOSE_DEADLINE = 1.5
+"""Seconds for the workers to be ended."""
+DEADLINE = COLLECT_DEADLINE + CLOSE_DEADLINE + 0.5
+
+
+def status_document(config: Config, access: Access) -> dict[str, Any]:
+    """Return the status of this node.
+
+    `source` is `agent`, or why it was collected here. Run it in a process that can be killed.
+    """
+    try:
+        found = dict(local(config, access).status(identify))
+    except (Unreachable, Impostor) as error:
+        return collect(config) | {"source": f"collected without an agent: {error}"}
+    return found | {"source": "agent"}
+
+
+def collect(config: Config) -> dict[str, Any]:
+    """Read all sources once and judge them."""
+    return asyncio.run(_collect(config))
+
+
+async def _collect(config: Config) -> dict[str, Any]:
+    snapshot = Snapshot(time.monotonic, time.time)
+    scheduler = Scheduler(snapshot, time.monotonic, time.time)
+    started = time.time()
+    with contextlib.suppress(TimeoutError):  # what has not answered has no result, see findings
+        async with asyncio.timeout(COLLECT_DEADLINE):
+            await scheduler.once(_hurried(config))
+    own = list(scheduler.samples())
+    wall, monotonic = time.time(), time.monotonic()
+    node = os.uname().nodename
+    verdict = judge(
+        snapshot, series_of(snapshot, own), node=node, name="", monotonic=monotonic, wall=wall
+    )
+    body = render(
+        snapshot,
+        own,
+        node=node,
+        started=started,
+        monotonic=monotonic,
+        wall=wall,
+        sections=verdict.document(),
+    )
+    with contextlib.suppress(TimeoutError):  # a worker in D state is left behind
+        async with asyncio.timeout(CLOSE_DEADLINE):
+            await scheduler.close()
+    found: dict[str, Any] = json.loads(body)
+    return found
+
+
+def _hurried(config: Config) -> Config:
+    """Return the configuration with deadlines for somebody who waits."""
+    collectors = {
+        name: dataclasses.replace(
+            options, deadline=Duration(min(options.deadline, SOURCE_DEADLINE))
+        )
+        for name, options in config.collectors.items()
+    }
+    return dataclasses.replace(config, collectors=collectors)

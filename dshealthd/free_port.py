@@ -1,0 +1,116 @@
+"""A TCP port for a rendezvous: free, not in TIME_WAIT, and not one that the kernel gives out.
+
+A port that was only looked at may be taken a moment later, so it is bound, and stays bound for as
+long as the caller wants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import socket
+from typing import TYPE_CHECKING
+
+from dshealthd.collectors.tcp_limits import parse_range, parse_reserved
+from dshealthd.core.host import read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from dshealthd.core.host import Host
+
+SERVED = frozenset((10061, 10062, 28028))
+"""Ports of dshealthd's agent and of NCCL RAS: free now, perhaps, and wanted later."""
+
+
+class NoPort(Exception):
+    """No port can be had; the message says why and what helps."""
+
+
+class Held:
+    """A port that nobody else can bind, IPv4 and IPv6, until it is released."""
+
+    def __init__(self, port: int) -> None:
+        """Bind it; OSError (EADDRINUSE) where any socket has it, one in TIME_WAIT too."""
+        self.port = port
+        self.sockets: list[socket.socket] = []
+        try:
+            for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
+                self._bind(family, address)
+        except OSError:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let others have it."""
+        for one in self.sockets:
+            one.close()
+        self.sockets.clear()
+
+    def _bind(self, family: int, address: str) -> None:
+        try:
+            made = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            if family == socket.AF_INET6 and error.errno == errno.EAFNOSUPPORT:
+                return  # a kernel without IPv6: no job can be in its way there
+            raise
+        self.sockets.append(made)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            # Without SO_REUSEADDR: it then fails for sockets in TIME_WAIT, as a launcher's would.
+            made.bind((address, self.port))
+        except OSError as error:
+            if family == socket.AF_INET6 and error.errno == errno.EADDRNOTAVAIL:
+                self.sockets.remove(made)
+                made.close()  # IPv6 is switched off in this namespace
+                return
+            raise
+
+
+def candidates(host: Host, first: int, last: int) -> list[int]:
+    """Return the ports of a range that the kernel does not give out by itself, in random order.
+
+    NoPort where there is none. What the administrator has reserved is not given out either.
+    Random, so that two who ask at once do not try the same ports in the same order.
+    """
+    ephemeral = parse_range(read(host.proc("sys/net/ipv4/ip_local_port_range")))
+    reserved = parse_reserved(read(host.proc("sys/net/ipv4/ip_local_reserved_ports")))
+    found = [
+        port
+        for port in range(first, last + 1)
+        if (port not in ephemeral or port in reserved) and port not in SERVED
+    ]
+    if not found:
+        message = (
+            f"all of {first}-{last} is inside the ephemeral range {ephemeral[0]}-{ephemeral[-1]}: "
+            f"reserve it (sysctl -w net.ipv4.ip_local_reserved_ports={first}-{last}) or take "
+            "another range with --range"
+        )
+        raise NoPort(message)
+    random.shuffle(found)
+    return found
+
+
+def free(ports: Iterable[int]) -> Iterator[int]:
+    """Yield the ports that can be bound now."""
+    for port in ports:
+        with contextlib.suppress(OSError):
+            Held(port).release()
+            yield port
+
+
+def hold(ports: Sequence[int]) -> Held:
+    """Return the first port that can be bound, bound; NoPort if none can be."""
+    for port in ports:
+        try:
+            return Held(port)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+    message = (
+        f"none of {len(ports)} ports from {min(ports)} to {max(ports)} is free: "
+        f"`ss -tanp '( sport >= {min(ports)} and sport <= {max(ports)} )'` shows who has them"
+    )
+    raise NoPort(message)

@@ -1,0 +1,278 @@
+"""`dshealthd free-port`."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from dshealthd import config
+from dshealthd.collectors.rendezvous import parse_ports
+from dshealthd.config import ConfigError
+from dshealthd.core.host import read
+from dshealthd.doctor.hosts import HostsError, command, last_line, names, run
+from dshealthd.doctor.processes import Pool
+from dshealthd.free_port import Held, NoPort, candidates, free, hold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dshealthd.config import Config
+
+DESCRIPTOR = "DSHEALTHD_PORT_FD"
+"""Variable with the number of the descriptor that is handed on."""
+ASKED = 64
+"""Ports that other nodes are asked about at once."""
+TRIES = 3
+"""Ports that are tried to be held on all nodes, as one may be taken in between."""
+HELD = 60.0
+"""Seconds for which a port is held where nobody says for how long."""
+EXIT_FAILURE, EXIT_USAGE = 1, 2
+
+
+def parser(common: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    made = argparse.ArgumentParser(
+        prog="dshealthd free-port",
+        parents=[common],
+        description="Print a port for a rendezvous: free, not in TIME_WAIT, outside the ephemeral "
+        "range, here and on all --hosts. With --hold nobody else can bind it meanwhile.",
+        epilog="Exit status: 0 ok, 1 no such port, 2 bad usage; with COMMAND, its own.",
+    )
+    made.add_argument(
+        "--range", metavar="FIRST-LAST", help="ports to choose from; collectors.rendezvous.ports"
+    )
+    made.add_argument("--port", type=int, metavar="PORT", help="this port or none")
+    made.add_argument(
+        "--hold",
+        nargs="?",
+        type=float,
+        const=HELD,
+        metavar="SECONDS",
+        help="keep it bound for so long, 60 by default, or until standard input ends",
+    )
+    made.add_argument(
+        "--pass-descriptor",
+        action="store_true",
+        help=f"hand COMMAND the bound sockets, first descriptor in {DESCRIPTOR}, instead of "
+        "releasing the port as it starts (TCPStore's master_listen_fd)",
+    )
+    made.add_argument(
+        "--hosts", metavar="NODES", help="free on these nodes too: node[01-16], @HOSTFILE, slurm"
+    )
+    made.add_argument("--host-timeout", type=float, default=20.0, metavar="SECONDS")
+    made.add_argument("--remote-command", metavar="PROGRAM", default="dshealthd")
+    made.add_argument("--ssh", metavar="PROGRAM", default="ssh")
+    made.add_argument("--among", metavar="PORT,…", help=argparse.SUPPRESS)
+    made.add_argument(
+        "run",
+        metavar="COMMAND",
+        nargs="*",
+        help="after --: run this with MASTER_PORT set, the port held until it starts",
+    )
+    return made
+
+
+def main(
+    arguments: Sequence[str],
+    common: argparse.ArgumentParser,
+    flags: Callable[[argparse.Namespace], Mapping[str, Mapping[str, Any]]],
+) -> int:
+    """Run the command and return its exit status."""
+    options = parser(common).parse_args(arguments)
+    try:
+        loaded = config.load(options.config_file, flags(options))
+        if options.among:
+            found = ",".join(map(str, free(map(int, options.among.split(",")))))
+            print(f"{found} {_identity()}")
+            return 0
+        return _serve(options, _ports(options, loaded))
+    except (ConfigError, HostsError, ValueError) as error:
+        print(f"dshealthd free-port: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except (NoPort, OSError) as error:
+        print(f"dshealthd free-port: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+
+
+def _identity() -> str:
+    """Return what is equal for two looks at the same ports: boot and network namespace."""
+    boot = read("/proc/sys/kernel/random/boot_id").strip()
+    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def _ports(options: argparse.Namespace, loaded: Config) -> list[int]:
+    """Return the ports to try. ValueError for a bad range, NoPort where none is usable."""
+    if options.port is not None:
+        first, last = parse_ports(str(options.port))
+    else:
+        text = options.range or getattr(loaded.collectors["rendezvous"], "ports", "")
+        first, last = parse_ports(text)
+    return candidates(loaded.path.host, first, last)
+
+
+def _serve(options: argparse.Namespace, ports: Sequence[int]) -> int:
+    """Choose, hold and hand on."""
+    holders: list[subprocess.Popen[bytes]] = []
+    if options.hosts:
+        held, holders = _everywhere(options, ports)
+    else:
+        held = hold(ports)
+    try:
+        if options.run:
+            return _exec(options, held)
+        print(held.port, flush=True)
+        if options.hold is not None:
+            _wait(options.hold)
+    finally:
+        held.release()
+        _let_go(holders)
+    return 0
+
+
+def _exec(options: argparse.Namespace, held: Held) -> int:
+    """Become the command. The sockets close as it starts, unless they are handed on.
+
+    The holders on other nodes let go too: their standard input is closed by then.
+    """
+    environment = {**os.environ, "MASTER_PORT": str(held.port)}
+    if options.pass_descriptor:
+        for one in held.sockets:
+            os.set_inheritable(one.fileno(), True)  # noqa: FBT003 - positional only
+        environment[DESCRIPTOR] = str(held.sockets[0].fileno())
+    os.execvpe(options.run[0], options.run, environment)  # noqa: S606 - the user's command
+
+
+def _wait(seconds: float) -> None:
+    """Wait for so long, until standard input ends, or for SIGTERM or SIGINT."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    end = time.monotonic() + seconds
+    try:
+        while (left := end - time.monotonic()) > 0:
+            ready, _, _ = select.select([sys.stdin], [], [], left)
+            if ready and not os.read(sys.stdin.fileno(), 4096):
+                return
+    except KeyboardInterrupt:
+        return
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _everywhere(
+    options: argparse.Namespace, ports: Sequence[int]
+) -> tuple[Held, list[subprocess.Popen[bytes]]]:
+    """Return a port that is free here and on all nodes, held here, and what holds it there.
+
+    NoPort names the nodes that do not answer: unknown is not free.
+    """
+    hosts = names(options.hosts)
+    left = list(free(ports))[:ASKED]
+    if not left:
+        hold(ports)  # which says what is wrong
+    others = []
+    for host, (found, identity) in _ask(options, hosts, left).items():
+        if identity != _identity():  # this node holds the port itself
+            others.append(host)
+        left = [port for port in left if port in found]
+        if not left:
+            message = f"no port of {min(ports)}-{max(ports)} is free on all nodes up to {host}"
+            raise NoPort(message)
+    wanted = options.hold is not None or options.run
+    for port in left[:TRIES]:
+        held = Held(port)
+        if not wanted:
+            return held, []
+        try:
+            return held, _hold_there(options, others, port)
+        except NoPort as error:
+            held.release()
+            why = error
+    raise why
+
+
+def _ask(
+    options: argparse.Namespace, hosts: Sequence[str], ports: Sequence[int]
+) -> dict[str, tuple[set[int], str]]:
+    """Return which of these ports each node can bind, and which network it is.
+
+    NoPort where one does not say.
+    """
+    remote = [options.remote_command, "free-port", "--among", ",".join(map(str, ports))]
+    found: dict[str, tuple[set[int], str]] = {}
+    silent = []
+    pool = Pool()
+    try:
+        for host in hosts:
+            line = command([options.ssh], host, remote, options.host_timeout)
+            pool.start(host, functools.partial(run, line), options.host_timeout)
+        for ended in pool.ended():
+            code, output, errors = ended.value or (1, "", ended.problem)
+            answer, _, identity = output.strip().rpartition(" ")
+            words = [word for word in answer.split(",") if word]
+            if code or not identity or not all(word.isdecimal() for word in words):
+                silent.append(f"{ended.name}: {last_line(errors or output)}")
+            else:
+                found[ended.name] = set(map(int, words)), identity
+    finally:
+        pool.close()
+    if silent:
+        message = f"{len(silent)} of {len(hosts)} nodes do not say: {'; '.join(sorted(silent))}"
+        raise NoPort(message)
+    return found
+
+
+def _hold_there(
+    options: argparse.Namespace, hosts: Sequence[str], port: int
+) -> list[subprocess.Popen[bytes]]:
+    """Have every node hold a port until our end of its standard input is closed."""
+    seconds = options.hold or HELD
+    remote = [options.remote_command, "free-port", "--port", str(port), "--hold", f"{seconds:g}"]
+    holders = [
+        subprocess.Popen(  # noqa: S603 - a list of arguments
+            command([options.ssh], host, remote, options.host_timeout),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        for host in hosts
+    ]
+    end = time.monotonic() + options.host_timeout
+    for host, holder in zip(hosts, holders, strict=True):
+        said = _line(holder, end - time.monotonic())
+        if said.strip() != str(port).encode():
+            _let_go(holders)
+            message = f"{host} cannot hold port {port} (asked as {shlex.join(remote)})"
+            raise NoPort(message)
+    return holders
+
+
+def _line(holder: subprocess.Popen[bytes], seconds: float) -> bytes:
+    """Return what a holder says within so many seconds; nothing where it does not."""
+    if holder.stdout is None:
+        return b""
+    ready, _, _ = select.select([holder.stdout], [], [], max(0.0, seconds))
+    return os.read(holder.stdout.fileno(), 64) if ready else b""
+
+
+def _let_go(holders: Sequence[subprocess.Popen[bytes]]) -> None:
+    for holder in holders:
+        for end in (holder.stdin, holder.stdout):
+            if end is not None:
+                end.close()
+    for holder in holders:
+        try:
+            holder.wait(2)
+        except subprocess.TimeoutExpired:
+            holder.kill()
+            holder.wait()

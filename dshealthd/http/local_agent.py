@@ -1,0 +1,45 @@
+"""Whether who answers on the port of this node's agent is the agent.
+
+The port is not a privileged one: where no agent runs, any user can listen on it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from dshealthd.linux.socket_owner import peer_uid
+
+if TYPE_CHECKING:
+    import socket
+
+_USER = "dshealthd"
+"""The user that the agent runs as where it does not run as root."""
+
+
+class Impostor(Exception):
+    """The port of the agent is answered by somebody else."""
+
+
+def identify(connection: socket.socket) -> None:
+    """Raise Impostor where the other end is some user's.
+
+    Only an agent of root, of this process's user or of the user `dshealthd` is believed. OSError
+    where the kernel's tables cannot be read.
+    """
+    uid = peer_uid(connection)
+    if uid is None or uid not in _believed():
+        who = "nobody on this machine" if uid is None else f"a process of uid {uid}"
+        message = f"the port of the agent is answered by {who}, who is not believed"
+        raise Impostor(message)
+
+
+def _believed() -> set[int]:
+    """Return the users whose agent is believed.
+
+    From `/etc/passwd` alone: a name service can hang, and a package makes its user there.
+    """
+    users = {0, os.geteuid()}
+    with open("/etc/passwd", encoding="utf-8", errors="replace") as lines:
+        users.update(int(line.split(":")[2]) for line in lines if line.startswith(f"{_USER}:"))
+    return users

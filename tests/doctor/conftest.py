@@ -1,0 +1,25 @@
+"""Machines for the tests of the doctor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.doctor.machine import Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def make_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Machine]:
+    """Return a function that makes a machine."""
+
+    def make(gpus: int = 8, profile: str = "h100") -> Machine:
+        return Machine(tmp_path / "machine", monkeypatch, capsys, gpus=gpus, profile=profile)
+
+    return make

@@ -1,0 +1,112 @@
+"""A machine of simulated hardware, and what the doctor says of it.
+
+The command runs here, its collectors in worker processes of their own, as at a user's.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dshealthd import cli
+from tests.nvml.simulator import Simulator
+
+if TYPE_CHECKING:
+    import pytest
+
+FIXTURES = Path(__file__).parents[1] / "collectors" / "fixtures"
+OF_THIS_MACHINE = "clock,host-memory,disk-space,loopback,listeners,job-ranks"
+"""Checks that look at the machine that the tests run on, which may be ill."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the command said."""
+
+    status: int
+    document: dict[str, Any]
+
+    @property
+    def node(self) -> dict[str, Any]:
+        """The only node."""
+        (node,) = self.document["nodes"]
+        return dict(node)
+
+    @property
+    def found(self) -> dict[tuple[str, str], tuple[str, str]]:
+        """What is not ok: slug and worst outcome by check and component."""
+        found: dict[tuple[str, str], tuple[str, str]] = {}
+        for check in self.node["checks"]:
+            for result in check["results"]:  # the worst first
+                if result["outcome"] != "ok":
+                    key = check["check"], result["component"]
+                    found.setdefault(key, (check["slug"], result["outcome"]))
+        return found
+
+    def results(self, name: str) -> list[dict[str, Any]]:
+        """Return the results of one check."""
+        (check,) = (check for check in self.node["checks"] if check["check"] == name)
+        return list(check["results"])
+
+
+class Machine:
+    """Roots of `/sys` and `/dev`, and simulated GPUs."""
+
+    def __init__(
+        self,
+        directory: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        *,
+        gpus: int = 8,
+        profile: str = "h100",
+    ) -> None:
+        """With GPUs, NVML is the simulator."""
+        self.directory = directory
+        self.sys, self.dev = directory / "sys", directory / "dev"
+        (self.sys / "bus/pci/devices").mkdir(parents=True)
+        self.dev.mkdir()
+        self.simulator = Simulator(directory / "simulator", gpus=gpus or 1, profile=profile)
+        if gpus:
+            self.simulator.pci_sysfs(self.sys)
+        for name, value in self.simulator.environment().items():
+            monkeypatch.setenv(name, value)
+        self._capsys = capsys
+        self.config = directory / "dshealthd.toml"
+        self.config.write_text("", encoding="utf-8")
+
+    def add_infiniband(self, *leave_out: str) -> None:
+        """Give it the adapters of the fixture, two NDR ports and some odd ones."""
+        shutil.copytree(FIXTURES / "infiniband/sys", self.sys, symlinks=True, dirs_exist_ok=True)
+        for name in leave_out:
+            (self.sys / "class/infiniband" / name).unlink()
+
+    def arguments(self, *arguments: str) -> list[str]:
+        """Return the arguments of the command on this machine."""
+        return [
+            "doctor",
+            "--no-agent",
+            "--config.file",
+            str(self.config),
+            "--path.sysfs",
+            str(self.sys),
+            "--path.dev",
+            str(self.dev),
+            "--path.state",
+            str(self.directory / "state"),
+            *arguments,
+        ]
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        """Run the command and return its status and its output."""
+        self._capsys.readouterr()
+        status = cli.main(self.arguments(*arguments))
+        return status, self._capsys.readouterr().out
+
+    def examine(self, *arguments: str) -> Answer:
+        """Return what it says, without the checks of the machine that the tests run on."""
+        status, output = self.run("--json", "--skip", OF_THIS_MACHINE, *arguments)
+        return Answer(status, json.loads(output))

@@ -1,0 +1,112 @@
+"""Healthy machines of many kinds: no warning that is not true."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.doctor.machine import OF_THIS_MACHINE, Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.doctor.machine import Machine
+
+
+def h100(machine: Machine) -> None:
+    """Eight H100 with NVLink to switches, a fabric that is complete, and two NDR ports."""
+    machine.simulator.set(None, "fabric_state", 3)
+    machine.add_infiniband("irdma0", "mlx5_2", "mlx5_3")
+
+
+def a100_with_mig(machine: Machine) -> None:
+    """Two of eight GPUs are split by MIG."""
+    for gpu in (0, 1):
+        machine.simulator.set(gpu, "mig_mode", 1)
+
+
+def pcie_cards(machine: Machine) -> None:
+    """Cards without NVLink that do not count ECC errors."""
+    machine.simulator.set(None, "nvlink_count", 0)
+    machine.simulator.set(None, "ecc_mode", 0)
+
+
+def gb200_without_imex(machine: Machine) -> None:
+    """Registered with a fabric of several nodes, and IMEX not set up, as where jobs do not use it."""
+    machine.simulator.set(None, "fabric_state", 3)
+    machine.simulator.set(None, "fabric_cluster_uuid", "0123456789abcdef0123456789abcdef")
+    machine.simulator.set(None, "fabric_clique", 7)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "profile", "prepare"),
+    [
+        (8, "h100", h100),
+        (8, "a100", a100_with_mig),
+        (2, "a100", pcie_cards),
+        (4, "b200", gb200_without_imex),
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+def test_machines_with_gpus(
+    make_machine: Callable[..., Machine],
+    gpus: int,
+    profile: str,
+    prepare: Callable[[Machine], None],
+) -> None:
+    """All checks are ok, and say what they looked at."""
+    machine = make_machine(gpus, profile)
+    prepare(machine)
+    answer = machine.examine()
+    assert answer.found == {}
+    assert answer.status == 0
+    assert f"{gpus} GPUs in NVML, {gpus} on the PCI bus" in answer.results("gpus")[0]["text"]
+
+
+def test_machine_without_gpu(make_machine: Callable[..., Machine]) -> None:
+    """A laptop or login node: no GPU, no InfiniBand, no kernel log, as in a container."""
+    answer = make_machine(gpus=0).examine()
+    assert answer.found == {}
+    assert "not on this machine" in answer.results("infiniband")[0]["text"]
+    assert "no" in answer.results("kernel-log")[0]["text"]
+
+
+def test_roce(make_machine: Callable[..., Machine]) -> None:
+    """Ethernet ports of RDMA adapters that are down may belong elsewhere: not judged."""
+    machine = make_machine(gpus=0)
+    machine.add_infiniband("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3")
+    assert machine.examine().found == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives up root's capabilities")
+def test_unprivileged_user(make_machine: Callable[..., Machine]) -> None:
+    """What a user may not read is unknown with a way to read it, and never a warning."""
+    machine = make_machine(gpus=0)
+    log = machine.dev / "kmsg"
+    log.write_text("")
+    log.chmod(0)
+    without = [
+        "setpriv",
+        "--bounding-set=-all",
+        "--inh-caps=-all",
+        sys.executable,
+        "-m",
+        "dshealthd",
+    ]
+    done = subprocess.run(
+        [*without, *machine.arguments("--json", "--skip", OF_THIS_MACHINE)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    answer = Answer(done.returncode, json.loads(done.stdout))
+    assert answer.found["kernel-log", ""] == ("host-memory-pressure", "unknown")
+    assert {outcome for _, outcome in answer.found.values()} == {"unknown"}
+    assert answer.status == 3
+    assert "sudo" in answer.results("kernel-log")[0]["remedy"]

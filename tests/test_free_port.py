@@ -1,0 +1,162 @@
+"""`dshealthd free-port`: a port that is free, stays free, and is handed on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd import cli
+from dshealthd.core.host import Host
+from dshealthd.free_port import Held, NoPort, candidates, free, hold
+from tests.netns import connection, listener, network_namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+COMMAND = [sys.executable, "-m", "dshealthd", "free-port"]
+
+
+@pytest.fixture
+def _namespace() -> Iterator[None]:
+    """Ports of the test's own."""
+    with network_namespace():
+        yield
+
+
+def settings(tmp_path: Path, ports: str, reserved: str = "") -> Host:
+    """Return a host with these ephemeral and reserved ports."""
+    directory = tmp_path / "sys/net/ipv4"
+    directory.mkdir(parents=True)
+    (directory / "ip_local_port_range").write_text(f"{ports}\n")
+    (directory / "ip_local_reserved_ports").write_text(f"{reserved}\n")
+    return Host(procfs=tmp_path)
+
+
+def test_ephemeral_ports_are_left_out_unless_reserved(tmp_path: Path) -> None:
+    """A port that the kernel gives out is none, but for those that are reserved from it; the
+    agent's own and NCCL RAS's are never given out.
+    """
+    host = settings(tmp_path, "29510\t60999", "29515,29520-29521")
+    assert sorted(candidates(host, 29508, 29521)) == [29508, 29509, 29515, 29520, 29521]
+    assert candidates(host, 10061, 10061 + 2) == [10063]
+    with pytest.raises(NoPort, match=r"29530-29540.*ephemeral range 29510-60999.*sysctl"):
+        candidates(host, 29530, 29540)
+
+
+@pytest.mark.usefixtures("_namespace")
+def test_listening_and_waiting_ports_are_not_free() -> None:
+    """A listener of either family and a socket in TIME_WAIT take their port; held is held."""
+    four, six, old = listener("127.0.0.1"), listener("::1"), listener("127.0.0.1")
+    client, accepted = connection(old)
+    accepted.close()
+    client.close()
+    old.close()  # nobody listens any more, and the accepted end is in TIME_WAIT
+    busy = [one.getsockname()[1] for one in (four, six)] + [waiting_port()]
+    spare = 29533
+    assert list(free([*busy, spare])) == [spare]
+    held = hold([*busy, spare])
+    assert held.port == spare
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", spare))
+    with pytest.raises(NoPort, match="ss -tanp"):
+        hold([*busy, spare])
+    held.release()
+    listener("127.0.0.1", spare).close()
+    four.close()
+    six.close()
+
+
+def waiting_port() -> int:
+    """Return the port of the only socket in TIME_WAIT here."""
+    lines = subprocess.run(
+        ["ss", "-tanH", "state", "time-wait"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=20,
+    ).stdout.splitlines()
+    return int(lines[0].split()[2].rpartition(":")[2])
+
+
+@pytest.mark.usefixtures("_namespace")
+def test_command_gets_the_port_or_its_descriptor() -> None:
+    """The port is free again as COMMAND starts; with --pass-descriptor it is COMMAND's."""
+    script = (
+        "import os, socket, sys; port = int(os.environ['MASTER_PORT'])\n"
+        "fd = os.environ.get('DSHEALTHD_PORT_FD')\n"
+        "if fd: print('name', socket.socket(fileno=int(fd)).getsockname()[1] == port)\n"
+        "try: socket.socket().bind(('', port)); print('bound')\n"
+        "except OSError as error: print('refused')\n"
+    )
+    for option, expected in (([], "bound\n"), (["--pass-descriptor"], "name True\nrefused\n")):
+        done = subprocess.run(
+            [*COMMAND, *option, "--", sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.stdout, done.returncode) == (expected, 0), done.stderr
+
+
+@pytest.mark.usefixtures("_namespace")
+def test_holding_ends_with_standard_input() -> None:
+    """The port is printed at once and nobody can bind it until standard input ends."""
+    with subprocess.Popen(
+        [*COMMAND, "--hold"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout
+        assert holder.stdin
+        port = int(holder.stdout.readline())
+        with pytest.raises(OSError, match="in use"):
+            Held(port)
+        holder.stdin.close()
+        assert holder.wait(20) == 0
+    Held(port).release()
+
+
+def test_bad_ranges_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """A range that is none, and one that only the kernel uses, say what would be right."""
+    for text, status, message in (
+        ("1-x", 2, '"1-x" is not a range of ports'),
+        ("40000-40001", 1, "ephemeral range"),
+    ):
+        assert cli.main(["free-port", "--range", text]) == status
+        assert message in capsys.readouterr().err
+
+
+def test_every_node_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A port is free on all nodes or it is none, and a node that does not say is named. A script
+    stands for SSH and runs the command in the node's place: `ssh … -- HOST COMMAND`.
+    """
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        "#!/bin/sh\n"
+        'while [ "$1" != -- ]; do shift; done\n'
+        'case "$2" in dead) echo "No route to host" >&2; exit 255;; esac\n'
+        'eval "exec $3"\n'
+    )
+    ssh.chmod(0o755)
+    launcher = tmp_path / "dshealthd"
+    launcher.write_text(f'#!/bin/sh\nexec {sys.executable} -m dshealthd "$@"\n')
+    launcher.chmod(0o755)
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    asked = [*COMMAND, "--ssh", str(ssh), "--remote-command", str(launcher), "--hosts"]
+    good = subprocess.run(
+        [*asked, "one", "--", "sh", "-c", "echo $MASTER_PORT"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env=environment,
+    )
+    assert good.returncode == 0, good.stderr
+    assert 29500 <= int(good.stdout) <= 29600
+    assert cli.main(["free-port", "--ssh", str(ssh), "--hosts", "dead"]) == 1
+    assert "1 of 1 nodes do not say: dead: No route to host" in capsys.readouterr().err
