@@ -25,6 +25,7 @@ from dshealthd.doctor.job_sources.gpus import Gpus
 from dshealthd.doctor.job_sources.inspection import Inspection
 from dshealthd.doctor.job_sources.launcher_command import LauncherCommand
 from dshealthd.doctor.job_sources.layout import FilterError, Layout, layout
+from dshealthd.doctor.job_sources.rendezvous import Rendezvous, rendezvous
 from dshealthd.doctor.job_sources.slurm_script import SlurmScript
 from dshealthd.doctor.job_sources.source import Source, read_all, read_text
 from dshealthd.jobs.environment import MAX_VALUE
@@ -65,6 +66,8 @@ class JobContext:
     checkpoint: Source[Checkpoint] | None = None
     gpus: Source[Gpus] | None = None
     python: str = ""
+    ssh: str = "ssh"
+    """The program by which other hosts are reached."""
     parameters: int | None = None
     """Of the model."""
     ranks: int | None = None
@@ -161,6 +164,35 @@ class JobContext:
         return None
 
     @property
+    def memory_of_gpu(self) -> int | None:
+        """Bytes of the smallest GPU: as the user says, else of this node; None if not known."""
+        if self.gpu_memory is not None:
+            return self.gpu_memory
+        if self.gpus is not None and self.gpus.value is not None and self.gpus.value.memory:
+            return min(self.gpus.value.memory)
+        return None
+
+    @cached_property
+    def rendezvous(self) -> Rendezvous:
+        """Where the ranks meet."""
+        return rendezvous(self.launcher, self.variables)
+
+    @property
+    def by_ssh(self) -> bool:
+        """Whether `deepspeed` will reach other hosts by SSH; also where no launcher is named."""
+        if self.launcher is None:
+            return self.hostfile is not None
+        inner = self.launcher.find("deepspeed")
+        return inner is not None and "no-ssh" not in inner.options
+
+    @property
+    def ssh_options(self) -> tuple[str, ...]:
+        """What `deepspeed` passes to ssh."""
+        inner = self.launcher.find("deepspeed") if self.launcher else None
+        port = inner.number("ssh-port") if inner else None
+        return () if port is None else ("-p", str(port))
+
+    @property
     def data_parallel(self) -> int | None:
         """Copies of the model; None if the number of ranks is not known or does not divide."""
         ranks = self.layout.ranks
@@ -254,6 +286,7 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
         checkpoint=_mapped(found.get("checkpoint"), args.checkpoint, checkpoint_files.from_json),
         gpus=_mapped(found["gpus"], "NVML", gpus.from_json),
         python=args.python,
+        ssh=getattr(args, "ssh", "ssh"),
         parameters=args.parameters,
         ranks=args.ranks,
         model_parallel=args.model_parallel,

@@ -6,17 +6,34 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.job import (
     batch,
+    checkpoint,
     config_conflicts,
     config_deprecated,
     config_file,
     config_keys,
+    hostfile,
+    hostfile_names,
+    launcher,
+    master_address,
+    master_port,
+    memory,
+    nccl,
+    offload_path,
+    ranks,
+    ssh,
+    transports,
 )
 
 if TYPE_CHECKING:
     from dshealthd.doctor.check import Check
     from dshealthd.doctor.job_context import JobContext
 
-_MODULES = (config_file, config_keys, config_deprecated, config_conflicts, batch)
+_MODULES = (
+    *(config_file, config_keys, config_deprecated, config_conflicts, batch),
+    *(hostfile, hostfile_names, ssh),
+    *(launcher, ranks, master_address, master_port, nccl, transports),
+    *(checkpoint, memory, offload_path),
+)
 CHECKS: tuple[Check[JobContext], ...] = tuple(module.CHECK for module in _MODULES)
 
 

@@ -293,7 +293,7 @@ def understood(config: Any) -> dict[str, Any]:
 @contextlib.contextmanager
 def world(ranks: int | None) -> Iterator[None]:
     """Have DeepSpeed believe in a job of so many ranks, of which this is the first."""
-    from deepspeed import comm
+    from deepspeed import comm  # type: ignore[import-untyped]
 
     before = comm.get_rank, comm.get_world_size
     if ranks is not None:
@@ -374,21 +374,26 @@ def is_enabled(document: dict[str, Any], block: str) -> bool:
     return isinstance(found, dict) and found.get("enabled") is True
 
 
-def estimate(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return what DeepSpeed's estimators say of a model's states: bytes of CPU and GPU memory."""
+def estimate(wanted: dict[str, Any], settings: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what DeepSpeed's estimators say of a model's states: bytes of CPU and GPU memory.
+
+    Nothing without ZeRO, for which it has none.
+    """
+    if not settings or not settings["stage"]:
+        return {}
     shape = {
         "num_gpus_per_node": wanted["gpus_per_node"],
         "num_nodes": wanted["nodes"],
-        "cpu_offload": wanted["offload_optimizer"],
+        "cpu_offload": settings["offload_optimizer"] != "none",
     }
-    if wanted["stage"] == 3:  # noqa: PLR2004 - ZeRO's stage
+    if settings["stage"] == 3:  # noqa: PLR2004 - ZeRO's stage
         from deepspeed.runtime.zero import stage3  # type: ignore[import-untyped]
 
         name = "estimate_zero3_model_states_mem_needs"
         host, gpu, _ = getattr(stage3, name)(
             wanted["parameters"],
             wanted["largest_layer"],
-            cpu_offload_params=wanted["offload_param"],
+            cpu_offload_params=settings["offload_param"] != "none",
             **shape,
         )
     else:
@@ -430,7 +435,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         with world(request.get("ranks")):
             found.update(attempt(lambda: validate(deepspeed, document)))
     if request.get("estimate"):
-        found["estimate"] = attempt(lambda: estimate(request["estimate"]))
+        found["estimate"] = attempt(lambda: estimate(request["estimate"], found.get("settings")))
     for logger in loggers:
         logger.removeHandler(warnings)
     found["warnings"] = warnings.lines
