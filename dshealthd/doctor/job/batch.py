@@ -1,0 +1,179 @@
+"""Batch sizes add up: train = micro x accumulation x data-parallel ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.doctor.job_context import JobContext
+
+TRAIN, MICRO, ACCUMULATION = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+)
+SOURCE = "deepspeed/runtime/config.py, _set_batch_related_parameters and _batch_assertion"
+
+
+def applies(context: JobContext) -> bool:
+    """Whether a configuration is named."""
+    return context.config is not None
+
+
+def run(context: JobContext) -> Iterator[Result]:
+    """Yield what does not add up, with the numbers that would."""
+    document = context.document
+    if context.config is None or document is None:
+        yield Result(Outcome.UNKNOWN, "there is no configuration that can be read")
+        return
+    name = context.config.name
+    given = {key: document[key] for key in (TRAIN, MICRO, ACCUMULATION) if key in document}
+    given = {key: value for key, value in given.items() if value is not None}
+    automatic = [key for key, value in given.items() if value == "auto"]
+    wrong = list(_wrong(name, given))
+    if wrong:
+        yield from wrong
+    elif automatic:
+        yield Result(
+            Outcome.OK,
+            f"{name}: Hugging Face's Trainer or Accelerate fill in {', '.join(automatic)};"
+            " plain DeepSpeed ends the start at `auto`",
+            source=SOURCE,
+        )
+    elif TRAIN not in given and MICRO not in given:
+        yield Result(
+            Outcome.CRITICAL,
+            f"{name} has neither {TRAIN} nor {MICRO}; DeepSpeed needs one of them",
+            remedy=f"sed -i '0,/{{/s//{{\\n  \"{MICRO}\": 1,/' {name}",
+            source=SOURCE,
+            component=f"{name}: {TRAIN}",
+        )
+    else:
+        yield _judged(context, name, given)
+
+
+def _wrong(name: str, given: dict[str, Any]) -> Iterator[Result]:
+    """Yield values that are no positive whole numbers."""
+    for key, value in given.items():
+        if value == "auto" or (
+            isinstance(value, int) and not isinstance(value, bool) and value > 0
+        ):
+            continue
+        yield Result(
+            Outcome.CRITICAL,
+            printable(f"{name}: {key} is {str(value)[:40]!r}, not a whole number above 0"),
+            remedy=f"grep -n '\"{key}\"' {name}",
+            value=printable(str(value)[:40]),
+            limit="a whole number from 1 on",
+            source=SOURCE,
+            component=f"{name}: {key}",
+        )
+
+
+def _judged(context: JobContext, name: str, given: dict[str, int]) -> Result:
+    copies, said = context.data_parallel, context.layout.source
+    train, micro, steps = given.get(TRAIN), given.get(MICRO), given.get(ACCUMULATION)
+    if context.layout.ranks is not None and copies is None:
+        return Result(
+            Outcome.CRITICAL,
+            f"{context.layout.ranks} ranks ({said}) cannot be split into groups of"
+            f" {context.model_parallel} (--model-parallel)",
+            value=str(context.layout.ranks),
+            limit=f"a multiple of {context.model_parallel}",
+        )
+    if train is None:
+        known = f" x {copies} ranks = {micro * (steps or 1) * copies}" if copies and micro else ""
+        return Result(
+            Outcome.OK,
+            f"{name}: {TRAIN} follows from {MICRO} {micro} x {ACCUMULATION} {steps or 1}{known}",
+            source=SOURCE,
+        )
+    if copies is None:
+        return _without_ranks(name, train, micro, steps)
+    unit = (micro or 1) * (steps or 1) * copies
+    complete = micro is not None and steps is not None
+    # what is left out, DeepSpeed computes by whole division
+    fits = train == unit if complete else train % unit == 0
+    if fits:
+        return Result(
+            Outcome.OK,
+            f"{name}: {TRAIN} {train} fits {copies} data-parallel ranks ({said})",
+            source=SOURCE,
+        )
+    product = " x ".join(
+        [
+            *([f"{MICRO} {micro}"] if micro is not None else []),
+            *([f"{ACCUMULATION} {steps}"] if steps is not None else []),
+            f"{copies} data-parallel ranks ({said})",
+        ]
+    )
+    relation = "is not" if complete else "is no multiple of"
+    offers = list(_offers(train, micro, steps, copies))
+    return Result(
+        Outcome.CRITICAL,
+        f"{name}: {TRAIN} {train} {relation} {product} = {unit}; what would fit: "
+        + ", or ".join(f"{key} {value}" for key, value in offers),
+        remedy=_set(name, *offers[0])
+        if offers[0][0] in given
+        else _set(name, TRAIN, offers[-1][1]),
+        value=str(train),
+        limit=str(unit),
+        source=SOURCE,
+        component=f"{name}: {TRAIN}",
+    )
+
+
+def _offers(
+    train: int, micro: int | None, steps: int | None, copies: int
+) -> Iterator[tuple[str, int]]:
+    """Yield each single key with a value that fits the others; `train_batch_size` comes last."""
+    if steps is not None and train % ((micro or 1) * copies) == 0:
+        yield ACCUMULATION, train // ((micro or 1) * copies)
+    if micro is not None and train % ((steps or 1) * copies) == 0:
+        yield MICRO, train // ((steps or 1) * copies)
+    unit = (micro or 1) * (steps or 1) * copies
+    if micro is not None and steps is not None:
+        yield TRAIN, unit
+    else:
+        below = train // unit * unit
+        yield TRAIN, below if below and train - below <= unit / 2 else below + unit
+
+
+def _without_ranks(name: str, train: int, micro: int | None, steps: int | None) -> Result:
+    """Judge without a number of ranks: what cannot fit any."""
+    unit = (micro or 1) * (steps or 1)
+    if train % unit:
+        return Result(
+            Outcome.CRITICAL,
+            f"{name}: {TRAIN} {train} is no multiple of {MICRO} x {ACCUMULATION} = {unit},"
+            " whatever the number of ranks",
+            remedy=_set(name, TRAIN, max(unit, round(train / unit) * unit)),
+            value=str(train),
+            limit=f"a multiple of {unit}",
+            source=SOURCE,
+            component=f"{name}: {TRAIN}",
+        )
+    if micro is not None and steps is not None:
+        text = f"{name}: the batch is for {train // unit} data-parallel ranks"
+    else:
+        text = f"{name}: {TRAIN} {train} must be a multiple of {unit} x the ranks"
+    return Result(
+        Outcome.UNKNOWN,
+        f"{text}, and nothing says how many the job has (--ranks, --hostfile or --launch)",
+        source=SOURCE,
+        component=f"{name}: {TRAIN}",
+    )
+
+
+def _set(name: str, key: str, value: int) -> str:
+    return f"sed -i -E 's/(\"{key}\"[^0-9]*)[0-9]+/\\1{value}/' {name}"
+
+
+CHECK: Check[JobContext] = Check(
+    "batch-arithmetic", "batch-sizes", "Batch sizes fit the number of ranks", run
+)

@@ -1,0 +1,245 @@
+"""The checkpoint is complete and fits the job that will load it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.doctor.job_context import JobContext
+    from dshealthd.doctor.job_sources.checkpoint_files import Checkpoint
+
+ENGINE = "deepspeed/runtime/engine.py"
+MAX_NAMED = 8
+
+
+def applies(context: JobContext) -> bool:
+    """Whether a checkpoint is named."""
+    return context.checkpoint is not None
+
+
+def run(context: JobContext) -> Iterator[Result]:
+    """Yield what is missing, damaged, or of another shape than the job."""
+    source = context.checkpoint
+    if source is None:
+        yield Result(Outcome.UNKNOWN, "no checkpoint is named (--checkpoint)")
+        return
+    checkpoint = source.value
+    if checkpoint is None:
+        hung = source.problem.startswith("not within")
+        yield Result(
+            Outcome.UNKNOWN if hung else Outcome.CRITICAL,
+            printable(f"{source.name}: {source.problem}" if hung else source.problem),
+            remedy=f"ls -l {shlex.quote(source.name)}",
+            component=printable(source.name),
+        )
+        return
+    missing = list(_tag(checkpoint))
+    if missing:
+        yield from missing
+        return
+    found = [*_files(checkpoint), *_shape(context, checkpoint)]
+    yield from found
+    if not found:
+        kind = "universal" if checkpoint.is_universal else f"ZeRO stage {_stage(checkpoint)}"
+        ranks = max((len(one) for one in checkpoint.shards().values()), default=0)
+        saved = f", of {ranks} data-parallel ranks" if ranks else ""
+        yield Result(
+            Outcome.OK,
+            printable(
+                f"{_place(checkpoint)}: {len(checkpoint.files)} files are complete, {kind}{saved}"
+            ),
+        )
+
+
+def _place(checkpoint: Checkpoint) -> str:
+    return f"{checkpoint.directory}/{checkpoint.tag}"
+
+
+def _stage(checkpoint: Checkpoint) -> str:
+    return {3: "3", 1: "1 or 2", 0: "0"}.get(
+        checkpoint.stage if checkpoint.stage is not None else -1, "unknown"
+    )
+
+
+def _tag(checkpoint: Checkpoint) -> Iterator[Result]:
+    """Yield why there is no checkpoint to load."""
+    directory = checkpoint.directory
+    tags = f"; there are {', '.join(checkpoint.tags[-4:])}" if checkpoint.tags else ""
+    if not checkpoint.tag:
+        newest = checkpoint.tags[-1] if checkpoint.tags else "TAG"
+        yield Result(
+            Outcome.CRITICAL,
+            printable(
+                f"{directory} has no file `latest`: DeepSpeed only warns, and training starts from"
+                f" nothing{tags}"
+            ),
+            remedy=f"echo {shlex.quote(newest)} > {shlex.quote(directory)}/latest",
+            source=f"{ENGINE}, load_checkpoint",
+            component=printable(directory),
+        )
+    elif not checkpoint.tag_exists:
+        origin = "which its `latest` names, " if checkpoint.tag == checkpoint.latest else ""
+        yield Result(
+            Outcome.CRITICAL,
+            printable(f"{_place(checkpoint)}, {origin}does not exist{tags}"),
+            remedy=f"ls -d {shlex.quote(directory)}/*/",
+            source=f"{ENGINE}, load_checkpoint",
+            component=printable(_place(checkpoint)),
+        )
+    elif not checkpoint.files:
+        yield Result(
+            Outcome.CRITICAL,
+            printable(f"{_place(checkpoint)} has no files"),
+            remedy=f"ls -la {shlex.quote(_place(checkpoint))}",
+            component=printable(_place(checkpoint)),
+        )
+
+
+def _files(checkpoint: Checkpoint) -> Iterator[Result]:
+    """Yield files that are empty, cut off or missing."""
+    place = _place(checkpoint)
+    empty = [name for name, size in checkpoint.files.items() if not size and name.endswith(".pt")]
+    for names, what in ((empty, "is empty"), (checkpoint.truncated, "is cut off")):
+        for name in names[:MAX_NAMED]:
+            yield Result(
+                Outcome.CRITICAL,
+                printable(f"{place}/{name} {what}: it was not written to its end"),
+                remedy=f"ls -l {shlex.quote(place)}; df -h {shlex.quote(checkpoint.directory)}",
+                value=f"{checkpoint.files[name]} bytes",
+                component=printable(name),
+            )
+        if len(names) > MAX_NAMED:
+            yield Result(Outcome.CRITICAL, f"{len(names) - MAX_NAMED} more files: each {what}")
+    if checkpoint.is_universal:
+        return
+    shards, models = checkpoint.shards(), checkpoint.model_shards()
+    for groups, kind in ((shards, "optim"), (models, "model")):
+        whole = 1 + max((max(ranks) for ranks in groups.values()), default=-1)
+        for model_rank, ranks in sorted(groups.items()):
+            absent = sorted(set(range(whole)) - ranks)
+            if absent:
+                yield _absent(place, kind, model_rank, absent, whole)
+    if models and shards:
+        saved, optimizers = _most(models), _most(shards)
+        if saved != optimizers:
+            yield Result(
+                Outcome.CRITICAL,
+                printable(
+                    f"{place} has the parameters of {saved} ranks and the optimizer states of"
+                    f" {optimizers}"
+                ),
+                remedy=f"ls {shlex.quote(place)}",
+                component=printable(place),
+            )
+    if not models and not checkpoint.models():
+        yield Result(
+            Outcome.CRITICAL,
+            printable(f"{place} has no model: mp_rank_00_model_states.pt is missing"),
+            remedy=f"ls {shlex.quote(place)}",
+            source=f"{ENGINE}, _get_ckpt_name",
+            component=printable(place),
+        )
+
+
+def _most(groups: dict[int, set[int]]) -> int:
+    return max(len(ranks) for ranks in groups.values())
+
+
+def _absent(place: str, kind: str, model_rank: int, absent: list[int], whole: int) -> Result:
+    shown = ", ".join(map(str, absent[:MAX_NAMED])) + (", ..." if len(absent) > MAX_NAMED else "")
+    file = f"zero_pp_rank_{absent[0]}_mp_rank_{model_rank:02d}_{kind}_states.pt"
+    return Result(
+        Outcome.CRITICAL,
+        printable(
+            f"{place}: {len(absent)} of {whole} {kind}_states files are missing, of data-parallel"
+            f" ranks {shown}"
+        ),
+        remedy=f"ls {shlex.quote(place)} | grep {kind}_states | sort -V",
+        value=str(whole - len(absent)),
+        limit=str(whole),
+        source=f"{ENGINE}, _get_all_zero_checkpoint_names",
+        component=printable(file),
+    )
+
+
+def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
+    """Yield what the job has otherwise than the one that saved."""
+    inspection, document = context.inspection, context.document or {}
+    settings = (inspection.settings if inspection else None) or {}
+    block = document.get("checkpoint")
+    universal = settings.get(
+        "load_universal", isinstance(block, dict) and block.get("load_universal") is True
+    )
+    place = _place(checkpoint)
+    convert = (
+        "python -m deepspeed.checkpoint.ds_to_universal --input_folder"
+        f" {shlex.quote(place)} --output_folder {shlex.quote(f'{place}_universal')}"
+    )
+    if checkpoint.is_universal != universal and (context.config is not None or universal):
+        have = "a universal checkpoint" if checkpoint.is_universal else "no universal checkpoint"
+        yield Result(
+            Outcome.CRITICAL,
+            printable(
+                f"{place} is {have}, and the configuration has checkpoint.load_universal"
+                f" {'true' if universal else 'off'}"
+            ),
+            remedy=convert
+            if universal
+            else "python -c \"print('set checkpoint.load_universal to true')\"",
+            source=f"{ENGINE}, _load_zero_checkpoint",
+            component="checkpoint.load_universal",
+        )
+    if checkpoint.is_universal or universal or checkpoint.stage is None:
+        return
+    stage = _configured_stage(context)
+    if stage is not None and (stage == 3) != (checkpoint.stage == 3):  # noqa: PLR2004 - ZeRO's stage
+        yield Result(
+            Outcome.CRITICAL,
+            printable(
+                f"{place} was saved with ZeRO stage {_stage(checkpoint)}, and the configuration"
+                f" has stage {stage}: DeepSpeed ends with an AssertionError without a text"
+            ),
+            remedy=convert,
+            value=str(stage),
+            limit=_stage(checkpoint),
+            source=f"{ENGINE}, _get_ckpt_name",
+            component="zero_optimization.stage",
+        )
+    saved = _most(checkpoint.shards()) if checkpoint.shards() else None
+    copies = context.data_parallel
+    if saved is not None and copies is not None and saved != copies and not checkpoint.has_experts:
+        yield Result(
+            Outcome.CRITICAL,
+            printable(
+                f"{place} was saved by {saved} data-parallel ranks, and the job has {copies}"
+                f" ({context.layout.source})"
+            ),
+            remedy=convert,
+            value=str(copies),
+            limit=str(saved),
+            source=f"{ENGINE}, _load_zero_checkpoint",
+            component="WORLD_SIZE",
+        )
+
+
+def _configured_stage(context: JobContext) -> int | None:
+    """Return the stage of the configuration; None where there is no configuration."""
+    inspection = context.inspection
+    if inspection is not None and inspection.settings is not None:
+        return int(inspection.settings["stage"])
+    if context.document is None:
+        return None
+    zero = context.document.get("zero_optimization", {})
+    stage = zero.get("stage", 0) if isinstance(zero, dict) else None
+    return stage if isinstance(stage, int) else None
+
+
+CHECK: Check[JobContext] = Check(
+    "checkpoint-incompatible", "checkpoint", "The checkpoint is complete and fits", run
+)

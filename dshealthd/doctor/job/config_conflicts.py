@@ -1,0 +1,161 @@
+"""The parts of the DeepSpeed configuration do not contradict each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dshealthd.doctor.job_context import JobContext
+
+_CPU = ("adagrad", "adam", "adamw", "lion", "muon")
+"""DeepSpeed has these for the CPU (0.19.8, runtime/engine.py, `_configure_basic_optimizer`)."""
+
+
+def applies(context: JobContext) -> bool:
+    """Whether a configuration is named."""
+    return context.config is not None
+
+
+def run(context: JobContext) -> Iterator[Result]:
+    """Yield what DeepSpeed refuses, and what only its engine would refuse."""
+    if context.config is None or context.document is None:
+        yield Result(Outcome.UNKNOWN, "there is no configuration that can be read")
+        return
+    name = context.config.name
+    found = list(_written(name, context.document))
+    inspection = context.inspection
+    if inspection is None or inspection.problem:
+        yield from found
+        yield Result(
+            Outcome.UNKNOWN,
+            f"{name} was not given to DeepSpeed: {context.why_not_inspected}",
+        )
+        return
+    source = f"DeepSpeed {inspection.version} of {context.python}"
+    both = any(result.component.endswith("bf16") for result in found)
+    found += [
+        _refused(name, error, source)
+        for error in inspection.errors
+        # DeepSpeed refuses fp16 beside bf16 as well, and its words do not name a key
+        if error["kind"] in {"refused", "value"} and not (both and "bfloat16" in error["text"])
+    ]
+    if inspection.settings is not None:
+        found += _engine(name, inspection.settings, source)
+    yield from found
+    if not found and inspection.settings is not None:
+        stage = inspection.settings["stage"]
+        yield Result(
+            Outcome.OK, f"{name}: DeepSpeed takes it, with ZeRO stage {stage}", source=source
+        )
+    elif not found:
+        yield Result(Outcome.UNKNOWN, f"{name}: keys that are refused hide the rest", source=source)
+
+
+def _refused(name: str, error: Mapping[str, str], source: str) -> Result:
+    path = error["path"]
+    return Result(
+        Outcome.CRITICAL,
+        printable(f"{name}: DeepSpeed refuses {path or 'it'}: {error['text']}"),
+        remedy=f"grep -n '\"{printable(path.rpartition('.')[2])}\"' {name}",
+        source=source,
+        component=printable(f"{name}: {path}" if path else name),
+    )
+
+
+def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
+    """Yield what can be told without DeepSpeed."""
+    half = {kind: _block(document, kind) for kind in ("fp16", "bf16", "bfloat16")}
+    bf16 = half["bf16"] or half["bfloat16"]
+    if half["fp16"].get("enabled") is True and bf16.get("enabled") is True:
+        yield Result(
+            Outcome.CRITICAL,
+            f"{name}: fp16 and bf16 are both enabled; DeepSpeed ends the start",
+            remedy=f'sed -n \'/"fp16"/,/}}/p;/"bf16"/,/}}/p\' {name}',
+            source="deepspeed/runtime/config.py, _initialize_params",
+            component=f"{name}: bf16",
+        )
+    if "max_grad_norm" in _block(_block(document, "optimizer"), "params"):
+        yield Result(
+            Outcome.CRITICAL,
+            f"{name}: max_grad_norm is no parameter of an optimizer, which ends the start; use"
+            " gradient_clipping at top level",
+            remedy=f"grep -n '\"max_grad_norm\"' {name}",
+            source="deepspeed/runtime/engine.py, _configure_basic_optimizer",
+            component=f"{name}: optimizer.params.max_grad_norm",
+        )
+    zero = _block(document, "zero_optimization")
+    for key in ("offload_param", "offload_optimizer"):
+        offload = _block(zero, key)
+        if offload.get("device") == "nvme" and not offload.get("nvme_path"):
+            yield Result(
+                Outcome.CRITICAL,
+                f"{name}: {key} goes to NVMe and has no nvme_path",
+                remedy=f"grep -n -A4 '\"{key}\"' {name}",
+                source="deepspeed/runtime/zero/offload_config.py",
+                component=f"{name}: zero_optimization.{key}.nvme_path",
+            )
+
+
+def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Result]:
+    """Yield what DeepSpeed's engine makes of settings that its configuration takes."""
+    stage, optimizer = settings["stage"], settings["optimizer"] or ""
+    for key, least in (("offload_param", 3), ("offload_optimizer", 1)):
+        if settings[key] != "none" and stage < least:
+            yield Result(
+                Outcome.WARNING,
+                f"{name}: {key} is for ZeRO stage {least}{'' if least == 3 else ' and above'},"  # noqa: PLR2004 - the highest stage
+                f" and the stage is {stage}: nothing is offloaded",
+                remedy=f"grep -n '\"stage\"' {name}",
+                value=str(stage),
+                limit=str(least),
+                source="deepspeed/runtime/zero/offload_config.py",
+                component=f"{name}: zero_optimization.{key}",
+            )
+    if settings["offload_optimizer"] != "none" and stage and optimizer not in {"", *_CPU}:
+        yield Result(
+            Outcome.WARNING,
+            printable(
+                f"{name}: the optimizer is offloaded to the CPU, and DeepSpeed has no {optimizer}"
+                " for the CPU"
+            ),
+            remedy=f"grep -n -A2 '\"optimizer\"' {name}",
+            value=printable(optimizer),
+            limit=", ".join(_CPU),
+            source=source,
+            component=f"{name}: optimizer.type",
+        )
+    if settings["optimizer_problem"] == "unknown":
+        yield Result(
+            Outcome.CRITICAL,
+            printable(f"{name}: neither DeepSpeed nor torch.optim has the optimizer {optimizer}"),
+            remedy=f"grep -n -A2 '\"optimizer\"' {name}",
+            value=printable(optimizer),
+            source=source,
+            component=f"{name}: optimizer.type",
+        )
+    elif settings["optimizer_problem"] == "untested":
+        yield Result(
+            Outcome.CRITICAL,
+            printable(
+                f"{name}: ZeRO is not tested with {optimizer}, and ends the start unless"
+                " zero_allow_untested_optimizer is true"
+            ),
+            remedy=f"sed -i '0,/{{/s//{{\\n  \"zero_allow_untested_optimizer\": true,/' {name}",
+            source=source,
+            component=f"{name}: optimizer.type",
+        )
+
+
+def _block(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = document.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+CHECK: Check[JobContext] = Check(
+    "config-key", "config-conflicts", "The configuration does not contradict itself", run
+)

@@ -1,0 +1,73 @@
+"""No key of the DeepSpeed configuration is deprecated or removed."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.doctor.job_context import JobContext
+
+_DEPRECATED = re.compile(r"Config parameter (\S+) is deprecated(?: use (.+?) instead)?\b")
+
+
+def applies(context: JobContext) -> bool:
+    """Whether a configuration is named."""
+    return context.config is not None
+
+
+def run(context: JobContext) -> Iterator[Result]:
+    """Yield what the installed DeepSpeed warns of, and what it has removed."""
+    inspection = context.inspection
+    if context.config is None or context.document is None:
+        yield Result(Outcome.UNKNOWN, "there is no configuration that can be read")
+        return
+    if inspection is None or inspection.problem:
+        yield Result(Outcome.UNKNOWN, f"keys are not checked: {context.why_not_inspected}")
+        return
+    name = context.config.name
+    source = f"DeepSpeed {inspection.version} of {context.python}"
+    found = False
+    for error in inspection.errors:
+        if error["kind"] == "removed":
+            found = True
+            yield Result(
+                Outcome.CRITICAL,
+                printable(f"{name}: {error['path']!r} ends the start: {error['text']}"),
+                remedy=f"grep -n '\"{error['path'].rpartition('.')[2]}\"' {name}",
+                source=source,
+                component=f"{name}: {error['path']}",
+            )
+    for line in inspection.warnings:
+        found = True
+        match = _DEPRECATED.match(line)
+        key = match[1] if match else ""
+        yield Result(
+            Outcome.WARNING,
+            printable(
+                f"{name}: {key!r} is deprecated{f', use {match[2]!r}' if match[2] else ''}"
+                if match
+                else f"{name}: DeepSpeed warns: {line.partition(chr(10))[0][:300]}"
+            ),
+            remedy=f"grep -n '\"{printable(key)}\"' {name}" if key else "",
+            source=source,
+            component=printable(f"{name}: {key}") if key else name,
+        )
+    if inspection.settings is None and not found:
+        yield Result(
+            Outcome.UNKNOWN,
+            f"{name}: DeepSpeed refuses the configuration before it has read all of it",
+            source=source,
+        )
+    elif not found:
+        yield Result(Outcome.OK, f"{name}: DeepSpeed warns of nothing", source=source)
+
+
+CHECK: Check[JobContext] = Check(
+    "config-key", "config-deprecated", "No key of the configuration is deprecated", run
+)

@@ -1,0 +1,92 @@
+"""The DeepSpeed configuration is a file that DeepSpeed can read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.job_sources import deepspeed_config
+from dshealthd.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.doctor.job_context import JobContext
+
+
+def applies(context: JobContext) -> bool:
+    """Whether a configuration is named."""
+    return context.config is not None
+
+
+def run(context: JobContext) -> Iterator[Result]:
+    """Yield what is wrong with the form of the file."""
+    config = context.config
+    if config is None:
+        yield Result(Outcome.UNKNOWN, "no DeepSpeed configuration is named (--deepspeed-config)")
+        return
+    if config.value is None:
+        hung = config.problem.startswith("not within")
+        text = f"{config.name}: {config.problem}" if hung else config.problem
+        yield Result(
+            Outcome.UNKNOWN if hung else Outcome.CRITICAL,
+            printable(text),
+            component=config.name,
+            remedy=f"ls -l {config.name}",
+            limit=f"{deepspeed_config.MAX_BYTES >> 10} KiB, {deepspeed_config.MAX_DEPTH} levels",
+        )
+        return
+    found = list(_form(context, config.name, config.value))
+    yield from found
+    if not found:
+        kind = "JSON" if config.value["document"] is not None else "Hjson"
+        yield Result(Outcome.OK, f"{config.name} is well-formed {kind}", component=config.name)
+
+
+def _form(context: JobContext, name: str, parsed: deepspeed_config.Parsed) -> Iterator[Result]:
+    inspection = context.inspection
+    if parsed["document"] is None:
+        if inspection is not None and inspection.document is None and inspection.syntax:
+            yield Result(
+                Outcome.CRITICAL,
+                printable(f"{name} is neither JSON nor Hjson: {inspection.syntax}"),
+                remedy=f"python -m json.tool {name}",
+                source=f"DeepSpeed {inspection.version}",
+                component=name,
+            )
+        elif inspection is None or inspection.document is None:
+            yield Result(
+                Outcome.UNKNOWN,
+                f"{name} is no JSON ({parsed['syntax']}); whether it is Hjson only DeepSpeed can"
+                f" tell: {printable(context.why_not_inspected)}",
+                remedy=f"python -m json.tool {name}",
+                component=name,
+            )
+    if context.document is None and (parsed["document"] is not None or _is_read(inspection)):
+        yield Result(
+            Outcome.CRITICAL, f"{name} is no object: it must begin with {{", component=name
+        )
+    for key in parsed["duplicates"]:
+        yield Result(
+            Outcome.CRITICAL,
+            printable(f"{name} has the key {key!r} twice in one block; DeepSpeed ends the start"),
+            remedy=f"grep -n '\"{printable(key)}\"' {name}",
+            source="deepspeed/runtime/config_utils.py, dict_raise_error_on_duplicate_keys",
+            component=name,
+        )
+    for word in dict.fromkeys(parsed["constants"]):
+        yield Result(
+            Outcome.CRITICAL,
+            f"{name} has the number {word}, which neither JSON nor Hjson has",
+            remedy=f"grep -n {word.removeprefix('-')} {name}",
+            component=name,
+        )
+
+
+def _is_read(inspection: object) -> bool:
+    return getattr(inspection, "document", None) is not None
+
+
+CHECK: Check[JobContext] = Check(
+    "config-key", "config-file", "DeepSpeed configuration can be read", run
+)

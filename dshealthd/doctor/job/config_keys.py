@@ -1,0 +1,113 @@
+"""Every key of the DeepSpeed configuration has an effect, by what the installed DeepSpeed reads."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from dshealthd.doctor.job_context import JobContext
+    from dshealthd.doctor.job_sources.inspection import Inspection
+
+LIKENESS = 0.75
+"""Share of letters that a misspelt key has in common with the right one: `zero_optimisation`."""
+GUIDES = {
+    "communication_backend": "use init_distributed(timeout=...) or DEEPSPEED_TIMEOUT in minutes",
+    "communication": "use communication_data_type or zero_quantized_gradients",
+    "timeout": "use init_distributed(timeout=...) or DEEPSPEED_TIMEOUT in minutes",
+    "checkpointing": "use checkpoint or activation_checkpointing",
+    "logging": "use log_level",
+}
+"""Keys that troubleshooting guides recommend and no release reads; see the runbook."""
+
+
+def applies(context: JobContext) -> bool:
+    """Whether a configuration is named."""
+    return context.config is not None
+
+
+def run(context: JobContext) -> Iterator[Result]:
+    """Yield keys that nothing reads, and those that end the start."""
+    inspection = context.inspection
+    if context.config is None or context.document is None:
+        yield Result(Outcome.UNKNOWN, "there is no configuration that can be read")
+        return
+    if inspection is None or inspection.problem:
+        yield Result(Outcome.UNKNOWN, f"keys are not checked: {context.why_not_inspected}")
+        return
+    name = context.config.name
+    source = f"DeepSpeed {inspection.version} of {context.python}"
+    found = 0
+    for error in inspection.errors:
+        if error["kind"] == "unknown":
+            found += 1
+            yield _refused(name, error, inspection, source)
+    if inspection.unread is None:
+        yield Result(
+            Outcome.UNKNOWN,
+            f"{name}: keys without effect cannot be told while DeepSpeed refuses the rest",
+            source=source,
+        )
+        return
+    for path in inspection.unread:
+        found += 1
+        yield _unread(name, path, inspection, source)
+    if not found:
+        keys = len(context.document)
+        yield Result(Outcome.OK, f"{name}: all of {keys} top-level keys are read", source=source)
+
+
+def _refused(name: str, error: Mapping[str, str], inspection: Inspection, source: str) -> Result:
+    block, _, key = error["path"].rpartition(".")
+    near = _nearest(key, inspection.models.get(error.get("model", ""), ()))
+    return Result(
+        Outcome.CRITICAL,
+        printable(
+            f"{name}: {block} has no key {key!r}, which ends the start"
+            f"{f'; did you mean {near!r}?' if near else ''}"
+        ),
+        remedy=_rename(key, near, name),
+        source=source,
+        component=printable(f"{name}: {error['path']}"),
+    )
+
+
+def _unread(name: str, path: str, inspection: Inspection, source: str) -> Result:
+    block, _, key = path.rpartition(".")
+    near = _nearest(key, inspection.looked_up.get(block, ()))
+    if not block and key in GUIDES:
+        near, advice = "", f"; {GUIDES[key]}"
+    else:
+        advice = f"; did you mean {near!r}?" if near else ""
+    # A misspelt key leaves the job without what it asks for. One that is nothing like any of
+    # DeepSpeed's may be for the script that reads the same file.
+    outcome = Outcome.CRITICAL if near else Outcome.WARNING
+    return Result(
+        outcome,
+        printable(f"{name}: {path!r} is read by nothing and has no effect{advice}"),
+        remedy=_rename(key, near, name),
+        source=source,
+        component=printable(f"{name}: {path}"),
+    )
+
+
+def _rename(key: str, near: str, name: str) -> str:
+    if not near:
+        return f"grep -n '\"{printable(key)}\"' {name}"
+    return f'sed -i \'s/"{printable(key)}"/"{near}"/\' {name}'
+
+
+def _nearest(key: str, known: Iterable[str]) -> str:
+    """Return the known key that a key is most like; empty if none is near."""
+    close = difflib.get_close_matches(key[:100], list(known), n=1, cutoff=LIKENESS)
+    return close[0] if close else ""
+
+
+CHECK: Check[JobContext] = Check(
+    "config-key", "config-keys", "Every key of the configuration is read", run
+)

@@ -1,0 +1,88 @@
+"""The hostfile is one that DeepSpeed takes, and names hosts that exist once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.job_sources.layout import FilterError
+from dshealthd.printable import printable
+from dshealthd.probe.members.membership import MembershipError, parse_hostfile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.doctor.job_context import JobContext
+
+SOURCE = "deepspeed/launcher/runner.py, _parse_hostfile"
+
+
+def applies(context: JobContext) -> bool:
+    """Whether a hostfile is named."""
+    return context.hostfile is not None
+
+
+def run(context: JobContext) -> Iterator[Result]:
+    """Yield what is wrong with lines, names and slots."""
+    hostfile = context.hostfile
+    if hostfile is None:
+        yield Result(Outcome.UNKNOWN, "no hostfile is named (--hostfile)")
+        return
+    name = hostfile.name
+    if hostfile.value is None:
+        hung = hostfile.problem.startswith("not within")
+        yield Result(
+            Outcome.UNKNOWN if hung else Outcome.CRITICAL,
+            # a hostfile that is not there is no error to deepspeed, which then runs on one node
+            printable(f"{name}: {hostfile.problem}" if hung else hostfile.problem),
+            remedy=f"ls -l {name}",
+            source="deepspeed/launcher/runner.py, fetch_hostfile",
+            component=name,
+        )
+        return
+    try:
+        members = parse_hostfile(hostfile.value, name)
+    except MembershipError as error:
+        for line in error.errors:
+            yield Result(
+                Outcome.CRITICAL,
+                printable(line),
+                remedy=f"grep -nvE '^(#.*|[A-Za-z0-9_.:][A-Za-z0-9_.:-]* +slots=[0-9]+.*)?$' {name}",
+                source=SOURCE,
+                component=name,
+            )
+        return
+    found = False
+    for member in members:
+        if not member.slots:
+            found = True
+            yield Result(
+                Outcome.WARNING,
+                f"{name}: {member.name} has slots=0 and takes no part",
+                remedy=f"grep -n '^{member.name} ' {name}",
+                source=SOURCE,
+                component=f"{name}: {member.name}",
+            )
+    try:
+        layout = context.filtered_layout()
+    except FilterError as error:
+        yield Result(
+            Outcome.CRITICAL,
+            printable(f"options of deepspeed do not fit {name}: {error}"),
+            remedy=f"cat {name}",
+            source="deepspeed/launcher/runner.py, parse_resource_filter",
+            component=name,
+        )
+        return
+    if not found:
+        slots = sum(member.slots or 0 for member in members)
+        yield Result(
+            Outcome.OK,
+            f"{name}: {len(members)} hosts with {slots} slots, {layout.ranks or slots} ranks",
+            source=SOURCE,
+        )
+
+
+CHECK: Check[JobContext] = Check(
+    "hostfile-unresolvable", "hostfile", "The hostfile is well-formed", run
+)

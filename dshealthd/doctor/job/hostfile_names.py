@@ -1,0 +1,69 @@
+"""The names of the hostfile resolve, each to a host of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.job_sources import rendezvous
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.doctor.job_context import JobContext
+
+MAX_NAMED = 8
+"""Hosts that get a result of their own; the others are counted."""
+
+
+def applies(context: JobContext) -> bool:
+    """Whether a hostfile is named."""
+    return context.hostfile is not None
+
+
+def run(context: JobContext) -> Iterator[Result]:
+    """Yield names that do not resolve, and names that stand for one host."""
+    names = [name for name, _ in context.layout.hosts] or [one.name for one in context.members]
+    if not names:
+        yield Result(Outcome.UNKNOWN, "there is no hostfile that can be read")
+        return
+    resolved = rendezvous.resolve(names)
+    failed = {name: one for name, one in resolved.items() if not one.addresses}
+    for name, one in list(failed.items())[:MAX_NAMED]:
+        yield Result(
+            Outcome.UNKNOWN if one.hung else Outcome.CRITICAL,
+            f"{name} does not resolve: {one.problem}",
+            remedy=f"getent hosts {name}",
+            component=name,
+        )
+    if len(failed) > MAX_NAMED:
+        yield Result(
+            Outcome.CRITICAL,
+            f"{len(failed) - MAX_NAMED} more names do not resolve, of {len(names)}",
+        )
+    found = bool(failed)
+    first: dict[str, str] = {}
+    for name in names:
+        for address in resolved[name].addresses:
+            other = first.setdefault(address, name)
+            if other != name:
+                found = True
+                yield Result(
+                    Outcome.CRITICAL,
+                    f"{name} and {other} are one host ({address}), which would get the ranks of"
+                    " two",
+                    remedy=f"getent hosts {name} {other}",
+                    component=name,
+                )
+                break
+    if not found:
+        yield Result(Outcome.OK, f"all {len(names)} names of the hostfile resolve")
+
+
+CHECK: Check[JobContext] = Check(
+    "hostfile-unresolvable",
+    "hostfile-names",
+    "Names of the hostfile resolve",
+    run,
+    deadline=rendezvous.RESOLVE_DEADLINE + 4,
+)

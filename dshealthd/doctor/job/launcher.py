@@ -1,0 +1,203 @@
+"""The launcher's command, the batch script and the environment tell the ranks the same."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.job_sources.slurm_script import gpus_per_node
+from dshealthd.jobs.environment import natural
+from dshealthd.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.doctor.job_context import JobContext
+
+_ONE_A_NODE = ("torchrun", "deepspeed")
+"""Launchers that start the ranks of a node themselves."""
+
+
+def applies(context: JobContext) -> bool:
+    """Whether a command or script is named, or the environment numbers a rank."""
+    named = context.command is not None or context.script is not None
+    return named or "RANK" in context.variables or "WORLD_SIZE" in context.variables
+
+
+def run(context: JobContext) -> Iterator[Result]:
+    """Yield what makes ranks disagree, or keeps the launcher from starting them."""
+    found = [*_readable(context), *_script(context), *_options(context), *_environment(context)]
+    yield from found
+    if not found:
+        launcher = context.launcher
+        name = launcher.program if launcher else "environment"
+        yield Result(
+            Outcome.OK,
+            f"{name}: {context.layout.ranks or 'an unknown number of'} ranks on"
+            f" {context.layout.nodes or 'an unknown number of'} nodes",
+        )
+
+
+def _readable(context: JobContext) -> Iterator[Result]:
+    for source in (context.command, context.script, context.environment):
+        if source is not None and source.value is None:
+            shown = source.name if len(source.name) <= 80 else f"{source.name[:77]}..."  # noqa: PLR2004 - a line
+            yield Result(
+                Outcome.UNKNOWN,
+                printable(
+                    source.problem
+                    if source.name in source.problem
+                    else f"{shown}: {source.problem}"
+                ),
+                component=printable(shown),
+            )
+    script = context.script.value if context.script else None
+    if script is not None and script.command is None and context.command is None:
+        name = context.script.name if context.script else ""
+        why = f" ({script.problem})" if script.problem else ""
+        yield Result(
+            Outcome.UNKNOWN,
+            printable(f"{name}: no call of deepspeed, torchrun or srun was found{why}"),
+            component=name,
+        )
+
+
+def _script(context: JobContext) -> Iterator[Result]:
+    script = context.script.value if context.script else None
+    if script is None or context.script is None:
+        return
+    name = context.script.name
+    for line in script.ignored:
+        yield Result(
+            Outcome.WARNING,
+            f"{name}:{line}: #SBATCH below the first command is a comment to Slurm",
+            remedy=f"sed -n {line}p {name}",
+            source="sbatch(1)",
+            component=f"{name}:{line}",
+        )
+
+
+def _options(context: JobContext) -> Iterator[Result]:
+    launcher = context.launcher
+    for program in _ONE_A_NODE:
+        inner = launcher.find(program) if launcher else None
+        if inner is None or launcher is None:
+            continue
+        for option in inner.unknown:
+            yield Result(
+                Outcome.CRITICAL,
+                printable(f"{program} has no option {option}, and ends at once"),
+                remedy=f"{program} --help",
+                source={"deepspeed": "DeepSpeed 0.19.8", "torchrun": "torch 2.13"}[program],
+                component=printable(option),
+            )
+        outer = launcher if launcher.program == "srun" else None
+        directives = (
+            context.script.value.directives if context.script and context.script.value else {}
+        )
+        asked = {**directives, **(outer.options if outer else {})}
+        tasks = natural(asked.get("ntasks-per-node"))
+        nodes = natural(asked.get("nodes"))
+        total = natural(asked.get("ntasks"))
+        if tasks is None and total is not None and nodes:
+            tasks = -(-total // nodes)
+        if outer is not None and tasks is not None and tasks > 1:
+            yield Result(
+                Outcome.CRITICAL,
+                f"srun starts {tasks} {program} on each node, and each starts all ranks of the"
+                " node: every rank is there more than once",
+                remedy=f"srun --ntasks-per-node=1 {shlex.quote(program)} ...",
+                value=str(tasks),
+                limit="1",
+                source="--ntasks-per-node or --ntasks",
+                component="srun",
+            )
+        if outer is None and nodes is not None and nodes > 1 and program == "torchrun":
+            yield Result(
+                Outcome.CRITICAL,
+                f"the job has {nodes} nodes and torchrun starts on the first alone: srun is missing",
+                remedy="srun --ntasks-per-node=1 torchrun ...",
+                source="sbatch(1): the script runs on the first node",
+                component="torchrun",
+            )
+        gpus, per_node = gpus_per_node(asked), context.layout.ranks_per_node
+        if gpus is not None and per_node is not None and per_node > gpus:
+            yield Result(
+                Outcome.CRITICAL,
+                f"{program} starts {per_node} ranks on a node, and Slurm gives the job {gpus} GPUs",
+                remedy=f"sbatch --gpus-per-node={per_node} ...",
+                value=str(per_node),
+                limit=str(gpus),
+                source="--gpus-per-node or --gres",
+                component=program,
+            )
+        listed = natural(asked.get("nodes"))
+        if program == "torchrun" and listed and context.layout.nodes not in (None, listed):
+            yield Result(
+                Outcome.CRITICAL,
+                f"torchrun waits for {context.layout.nodes} nodes, and Slurm gives the job {listed}",
+                remedy=f"torchrun --nnodes={listed} ...",
+                value=str(context.layout.nodes),
+                limit=str(listed),
+                source="--nodes",
+                component="torchrun",
+            )
+
+
+def _environment(context: JobContext) -> Iterator[Result]:
+    have = context.variables
+    numbers = {name: natural(have.get(name)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    for name, number in numbers.items():
+        if name in have and number is None and "$" not in have[name]:
+            yield Result(
+                Outcome.CRITICAL,
+                printable(f"{name}={have[name][:40]} is no number"),
+                remedy=f"unset {name}",
+                value=printable(have[name][:40]),
+                component=name,
+            )
+    rank, world = numbers["RANK"], numbers["WORLD_SIZE"]
+    if rank is not None and world is not None and rank >= world:
+        yield Result(
+            Outcome.CRITICAL,
+            f"RANK={rank} is not below WORLD_SIZE={world}",
+            remedy="unset RANK WORLD_SIZE",
+            value=str(rank),
+            limit=f"0 to {world - 1}",
+            source="torch.distributed, env:// rendezvous",
+            component="RANK",
+        )
+    meeting = context.rendezvous
+    if context.launcher is None or meeting.is_default or meeting.source == "environment":
+        return
+    for name, said in (("MASTER_ADDR", meeting.address), ("MASTER_PORT", meeting.port_text)):
+        set_to = have.get(name, "")
+        written = name == "MASTER_ADDR" or _has_port(context)
+        if set_to and said and set_to != said and "$" not in set_to and written:
+            yield Result(
+                Outcome.WARNING,
+                printable(
+                    f"{name}={set_to[:80]} is set, and the launcher replaces it by {said[:80]}"
+                    f" ({meeting.source})"
+                ),
+                remedy=f"unset {name}",
+                value=printable(set_to[:80]),
+                limit=printable(said[:80]),
+                component=name,
+            )
+
+
+def _has_port(context: JobContext) -> bool:
+    """Tell whether the command names a port, instead of its launcher taking a default."""
+    command = context.launcher
+    while command is not None:
+        if command.options.keys() & {"master-port", "rdzv-endpoint"}:
+            return True
+        command = command.inner
+    return False
+
+
+CHECK: Check[JobContext] = Check(
+    "rendezvous-env-mismatch", "launcher", "Launcher, script and environment agree", run
+)

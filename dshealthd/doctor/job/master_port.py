@@ -1,0 +1,171 @@
+"""The port where ranks meet is free on the node that opens it, and stays free until then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.core.host import read
+from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.job_sources import remote, rendezvous
+from dshealthd.linux.netlink import State
+from dshealthd.printable import printable
+from dshealthd.probe.members.identity import local_addresses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.doctor.job_context import JobContext
+
+PRIVILEGED = 1024
+MAX_HOSTS = 64
+"""Nodes that are looked at."""
+MAX_SOCKETS = 16 << 20
+"""Bytes of `/proc/net/tcp`: some 100,000 sockets."""
+
+
+def applies(context: JobContext) -> bool:
+    """Whether anything says on which port ranks meet."""
+    return bool(context.rendezvous.port_text)
+
+
+def run(context: JobContext) -> Iterator[Result]:
+    """Yield what holds the port, or may take it."""
+    meeting = context.rendezvous
+    port = meeting.port
+    if not meeting.port_text:
+        yield Result(Outcome.UNKNOWN, "nothing says on which port ranks meet (MASTER_PORT)")
+        return
+    if port is None or not 0 < port <= rendezvous.MAX_PORT:
+        yield Result(
+            Outcome.CRITICAL,
+            printable(f"{meeting.port_text[:40]!r} ({meeting.source}) is no port"),
+            remedy="dshealthd free-port",
+            value=printable(meeting.port_text[:40]),
+            limit=f"1 to {rendezvous.MAX_PORT}",
+            component="MASTER_PORT",
+        )
+        return
+    for place, tables, opens in _tables(context):
+        if tables is not None:
+            yield _judged(port, place, tables, opens=opens)
+        elif opens:
+            yield Result(Outcome.UNKNOWN, f"whether port {port} is free on {place} is not known")
+    if (result := _range(context, port)) is not None:
+        yield result
+
+
+def _tables(context: JobContext) -> Iterator[tuple[str, str | None, bool]]:
+    """Yield the nodes with their sockets, and whether it is the one that opens the port.
+
+    The sockets are None where they cannot be read.
+    """
+    hosts = [name for name, _ in context.layout.hosts]
+    address = context.rendezvous.address or (hosts[0] if hosts else "")
+    own = {*local_addresses(context.host), "127.0.0.1", "::1"}
+    places = list(dict.fromkeys(filter(None, (address, *hosts))))[:MAX_HOSTS]
+    resolved = rendezvous.resolve(places)
+    here = [name for name in places if not own.isdisjoint(resolved[name].addresses)]
+    if not address or address in here or resolved[address].is_loopback:
+        yield "this node", _own_tables(context), True
+    elif address not in hosts:
+        yield printable(address), None, True
+    if not context.by_ssh:
+        return
+    taken = {one for name in here for one in resolved[name].addresses}
+    others = [
+        name
+        for name in hosts[:MAX_HOSTS]
+        if name not in here and taken.isdisjoint(resolved[name].addresses)
+    ]
+    answers = remote.look(others, context.ssh, context.ssh_options)
+    for name in others:
+        answer = answers[name]
+        yield name, None if answer.problem else answer.sockets, name == address
+
+
+def _own_tables(context: JobContext) -> str | None:
+    try:
+        text = read(context.host.proc("net/tcp"), MAX_SOCKETS)
+    except OSError:
+        return None
+    try:
+        return text + read(context.host.proc("net/tcp6"), MAX_SOCKETS)
+    except FileNotFoundError:  # a kernel without IPv6
+        return text
+    except OSError:
+        return None
+
+
+def _judged(port: int, place: str, tables: str, *, opens: bool) -> Result:
+    states = {state for local, state in _sockets(tables) if local == port}
+    there = "" if place == "this node" else f"ssh {place} "
+    if State.LISTEN in states:
+        return Result(
+            Outcome.CRITICAL if opens else Outcome.WARNING,
+            f"port {port} is taken on {place}: something listens on it"
+            f"{'' if opens else ', so that this node cannot be the first'}",
+            remedy=f"{there}ss -Hltnp 'sport = :{port}'",
+            value=str(port),
+            limit="a port that nothing listens on",
+            component="MASTER_PORT",
+        )
+    if states:
+        kind = "in TIME_WAIT" if states == {State.TIME_WAIT} else "in use"
+        return Result(
+            Outcome.WARNING,
+            f"port {port} has connections {kind} on {place}, of an earlier run or another program",
+            remedy="dshealthd free-port",
+            value=str(port),
+            component="MASTER_PORT",
+        )
+    return Result(Outcome.OK, f"port {port} is free on {place} at this moment")
+
+
+def _sockets(tables: str) -> Iterator[tuple[int, int]]:
+    """Yield local port and state of the lines of `/proc/net/tcp`; others are headings."""
+    for line in tables.splitlines():
+        fields = line.split(None, 4)
+        if len(fields) > 3 and ":" in fields[1]:  # noqa: PLR2004 - number, addresses and state
+            try:
+                yield int(fields[1].rpartition(":")[2], 16), int(fields[3], 16)
+            except ValueError:
+                continue
+
+
+def _range(context: JobContext, port: int) -> Result | None:
+    """Return what is wrong with the number itself."""
+    if port < PRIVILEGED:
+        return Result(
+            Outcome.WARNING,
+            f"port {port} is a privileged one: only root may open it",
+            remedy="dshealthd free-port",
+            value=str(port),
+            limit=str(PRIVILEGED),
+            source="ip(7), net.ipv4.ip_unprivileged_port_start",
+            component="MASTER_PORT",
+        )
+    try:
+        text = read(context.host.proc("sys/net/ipv4/ip_local_port_range"))
+        first, last = map(int, text.split())
+    except (OSError, ValueError):
+        return None
+    if first <= port <= last:
+        return Result(
+            Outcome.WARNING,
+            f"port {port} is in the ephemeral range, so any connection may take it before the job",
+            remedy="dshealthd free-port",
+            value=str(port),
+            limit=f"outside {first} to {last}",
+            source="net.ipv4.ip_local_port_range",
+            component="MASTER_PORT",
+        )
+    return None
+
+
+CHECK: Check[JobContext] = Check(
+    "address-in-use",
+    "master-port",
+    "The rendezvous port is free",
+    run,
+    deadline=rendezvous.RESOLVE_DEADLINE + remote.DEADLINE + 4,
+)

@@ -1,0 +1,96 @@
+"""Variables set for NCCL have names that it reads, values that it takes, and devices that exist."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from dshealthd.core.collector import Context
+from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.jobs import environment_problems as problems
+from dshealthd.jobs.environment import nccl_variables
+from dshealthd.jobs.nccl.names import Misnomer
+from dshealthd.jobs.nccl.settings import Misfit
+from dshealthd.jobs.network_devices import NetworkDevices
+from dshealthd.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dshealthd.doctor.job_context import JobContext
+
+WORDS: Mapping[str, str] = {
+    Misnomer.UNREAD: "is read by no release of any library, whatever guides say",
+    Misnomer.RETIRED: "is no longer read",
+    Misnomer.RENAMED: "still works, and has another name by now",
+    Misnomer.MISSPELT: "is what a misspelt name seems to mean",
+    Misnomer.UNKNOWN: "is read by nothing that is known; a plugin may",
+    Misfit.OUT_OF_RANGE: "is out of the range that NCCL takes",
+    Misfit.NO_NUMBER: "is no number to NCCL",
+    problems.Problem.ABSENT: "names nothing that this node has",
+    problems.Problem.DOWN: "names what is down on this node",
+    problems.Problem.LOOPBACK: "leaves a job of several nodes the loopback interface alone",
+    problems.Problem.DISABLED: "switches off InfiniBand, which works on this node",
+}
+_CRITICAL = frozenset({*Misfit, *problems.Problem, Misnomer.MISSPELT} - {problems.Problem.DISABLED})
+"""What makes the job fail or run without what it asks for."""
+SOURCE = "names and ranges of NCCL 2.30.7"
+TRANSPORTS = frozenset({"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"})
+"""What the check `transports` says more of."""
+
+
+def applies(context: JobContext) -> bool:
+    """Whether variables are set that NCCL might read."""
+    return any(name.startswith(("NCCL_", "TORCH_NCCL_")) for name in context.variables)
+
+
+def run(context: JobContext) -> Iterator[Result]:
+    """Yield what is wrong with names and values, and with devices where this node has them."""
+    source = context.environment
+    if source is not None and source.problem:
+        yield Result(Outcome.UNKNOWN, printable(f"{source.name}: {source.problem}"))
+    have = {name: value for name, value in context.variables.items() if "$" not in value}
+    devices = NetworkDevices(Context(host=context.host, monotonic=time.monotonic, wall=time.time))
+    count = 0
+    for variable, problem in _problems(context, have, devices):
+        if problem is problems.Problem.DISABLED and (
+            variable in TRANSPORTS or not any(devices.ports().values())
+        ):
+            continue  # `transports` says what the first cost; the others are right without adapters
+        count += 1
+        value = have.get(variable, "")
+        shown = f"{variable}={value[:60]}" if value else variable
+        yield Result(
+            Outcome.CRITICAL if problem in _CRITICAL else Outcome.WARNING,
+            printable(f"{shown} {WORDS[problem]}"),
+            remedy=f"unset {variable}" if variable in have else "env | grep NCCL",
+            value=printable(value[:60]),
+            source=SOURCE,
+            component=variable,
+        )
+    for fault in devices.faults:
+        count += 1
+        yield Result(Outcome.UNKNOWN, f"{fault.part}: {fault.detail}", component=fault.part)
+    if not count:
+        known = sorted(name for name in have if "NCCL" in name)
+        yield Result(Outcome.OK, f"{', '.join(known[:8]) or 'no variable'}: read by NCCL as set")
+
+
+def _problems(
+    context: JobContext, have: Mapping[str, str], devices: NetworkDevices
+) -> Iterator[tuple[str, str]]:
+    names = nccl_variables(b"\0".join(f"{name}=".encode() for name in have))
+    yield from sorted(problems.names(names))
+    yield from problems.values(have)
+    several = (context.layout.nodes or 1) > 1
+    if text := have.get("NCCL_SOCKET_IFNAME", ""):
+        interfaces = devices.interfaces(os.getpid())
+        yield from problems.interface(text, interfaces, many_nodes=several)
+    if text := have.get("NCCL_IB_HCA", ""):
+        yield from problems.adapters(text, devices.ports())
+
+
+CHECK: Check[JobContext] = Check(
+    "nccl-environment", "nccl-variables", "NCCL's variables are read and fit this node", run
+)

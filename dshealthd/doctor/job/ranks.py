@@ -1,0 +1,138 @@
+"""No node gets more ranks than it has GPUs to show them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.jobs.visible_devices import visible
+from dshealthd.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.doctor.job_context import JobContext
+
+_ORDERS = frozenset({"PCI_BUS_ID", "FASTEST_FIRST"})
+_EXPLICIT = frozenset({"include", "exclude", "num-gpus", "num-accelerators", "num-nodes"})
+
+
+def applies(context: JobContext) -> bool:
+    """Whether ranks of a node are known, or variables choose its GPUs."""
+    return context.layout.ranks_per_node is not None or any(
+        name in context.variables for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+    )
+
+
+def run(context: JobContext) -> Iterator[Result]:
+    """Yield what leaves a rank without a GPU of its own."""
+    found = [*_order(context), *_ranks(context)]
+    yield from found
+    if not found:
+        yield Result(
+            Outcome.OK,
+            f"{context.layout.ranks_per_node} ranks a node ({context.layout.source}),"
+            f" {context.gpus_per_node} GPUs",
+        )
+
+
+def _order(context: JobContext) -> Iterator[Result]:
+    order = context.variables.get("CUDA_DEVICE_ORDER")
+    if order is not None and order not in _ORDERS:
+        yield Result(
+            Outcome.WARNING,
+            printable(f"CUDA_DEVICE_ORDER={order[:40]} is no order; CUDA takes FASTEST_FIRST"),
+            remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID",
+            value=printable(order[:40]),
+            limit=" or ".join(sorted(_ORDERS)),
+            source="CUDA programming guide, environment variables",
+            component="CUDA_DEVICE_ORDER",
+        )
+    names = context.gpus.value.names if context.gpus and context.gpus.value else ()
+    chosen = context.variables.get("CUDA_VISIBLE_DEVICES", "")
+    if order is None and len(set(names)) > 1 and chosen[:1].isdecimal():
+        yield Result(
+            Outcome.WARNING,
+            f"this node's GPUs differ ({', '.join(sorted(set(names)))}): without"
+            " CUDA_DEVICE_ORDER=PCI_BUS_ID the numbers of CUDA_VISIBLE_DEVICES are not those of"
+            " nvidia-smi",
+            remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID",
+            component="CUDA_DEVICE_ORDER",
+        )
+
+
+def _ranks(context: JobContext) -> Iterator[Result]:
+    gpus, per_node = context.gpus_per_node, context.layout.ranks_per_node
+    text = context.variables.get("CUDA_VISIBLE_DEVICES")
+    limit = gpus
+    if text is not None and "$" not in text:
+        ignored = _ignores_visible(context)
+        if ignored:
+            yield Result(
+                Outcome.WARNING,
+                f"deepspeed ignores CUDA_VISIBLE_DEVICES={printable(text[:40])} because of"
+                f" {ignored}",
+                remedy=f"unset CUDA_VISIBLE_DEVICES; deepspeed --include localhost:{printable(text[:40])}",
+                source="deepspeed/launcher/runner.py, main",
+                component="CUDA_VISIBLE_DEVICES",
+            )
+        else:
+            seen = visible(text, gpus)
+            problem = "lists a GPU twice, and CUDA shows none" if seen.repeated else ""
+            if seen.missing:
+                problem = f"names a GPU that is not there: the node has {gpus}"
+            if problem:
+                yield Result(
+                    Outcome.CRITICAL,
+                    f"CUDA_VISIBLE_DEVICES={printable(text[:40])} {problem}",
+                    remedy="unset CUDA_VISIBLE_DEVICES",
+                    value=printable(text[:40]),
+                    limit="" if gpus is None else f"0 to {gpus - 1}",
+                    source="torch.cuda._parse_visible_devices",
+                    component="CUDA_VISIBLE_DEVICES",
+                )
+            limit = len(seen.devices)
+    if per_node is None:
+        return
+    if limit is None:
+        yield Result(
+            Outcome.UNKNOWN,
+            f"{per_node} ranks a node ({context.layout.source}); how many GPUs a node has is not"
+            f" known: {_why(context)}",
+        )
+    elif per_node > limit:
+        yield Result(
+            Outcome.CRITICAL,
+            f"{per_node} ranks a node ({context.layout.source}) and {limit} visible GPUs: rank"
+            f" {limit} of a node ends with `invalid device ordinal`",
+            remedy="nvidia-smi -L",
+            value=str(per_node),
+            limit=str(limit),
+            source="CUDA_VISIBLE_DEVICES" if limit != gpus else _source(context),
+            component="LOCAL_RANK",
+        )
+
+
+def _ignores_visible(context: JobContext) -> str:
+    """Return what makes `deepspeed` ignore CUDA_VISIBLE_DEVICES; empty if it does not."""
+    inner = context.launcher.find("deepspeed") if context.launcher else None
+    if inner is None:
+        return ""
+    options = sorted(_EXPLICIT & inner.options.keys())
+    return (
+        ", ".join(f"--{name.replace('-', '_')}" for name in options) if not context.members else ""
+    )
+
+
+def _why(context: JobContext) -> str:
+    problem = context.gpus.problem if context.gpus else ""
+    return f"{problem or 'NVML was not asked'} (--gpus-per-node)"
+
+
+def _source(context: JobContext) -> str:
+    return "--gpus-per-node" if context.gpus_wanted is not None else "NVML of this node"
+
+
+CHECK: Check[JobContext] = Check(
+    "device-ordinal", "ranks-and-gpus", "Every rank has a GPU of its own", run
+)

@@ -1,0 +1,418 @@
+"""What checks of a job are given: everything that the user named, read once and within bounds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.core.host import Host
+from dshealthd.doctor.job_sources import (
+    checkpoint_files,
+    deepspeed_config,
+    gpus,
+    inspection,
+    launcher_command,
+    slurm_script,
+)
+from dshealthd.doctor.job_sources.checkpoint_files import Checkpoint
+from dshealthd.doctor.job_sources.gpus import Gpus
+from dshealthd.doctor.job_sources.inspection import Inspection
+from dshealthd.doctor.job_sources.launcher_command import LauncherCommand
+from dshealthd.doctor.job_sources.layout import FilterError, Layout, layout
+from dshealthd.doctor.job_sources.rendezvous import Rendezvous, rendezvous
+from dshealthd.doctor.job_sources.slurm_script import SlurmScript
+from dshealthd.doctor.job_sources.source import Source, read_all, read_text
+from dshealthd.jobs.environment import MAX_VALUE
+from dshealthd.probe.members.membership import Member, MembershipError, parse_hostfile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_HOSTFILE = 1 << 20
+MAX_ENVIRONMENT = 1 << 20
+_PREFIXES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "SLURM_", "DEEPSPEED_", "DS_", "GLOO_")
+_NAMES = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("LD_LIBRARY_PATH", "ACCELERATE_DISABLE_NCCL"),
+    }
+)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+_COUNT = re.compile(r"(\d{1,15}(?:\.\d{1,6})?(?:e\d{1,2})?)([kmbgt]?)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """A job that is about to start.
+
+    Each source is None where the user named none.
+    """
+
+    host: Host = field(default_factory=Host)
+    config: Source[deepspeed_config.Parsed] | None = None
+    inspected: Source[Inspection] | None = None
+    """What the interpreter's DeepSpeed says; None where there is nothing to ask or nobody to."""
+    hostfile: Source[str] | None = None
+    command: Source[LauncherCommand] | None = None
+    script: Source[SlurmScript] | None = None
+    environment: Source[Mapping[str, str]] | None = None
+    """Variables that were given or that this shell has."""
+    checkpoint: Source[Checkpoint] | None = None
+    gpus: Source[Gpus] | None = None
+    python: str = ""
+    ssh: str = "ssh"
+    """The program by which other hosts are reached."""
+    parameters: int | None = None
+    """Of the model."""
+    ranks: int | None = None
+    """As the user says."""
+    model_parallel: int = 1
+    """Ranks that share one copy of the model: tensor, pipeline, sequence parallelism."""
+    gpus_wanted: int | None = None
+    """GPUs of each node, as the user says."""
+    gpu_memory: int | None = None
+    """Bytes of each GPU, as the user says."""
+
+    @cached_property
+    def document(self) -> dict[str, Any] | None:
+        """The configuration as a dictionary; None where it is none or could not be read."""
+        if self.config is None or self.config.value is None:
+            return None
+        found = self.config.value["document"]
+        if found is None and self.inspection is not None:
+            found = self.inspection.document
+        return found if isinstance(found, dict) else None
+
+    @property
+    def inspection(self) -> Inspection | None:
+        """What DeepSpeed says; None where it could not be asked."""
+        return self.inspected.value if self.inspected else None
+
+    @property
+    def why_not_inspected(self) -> str:
+        """Why DeepSpeed could not be asked."""
+        if self.inspected is None:
+            return "no interpreter with DeepSpeed is named (--python)"
+        return self.inspected.problem or (self.inspection.problem if self.inspection else "")
+
+    @cached_property
+    def members(self) -> tuple[Member, ...]:
+        """The hosts of the hostfile; empty where there is none that is well-formed."""
+        if self.hostfile is None or self.hostfile.value is None:
+            return ()
+        try:
+            return parse_hostfile(self.hostfile.value, self.hostfile.name)
+        except MembershipError:
+            return ()  # the check `hostfile` says what is wrong with it
+
+    @cached_property
+    def launcher(self) -> LauncherCommand | None:
+        """The launcher of the command, or that of the script."""
+        if self.command is not None and self.command.value is not None:
+            return self.command.value
+        if self.script is not None and self.script.value is not None:
+            return self.script.value.command
+        return None
+
+    @cached_property
+    def variables(self) -> Mapping[str, str]:
+        """The environment of the job: given, then set by the script, then before the command."""
+        found: dict[str, str] = {}
+        if self.environment is not None and self.environment.value is not None:
+            found |= self.environment.value
+        if self.script is not None and self.script.value is not None:
+            found |= self.script.value.exports
+        command = self.launcher
+        while command is not None:
+            found |= command.variables
+            command = command.inner
+        return found
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Ranks and nodes, as far as anything says."""
+        try:
+            return self.filtered_layout()
+        except FilterError:
+            return Layout(ranks=self.ranks)  # the check `launcher` says what is wrong
+
+    def filtered_layout(self) -> Layout:
+        """Return ranks and nodes; FilterError if the launcher's filters are wrong."""
+        count = self.gpus_per_node
+        return layout(
+            ranks=self.ranks,
+            command=self.launcher,
+            script=self.script.value if self.script else None,
+            members=self.members,
+            variables=self.variables,
+            gpus=count,
+        )
+
+    @property
+    def gpus_per_node(self) -> int | None:
+        """GPUs of a node: as the user says, else those of this one; None if neither is known."""
+        if self.gpus_wanted is not None:
+            return self.gpus_wanted
+        if self.gpus is not None and self.gpus.value is not None and self.gpus.value.count:
+            return self.gpus.value.count
+        return None
+
+    @property
+    def memory_of_gpu(self) -> int | None:
+        """Bytes of the smallest GPU: as the user says, else of this node; None if not known."""
+        if self.gpu_memory is not None:
+            return self.gpu_memory
+        if self.gpus is not None and self.gpus.value is not None and self.gpus.value.memory:
+            return min(self.gpus.value.memory)
+        return None
+
+    @cached_property
+    def rendezvous(self) -> Rendezvous:
+        """Where the ranks meet."""
+        return rendezvous(self.launcher, self.variables)
+
+    @property
+    def by_ssh(self) -> bool:
+        """Whether `deepspeed` will reach other hosts by SSH; also where no launcher is named."""
+        if self.launcher is None:
+            return self.hostfile is not None
+        inner = self.launcher.find("deepspeed")
+        return inner is not None and "no-ssh" not in inner.options
+
+    @property
+    def ssh_options(self) -> tuple[str, ...]:
+        """What `deepspeed` passes to ssh."""
+        inner = self.launcher.find("deepspeed") if self.launcher else None
+        port = inner.number("ssh-port") if inner else None
+        return () if port is None else ("-p", str(port))
+
+    @property
+    def data_parallel(self) -> int | None:
+        """Copies of the model; None if the number of ranks is not known or does not divide."""
+        ranks = self.layout.ranks
+        if ranks is None or ranks % self.model_parallel:
+            return None
+        return ranks // self.model_parallel
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what a user can say of a job."""
+    group = parser.add_argument_group("job", "what a job is started from, with --job")
+    group.add_argument("--job", action="store_true", help="check a job about to start")
+    group.add_argument("--deepspeed-config", metavar="FILE", help="DeepSpeed configuration")
+    group.add_argument("--hostfile", metavar="FILE", help="DeepSpeed hostfile")
+    group.add_argument(
+        "--launch", metavar="COMMAND", help="launcher command in one word; it is not run"
+    )
+    group.add_argument("--slurm-script", metavar="FILE", help="Slurm batch script; it is not run")
+    group.add_argument(
+        "--environment",
+        metavar="FILE",
+        help="variables of the job as NAME=VALUE lines; those of this shell without it",
+    )
+    group.add_argument("--checkpoint", metavar="DIR", help="checkpoint that the job will load")
+    group.add_argument(
+        "--tag", default="", help="tag of that checkpoint; what its file `latest` says without it"
+    )
+    group.add_argument(
+        "--python",
+        metavar="PYTHON",
+        default="",
+        help="interpreter of the training environment: its DeepSpeed reads the configuration",
+    )
+    group.add_argument(
+        "--parameters",
+        metavar="COUNT",
+        type=count,
+        help="parameters of the model, such as 7e9 or 7B",
+    )
+    group.add_argument(
+        "--largest-layer",
+        metavar="COUNT",
+        type=count,
+        default=0,
+        help="parameters of its largest layer, for the memory of ZeRO 3",
+    )
+    group.add_argument("--ranks", metavar="COUNT", type=positive, help="ranks of the job in all")
+    group.add_argument(
+        "--model-parallel",
+        metavar="COUNT",
+        type=positive,
+        default=1,
+        help="ranks that share one copy of the model: tensor x pipeline x sequence; 1 without it",
+    )
+    group.add_argument("--gpus-per-node", metavar="COUNT", type=positive, help="GPUs of each node")
+    group.add_argument(
+        "--gpu-memory", metavar="SIZE", type=size, help="memory of each GPU, such as 80GiB"
+    )
+
+
+def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
+    """Read what the user named and return it for the checks.
+
+    Takes as long as the slowest source, and no longer than its deadline.
+    """
+    readers: dict[str, Callable[[], Any]] = {}
+    if args.deepspeed_config:
+        readers["config"] = partial(_read_config, args.deepspeed_config)
+    if args.slurm_script:
+        readers["script"] = partial(_read_script, args.slurm_script)
+    if args.environment:
+        readers["environment"] = partial(_read_environment, args.environment)
+    if args.checkpoint:
+        readers["checkpoint"] = partial(checkpoint_files.read, args.checkpoint, args.tag)
+    readers["gpus"] = gpus.read
+    found = read_all(readers)
+    command = _command(args.launch) if args.launch else None
+    script = _mapped(found.get("script"), args.slurm_script, slurm_script.from_json)
+    hostfile = args.hostfile or _named_hostfile(command, script)
+    if hostfile:
+        found |= read_all({"hostfile": partial(read_text, hostfile, MAX_HOSTFILE)})
+    made = JobContext(
+        host=host or Host(),
+        config=_mapped(found.get("config"), args.deepspeed_config, dict),
+        hostfile=_mapped(found.get("hostfile"), hostfile, str),
+        command=command,
+        script=script,
+        environment=_mapped(found["environment"], args.environment, dict)
+        if args.environment
+        else Source("environment of this shell", _kept(os.environ)),
+        checkpoint=_mapped(found.get("checkpoint"), args.checkpoint, checkpoint_files.from_json),
+        gpus=_mapped(found["gpus"], "NVML", gpus.from_json),
+        python=args.python,
+        ssh=getattr(args, "ssh", "ssh"),
+        parameters=args.parameters,
+        ranks=args.ranks,
+        model_parallel=args.model_parallel,
+        gpus_wanted=args.gpus_per_node,
+        gpu_memory=args.gpu_memory,
+    )
+    return _inspected(made, args)
+
+
+def _inspected(made: JobContext, args: argparse.Namespace) -> JobContext:
+    """Have the interpreter's DeepSpeed read the configuration."""
+    if not made.python or made.config is None or made.config.value is None:
+        return made
+    request: dict[str, Any] = {"ranks": made.data_parallel}
+    if made.config.value["document"] is None:
+        request["text"] = made.config.value["text"]
+    else:
+        request["document"] = made.config.value["document"]
+    if made.parameters is not None and made.layout.ranks and made.layout.nodes:
+        request["estimate"] = {
+            "parameters": made.parameters,
+            "largest_layer": args.largest_layer,
+            "nodes": made.layout.nodes,
+            "gpus_per_node": max(1, made.layout.ranks // made.layout.nodes),
+        }
+    answer = read_all(
+        {"inspection": partial(inspection.inspect, made.python, request)}, inspection.DEADLINE
+    )["inspection"]
+    inspected = _mapped(answer, made.python, inspection.from_json)
+    return JobContext(**{**_fields(made), "inspected": inspected})
+
+
+def _fields(made: JobContext) -> dict[str, Any]:
+    return {name: getattr(made, name) for name in JobContext.__dataclass_fields__}
+
+
+def _mapped(source: Source[Any] | None, name: str, make: Callable[[Any], Any]) -> Any:
+    """Return a source by the user's name for it, with its value as what it is."""
+    if source is None:
+        return None
+    value = None if source.value is None else make(source.value)
+    return Source(name, value, source.problem)
+
+
+def _read_config(path: str) -> deepspeed_config.Parsed:
+    return deepspeed_config.parse(read_text(path, deepspeed_config.MAX_BYTES), path)
+
+
+def _read_script(path: str) -> dict[str, Any]:
+    try:
+        return slurm_script.as_json(slurm_script.parse(read_text(path, slurm_script.MAX_BYTES)))
+    except ValueError as error:
+        message = str(error) if str(error).startswith(path) else f"{path}: {error}"
+        raise ValueError(message) from error
+
+
+def _read_environment(path: str) -> dict[str, str]:
+    text = read_text(path, MAX_ENVIRONMENT)
+    lines = text.split("\0") if "\0" in text else text.splitlines()
+    pairs = [
+        line.strip().removeprefix("export ").partition("=")
+        for line in lines
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    for name, equals, _ in pairs:
+        if not equals or not name.isidentifier():
+            message = f"{path}: {json.dumps(name[:60])} is not NAME=VALUE"
+            raise ValueError(message)
+    return _kept({name: value.strip("\"'") for name, _, value in pairs})
+
+
+def _kept(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that matter to a training; the rest may hold secrets."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if (name in _NAMES or name.startswith(_PREFIXES)) and len(value) <= MAX_VALUE
+    }
+
+
+def _command(text: str) -> Source[LauncherCommand]:
+    try:
+        found = launcher_command.parse(text, os.environ)
+    except ValueError as error:
+        return Source(text, None, str(error))
+    problem = "" if found else "names none of deepspeed, torchrun and srun"
+    return Source(text, found, problem)
+
+
+def _named_hostfile(
+    command: Source[LauncherCommand] | None, script: Source[SlurmScript] | None
+) -> str:
+    """Return the hostfile that the launcher is given."""
+    found = command.value if command else None
+    if found is None and script is not None and script.value is not None:
+        found = script.value.command
+    inner = found.find("deepspeed") if found else None
+    name = inner.options.get("hostfile", "") if inner else ""
+    return "" if "$" in name else name
+
+
+def count(text: str) -> int:
+    """Return a number such as `7e9`, `7B` or `350M`; ValueError."""
+    match = _COUNT.fullmatch(text)
+    if match is None:
+        message = f"{text!r} is no number such as 7e9 or 7B"
+        raise argparse.ArgumentTypeError(message)
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def positive(text: str) -> int:
+    """Return a number from 1 on; ValueError."""
+    found = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0  # noqa: PLR2004 - digits
+    if found < 1:
+        message = f"{text!r} is no number from 1 on"
+        raise argparse.ArgumentTypeError(message)
+    return found
+
+
+def size(text: str) -> int:
+    """Return bytes of a size such as `80GiB`, `80GB` or `80G`; ValueError."""
+    match = re.fullmatch(r"(\d{1,9})\s*([kmgt])?(i?b)?", text, re.IGNORECASE)
+    if match is None:
+        message = f"{text!r} is no size such as 80GiB"
+        raise argparse.ArgumentTypeError(message)
+    power = " kmgt".index((match[2] or " ").lower())
+    base = 1000 if (match[3] or "").lower() == "b" else 1024
+    factor: int = base**power
+    return int(match[1]) * factor

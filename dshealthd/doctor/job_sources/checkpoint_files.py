@@ -1,0 +1,159 @@
+"""The files of a DeepSpeed checkpoint, by name, size and form; nothing is unpickled.
+
+Layout of DeepSpeed 0.19.8: runtime/engine.py (`_get_ckpt_name`, `_get_rank_zero_ckpt_name`),
+checkpoint/ds_to_universal.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dshealthd.linux.process_files import Root
+
+MAX_FILES = 20_000
+"""Files of one tag; a job of 8,192 ranks with ZeRO 3 has two of each."""
+MAX_OPENED = 2048
+"""Files whose last bytes are read; each costs a network file system one round trip."""
+MAX_TAG = 255
+_SHARD = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt")
+_MODEL_SHARD = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt")
+_MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
+_EXPERT = re.compile(
+    r"(layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt|expp_rank_\d+_mp_rank_\d+_optim_states\.pt"
+)
+_ZIP_HEAD, _ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
+_END_SIZE = 22
+"""Bytes of a zip file's last record; torch writes no comment behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What lies in a checkpoint directory."""
+
+    directory: str
+    tag: str
+    """Empty where neither the user nor `latest` says one."""
+    latest: str
+    """What the file `latest` says; empty if there is none."""
+    files: Mapping[str, int]
+    """Sizes in bytes by name, of the files of the tag."""
+    truncated: tuple[str, ...]
+    """Files that begin as torch's do, and end before their table of contents."""
+    is_universal: bool
+    tag_exists: bool
+    tags: tuple[str, ...]
+    """Directories beside it."""
+
+    def shards(self) -> dict[int, set[int]]:
+        """Return the data-parallel ranks whose optimizer was saved, by model-parallel rank."""
+        return _ranks(_SHARD, self.files)
+
+    def model_shards(self) -> dict[int, set[int]]:
+        """Return the data-parallel ranks whose parameters were saved: with ZeRO 3 alone."""
+        return _ranks(_MODEL_SHARD, self.files)
+
+    def models(self) -> set[int]:
+        """Return the model-parallel ranks that were saved."""
+        return {int(match[1]) for name in self.files if (match := _MODEL.fullmatch(name))}
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether it is of a mixture of experts, which keeps its optimizers in other files."""
+        return any(_EXPERT.fullmatch(name) for name in self.files)
+
+    @property
+    def stage(self) -> int | None:
+        """The ZeRO stage: 3, 1 (which stands for 2 as well), or 0; None where it cannot be told."""
+        if self.model_shards():
+            return 3
+        if self.shards():
+            return 1
+        return 0 if self.models() and not self.has_experts else None
+
+
+def _ranks(pattern: re.Pattern[str], names: Mapping[str, int]) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    for name in names:
+        if match := pattern.fullmatch(name):
+            found.setdefault(int(match[2]), set()).add(int(match[1]))
+    return found
+
+
+def read(directory: str, tag: str = "") -> dict[str, Any]:
+    """Return a checkpoint as JSON has it, read with its owner's rights.
+
+    OSError; ValueError if it has more files than any job saves, or `latest` is no name.
+    """
+    place = os.path.abspath(directory)
+    with Root.of_owner(Path("/"), place) as root:
+        names = root.names(place, MAX_FILES + 1)
+        latest = ""
+        if "latest" in names:
+            latest = root.read(f"{place}/latest", MAX_TAG + 2).decode(errors="replace").strip()
+        chosen = tag or latest
+        if chosen and (len(chosen) > MAX_TAG or "/" in chosen or chosen in {".", ".."}):
+            message = f"{directory}/latest: {chosen[:60]!r} is no name of a checkpoint"
+            raise ValueError(message)
+        files: dict[str, int] = {}
+        truncated: list[str] = []
+        folder = f"{place}/{chosen}"
+        found = root.look(folder) if chosen else None
+        exists = found is not None and stat.S_ISDIR(found.st_mode)
+        is_universal = False
+        if exists:
+            inside = root.names(folder, MAX_FILES + 1)
+            if len(inside) > MAX_FILES:
+                message = f"{directory}/{chosen} has more than {MAX_FILES} files"
+                raise ValueError(message)
+            is_universal = "zero" in inside
+            for name in sorted(inside):
+                status = root.look(f"{folder}/{name}")
+                if status is None or not stat.S_ISREG(status.st_mode):
+                    continue
+                files[name] = status.st_size
+                if name.endswith(".pt") and status.st_size and len(files) <= MAX_OPENED:
+                    truncated += [name] if _is_truncated(root, f"{folder}/{name}") else []
+        tags = sorted(
+            name
+            for name in names[:MAX_FILES]
+            if (status := root.look(f"{place}/{name}")) is not None and stat.S_ISDIR(status.st_mode)
+        )
+    return {
+        "directory": directory,
+        "tag": chosen,
+        "latest": latest,
+        "files": files,
+        "truncated": truncated,
+        "is_universal": is_universal,
+        "tag_exists": exists,
+        "tags": tags[-16:],
+    }
+
+
+def from_json(document: Mapping[str, Any]) -> Checkpoint:
+    """Return the checkpoint of a JSON document."""
+    return Checkpoint(
+        **{
+            **document,
+            "truncated": tuple(document["truncated"]),
+            "tags": tuple(document["tags"]),
+        }
+    )
+
+
+def _is_truncated(root: Root, path: str) -> bool:
+    descriptor = root.open(path)
+    try:
+        if os.pread(descriptor, len(_ZIP_HEAD), 0) != _ZIP_HEAD:
+            return False  # of a torch before 1.6, or another writer's
+        size = os.fstat(descriptor).st_size
+        end = os.pread(descriptor, _END_SIZE, max(0, size - _END_SIZE))
+        return not end.startswith(_ZIP_END)
+    finally:
+        os.close(descriptor)

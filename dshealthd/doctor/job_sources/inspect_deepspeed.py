@@ -1,0 +1,464 @@
+"""What the installed DeepSpeed makes of a configuration: a program for the user's interpreter.
+
+It gets a request as JSON on standard input and writes one JSON document to standard output. Run by
+`inspection`, in a process that is killed when it hangs; it needs nothing of dshealthd, and runs on
+Python 3.8 and later. No GPU is touched.
+
+The configuration goes through DeepSpeed's own `DeepSpeedConfig`, in dictionaries that remember
+which keys were asked for: what nobody asked for has no effect.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__" and sys.path[0].endswith("job_sources"):
+    del sys.path[0]  # so that no file beside this one stands in for a library's module
+
+import contextlib
+import copy
+import inspect
+import json
+import logging
+import os
+import re
+import resource
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CPU_SECONDS = 120
+"""Of this process; to import torch takes 2 to 10."""
+MAX_ERRORS = 20
+_OPAQUE = ("optimizer.params", "scheduler.params")
+"""Blocks that go to a class which a user may name, so that any key may be right."""
+_LOOKED_UP = re.compile(
+    r"""["'](\w+)["'] (?:not )?in (?:self\.)?config\b(?!\[)|\bconfig(?:\.get\(|\[)["'](\w+)["']"""
+)
+
+
+class Looks:
+    """Which keys were asked for, by the dotted path of their dictionary."""
+
+    def __init__(self) -> None:
+        """Nothing was asked for yet."""
+        self.keys: dict[str, set[str]] = {}
+        self.whole: set[str] = set()
+        self.block = ""
+
+
+class Keys:
+    """The keys of a `Block`: membership is one look, iteration one at each."""
+
+    def __init__(self, block: Block) -> None:
+        """Watch a block."""
+        self._block = block
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._block
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._block)
+
+    def __len__(self) -> int:
+        return len(self._block)
+
+
+class Block(dict):  # type: ignore[type-arg]
+    """A dictionary that remembers what was asked of it."""
+
+    def __init__(self, content: dict[str, Any], path: str, looks: Looks) -> None:
+        """Wrap a dictionary and those below it."""
+        super().__init__(
+            {
+                key: Block(value, f"{path}.{key}" if path else key, looks)
+                if isinstance(value, dict)
+                else value
+                for key, value in dict.items(content)
+            }
+        )
+        self.path = path
+        self.looks = looks
+
+    def _look(self, key: object) -> None:
+        if isinstance(key, str):
+            self.looks.keys.setdefault(self.path, set()).add(key)
+            if not self.path and isinstance(dict.get(self, key), dict):
+                self.looks.block = key
+
+    def __getitem__(self, key: str) -> Any:
+        self._look(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._look(key)
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value, as `dict.get` does."""
+        self._look(key)
+        return super().get(key, default)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Remove a value, as `dict.pop` does."""
+        self._look(key)
+        return super().pop(key, *default)
+
+    def __iter__(self) -> Iterator[str]:
+        self.looks.whole.add(self.path)
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        """Return the keys, as `dict.keys` does."""
+        return Keys(self)
+
+    def items(self) -> Any:
+        """Return the members, as `dict.items` does."""
+        self.looks.whole.add(self.path)
+        return super().items()
+
+    def __copy__(self) -> Block:
+        return Block(dict(super().items()), self.path, self.looks)
+
+    def __deepcopy__(self, _memo: object) -> Block:
+        return Block(copy.deepcopy(plain(self)), self.path, self.looks)
+
+
+def plain(value: Any) -> Any:
+    """Return a value without its `Block`s."""
+    if isinstance(value, dict):
+        return {key: plain(below) for key, below in dict.items(value)}
+    return value
+
+
+def unread(document: dict[str, Any], looks: Looks) -> list[str]:
+    """Return the dotted paths of keys that nobody asked for, where others beside them were."""
+    found: list[str] = []
+
+    def walk(block: dict[str, Any], path: str) -> None:
+        if path in looks.whole or path in _OPAQUE or path not in looks.keys:
+            return
+        for key, value in block.items():
+            below = f"{path}.{key}" if path else key
+            if key not in looks.keys[path]:
+                found.append(below)
+            elif isinstance(value, dict):
+                walk(value, below)
+
+    walk(document, "")
+    return found
+
+
+def read_by_source(deepspeed: Any) -> set[str]:
+    """Return the top-level keys that DeepSpeed reads elsewhere than in its `DeepSpeedConfig`."""
+    from deepspeed.runtime import engine  # type: ignore[import-untyped]
+
+    found: set[str] = set()
+    for module in (deepspeed, engine):
+        try:
+            source = inspect.getsource(module)
+        except OSError:  # installed without sources: fewer keys are known
+            continue
+        for one, other in _LOOKED_UP.findall(source):
+            found.add(one or other)
+    return found
+
+
+def models(base: Any) -> dict[str, list[str]]:
+    """Return the keys of DeepSpeed's blocks by the name of their class, aliases as well."""
+    found: dict[str, list[str]] = {}
+    for model in base.__subclasses__():
+        names: set[str] = set()
+        for name, field in model.model_fields.items():
+            names.update(filter(None, (name, field.alias)))
+        found[model.__name__] = sorted(names)
+        found.update(models(model))
+    return found
+
+
+class Warnings(logging.Handler):
+    """Keeps what DeepSpeed warns of."""
+
+    def __init__(self) -> None:
+        """Keep warnings and errors."""
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take one line."""
+        if len(self.lines) < MAX_ERRORS and record.getMessage() not in self.lines:
+            self.lines.append(record.getMessage())
+
+
+def removed(module: Any, document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Take out what DeepSpeed has removed, and return what it says of each."""
+    found = []
+    blocks = (
+        ("", document, getattr(module, "_REMOVED_TOP_LEVEL_CONFIG_KEYS", {})),
+        (
+            "zero_optimization.",
+            document.get("zero_optimization"),
+            getattr(module, "_REMOVED_ZERO_CONFIG_KEYS", {}),
+        ),
+    )
+    for prefix, block, gone in blocks:
+        if isinstance(block, dict):
+            for key in [key for key in block if key in gone]:
+                del block[key]
+                found.append({"kind": "removed", "path": f"{prefix}{key}", "text": gone[key]})
+    return found
+
+
+def remove(document: dict[str, Any], path: list[str]) -> bool:
+    """Take a key out; False if there is none."""
+    block: Any = document
+    for key in path[:-1]:
+        block = block.get(key) if isinstance(block, dict) else None
+    if not isinstance(block, dict) or not path or path[-1] not in block:
+        return False
+    del block[path[-1]]
+    return True
+
+
+def complaints(error: Any, document: dict[str, Any], looks: Looks) -> list[dict[str, Any]]:
+    """Return what a pydantic ValidationError has to say, by path."""
+    found = []
+    for one in error.errors():
+        path = [str(part) for part in one["loc"]]
+        if not (path and isinstance(document.get(path[0]), dict)):
+            path = [looks.block, *path]
+        found.append(
+            {
+                "kind": "unknown" if one["type"] == "extra_forbidden" else "value",
+                "path": ".".join(path),
+                "text": one["msg"],
+                "model": error.title,
+            }
+        )
+    return found
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's text, with its class if there is none."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def optimizer_problem(module: Any, config: Any) -> str:
+    """Return what the engine has against the optimizer: `unknown`, `untested` with ZeRO, or none.
+
+    As DeepSpeedEngine's `_is_supported_optimizer` and `_do_optimizer_sanity_check` have it.
+    """
+    import torch
+    from deepspeed.runtime.zero.utils import (  # type: ignore[import-untyped]
+        ZERO_SUPPORTED_OPTIMIZERS,
+    )
+
+    name = config.optimizer_name
+    if name is None:
+        return ""
+    found = getattr(torch.optim, name, None)
+    if name not in module.DEEPSPEED_OPTIMIZERS:
+        if found is None:
+            return "unknown"
+        untested = found not in ZERO_SUPPORTED_OPTIMIZERS
+    else:
+        untested = name == "lamb"
+    zero = config.zero_enabled and not config.zero_allow_untested_optimizer
+    return "untested" if untested and zero else ""
+
+
+def understood(config: Any) -> dict[str, Any]:
+    """Return the settings that other checks compare, as DeepSpeed understood them."""
+    zero = config.zero_config
+
+    def device(block: Any) -> str:
+        return str(getattr(getattr(block, "device", "none"), "value", None) or block.device)
+
+    return {
+        "stage": int(config.zero_optimization_stage),
+        "offload_optimizer": device(zero.offload_optimizer) if zero.offload_optimizer else "none",
+        "offload_param": device(zero.offload_param) if zero.offload_param else "none",
+        "optimizer": config.optimizer_name,
+        "fp16": bool(config.float16_config.enabled),
+        "bf16": bool(config.bfloat16_config.enabled),
+        "load_universal": bool(getattr(config, "load_universal_checkpoint", False)),
+        "train_batch_size": config.train_batch_size,
+        "train_micro_batch_size_per_gpu": config.train_micro_batch_size_per_gpu,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+    }
+
+
+@contextlib.contextmanager
+def world(ranks: int | None) -> Iterator[None]:
+    """Have DeepSpeed believe in a job of so many ranks, of which this is the first."""
+    from deepspeed import comm  # type: ignore[import-untyped]
+
+    before = comm.get_rank, comm.get_world_size
+    if ranks is not None:
+        comm.get_rank, comm.get_world_size = lambda *_, **__: 0, lambda *_, **__: ranks
+    try:
+        yield
+    finally:
+        comm.get_rank, comm.get_world_size = before
+
+
+def validate(deepspeed: Any, document: dict[str, Any]) -> dict[str, Any]:
+    """Give a configuration to DeepSpeed until it takes it, without the keys it refuses."""
+    import deepspeed.runtime.config as module  # type: ignore[import-untyped]
+    import pydantic
+    from deepspeed.runtime.config_utils import DeepSpeedConfigModel  # type: ignore[import-untyped]
+
+    batch = ""
+
+    class Inspected(module.DeepSpeedConfig):  # type: ignore[misc]
+        """DeepSpeed's configuration, which goes on after a batch that does not add up."""
+
+        def _configure_train_batch_size(self) -> None:
+            nonlocal batch
+            try:
+                super()._configure_train_batch_size()
+            except (AssertionError, TypeError, ValueError, ZeroDivisionError) as error:
+                batch = first_line(error)
+                self.train_micro_batch_size_per_gpu = self.gradient_accumulation_steps = 1
+
+    original = copy.deepcopy(document)
+    errors = removed(module, document)
+    aio = document.get("aio")
+    if isinstance(aio, dict):
+        aio.pop("use_gds", None)  # refused where there is no GPU, as in this process
+    looks, settings = Looks(), None
+    while len(errors) < MAX_ERRORS:
+        try:
+            config = Inspected(Block(document, "", looks))
+            settings = understood(config)
+            settings["optimizer_problem"] = optimizer_problem(module, config)
+        except pydantic.ValidationError as error:
+            found = complaints(error, document, looks)
+            errors += found
+            gone = [remove(document, one["path"].split(".")) for one in found]
+            if not all(gone):
+                break
+            continue
+        except Exception as error:  # noqa: BLE001 - each part of DeepSpeed raises what it likes
+            errors.append({"kind": "refused", "path": looks.block, "text": first_line(error)})
+            if is_enabled(document, "fp16") and remove(document, ["bf16"]):
+                continue  # it refuses both together, and would refuse nothing else for it
+        break
+    known = looks.keys.get("", set()) | read_by_source(deepspeed)
+    refused = {one["path"] for one in errors}
+    return {
+        "errors": errors[:MAX_ERRORS],
+        "batch": batch,
+        "settings": settings,
+        # A look that comes after a refusal is never made: then nothing is said of what is unread.
+        "unread": None
+        if settings is None
+        else [
+            path
+            for path in unread(original, looks)
+            if path not in known and path not in refused and path != "aio.use_gds"
+        ],
+        "looked_up": {
+            **{path: sorted(keys) for path, keys in looks.keys.items()},
+            "": sorted(known),
+        },
+        "models": models(DeepSpeedConfigModel),
+    }
+
+
+def is_enabled(document: dict[str, Any], block: str) -> bool:
+    """Tell whether a block of the configuration is enabled."""
+    found = document.get(block)
+    return isinstance(found, dict) and found.get("enabled") is True
+
+
+def estimate(wanted: dict[str, Any], settings: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what DeepSpeed's estimators say of a model's states: bytes of CPU and GPU memory.
+
+    Nothing without ZeRO, for which it has none.
+    """
+    if not settings or not settings["stage"]:
+        return {}
+    shape = {
+        "num_gpus_per_node": wanted["gpus_per_node"],
+        "num_nodes": wanted["nodes"],
+        "cpu_offload": settings["offload_optimizer"] != "none",
+    }
+    if settings["stage"] == 3:  # noqa: PLR2004 - ZeRO's stage
+        from deepspeed.runtime.zero import stage3  # type: ignore[import-untyped]
+
+        name = "estimate_zero3_model_states_mem_needs"
+        host, gpu, _ = getattr(stage3, name)(
+            wanted["parameters"],
+            wanted["largest_layer"],
+            cpu_offload_params=settings["offload_param"] != "none",
+            **shape,
+        )
+    else:
+        from deepspeed.runtime.zero import stage_1_and_2
+
+        name = "estimate_zero2_model_states_mem_needs"
+        host, gpu = getattr(stage_1_and_2, name)(wanted["parameters"], **shape)
+    return {"function": name, "host": host, "gpu": gpu}
+
+
+def parse_hjson(text: str) -> Any:
+    """Return what DeepSpeed's parser makes of a text. ValueError, RecursionError."""
+    import hjson  # type: ignore[import-untyped]
+    from deepspeed.runtime.config_utils import dict_raise_error_on_duplicate_keys as hook
+
+    return json.loads(json.dumps(hjson.loads(text, object_pairs_hook=hook)))
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Answer a request."""
+    try:
+        import deepspeed
+    except ImportError as error:
+        return {"problem": f"DeepSpeed cannot be imported: {first_line(error)}"}
+    except Exception as error:  # noqa: BLE001 - an installation may be broken in any way
+        return {"problem": f"DeepSpeed fails at import: {first_line(error)}"}
+    found: dict[str, Any] = {"version": deepspeed.__version__, "problem": ""}
+    warnings = Warnings()
+    loggers = [logging.getLogger(name) for name in ("DeepSpeed", "deepspeed")]
+    for logger in loggers:
+        logger.addHandler(warnings)
+    document = request.get("document")
+    try:
+        if request.get("text") is not None:
+            document = found["document"] = parse_hjson(request["text"])
+    except (ValueError, RecursionError) as error:
+        found["syntax"] = first_line(error)
+    if isinstance(document, dict):
+        with world(request.get("ranks")):
+            found.update(attempt(lambda: validate(deepspeed, document)))
+    if request.get("estimate"):
+        found["estimate"] = attempt(lambda: estimate(request["estimate"], found.get("settings")))
+    for logger in loggers:
+        logger.removeHandler(warnings)
+    found["warnings"] = warnings.lines
+    return found
+
+
+def attempt(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what a function returns, or as `problem` why this DeepSpeed does not have it."""
+    try:
+        return function()
+    except (ImportError, AttributeError, TypeError, KeyError) as error:
+        return {"problem": f"this release of DeepSpeed is not understood: {first_line(error)}"}
+
+
+def main() -> None:
+    """Answer the request on standard input."""
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    output = os.dup(1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    text = json.dumps(answer(json.load(sys.stdin)))
+    with os.fdopen(output, "w") as stream:
+        stream.write(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""One look at other hosts over SSH: can they be reached, what GPUs and sockets do they have.
+
+What runs there is fixed here and reads files of the kernel alone. Nobody is asked for a password or
+a host key (BatchMode), and nothing is forwarded.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import selectors
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CONNECT = 5
+"""Seconds for a connection."""
+DEADLINE = 15.0
+"""Seconds for all hosts together."""
+MAX_OUTPUT = 4 << 20
+"""Bytes of one host: 20,000 sockets."""
+_AT_ONCE = 64
+_CHUNK = 1 << 16
+_MARK = "--sockets--"
+_LOOK = f"ls /proc/driver/nvidia/gpus 2>/dev/null; echo {_MARK}; cat /proc/net/tcp /proc/net/tcp6"
+_OPTIONS = (
+    *("-T", "-n", "-x", "-a", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT}"),
+    *("-o", "ConnectionAttempts=1", "-o", "ClearAllForwardings=yes"),
+    *("-o", "PermitLocalCommand=no", "-o", "ControlMaster=no", "-o", "LogLevel=ERROR"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one host said."""
+
+    problem: str = ""
+    """Why it could not be reached."""
+    gpus: int | None = None
+    """GPUs that its driver has; None where it has no NVIDIA driver loaded."""
+    sockets: str = ""
+    """Its `/proc/net/tcp` and `tcp6`."""
+
+
+def look(hosts: Sequence[str], ssh: str, options: Sequence[str] = ()) -> dict[str, Answer]:
+    """Ask hosts side by side, and return their answers by name.
+
+    `ssh` is the program and `options` are of it. A name is never taken for an option. One that has not answered by the
+    deadline is killed.
+    """
+    end = time.monotonic() + DEADLINE
+    waiting = list(dict.fromkeys(hosts))
+    found: dict[str, Answer] = {}
+    running: dict[str, _Call] = {}
+    with selectors.DefaultSelector() as selector:
+        while waiting or running:
+            while waiting and len(running) < _AT_ONCE:
+                name = waiting.pop(0)
+                running[name] = _Call([ssh, *_OPTIONS, *options, "--", name, _LOOK], selector)
+            over = time.monotonic() >= end
+            for key, _ in selector.select(0 if over else min(0.2, end - time.monotonic())):
+                key.data()
+            for name, call in list(running.items()):
+                if over or call.has_ended:
+                    found[name] = call.answer(over=over)
+                    del running[name]
+            if over:
+                found |= {name: Answer(f"not asked within {DEADLINE:g} s") for name in waiting}
+                waiting = []
+    return found
+
+
+class _Call:
+    """One ssh that runs, and what it has said so far."""
+
+    def __init__(self, arguments: Sequence[str], selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._process = subprocess.Popen(  # noqa: S603 - no shell, and the name after `--`
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self._said: list[bytearray] = []
+        self._open: set[int] = set()
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream is not None  # noqa: S101 - both are pipes
+            os.set_blocking(stream.fileno(), False)
+            self._said.append(bytearray())
+            self._open.add(stream.fileno())
+            take = functools.partial(self._take, stream.fileno(), self._said[-1])
+            selector.register(stream, selectors.EVENT_READ, take)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is nothing left to wait for."""
+        too_much = any(len(said) > MAX_OUTPUT for said in self._said)
+        return too_much or (self._process.poll() is not None and not self._open)
+
+    def answer(self, *, over: bool) -> Answer:
+        """End it, if it still runs, and return what it said."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                if stream.fileno() in self._open:
+                    self._selector.unregister(stream)
+                stream.close()
+        return _answer(self._process.returncode, *map(bytes, self._said), over=over)
+
+    def _take(self, descriptor: int, said: bytearray) -> None:
+        chunk = os.read(descriptor, _CHUNK)
+        said += chunk
+        if not chunk:
+            self._selector.unregister(descriptor)
+            self._open.discard(descriptor)
+
+
+def remedy(name: str, problem: str) -> str:
+    """Return the command that mends why a host cannot be reached."""
+    if "Host key verification" in problem or "host key" in problem.lower():
+        return f"ssh-keyscan -H {name} >> ~/.ssh/known_hosts"
+    if "Permission denied" in problem:
+        return f"ssh-copy-id {name}"
+    if "resolve" in problem:
+        return f"getent hosts {name}"
+    return f"ssh -v -o BatchMode=yes -o ConnectTimeout={CONNECT} {name} true"
+
+
+def _answer(code: int, output: bytes, errors: bytes, *, over: bool) -> Answer:
+    text = output.decode(errors="replace")
+    gpus, mark, sockets = text.partition(f"{_MARK}\n")
+    if mark:
+        names = gpus.split()
+        return Answer("", len(names) or None, sockets)
+    if over:
+        return Answer(f"no answer within {DEADLINE:g} s")
+    said = [line.strip() for line in errors.decode(errors="replace").splitlines() if line.strip()]
+    return Answer(said[-1][:300] if said else f"ssh ended with status {code}")

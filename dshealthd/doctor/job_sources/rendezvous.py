@@ -1,0 +1,125 @@
+"""Where the ranks of a job meet: what the launcher and the environment say of address and port."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd.jobs.environment import is_loopback, natural
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from dshealthd.doctor.job_sources.launcher_command import LauncherCommand
+
+STATIC_PORT = 29500
+"""Of torch's static rendezvous, and of `deepspeed`."""
+DYNAMIC_PORT = 29400
+"""Of torchrun's c10d and etcd rendezvous, where the endpoint names none."""
+RESOLVE_DEADLINE = 8.0
+"""Seconds for all names together; a name server that is dead costs 5 to 10 by resolv.conf(5)."""
+MAX_PORT = 65_535
+_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where ranks meet; empty or None where nothing says, or only a shell could tell."""
+
+    address: str = ""
+    port: int | None = None
+    port_text: str = ""
+    """The port as it is written."""
+    source: str = ""
+    """What says so."""
+    is_default: bool = False
+    """Whether nobody said an address, so that the launcher takes the loopback's."""
+
+
+def rendezvous(command: LauncherCommand | None, variables: Mapping[str, str]) -> Rendezvous:
+    """Return where ranks meet; the launcher's own options win over the environment."""
+    inner = None
+    if command is not None:
+        inner = command.find("torchrun") or command.find("deepspeed")
+    if inner is None:
+        return _made(
+            variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", ""), "environment"
+        )
+    options = inner.options
+    if inner.program == "torchrun":
+        if endpoint := options.get("rdzv-endpoint", ""):
+            address, _, port = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", "")
+            default = STATIC_PORT if options.get("rdzv-backend") == "static" else DYNAMIC_PORT
+            return _made(address.strip("[]"), port or str(default), "--rdzv-endpoint")
+        address = options.get("master-addr", "")
+        port = options.get("master-port", str(STATIC_PORT))
+        if not address:
+            return Rendezvous(
+                "127.0.0.1", natural(port), port, "torchrun's default", is_default=True
+            )
+        return _made(address, port, "--master-addr")
+    port = options.get("master-port", str(STATIC_PORT))
+    return _made(options.get("master-addr", ""), port, "--master_addr")
+
+
+def _made(address: str, port: str, source: str) -> Rendezvous:
+    return Rendezvous(
+        "" if "$" in address else address,
+        natural(port),
+        "" if "$" in port else port,
+        source,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The addresses of a name, or why there are none."""
+
+    addresses: tuple[str, ...] = ()
+    problem: str = ""
+    hung: bool = False
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it leads to the machine that asks alone."""
+        return bool(self.addresses) and all(map(is_loopback, self.addresses))
+
+
+def resolve(names: Iterable[str], seconds: float = RESOLVE_DEADLINE) -> dict[str, Resolved]:
+    """Return the addresses of names, by name, within so many seconds in all.
+
+    A look-up that hangs is left behind: the process must end by itself.
+    """
+    executor = ThreadPoolExecutor(_AT_ONCE)
+    futures = {name: executor.submit(_look_up, name) for name in dict.fromkeys(names)}
+    wait(futures.values(), seconds)
+    executor.shutdown(wait=False, cancel_futures=True)
+    return {
+        name: future.result()
+        if future.done() and not future.cancelled()
+        else Resolved(problem=f"no answer from the name server within {seconds:g} s", hung=True)
+        for name, future in futures.items()
+    }
+
+
+def _look_up(name: str) -> Resolved:
+    try:
+        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        temporary = error.errno == socket.EAI_AGAIN
+        return Resolved(problem=error.strerror or str(error), hung=temporary)
+    except (OSError, UnicodeError) as error:
+        return Resolved(problem=str(error))
+    return Resolved(tuple(dict.fromkeys(str(answer[4][0]) for answer in answers)))
+
+
+def is_address(text: str) -> bool:
+    """Tell whether a text is an address and no name."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

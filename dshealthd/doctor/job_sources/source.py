@@ -1,0 +1,74 @@
+"""One thing that a user named, and what came of reading it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from dshealthd.evidence import step
+from dshealthd.linux.process_files import Root
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+T = TypeVar("T")
+
+READ_DEADLINE = 4.0
+"""Seconds for one file or directory; a healthy network file system answers within milliseconds."""
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Source(Generic[T]):
+    """A file or directory by the name that the user gave, and its content or why there is none."""
+
+    name: str
+    value: T | None = None
+    problem: str = ""
+    """Why there is no value: unreadable, too large, or hung."""
+
+
+def read_all(
+    readers: Mapping[str, Callable[[], Any]], deadline: float = READ_DEADLINE
+) -> dict[str, Source[Any]]:
+    """Run readers side by side, each in a process of its own that is killed at its deadline.
+
+    A reader raises OSError or ValueError with the reason, and returns what JSON can carry.
+    """
+    starts = [functools.partial(_start, name, reader, deadline) for name, reader in readers.items()]
+    return {
+        one.name: Source(one.name, one.answer, one.problem) for one in step.run(starts, _AT_ONCE)
+    }
+
+
+def _start(name: str, reader: Callable[[], Any], deadline: float) -> step.Step:
+    return step.Step(name, lambda _emit: reader(), deadline, 0, lambda _name, _data: None)
+
+
+def read_owned(path: str, limit: int) -> bytes:
+    """Return what a regular file holds, read with the rights of its owner.
+
+    OSError; ValueError if it holds more than `limit` bytes. Other than a regular file is refused
+    without being opened.
+    """
+    place = os.path.abspath(path)
+    with Root.of_owner(Path("/"), place) as root:
+        content = root.read(place, limit + 1)
+    if len(content) > limit:
+        message = f"{path} is larger than {limit >> 10} KiB, the most that is read"
+        raise ValueError(message)
+    return content
+
+
+def read_text(path: str, limit: int) -> str:
+    """Return what a text file holds; ValueError names the line that is not UTF-8. OSError."""
+    content = read_owned(path, limit)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        message = f"{path}:{line}: byte {content[error.start]:#04x} is not UTF-8"
+        raise ValueError(message) from error

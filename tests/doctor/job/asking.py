@@ -1,0 +1,78 @@
+"""Checks of a job, run on what a user would name on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.doctor.job import CHECKS
+from dshealthd.doctor.job_context import JobContext, add_arguments, context
+from dshealthd.doctor.job_sources import deepspeed_config, inspection
+from dshealthd.doctor.job_sources.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dshealthd.doctor.check import Outcome, Result
+
+NAME = "ds_config.json"
+_MANY = (
+    "import json, sys; sys.path.insert(0, sys.argv[1]); import inspect_deepspeed as program;"
+    " print(json.dumps([program.answer(request) for request in json.load(sys.stdin)]))"
+)
+
+
+def asked(*arguments: str) -> JobContext:
+    """Return what the checks are given for a command line."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return context(parser.parse_args(["--job", *map(str, arguments)]))
+
+
+def results(name: str, given: JobContext) -> list[Result]:
+    """Return what a check finds; its results must be more than none."""
+    (check,) = (check for check in CHECKS if check.name == name)
+    found = list(check.run(given))
+    assert found, name
+    for result in found:
+        assert result.text.isprintable()
+        assert "\n" not in result.remedy
+    return found
+
+
+def outcomes(name: str, given: JobContext) -> list[Outcome]:
+    """Return how a check judges."""
+    return [result.outcome for result in results(name, given)]
+
+
+def inspect_many(requests: Sequence[dict[str, Any]]) -> list[inspection.Inspection]:
+    """Have the installed DeepSpeed answer requests one after the other, in one process."""
+    done = subprocess.run(
+        [sys.executable, "-c", _MANY, str(inspection.PROGRAM.parent)],
+        input=json.dumps(requests).encode(),
+        capture_output=True,
+        check=True,
+        timeout=100,
+        env={**os.environ, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""},
+        cwd="/",
+    )
+    answers = json.loads(done.stdout.splitlines()[-1])
+    return [inspection.from_json(answer) for answer in answers]
+
+
+def with_config(
+    document: dict[str, Any], inspected: inspection.Inspection | None = None, **more: Any
+) -> JobContext:
+    """Return a job with a configuration, and what DeepSpeed says of it."""
+    parsed = deepspeed_config.parse(json.dumps(document), NAME)
+    source = None if inspected is None else Source(sys.executable, inspected)
+    return JobContext(config=Source(NAME, parsed), inspected=source, python=sys.executable, **more)
+
+
+def texts(found: Iterable[Result]) -> str:
+    """Return the texts of results, a line each."""
+    return "\n".join(result.text for result in found)
