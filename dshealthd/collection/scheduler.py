@@ -312,9 +312,18 @@ class Scheduler:
         }
         deadlines = {name: float(table.deadline) for name, table in options.items()}
         metrics = {name: registry.metrics(kinds[name]) for name in options}
+        parallel = [name for name in options if kinds[name].parallel]
         return _Outside(
             members,
             self._snapshot,
             context,
-            Supervisor(worker, hello, deadlines, metrics, self._monotonic, self._backoff),
+            Supervisor(
+                worker,
+                hello,
+                deadlines,
+                metrics,
+                self._monotonic,
+                self._backoff,
+                parallel=parallel,
+            ),
         )

@@ -6,25 +6,31 @@ A part (a GPU, a path) at which a worker hung or crashed goes under quarantine: 
 leaves it out, so that the others are read. It is tried again after a back-off, or as soon as its
 unkillable worker ends. A worker that fails without having named a part takes all its collectors
 down until its own back-off is over.
+
+Several parts may hang at once, and each may take its deadline until that is certain. The others do
+not wait for it: a worker that has been silent at a part for `PATIENCE` is left there until the
+deadline, another one reads the rest, and *scouts*, processes of their own, find out side by side
+which of the rest hang too. A scout also tries a part under quarantine again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.collection import worker_process
+from dshealthd.collection.worker_process import Broken, Silent, WorkerProcess
 from dshealthd.core import child, wire
-from dshealthd.core.child import Child, StartError
+from dshealthd.core.child import StartError
 from dshealthd.core.collector import Fault, Metric, Reason, counter, gauge
 from dshealthd.core.result import failed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 
     from dshealthd.core.collector import Sample
     from dshealthd.core.result import Result
@@ -56,12 +62,16 @@ QUARANTINED = gauge(
 METRICS = (UP, STARTS, REPLACED, STUCK, QUARANTINED)
 
 COMMAND = child.python("dshealthd.collection.worker")
-START_DEADLINE = 20.0
-"""Seconds for an interpreter to start and import; a cold disk under load is slow."""
-GRACE = 0.02
-"""Seconds in which an answer that has arrived is taken off the socket."""
-KILL_DEADLINE = 0.5
-"""Seconds after SIGKILL until a process counts as unkillable."""
+PATIENCE = 3.0
+"""Seconds that the other parts wait for a silent one.
+
+With an interval of 5 s and the start of two processes this keeps them fresher than 20 s. A GPU
+without persistence mode takes some seconds to wake: it is waited for aside, and then given time.
+"""
+SCOUTS = 8
+"""Scouts of one worker at a time: the GPUs of a node; some 30 MiB each, for seconds."""
+SLOW_FOR = 600.0
+"""Seconds for which a part that answered late, but in time, is waited for until its deadline."""
 
 
 @dataclass(frozen=True)
@@ -76,25 +86,6 @@ class Backoff:
         return min(self.limit, self.first * 2.0 ** min(failures - 1, 16))
 
 
-class _Broken(Exception):
-    """The worker must go. `part` is where it was, if it said so."""
-
-    def __init__(self, reason: Reason, detail: str, part: str = "") -> None:
-        super().__init__(detail)
-        self.reason, self.detail, self.part = reason, detail, part
-
-
-@dataclass
-class _Process:
-    """One running worker, its channel and the event of its end."""
-
-    child: Child
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    progress: wire.Progress
-    decoder: wire.Decoder
-
-
 @dataclass
 class _Quarantine:
     """Why a part is left out, until when, and the process that is still stuck at it."""
@@ -102,9 +93,11 @@ class _Quarantine:
     fault: Fault
     failures: int
     until: float
-    stuck: _Process | None = None
+    stuck: WorkerProcess | None = None
     tried: float = 0.0
     """Monotonic time of the last sweep that was to try it again."""
+    collector: str = ""
+    """The collector that hung at it."""
 
 
 class Supervisor:
@@ -119,12 +112,15 @@ class Supervisor:
         monotonic: Callable[[], float],
         backoff: Backoff | None = None,
         command: Sequence[str] = COMMAND,
+        parallel: Collection[str] = (),
+        patience: float = PATIENCE,
     ) -> None:
         """Prepare; nothing starts before the first `collect`.
 
         `hello` is the worker's first frame, `deadlines` seconds by collector, `metrics` what each
         collector declares, `command` the program, which is given the numbers of its two descriptors
-        as last arguments.
+        as last arguments, `parallel` the collectors whose parts several processes may read at once, `patience` the
+        seconds for which the others wait for a silent one of those.
         """
         self.name = name
         self.hello = hello
@@ -133,12 +129,20 @@ class Supervisor:
         self._monotonic = monotonic
         self._backoff = backoff or Backoff()
         self._command = command
-        self._process: _Process | None = None
-        self._stuck: list[_Process] = []
+        self._parallel = frozenset(parallel)
+        self._others_wait = patience
+        self._process: WorkerProcess | None = None
+        self._stuck: list[WorkerProcess] = []
         self._quarantine: dict[str, _Quarantine] = {}
+        self._aside: set[str] = set()
+        """Parts that a process apart from the worker is at."""
+        self._apart: set[asyncio.Task[None]] = set()
+        """What waits for those processes."""
+        self._slow: dict[str, float] = {}
+        """Parts that answered late but in time, and until when they are waited for."""
         self._memory: dict[str, Any] = {}
         self._retried = ""
-        """The one part under quarantine that this sweep tries again, if any."""
+        """The one part under quarantine that the worker itself tries again in this sweep."""
         self._trouble: _Quarantine | None = None
         self._starts = 0
         self._failures: Counter[Reason] = Counter()
@@ -150,32 +154,39 @@ class Supervisor:
         """
         pending = list(names)
         self._retried = self._due()
+        hung = ""
         while pending:
             try:
                 self._check_usable()
                 process = self._process or await self._start()
+                if hung:
+                    await self._survey(process, pending, hung)
+                    hung = ""
                 await self._exchange(process, pending, publish)
-            except _Broken as broken:
+            except Broken as broken:
+                if broken.process is not None and broken.process is self._process:
+                    self._process = None
                 if broken.part and broken.part not in self._blocked():
-                    await self._give_up(broken)
+                    hung = self._news(broken)
+                    await self._part_failed(broken)
                     continue
-                if self._process is not None:
-                    await self._give_up(broken)
+                await self._give_up(broken)
                 for name in pending:
                     publish(name, failed(broken.reason, broken.detail))
                 return
 
     async def close(self) -> None:
-        """End the worker: by closing its channel, after a second by SIGKILL.
+        """End the worker and its scouts: by closing their channels, after a second by SIGKILL.
 
         One that cannot be killed is left behind.
         """
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.writer.close()
-        if not await process.child.ends(1.0):
-            await self._kill(process)
+        apart = list(self._apart)
+        for task in apart:
+            task.cancel()
+        if process is not None:
+            await process.retired()
+        await asyncio.gather(*apart, return_exceptions=True)
 
     def samples(self) -> Iterator[Sample]:
         """Yield the supervisor's own metrics."""
@@ -184,7 +195,7 @@ class Supervisor:
         for reason, count in self._failures.items():
             yield REPLACED(float(count), self.name, reason)
         yield STUCK(float(len(self._stuck)), self.name)
-        yield QUARANTINED(float(len(self._blocked())), self.name)
+        yield QUARANTINED(float(len(self._left_out())), self.name)
 
     def _check_usable(self) -> None:
         """Raise while the worker as a whole waits for its back-off, or for its stuck predecessor to
@@ -192,28 +203,37 @@ class Supervisor:
         """
         trouble = self._trouble
         if trouble is not None and (trouble.stuck or self._monotonic() < trouble.until):
-            raise _Broken(trouble.fault.reason, trouble.fault.detail)
+            raise Broken(trouble.fault.reason, trouble.fault.detail)
 
     def _due(self) -> str:
-        """Return the part to be tried again, whose turn was longest ago; "" if none is due.
+        """Return the part that the worker is to try again: whose turn was longest ago; "" if none.
 
-        One alone in a sweep: where several hang, each costs its deadline, and meanwhile the parts
-        that are well would not be read.
+        One alone in a sweep, and a scout tries it where its deadline is longer than the others can
+        wait.
         """
         now = self._monotonic()
         due = [
             (entry.tried, part)
             for part, entry in self._quarantine.items()
-            if not entry.stuck and now >= entry.until
+            if not entry.stuck and now >= entry.until and part not in self._aside
         ]
         if not due:
             return ""
         part = min(due)[1]
-        self._quarantine[part].tried = now
-        return part
+        entry = self._quarantine[part]
+        entry.tried = now
+        if not self._takes_long(entry.collector):
+            return part
+        if len(self._aside) < SCOUTS:
+            self._send_scout(part, entry.collector)
+        return ""
 
-    def _blocked(self) -> dict[str, Fault]:
-        """Return the parts that the worker must leave out now."""
+    def _takes_long(self, collector: str) -> bool:
+        """Tell whether the others cannot wait for the deadline of one part of a collector."""
+        return collector in self._parallel and self._deadlines[collector] > self._others_wait
+
+    def _left_out(self) -> dict[str, Fault]:
+        """Return the parts under quarantine that the worker must leave out now."""
         now = self._monotonic()
         return {
             part: entry.fault
@@ -221,40 +241,36 @@ class Supervisor:
             if entry.stuck or now < entry.until or part != self._retried
         }
 
-    async def _start(self) -> _Process:
-        """Start a worker and wait until it is ready."""
-        what = f"worker {self.name}"
+    def _blocked(self) -> dict[str, Fault]:
+        """Return all parts that the worker must leave out now."""
+        waiting = {
+            part: Fault(part, Reason.WAITING, "no answer yet; its deadline is not over")
+            for part in self._aside
+        }
+        return waiting | self._left_out()
+
+    async def _start(self) -> WorkerProcess:
+        """Start the worker and wait until it is ready."""
         try:
-            with child.channel(what) as (ours, theirs):
-                page = _page(what)
-                try:
-                    progress = wire.Progress(page)
-                    started = child.spawn(
-                        what,
-                        [*self._command, str(page), str(theirs.fileno())],
-                        descriptors=[page, theirs.fileno()],
-                    )
-                finally:
-                    os.close(page)
-                self._starts += 1
-                reader, writer = await child.streams(ours)
+            process = self._process = await self._opened()
         except StartError as error:
             raise self._not_started(error) from error
-        process = self._process = _Process(
-            started, reader, writer, progress, wire.Decoder(self._metrics)
-        )
-        started.when_ended(lambda: self._ended(process))
-        writer.write(wire.pack({**self.hello, "memory": self._memory}))
-        try:
-            async with asyncio.timeout(START_DEADLINE):
-                await self._frame(process)
-        except TimeoutError as error:
-            raise _Broken(
-                Reason.TIMEOUT, f"worker {self.name} was not ready within {START_DEADLINE:g} s"
-            ) from error
         return process
 
-    def _not_started(self, error: StartError) -> _Broken:
+    async def _opened(self) -> WorkerProcess:
+        """Return a new process that is ready; `Broken`, StartError."""
+        started = await worker_process.start(self.name, self._command)
+        self._starts += 1
+        process = WorkerProcess(self.name, started, self._deadlines, self._metrics, self._monotonic)
+        process.child.when_ended(lambda: self._ended(process))
+        try:
+            await process.greet({**self.hello, "memory": self._memory})
+        except asyncio.CancelledError:
+            await process.killed()
+            raise
+        return process
+
+    def _not_started(self, error: StartError) -> Broken:
         """Note that no worker can be started, and return that for its collectors.
 
         It is tried again after the back-off, from the collection that follows it.
@@ -266,11 +282,11 @@ class Supervisor:
         )
         self._failures[Reason.CANNOT_START] += 1
         log.warning("%s (failure %d)", error, failures)
-        return _Broken(fault.reason, fault.detail)
+        return Broken(fault.reason, fault.detail)
 
-    def _ended(self, process: _Process) -> None:
+    def _ended(self, process: WorkerProcess) -> None:
         """Let go of a process that has ended, and lift the quarantine that it was stuck in."""
-        process.writer.close()
+        process.let_go()
         if process in self._stuck:
             self._stuck.remove(process)
             log.warning("worker %s: stuck process %d has ended", self.name, process.child.pid)
@@ -280,125 +296,234 @@ class Supervisor:
                 entry.stuck, entry.until = None, self._monotonic()
 
     async def _exchange(
-        self, process: _Process, pending: list[str], publish: Callable[[str, Result], None]
+        self, process: WorkerProcess, pending: list[str], publish: Callable[[str, Result], None]
     ) -> None:
         """Send one request and take its answers.
 
         Names are removed from `pending` as their results arrive.
         """
-        blocked = self._blocked()
-        retried = [part for part in self._quarantine if part not in blocked]
-        process.writer.write(
-            wire.pack({"collect": pending, "blocked": list(blocked.values()), "retried": retried})
-        )
-        asked = self._monotonic()
         replace = None
-        while True:
-            message = await self._answer(process, asked)
-            try:
-                if "done" in message:
-                    for part in message["done"]:
-                        self._quarantine.pop(part, None)
-                    self._memory = dict(message.get("memory", self._memory))
-                    break
-                name = message["result"]
-                result = process.decoder.unpack(message)
-                pending.remove(name)
-            except wire.type_error as error:
-                raise _Broken(
-                    Reason.MALFORMED,
-                    f"worker {self.name} sent an invalid message: {error!r}",
-                ) from error
+
+        def take(name: str, result: Result) -> None:
+            nonlocal replace
+            pending.remove(name)
             publish(name, result)
             if result.replace_worker:
-                replace = _Broken(result.reason or Reason.INTERNAL, result.detail)
+                replace = Broken(result.reason or Reason.INTERNAL, result.detail, process)
+
+        done = await self._ask(process, list(pending), self._blocked(), self._patience, take)
+        if self._retried in done["touched"]:
+            self._quarantine.pop(self._retried, None)
+        self._memory = dict(done.get("memory", self._memory))
         if replace is not None:
             raise replace
         self._trouble = None
 
-    async def _answer(self, process: _Process, asked: float) -> dict[str, Any]:
-        """Return the next frame of an exchange.
+    def _patience(self, collector: str, part: str) -> float:
+        """Return the seconds for which the worker itself may stay at a part."""
+        slow = self._monotonic() < self._slow.get(part, 0.0)
+        full = len(self._aside) >= 2 * SCOUTS
+        aside = self._takes_long(collector) and not slow and not full
+        return self._others_wait if aside else math.inf
 
-        Raises `_Broken` when the worker stays at one part beyond its collector's deadline.
+    async def _ask(
+        self,
+        process: WorkerProcess,
+        names: Sequence[str],
+        blocked: Mapping[str, Fault],
+        patience: Callable[[str, str], float],
+        take: Callable[[str, Result], None],
+        last: str = "",
+    ) -> dict[str, Any]:
+        """Send one request, hand each result to `take`, and return the closing frame; `Broken`.
+
+        Behind the part `last`, if any, no further one is touched.
         """
-        frame = asyncio.ensure_future(self._frame(process))
-        try:
-            while True:
-                since, collector, part = process.progress.read()
-                deadline = self._deadlines.get(collector) or max(self._deadlines.values())
-                left = max(since, asked) + deadline - self._monotonic()
-                # Even when time is up, an answer that is already there counts: it may be the agent
-                # that was stopped.
-                await asyncio.wait({frame}, timeout=max(left, GRACE))
-                if frame.done():
-                    return frame.result()
-                if left <= 0 and process.progress.read() == (since, collector, part):
-                    where = f" at {part}" if part else ""
-                    raise _Broken(Reason.TIMEOUT, f"no answer within {deadline:g} s{where}", part)
-        finally:
-            frame.cancel()
+        process.ask({"collect": names, "blocked": list(blocked.values()), "last": last})
+        asked = self._monotonic()
+        while True:
+            message = await process.answer(asked, patience)
+            try:
+                if "touched" in message:
+                    return {
+                        "touched": [str(part) for part in message["touched"]],
+                        "untried": [str(part) for part in message["untried"]],
+                        "memory": dict(message.get("memory", self._memory)),
+                    }
+                take(message["result"], process.decoder.unpack(message))
+            except wire.type_error as error:
+                raise Broken(
+                    Reason.MALFORMED,
+                    f"worker {self.name} sent an invalid message: {error!r}",
+                    process,
+                ) from error
 
-    async def _frame(self, process: _Process) -> dict[str, Any]:
-        """Return the next frame; raises `_Broken` when the worker ends, or sends what is no frame."""
-        try:
-            (size,) = wire.LENGTH.unpack(await process.reader.readexactly(wire.LENGTH.size))
-            if size > wire.MAX_FRAME:
-                raise _Broken(Reason.MALFORMED, f"worker {self.name} sent a frame of {size} bytes")
-            message = json.loads(await process.reader.readexactly(size))
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            part = process.progress.read()[2]
-            where = f" at {part}" if part else ""
-            raise _Broken(
-                Reason.CRASHED, f"worker {self.name} {await self._epitaph(process)}{where}", part
-            ) from error
-        except ValueError as error:
-            raise _Broken(Reason.MALFORMED, f"worker {self.name} sent no JSON: {error}") from error
-        if not isinstance(message, dict):
-            raise _Broken(Reason.MALFORMED, f"worker {self.name} sent no JSON object")
-        return message
+    def _news(self, broken: Broken) -> str:
+        """Return the part that has hung, if the others may hang as well and nobody knows yet."""
+        known = broken.part in self._quarantine or broken.reason is not Reason.TIMEOUT
+        return "" if known or broken.collector not in self._parallel else broken.part
 
-    async def _epitaph(self, process: _Process) -> str:
-        """Say how a process ended."""
-        await self._kill(process)
-        code = process.child.code
-        return "closed its channel" if code is None else child.how_ended(code)
+    async def _survey(self, process: WorkerProcess, names: Sequence[str], hung: str) -> None:
+        """Have scouts try what comes behind the part that hung.
 
-    async def _give_up(self, broken: _Broken) -> None:
-        """Kill the worker, and put what it hung at, or the worker itself, under quarantine."""
-        process, self._process = self._process, None
-        if process is None:
+        Returns when they are back, or the others have waited long enough for those that are not.
+        """
+        blocked = self._blocked()
+        done = await self._ask(process, names, blocked, self._patience, _ignore, last=hung)
+        untried = [part for part in done["untried"] if part not in blocked]
+        if len(untried) < 2:  # noqa: PLR2004 - the worker itself finds out as fast
             return
-        reason, detail = broken.reason, broken.detail
-        if not await self._kill(process):
-            reason, detail = Reason.STUCK, f"{detail}; process {process.child.pid} cannot be killed"
+        free = max(SCOUTS - len(self._aside), 0)
+        if sent := [self._send_scout(part, names[0]) for part in untried[:free]]:
+            await asyncio.wait([ready for ready, _ in sent])
+            patience = self._others_wait if self._takes_long(names[0]) else None
+            await asyncio.wait([back for _, back in sent], timeout=patience)
+
+    def _send_scout(
+        self, part: str, collector: str
+    ) -> tuple[asyncio.Task[WorkerProcess], asyncio.Task[None]]:
+        """Have a process of its own try a part; return its start, and its work."""
+        ready = asyncio.create_task(self._opened(), name=f"worker {self.name}, scout at {part}")
+        return ready, self._set_aside(part, self._scout(part, collector, ready))
+
+    def _set_aside(
+        self, part: str, work: Coroutine[Any, Any, WorkerProcess | None]
+    ) -> asyncio.Task[None]:
+        """Have `work` deal with a part, apart from the worker; it returns a process to end."""
+
+        async def aside() -> None:
+            try:
+                used = await work
+            finally:
+                self._aside.discard(part)
+            if used is not None:
+                await used.retired()
+
+        self._aside.add(part)
+        task = asyncio.create_task(aside(), name=f"worker {self.name}, aside, at {part}")
+        self._apart.add(task)
+        task.add_done_callback(self._apart.discard)
+        return task
+
+    async def _scout(
+        self, part: str, collector: str, ready: asyncio.Task[WorkerProcess]
+    ) -> WorkerProcess | None:
+        """Find out in a process of its own whether a part answers.
+
+        Lifts its quarantine, or puts it there.
+        """
+        blocked = {name: fault for name, fault in self._blocked().items() if name != part}
+        process = None
+        try:
+            process = await ready
+            asked = self._monotonic()
+            done = await self._ask(process, [collector], blocked, _endless, _ignore, last=part)
+        except asyncio.CancelledError:
+            if process is not None:
+                await process.killed()
+            raise
+        except StartError as error:
+            log.warning("%s; %s is tried later", error, part)
+            self._failures[Reason.CANNOT_START] += 1
+            self._postpone(part)
+            return None
+        except Broken as broken:
+            if broken.part != part:  # it says nothing of this part, and the worker sees for itself
+                if broken.process is not None:
+                    await self._end(broken.process, broken)
+                self._postpone(part)
+            else:
+                await self._give_up(broken)
+            return None
+        if part in done["touched"]:
+            self._answered(part, self._monotonic() - asked)
+        else:
+            self._postpone(part)
+        return process
+
+    async def _outlast(self, silent: Silent) -> None:
+        """Wait for a worker that was left at a part, until its deadline."""
+        process = silent.worker
+        process.dismiss()
+        try:
+            ended = await process.child.ends(max(silent.left, 0.0))
+        except asyncio.CancelledError:
+            await process.killed()
+            raise
+        code = process.child.code
+        if ended and not code:
+            self._answered(silent.part, self._others_wait)
+            return
+        if ended and code is not None:
+            detail = f"worker {self.name} {child.how_ended(code)} at {silent.part}"
+            silent.reason, silent.detail = Reason.CRASHED, detail
+        await self._give_up(silent)
+
+    def _answered(self, part: str, took: float) -> None:
+        """Note that a part answered aside, within so many seconds."""
+        self._quarantine.pop(part, None)
+        if took >= self._others_wait:
+            self._slow[part] = self._monotonic() + SLOW_FOR
+
+    def _postpone(self, part: str) -> None:
+        """Have a part under quarantine tried again no sooner than after its back-off."""
+        if (entry := self._quarantine.get(part)) is not None:
+            entry.until = self._monotonic() + self._backoff.after(entry.failures)
+
+    async def _part_failed(self, broken: Broken) -> None:
+        """Deal with a worker that hung or crashed at a part."""
+        if isinstance(broken, Silent):
+            self._set_aside(broken.part, self._outlast(broken))
+        else:
+            await self._give_up(broken)
+
+    async def _end(self, process: WorkerProcess, broken: Broken) -> bool:
+        """Kill a worker, and count why; False if it cannot be killed."""
+        killed = await process.killed()
+        process.let_go()
+        if not killed:
+            broken.reason = Reason.STUCK
+            broken.detail += f"; process {process.child.pid} cannot be killed"
             self._stuck.append(process)
-        self._failures[reason] += 1
+        self._failures[broken.reason] += 1
+        return killed
+
+    async def _give_up(self, broken: Broken) -> None:
+        """Kill the worker, and put what it hung at, or the worker itself, under quarantine."""
+        if broken.process is None:
+            return
+        killed = await self._end(broken.process, broken)
         before = self._quarantine.get(broken.part) if broken.part else self._trouble
         failures = before.failures + 1 if before else 1
-        until = self._monotonic() + self._backoff.after(failures)
+        now = self._monotonic()
         entry = _Quarantine(
-            Fault(broken.part, reason, detail),
+            Fault(broken.part, broken.reason, broken.detail),
             failures,
-            until,
-            process if reason is Reason.STUCK else None,
-            self._monotonic(),
+            now + self._backoff.after(failures),
+            None if killed else broken.process,
+            now,
+            broken.collector,
         )
         if broken.part:
             self._quarantine[broken.part] = entry
-            self._retried = ""  # once in a sweep, even where the back-off is over already
+            self._slow.pop(broken.part, None)
+            if self._retried == broken.part:
+                self._retried = ""  # once in a sweep, even where the back-off is over already
         else:
             self._trouble = entry
-            broken.reason, broken.detail = reason, detail
-        log.warning("worker %s replaced: %s (%s, failure %d)", self.name, detail, reason, failures)
+        log.warning(
+            "worker %s replaced: %s (%s, failure %d)",
+            self.name,
+            broken.detail,
+            broken.reason,
+            failures,
+        )
 
-    async def _kill(self, process: _Process) -> bool:
-        """Kill the process; False if it is still there after the deadline."""
-        return await process.child.killed(KILL_DEADLINE)
+
+def _ignore(_name: str, _result: Result) -> None:
+    """Drop a result: it was asked for to see which parts answer."""
 
 
-def _page(what: str) -> int:
-    """Return a descriptor of a page of progress; StartError."""
-    try:
-        return wire.Progress.create()
-    except OSError as error:
-        raise StartError(what, error) from error
+def _endless(_collector: str, _part: str) -> float:
+    """Wait until the deadline."""
+    return math.inf

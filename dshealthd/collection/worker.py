@@ -3,13 +3,15 @@ before it does.
 
 Started as `python -m dshealthd.collection.worker PROGRESS CHANNEL`, two descriptors: the page on
 which it says what it touches, and one end of a socket pair. The first frame says what to run; then
-each request is answered by one frame a collector and a last one, which tells which of the parts
-that once hung were touched:
+each request is answered by one frame a collector and a last one, which tells which parts were
+touched:
 
-    → {"worker": NAME, "host": {…}, "collectors": {NAME: {…options}}, "log_level": N}     ←
-    {"ready": PID} → {"collect": [NAME, …], "blocked": [FAULT, …], "retried": [PART, …]}
-    ← {"result": NAME, …} …, {"done": [PART, …], "memory": {…}}
+    → {"worker": NAME, "host": {…}, "collectors": {NAME: {…options}}, "log_level": N}
+    ← {"ready": PID}
+    → {"collect": [NAME, …], "blocked": [FAULT, …], "last": PART}
+    ← {"result": NAME, …} …, {"touched": [PART, …], "untried": [PART, …], "memory": {…}}
 
+Where a `last` part is named, none is touched behind it; those that would have been are `untried`.
 `memory` is what the worker wants its successor to know; it is given back in that one's first frame.
 
 The end of the socket is the order to stop: what is held is released, and the process ends.
@@ -37,6 +39,9 @@ from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import attempt
 from dshealthd.logs import WorkerFormatter
 
+_UNTRIED = 64
+"""Parts left untried that are named at most; there are scouts for a few."""
+
 
 def main(page: int, descriptor: int) -> None:
     """Serve requests on an inherited socket until its other end is closed.
@@ -59,9 +64,18 @@ def main(page: int, descriptor: int) -> None:
     logging.basicConfig(level=hello["log_level"], handlers=[handler])
     blocked: dict[str, Fault] = {}
     touched: set[str] = set()
-    current = ""
+    untried: dict[str, None] = {}
+    current = last = ""
+    passed = False
 
     def entering(part: str) -> Fault | None:
+        nonlocal passed
+        if progress.stopped:
+            sys.exit()
+        if passed and part != last and part not in touched:
+            untried[part] = None
+            return blocked.get(part) or Fault(part, Reason.WAITING, "not tried yet")
+        passed |= part == last
         if part in blocked:
             return blocked[part]
         progress.write(time.monotonic(), current, part)
@@ -87,16 +101,20 @@ def main(page: int, descriptor: int) -> None:
         blocked = {
             part: Fault(part, Reason(reason), detail) for part, reason, detail in request["blocked"]
         }
+        last, passed = request["last"], False
         for current in request["collect"]:
             progress.write(time.monotonic(), current, "")
             result = attempt(collectors[current], time.monotonic)
+            if progress.stopped:
+                sys.exit()  # nobody listens any more
             progress.write(time.monotonic(), current, "")
             channel.sendall(encoder.pack(current, result))
-        done: dict[str, Any] = {"done": [part for part in request["retried"] if part in touched]}
+        done: dict[str, Any] = {"touched": list(touched), "untried": list(untried)[:_UNTRIED]}
         if context.memory != handed_on:
             done["memory"] = handed_on = copy.deepcopy(context.memory)
         channel.sendall(wire.pack(done))
         touched.clear()
+        untried.clear()
     for collector in collectors.values():
         collector.close()
     context.close()

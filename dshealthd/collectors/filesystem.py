@@ -135,6 +135,7 @@ class Filesystem(Collector):
 
     Options = Options
     worker = "storage"
+    parallel = True
 
     def __init__(self, options: Any, context: Context) -> None:
         super().__init__(options, context)

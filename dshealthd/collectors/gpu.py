@@ -230,8 +230,12 @@ class Gpu(GpuCollector):
             )
 
     def verdict(self, gpu: Position, faults: list[Fault]) -> Iterator[Sample]:
-        """Yield whether a GPU could be read, and why not."""
-        yield UP(float(gpu.fault is None), *gpu.labels)
+        """Yield whether a GPU could be read, and why not.
+
+        One whose deadline is not over is neither up nor down.
+        """
+        if gpu.fault is None or gpu.fault.reason is not Reason.WAITING:
+            yield UP(float(gpu.fault is None), *gpu.labels)
         for reason in {fault.reason for fault in faults}:
             yield FAULT(1, *gpu.labels, reason)
         for collector, why in self.session().troubles(gpu):

@@ -53,6 +53,8 @@ class Reason(enum.StrEnum):
     """The source answered with something this version does not understand."""
     TIMEOUT = "timeout"
     """A call did not return within its deadline; its worker was replaced."""
+    WAITING = "waiting"
+    """No answer yet, and its deadline is not over; the other parts are read meanwhile."""
     STUCK = "stuck"
     """A call did not return and its worker cannot be killed.
 
@@ -282,6 +284,12 @@ class Collector(ABC):
     `storage` (paths) or `jobs` (what training
     jobs answer), for sources whose calls can hang; None for sources that cannot, read in the agent
     itself.
+    """
+
+    parallel: ClassVar[bool] = False
+    """Whether several processes may read its parts at once.
+
+    When one part hangs, they find out which others do.
     """
 
     keeps_state: ClassVar[bool] = False

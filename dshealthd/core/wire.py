@@ -138,6 +138,8 @@ class Progress:
 
     _HEAD = struct.Struct("=QdI")
     _SIZE = 4096
+    _STOP = _SIZE - 1
+    """Where the agent says that no further part is to be touched: the last byte of the page."""
 
     def __init__(self, descriptor: int) -> None:
         """Map the page that a descriptor of `create` stands for."""
@@ -156,7 +158,7 @@ class Progress:
 
         `now` is monotonic time in seconds.
         """
-        text = f"{collector}\n{part}".encode()[: self._SIZE - self._HEAD.size]
+        text = f"{collector}\n{part}".encode()[: self._STOP - self._HEAD.size]
         self._count += 2
         self._HEAD.pack_into(self._page, 0, self._count - 1, now, len(text))  # odd: being written
         self._page[self._HEAD.size : self._HEAD.size + len(text)] = text
@@ -168,11 +170,20 @@ class Progress:
         Both empty while that is being written.
         """
         count, since, length = self._HEAD.unpack_from(self._page)
-        text = self._page[self._HEAD.size : self._HEAD.size + min(length, self._SIZE)]
+        text = self._page[self._HEAD.size : self._HEAD.size + min(length, self._STOP)]
         if count % 2 or self._HEAD.unpack_from(self._page)[0] != count:
             return since, "", ""
         collector, _, part = text.decode(errors="replace").partition("\n")
         return since, collector, part
+
+    def stop(self) -> None:
+        """Ask the worker to end before it touches another part."""
+        self._page[self._STOP] = 1
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the agent has asked for that."""
+        return bool(self._page[self._STOP])
 
     def close(self) -> None:
         """Unmap the page."""

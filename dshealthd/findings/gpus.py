@@ -185,7 +185,7 @@ def driver(series: Series, wall: float) -> Iterator[Sign]:
         yield Sign(alert="DshealthdNvmlHung", source="dshealthd_collector_failing")
     up = series.value("collector_up", collector="gpu")
     for labels, _ in series("collector_failing", collector="gpu"):
-        other = labels["reason"] not in HUNG | {"expired", "internal"}
+        other = labels["reason"] not in HUNG | {"waiting", "expired", "internal"}
         if other and up == 0 and not any(series("gpu_up")):
             yield Sign(
                 alert="DshealthdNvmlFailing", labels=labels, source="dshealthd_collector_failing"

@@ -52,6 +52,7 @@ class GpuCollector(Collector):
 
     Options: ClassVar[type[GpuCollectorOptions]] = SlowGpuCollectorOptions
     worker = "device"
+    parallel = True
 
     @classmethod
     def absent(cls, options: Any, host: Host) -> str | None:

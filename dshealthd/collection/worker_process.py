@@ -1,0 +1,196 @@
+"""One worker process as the agent sees it: its start, its frames, where it is, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.core import child, wire
+from dshealthd.core.child import StartError
+from dshealthd.core.collector import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dshealthd.core.collector import Metric
+
+START_DEADLINE = 20.0
+"""Seconds for an interpreter to start and import; a cold disk under load is slow."""
+GRACE = 0.02
+"""Seconds in which an answer that has arrived is taken off the socket."""
+LOOK = 0.25
+"""Seconds between two looks at which part a worker has come to."""
+KILL_DEADLINE = 0.5
+"""Seconds after SIGKILL until a process counts as unkillable."""
+
+
+class Broken(Exception):
+    """A worker must go. `collector` and `part` are where it was, if it said so."""
+
+    def __init__(
+        self,
+        reason: Reason,
+        detail: str,
+        process: WorkerProcess | None = None,
+        collector: str = "",
+        part: str = "",
+    ) -> None:
+        super().__init__(detail)
+        self.reason, self.detail = reason, detail
+        self.process = process
+        """The process to end; None where there is none."""
+        self.collector, self.part = collector, part
+
+
+class Silent(Broken):
+    """A worker has been at one part for longer than the others wait; it has `left` seconds."""
+
+    def __init__(
+        self, detail: str, process: WorkerProcess, collector: str, part: str, left: float
+    ) -> None:
+        super().__init__(Reason.TIMEOUT, detail, process, collector, part)
+        self.worker = process
+        self.left = left
+
+
+class WorkerProcess:
+    """One running worker, its channel and the event of its end."""
+
+    def __init__(
+        self,
+        name: str,
+        started: tuple[child.Child, asyncio.StreamReader, asyncio.StreamWriter, wire.Progress],
+        deadlines: Mapping[str, float],
+        metrics: Mapping[str, Mapping[str, Metric]],
+        monotonic: Callable[[], float],
+    ) -> None:
+        """Take what `start` made; `deadlines` and `metrics` are by collector."""
+        self.name = name
+        self.child, self._reader, self._writer, self.progress = started
+        self.decoder = wire.Decoder(metrics)
+        self._deadlines = deadlines
+        self._monotonic = monotonic
+
+    async def greet(self, hello: Mapping[str, Any]) -> None:
+        """Send the first frame and wait until the worker is ready; `Broken`."""
+        self.ask(hello)
+        try:
+            async with asyncio.timeout(START_DEADLINE):
+                await self._frame()
+        except TimeoutError as error:
+            raise self._broken(
+                Reason.TIMEOUT, f"worker {self.name} was not ready within {START_DEADLINE:g} s"
+            ) from error
+
+    def ask(self, message: Mapping[str, Any]) -> None:
+        """Send a frame."""
+        self._writer.write(wire.pack(message))
+
+    async def answer(self, asked: float, patience: Callable[[str, str], float]) -> dict[str, Any]:
+        """Return the next frame of an exchange that began at `asked`.
+
+        Raises `Broken` when the worker stays at one part beyond its collector's deadline, and
+        `Silent` when it stays there for longer than `patience` of collector and part, in seconds.
+        """
+        frame = asyncio.ensure_future(self._frame())
+        try:
+            while True:
+                since, collector, part = self.progress.read()
+                deadline = self._deadlines.get(collector) or max(self._deadlines.values())
+                limit = min(patience(collector, part), deadline) if part else deadline
+                left = max(since, asked) + limit - self._monotonic()
+                # Even when time is up, an answer that is already there counts: it may be the agent
+                # that was stopped.
+                await asyncio.wait({frame}, timeout=min(max(left, GRACE), LOOK))
+                if frame.done():
+                    return frame.result()
+                if left <= 0 and self.progress.read() == (since, collector, part):
+                    where = f" at {part}" if part else ""
+                    detail = f"no answer within {deadline:g} s{where}"
+                    if limit == deadline:
+                        raise self._broken(Reason.TIMEOUT, detail, collector, part)
+                    raise Silent(detail, self, collector, part, left + deadline - limit)
+        finally:
+            frame.cancel()
+
+    def dismiss(self) -> None:
+        """Have it end before it touches another part."""
+        self.progress.stop()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close the channel: the order to stop."""
+        self._writer.close()
+
+    async def retired(self) -> None:
+        """End it by closing its channel, after a second by SIGKILL.
+
+        One that cannot be killed is left behind.
+        """
+        self.let_go()
+        if not await self.child.ends(1.0):
+            await self.killed()
+
+    async def killed(self) -> bool:
+        """Kill the process; False if it is still there after the deadline."""
+        return await self.child.killed(KILL_DEADLINE)
+
+    async def _frame(self) -> dict[str, Any]:
+        """Return the next frame; raises `Broken` when the worker ends, or sends what is no frame."""
+        try:
+            (size,) = wire.LENGTH.unpack(await self._reader.readexactly(wire.LENGTH.size))
+            if size > wire.MAX_FRAME:
+                raise self._broken(
+                    Reason.MALFORMED, f"worker {self.name} sent a frame of {size} bytes"
+                )
+            message = json.loads(await self._reader.readexactly(size))
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            _, collector, part = self.progress.read()
+            where = f" at {part}" if part else ""
+            raise self._broken(
+                Reason.CRASHED,
+                f"worker {self.name} {await self._epitaph()}{where}",
+                collector,
+                part,
+            ) from error
+        except ValueError as error:
+            raise self._broken(
+                Reason.MALFORMED, f"worker {self.name} sent no JSON: {error}"
+            ) from error
+        if not isinstance(message, dict):
+            raise self._broken(Reason.MALFORMED, f"worker {self.name} sent no JSON object")
+        return message
+
+    def _broken(self, reason: Reason, detail: str, collector: str = "", part: str = "") -> Broken:
+        return Broken(reason, detail, self, collector, part)
+
+    async def _epitaph(self) -> str:
+        """Say how the process ended."""
+        await self.killed()
+        code = self.child.code
+        return "closed its channel" if code is None else child.how_ended(code)
+
+
+async def start(
+    name: str, command: Sequence[str]
+) -> tuple[child.Child, asyncio.StreamReader, asyncio.StreamWriter, wire.Progress]:
+    """Start a worker; its process, both directions of its channel and its page. StartError."""
+    what = f"worker {name}"
+    with child.channel(what) as (ours, theirs):
+        try:
+            page = wire.Progress.create()
+        except OSError as error:
+            raise StartError(what, error) from error
+        try:
+            progress = wire.Progress(page)
+            started = child.spawn(
+                what,
+                [*command, str(page), str(theirs.fileno())],
+                descriptors=[page, theirs.fileno()],
+            )
+        finally:
+            os.close(page)
+        reader, writer = await child.streams(ours)
+    return started, reader, writer, progress

@@ -1,0 +1,161 @@
+"""Parts whose deadline is longer than the others can wait: they are waited for aside."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collection import registry
+from dshealthd.collection.supervisor import REPLACED, STARTS, Backoff, Supervisor
+from dshealthd.core.collector import Reason
+from dshealthd.core.host import Host
+from dshealthd.core.options import encode
+from tests.collection.test_supervisor import COMMAND, Bench, reasons, values
+from tests.workers import obstinate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
+
+PATIENCE, DEADLINE = 0.4, 6.0
+"""Seconds: the second one is far beyond what a sweep may take that does not wait for it."""
+
+
+class Patient(Bench):
+    """A bench whose worker leaves a silent part aside."""
+
+    def __init__(self, script: Path, backoff: Backoff) -> None:
+        super().__init__(script, Host(), backoff)
+        options = obstinate.Options(script=str(script))
+        hello = {
+            "worker": "test",
+            "host": encode(Host()),
+            "collectors": {"obstinate": encode(options)},
+            "log_level": 50,
+        }
+        self.supervisor = Supervisor(
+            "test",
+            hello,
+            {"obstinate": DEADLINE},
+            {"obstinate": registry.metrics(obstinate.Obstinate)},
+            time.monotonic,
+            backoff,
+            COMMAND,
+            parallel=["obstinate"],
+            patience=PATIENCE,
+        )
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait for what happens aside."""
+        end = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < end
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[..., None]:
+    """Return a function that runs a scene with a supervisor and closes it."""
+
+    def run(
+        scene: Callable[[Patient], Coroutine[None, None, None]], backoff: Backoff | None = None
+    ) -> None:
+        async def main() -> None:
+            bench = Patient(tmp_path / "script", backoff or Backoff(600, 600))
+            try:
+                await scene(bench)
+            finally:
+                await bench.supervisor.close()
+
+        asyncio.run(main())
+
+    return run
+
+
+def write(bench: Bench, **actions: str) -> None:
+    """Say what each part does."""
+    bench.script.write_text("\n".join(f"{part} {act}" for part, act in actions.items()))
+
+
+def test_others_do_not_wait_for_the_deadline(play: Callable[..., None]) -> None:
+    """Three of five hang: before any deadline is over the others are read, and those are waiting.
+
+    Then all three have their verdict, one process given up for each.
+    """
+
+    async def scene(bench: Patient) -> None:
+        write(bench, a="hang", b="value 1", c="hang", d="hang", e="value 2")
+        result = await bench.sweep()
+        assert values(result) == {"b": 1.0, "e": 2.0}
+        assert reasons(result) == dict.fromkeys("acd", Reason.WAITING)
+        assert bench.metric(REPLACED, "timeout") == 0
+        await bench.until(lambda: bench.metric(REPLACED, "timeout") == 3)
+        result = await bench.sweep()
+        assert values(result) == {"b": 1.0, "e": 2.0}
+        assert reasons(result) == dict.fromkeys("acd", Reason.TIMEOUT)
+
+    play(scene)
+
+
+def test_a_slow_part_is_not_called_hung(play: Callable[..., None]) -> None:
+    """A part that answers late but in time is shown from then on, and nothing is given up."""
+
+    async def scene(bench: Patient) -> None:
+        write(bench, a="value 1", b="sleep 4")
+        assert reasons(await bench.sweep()) == {"b": Reason.WAITING}
+        await bench.until(lambda: not bench.supervisor._aside)
+        for _ in range(2):
+            result = await bench.sweep()
+            assert values(result) == {"a": 1.0, "b": 4.0}
+            assert not result.faults
+        assert bench.metric(STARTS) == 2
+        assert not [*bench.supervisor._failures]
+
+    play(scene)
+
+
+def test_worker_left_behind_touches_nothing_more(play: Callable[..., None], tmp_path: Path) -> None:
+    """One that comes back from the part at which it was left ends, and approaches no other."""
+
+    async def scene(bench: Patient) -> None:
+        write(bench, a="sleep 1.5", b=f"dstate {tmp_path}/touched")
+        bench.supervisor._others_wait = 0.1
+        asked = asyncio.create_task(bench.sweep())
+        await bench.until(lambda: "a" in bench.supervisor._aside)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await bench.until(lambda: not bench.supervisor._aside)
+        assert not (tmp_path / "touched").exists()
+
+    play(scene)
+
+
+def test_a_scout_tries_again(play: Callable[..., None]) -> None:
+    """A hung part is tried again aside: the worker keeps its process and sweeps take no longer.
+
+    Once it answers it is shown again.
+    """
+
+    async def scene(bench: Patient) -> None:
+        write(bench, a="hang", b="pid")
+        await bench.sweep()
+        await bench.until(lambda: bench.metric(REPLACED, "timeout") == 1)
+        before = values(await bench.sweep())["b"]
+        await asyncio.sleep(0.3)
+        started = time.monotonic()
+        result = await bench.sweep()
+        assert time.monotonic() - started < DEADLINE / 2
+        assert reasons(result) == {"a": Reason.TIMEOUT}
+        await bench.until(lambda: bench.metric(REPLACED, "timeout") == 2)
+        write(bench, a="value 7", b="pid")
+        await asyncio.sleep(0.3)
+        await bench.sweep()
+        await bench.until(lambda: not bench.supervisor._quarantine)
+        result = await bench.sweep()
+        assert values(result) == {"a": 7.0, "b": before}
+        assert not result.faults
+
+    play(scene, Backoff(0.1, 0.2))
