@@ -26,7 +26,7 @@ from dshealthd.core.collector import (
     counter,
     gauge,
 )
-from dshealthd.core.options import Duration, option
+from dshealthd.core.options import Bytes, Duration, option
 from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ras import client as ras_client
@@ -216,11 +216,11 @@ class NcclRasOptions(CollectorOptions):
     max_jobs: int = option(
         8, "Training jobs that are asked, the oldest first.", minimum=1, maximum=100
     )
-    max_bytes: int = option(
-        16 << 20,
+    max_bytes: Bytes = option(
+        Bytes(16 << 20),
         "Length of an answer beyond which it is refused. A rank takes some 600 bytes for "
         "each communicator.",
-        minimum=1 << 16,
+        minimum=Bytes(1 << 16),
     )
 
     ask_unknown_releases: bool = option(
