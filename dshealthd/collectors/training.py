@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 from collections import defaultdict
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from dshealthd.jobs.heartbeats.identity import Identity
     from dshealthd.jobs.heartbeats.sender import Sender
     from dshealthd.training.message import Message
+
+log = logging.getLogger(__name__)
 
 INFO = gauge(
     "dshealthd_job_info",
@@ -199,6 +202,7 @@ class Training(Collector):
             options.socket, context.host, monotonic=context.monotonic, wall=context.wall
         )
         context.shared(Reception).receiver = self._receiver
+        self._warned = False
 
     @property
     def receiver(self) -> Receiver:
@@ -250,7 +254,13 @@ class Training(Collector):
             raise NotAvailable(message)
         directory = os.path.dirname(self.options.socket)
         if not os.path.isdir(directory):
-            message = f"{directory} is not there for the heartbeats' socket; systemd's RuntimeDirectory= makes it"
+            message = (
+                f"heartbeats of training jobs are off: {directory} does not exist; systemd makes "
+                f"it for the service, `mkdir {directory}` as root does without"
+            )
+            if not self._warned:
+                self._warned = True
+                log.warning("%s", message)
             raise NotAvailable(message)
         if os.readlink(self.host.proc("self")) != str(os.getpid()):
             detail = f"{self.host.procfs} has the pids of another namespace than the agent's, which are those that senders are known by"

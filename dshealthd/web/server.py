@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import os
 import socket
@@ -104,6 +105,14 @@ class ListenError(Exception):
     """The agent cannot listen on its address; the text says why."""
 
 
+def _why(error: OSError) -> str:
+    """Return why an address cannot be had, and what to do about it."""
+    if error.errno == errno.EADDRINUSE:
+        hint = "`ss -ltnp` shows who listens there, --web.listen-address takes another port"
+        return f"{os.strerror(errno.EADDRINUSE)}; {hint}"
+    return os.strerror(error.errno) if error.errno else str(error)  # asyncio's repeats the address
+
+
 def page_files() -> dict[str, tuple[bytes, str]]:
     """Return the files of the page with their content types, by path."""
     files = {}
@@ -188,7 +197,7 @@ class Server:
         try:
             await self._listener.start(*listen_address(self._options.listen_address))
         except OSError as error:
-            message = f"cannot serve on {self._options.listen_address}: {error}"
+            message = f"cannot serve on {self._options.listen_address}: {_why(error)}"
             raise ListenError(message) from error
 
     async def close(self) -> None:

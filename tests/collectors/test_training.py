@@ -27,6 +27,8 @@ from tests.jobs.machines import TORCH
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
     from dshealthd.jobs.heartbeats.sender import Sender
 
 
@@ -164,13 +166,15 @@ def test_single_collection(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_directory(tmp_path: Path) -> None:
-    """Where nobody made the directory there is nothing to report to, and the page says what makes
-    it.
-    """
-    result = collected(collector(tmp_path / "none" / "h.sock", tmp_path))
-    assert result.outcome is Outcome.NOT_AVAILABLE
-    assert "RuntimeDirectory=" in result.detail
+def test_no_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without the directory of the socket nothing is available, which the log says once."""
+    training = collector(tmp_path / "absent/heartbeat.sock", tmp_path)
+    for _ in range(2):
+        result = collected(training)
+        assert result.outcome is Outcome.NOT_AVAILABLE
+        assert f"{tmp_path}/absent does not exist" in result.detail
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert caplog.messages == [result.detail]
 
 
 def test_another_agent(tmp_path: Path) -> None:
