@@ -200,7 +200,7 @@ def evidence(
 
     Stacks, flight recorders, NCCL RAS, kernel, metrics.
 
-    Prints a summary that says who is behind whom. Takes root for what belongs to other users. The
+    Prints a summary that names the lagging ranks. Takes root for what belongs to other users. The
     jobs go on undisturbed.
     """
     from dshealthd.evidence.command import evidence as command

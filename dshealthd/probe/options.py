@@ -126,7 +126,7 @@ class ProbeOptions:
     python: Path | None = option(
         None,
         "Interpreter of the training environment, which has torch; without, light rounds "
-        "only. Nobody else may be able to change it.",
+        "only. Must not be writable by others.",
     )
     group_size: int = option(2, "Nodes in a round; the same on all nodes.", minimum=2, maximum=8)
     large_every: int = option(

@@ -59,8 +59,8 @@ REQUESTS = counter(
 )
 CONFIG_OK = gauge(
     "dshealthd_web_config_last_reload_successful",
-    "1 if the last reading of web.config_file and its certificates could be used; at 0 the "
-    "one before it is in force.",
+    "1 if the last reading of web.config_file and its certificates could be used; 0 while "
+    "the previous one is kept.",
 )
 CONFIG_FAILURES = counter(
     "dshealthd_web_config_reload_failures_total",

@@ -70,8 +70,8 @@ class VerdictOptions:
 
     confirmations: int = option(
         4,
-        "Extra rounds that must be flagged, with at most one that is not, before a part is "
-        "accused.",
+        "Extra rounds that must be flagged, with at most one that is not, before a part becomes "
+        "a suspect.",
         minimum=2,
     )
     told_ratio: float = option(
@@ -80,7 +80,7 @@ class VerdictOptions:
         minimum=0.01,
     )
     hold_epochs: int = option(
-        4, "How many epochs an accusation of another node stands without new evidence.", minimum=2
+        4, "Epochs for which a suspicion of another node lasts without new evidence.", minimum=2
     )
 
 
