@@ -67,6 +67,7 @@ class Agent:
     ) -> None:
         """Prepare to run on `config`, which came from `file` and `flags`."""
         self._config = config
+        self._started_with = config
         self._file = file
         self._flags = flags
         self._snapshot = Snapshot(time.monotonic, time.time)
@@ -229,7 +230,7 @@ class Agent:
             log.error("configuration not reloaded, keeping the previous one:\n%s", why)
             return
         self._problems.pop("config", None)
-        for key in configuration.restart_needed(self._config, config):
+        for key in configuration.restart_needed(self._started_with, config):
             log.warning("%s has changed and takes effect after a restart", key)
         self._config = config
         await self._apply()

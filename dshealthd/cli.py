@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import dataclasses
 import faulthandler
 import functools
 import io
@@ -14,48 +13,48 @@ import resource
 import sys
 import time
 import typing
-from pathlib import Path
 from typing import Any
 
-from dshealthd import __version__, config, logs
-from dshealthd.config import SECTIONS, Config, ConfigError
+from dshealthd import __version__, arguments, config, config_warnings, logs
+from dshealthd.arguments import ACCESS, Command
+from dshealthd.config import Config, ConfigError
+from dshealthd.flags import EXIT_USAGE, Parser, add_flags, tables
 from dshealthd.notify import ServiceManager
 from dshealthd.status_line import first_of
 
 if typing.TYPE_CHECKING:
+    from pathlib import Path
+
     from dshealthd.http.client import Access
 
-ACCESS = ("tls", "ca_file", "user", "password_file")
-"""Arguments of commands that ask agents."""
 MAX_FILES = 16_384
 """Descriptors at most: 1,024, the usual soft limit, are few for all connections and peers at once.
 
 Not more, as some libraries in children touch every possible descriptor.
 """
 EXIT_FAILURE = 1
-EXIT_USAGE = 2
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(words: list[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     0 done, 1 failed, 2 bad usage or configuration; `explain` and `doctor` have their own.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["explain"]:  # needs no configuration, and has exit statuses of its own
+    words = sys.argv[1:] if words is None else words
+    if words[:1] == ["explain"]:  # needs no configuration, and has exit statuses of its own
         from dshealthd.explain import command as explain
 
-        return explain.main(arguments[1:])
-    if arguments[:1] == ["doctor"]:  # exit statuses of its own, for bad usage too
+        return explain.main(words[1:])
+    if words[:1] == ["doctor"]:  # exit statuses of its own, for bad usage too
         from dshealthd.doctor import command as doctor
 
-        return doctor.main(arguments[1:], _common(), _flags)
-    if arguments[:1] == ["free-port"]:  # starts processes and becomes one: no thread of the log
+        return doctor.main(words[1:], configuration(), tables)
+    if words[:1] == ["free-port"]:  # starts processes and becomes one: no thread of the log
         from dshealthd import free_port_command
 
-        return free_port_command.main(arguments[1:], _common(), _flags)
-    options = _parser().parse_args(arguments)
-    flags = _flags(options)
+        return free_port_command.main(words[1:], configuration(), tables)
+    options = parser().parse_args(words)
+    flags = tables(options)
     manager = ServiceManager.from_environment(os.environ)  # no child inherits it
     try:
         loaded = config.load(options.config_file, flags)
@@ -114,14 +113,18 @@ def _raise_file_limit() -> None:
 
 
 def check_config(loaded: Config, file: Path | None, _flags: dict[str, dict[str, Any]]) -> int:
-    """Check the web config file too, and say that the configuration is good.
+    """Check the configuration and the web config file, and list every mistake with its key.
 
-    A bad one does not come this far.
+    Files that are named and missing are warnings: a job may bring its hostfile later.
+
+    Exit status: 0 usable, 2 mistakes.
     """
     if loaded.web.config_file is not None:
         from dshealthd.web import config_file
 
         config_file.load(loaded.web.config_file)
+    for warning in config_warnings.of(loaded):
+        print(f"{file or 'command line'}: warning: {warning}", file=sys.stderr)
     enabled = [name for name, options in loaded.collectors.items() if options.enabled]
     print(
         f"{file or 'defaults'}: ok, {len(enabled)} of {len(loaded.collectors)} collectors enabled"
@@ -130,7 +133,7 @@ def check_config(loaded: Config, file: Path | None, _flags: dict[str, dict[str, 
 
 
 def metrics(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]]) -> int:
-    """Collect once and print what a scrape would show."""
+    """Collect once, print what a scrape of the agent would show, and exit."""
     from dshealthd.collection.scheduler import Scheduler
     from dshealthd.core.exposition import Format
     from dshealthd.core.snapshot import Snapshot
@@ -206,7 +209,7 @@ def evidence(
 
     Stacks, flight recorders, NCCL RAS, kernel, metrics.
 
-    Prints a summary that says who is behind whom. Takes root for what belongs to other users. The
+    Prints a summary that names the lagging ranks. Takes root for what belongs to other users. The
     jobs go on undisturbed.
     """
     from dshealthd.evidence.command import evidence as command
@@ -230,7 +233,7 @@ def maintenance(
 ) -> int:
     """Set this node to maintenance for planned work, end that, or show it.
 
-    Alerts of the node are shown and wake nobody, and probes leave it out, until it ends by itself.
+    Alerts of the node are shown and page no one, and probes leave it out, until it ends by itself.
     It is kept over restarts. Takes root, or the agent's user: whoever may write to path.state.
     """
     from dshealthd.maintenance.command import maintenance as command
@@ -261,244 +264,83 @@ def slurm(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]],
     return command(loaded, hook)
 
 
-def _common() -> argparse.ArgumentParser:
-    """Return the options that name and change the configuration."""
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--config.file",
-        dest="config_file",
-        type=Path,
-        metavar="FILE",
-        help="TOML file; without it, defaults",
-    )
-    for section, schema in SECTIONS.items():
-        for field in dataclasses.fields(schema):
-            if "doc" not in field.metadata:  # a table of its own
-                continue
-            flags = [f"--{section}.{field.name.replace('_', '-')}"]
-            if flags == ["--web.config-file"]:
-                flags.insert(0, "--web.config.file")  # as Prometheus' own exporters spell it
-            common.add_argument(
-                *flags,
-                dest=f"{section}.{field.name}",
-                default=argparse.SUPPRESS,
-                metavar="VALUE",
-                help=field.metadata["doc"].replace("%", "%%"),
-            )
-    return common
-
-
-def _parser() -> argparse.ArgumentParser:
-    common = _common()
-    parser = argparse.ArgumentParser(
-        prog="dshealthd", description="Cluster health monitor for GPU training."
-    )
-    parser.add_argument("--version", action="version", version=f"dshealthd {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, function in (("run", run), ("check-config", check_config), ("metrics", metrics)):
-        text = (function.__doc__ or "").split("\n", 1)[0]
-        commands.add_parser(name, parents=[common], help=text, description=text).set_defaults(
-            command=function, own=()
-        )
-    text = (probe.__doc__ or "").split("\n", 1)[0]
-    parser_of_probe = commands.add_parser(
-        "probe", parents=[common], help=text, description=probe.__doc__
-    )
-    own = tuple(action.dest for action in _probe_arguments(parser_of_probe))
-    parser_of_probe.set_defaults(command=probe, own=own)
-    text = (targets.__doc__ or "").split("\n", 1)[0]
-    parser_of_targets = commands.add_parser(
-        "targets", parents=[common], help=text, description=targets.__doc__
-    )
-    parser_of_targets.add_argument(
-        "--hostfile", metavar="FILE", help="DeepSpeed hostfile, instead of the configured members"
-    )
-    parser_of_targets.add_argument(
-        "--output",
-        metavar="FILE",
-        help="file to replace; it stays as it is where the members cannot be told",
-    )
-    parser_of_targets.set_defaults(command=targets, own=("hostfile", "output"))
-    text = (evidence.__doc__ or "").split("\n", 1)[0]
-    parser_of_evidence = commands.add_parser(
-        "evidence", parents=[common], help=text, description=evidence.__doc__
-    )
-    parser_of_evidence.add_argument(
-        "--job",
-        metavar="JOB",
-        help="name of one job, as the label `job` has it; all of the node without it",
-    )
-    _access_arguments(parser_of_evidence)
-    parser_of_evidence.set_defaults(command=evidence, own=("job", *ACCESS))
-    for name, function in (("status", status), ("jobs", jobs)):
-        text = (function.__doc__ or "").split("\n", 1)[0]
-        added = commands.add_parser(name, parents=[common], help=text, description=function.__doc__)
-        _query_arguments(added)
-        own = ("nodes", "members", "as_json", "watch", *ACCESS)
-        added.set_defaults(command=function, own=own)
-    _add_keys(commands, common)
-    _add_maintenance(commands, common)
-    _add_test_alert(commands, common)
-    text = (slurm.__doc__ or "").split("\n", 1)[0]
-    parser_of_slurm = commands.add_parser(
-        "slurm", parents=[common], help=text, description=slurm.__doc__
-    )
-    parser_of_slurm.add_argument("hook", choices=["health", "prolog", "epilog"])
-    parser_of_slurm.set_defaults(command=slurm, own=("hook",))
-    text = "Name the cause of a job's failure from its logs."
-    commands.add_parser("explain", help=text, description=text, add_help=False)
-    text = "Say whether this node, or others, are fit to start a training."
-    commands.add_parser("doctor", help=text, description=text, add_help=False)
-    text = "Print a free port for a rendezvous, and hold it."
-    commands.add_parser("free-port", help=text, description=text, add_help=False)
-    return parser
-
-
-def _query_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare which agents are asked, and how the answer is shown."""
-    parser.add_argument(
-        "nodes",
-        nargs="*",
-        metavar="NODE",
-        help="ask the agents of these nodes, HOST or HOST:PORT; this node's own without any",
-    )
-    parser.add_argument(
-        "--members", action="store_true", help="ask the agents of all nodes that are probed"
-    )
-    parser.add_argument(
-        "--json",
-        dest="as_json",
-        action="store_true",
-        help="one JSON document, see docs/status-api.md",
-    )
-    parser.add_argument(
-        "--watch",
-        nargs="?",
-        type=float,
-        const=2.0,
-        metavar="SECONDS",
-        help="ask again and again until Ctrl-C; every 2 seconds by default",
-    )
-    _access_arguments(parser)
-
-
-def _access_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare how agents are asked that want TLS or a password."""
-    parser.add_argument("--tls", action="store_true", help="ask agents over TLS")
-    parser.add_argument(
-        "--ca-file", type=Path, metavar="FILE", help="certificates that vouch for them, with TLS"
-    )
-    parser.add_argument("--user", default="", metavar="NAME", help="user name for the agents")
-    parser.add_argument(
-        "--password-file", type=Path, metavar="FILE", help="file with that user's password"
-    )
-
-
-def _add_keys(commands: Any, common: argparse.ArgumentParser) -> None:
-    text = (keys.__doc__ or "").split("\n", 1)[0]
-    parser = commands.add_parser("keys", parents=[common], help=text, description=keys.__doc__)
-    parser.add_argument("action", choices=["new", "rotate", "show"])
-    parser.add_argument(
-        "--file",
-        metavar="FILE",
-        help="key file, instead of probe.peer.key_file or /etc/dshealthd/probe.key",
-    )
-    parser.set_defaults(command=keys, own=("action", "file"))
-
-
-def _add_maintenance(commands: Any, common: argparse.ArgumentParser) -> None:
-    text = (maintenance.__doc__ or "").split("\n", 1)[0]
-    parser = commands.add_parser(
-        "maintenance", parents=[common], help=text, description=maintenance.__doc__
-    )
-    parser.add_argument("action", choices=["on", "off", "show"])
-    parser.add_argument(
-        "--for",
-        dest="duration",
-        metavar="DURATION",
-        help='when it ends by itself, such as "30m" or "12h"; "2h" without it',
-    )
-    parser.add_argument("--reason", metavar="TEXT", help="why, for whoever sees the node")
-    parser.set_defaults(command=maintenance, own=("action", "duration", "reason"))
-
-
-def _add_test_alert(commands: Any, common: argparse.ArgumentParser) -> None:
-    text = (send_test_alert.__doc__ or "").split("\n", 1)[0]
-    parser = commands.add_parser(
-        "test-alert", parents=[common], help=text, description=send_test_alert.__doc__
-    )
-    parser.add_argument(
-        "--alertmanager",
-        metavar="URL",
-        default="http://127.0.0.1:9093",
-        help="address of Alertmanager, http://127.0.0.1:9093 without it",
-    )
-    parser.add_argument("--prometheus", metavar="URL", help="address of Prometheus, asked first")
-    parser.add_argument(
-        "--severity",
-        choices=["critical", "warning"],
-        default="critical",
-        help="critical for a page, warning for a ticket",
-    )
-    parser.add_argument(
-        "--wait",
-        metavar="SECONDS",
-        type=float,
-        default=30.0,
-        help="how long a notification is waited for, 30 without it",
-    )
-    parser.set_defaults(
-        command=send_test_alert, own=("alertmanager", "prometheus", "severity", "wait")
-    )
-
-
-def _probe_arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Declare what `probe` takes beside the configuration."""
-    return [
-        parser.add_argument(
-            "--hostfile",
-            metavar="FILE",
-            help="DeepSpeed hostfile: probe every pair of its nodes, through their agents",
+COMMANDS = (
+    Command("run", run, ("dshealthd run --config.file /etc/dshealthd/dshealthd.toml",)),
+    Command(
+        "status",
+        status,
+        (
+            "dshealthd status",
+            "dshealthd status node-17 node-18 --watch",
+            "dshealthd status --members",
         ),
-        parser.add_argument(
-            "--kind",
-            choices=["local", "pair", "rail", "group", "light"],
-            help="local without a hostfile, pair with one",
+        arguments.query,
+    ),
+    Command("jobs", jobs, ("dshealthd jobs node-17", "dshealthd jobs --members"), arguments.query),
+    Command(
+        "probe",
+        probe,
+        ("dshealthd probe", "dshealthd probe --hostfile /job/hostfile --size 64M"),
+        arguments.probe,
+    ),
+    Command("evidence", evidence, ("dshealthd evidence --job slurm-4711",), arguments.evidence),
+    Command(
+        "check-config",
+        check_config,
+        ("dshealthd check-config --config.file /etc/dshealthd/dshealthd.toml",),
+    ),
+    Command("metrics", metrics, ("dshealthd metrics | grep gpu_temperature",)),
+    Command(
+        "targets",
+        targets,
+        ("dshealthd targets --hostfile /job/hostfile --output targets/dshealthd.json",),
+        arguments.targets,
+    ),
+    Command("keys", keys, ("dshealthd keys new", "dshealthd keys show"), arguments.keys),
+    Command(
+        "maintenance",
+        maintenance,
+        (
+            "dshealthd maintenance on --for 4h --reason 'new optics'",
+            "dshealthd maintenance off",
         ),
-        parser.add_argument(
-            "--size", metavar="BYTES,...", help="payloads of the all-reduces, such as 8,32K,64M"
-        ),
-        parser.add_argument(
-            "--repetitions",
-            type=int,
-            metavar="N",
-            help="times that each size is timed; the median counts",
-        ),
-        parser.add_argument(
-            "--json",
-            dest="as_json",
-            action="store_true",
-            help="one JSON document instead of tables",
-        ),
-    ]
+        arguments.maintenance,
+    ),
+    Command(
+        "test-alert",
+        send_test_alert,
+        ("dshealthd test-alert --alertmanager http://alerts:9093 --prometheus http://prom:9090",),
+        arguments.test_alert,
+    ),
+    Command("slurm", slurm, ("dshealthd slurm health",), arguments.slurm),
+)
+"""All commands but those with a parser of their own, in the order of `--help`."""
+APART = {
+    "doctor": "Say whether this node, or others, are fit to start a training.",
+    "explain": "Name the cause of a job's failure from its logs.",
+    "free-port": "Print a free port for a rendezvous, and hold it.",
+}
+"""Commands with a parser of their own."""
 
 
-def _flags(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return the given flags as tables by section.
-
-    A number, true or false is one if it looks like one; `config.load` checks its type.
-    """
-    tables: dict[str, dict[str, Any]] = {}
-    for key, value in vars(options).items():
-        section, dot, name = key.partition(".")
-        if dot:
-            tables.setdefault(section, {})[name] = _value(
-                typing.get_type_hints(SECTIONS[section])[name], value
-            )
-    return tables
+def configuration() -> argparse.ArgumentParser:
+    """Return a parser of the configuration's flags, the parent of one with others."""
+    parent = argparse.ArgumentParser(add_help=False)
+    add_flags(parent)
+    return parent
 
 
-def _value(kind: object, text: str) -> int | bool | str:
-    if kind is bool and text in {"true", "false"}:
-        return text == "true"
-    return int(text) if kind is int and text.lstrip("-").isdecimal() else text
+def parser() -> Parser:
+    """Return the parser of the whole command line, from which manual pages are made too."""
+    whole = Parser(
+        prog="dshealthd",
+        description="Cluster health monitor for GPU training.",
+        epilog="`dshealthd COMMAND --help` shows the options of a command, with an example.",
+    )
+    whole.add_argument("--version", action="version", version=f"dshealthd {__version__}")
+    commands = whole.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    for command in COMMANDS:
+        arguments.declare(commands, command)
+    for name, text in APART.items():
+        commands.add_parser(name, help=text, description=text, add_help=False)
+    return whole

@@ -17,7 +17,7 @@ from dshealthd.collection import registry
 from dshealthd.core.address import listen_address
 from dshealthd.core.collector import CollectorOptions
 from dshealthd.core.host import Host
-from dshealthd.core.options import Duration, Errors, decode, join, option, unknown
+from dshealthd.core.options import Bytes, Duration, Errors, decode, join, option, unknown
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.nvrx.options import NvrxOptions
@@ -44,12 +44,15 @@ class Web:
     """Where and how the agent answers."""
 
     listen_address: str = option(
-        ":10061", 'Address to serve on: "HOST:PORT", ":PORT" for all addresses, "[IPv6]:PORT".'
+        ":10061",
+        'Address to serve on: "HOST:PORT", ":PORT" for all addresses, "[IPv6]:PORT".',
+        form="HOST:PORT",
     )
     config_file: Path | None = option(
         None,
         "File with TLS and basic authentication, in the format of Prometheus' "
         "exporter-toolkit; re-read as it changes.",
+        form="FILE",
     )
     hostnames: tuple[str, ...] = option(
         [],
@@ -59,9 +62,11 @@ class Web:
     max_connections: int = option(
         128, "Connections served at a time; further ones are closed at once.", minimum=1
     )
-    max_connections_per_address: int = option(8, "The same for one client address.", minimum=1)
+    max_connections_per_address: int = option(
+        8, "Connections served at a time to one client address.", minimum=1
+    )
     header_timeout: Duration = option("5s", "Header read timeout.", minimum="100ms")
-    max_body_bytes: int = option(65536, "Largest request body that is read.", minimum=0)
+    max_body_bytes: Bytes = option(Bytes(65536), "Largest request body that is read.", minimum=0)
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield what is wrong although its type is right."""
@@ -91,7 +96,9 @@ class Paths(Host):
 class Log:
     """What the agent says on standard error."""
 
-    level: Literal["debug", "info", "warning", "error"] = option("info", "Minimum log level.")
+    level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "Minimum log level.", aliases={"warn": "warning"}
+    )
     format: Literal["logfmt", "json"] = option("logfmt", "Log format.")
 
 

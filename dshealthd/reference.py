@@ -21,7 +21,7 @@ from dshealthd import self_metrics as telemetry
 from dshealthd.collection import registry, supervisor
 from dshealthd.config import SECTIONS
 from dshealthd.core import snapshot, state_writer
-from dshealthd.core.options import Duration
+from dshealthd.core.options import Bytes, Duration
 from dshealthd.evidence import service as evidence
 from dshealthd.nvrx import service as nvrx
 from dshealthd.probe import metrics as tally
@@ -185,12 +185,13 @@ def _type(hint: Any) -> str:
         str: "string",
         Path: "path",
         Duration: 'duration such as "5s"',
+        Bytes: 'size such as "512MiB", or bytes',
     }
     return names[hint]
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, bool | int | float) and not isinstance(value, Duration):
+    if isinstance(value, bool | int | float) and not isinstance(value, Duration | Bytes):
         return json.dumps(value)
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"

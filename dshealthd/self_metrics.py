@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BUILD = gauge("dshealthd_build_info", "1; the labels tell what runs.", "version", "pythonversion")
 RELOAD_OK = gauge(
     "dshealthd_config_last_reload_successful",
-    "1 if the last load of the configuration succeeded; at 0 the one before it is in force.",
+    "1 if the last load of the configuration succeeded; 0 while the previous configuration is kept.",
 )
 RELOAD_TIME = gauge(
     "dshealthd_config_last_reload_success_timestamp_seconds",

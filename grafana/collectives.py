@@ -88,7 +88,7 @@ def panels() -> list[dashboard.Panel]:
         ),
         graph(
             "Answers without progress",
-            f"""Answers of RAS in a row in which no rank had launched anything since the one before: the {SERIES} jobs with most. Alone it
+            f"""Answers of RAS in a row in which no rank had launched anything since the previous one: the {SERIES} jobs with most. Alone it
             proves no hang.""",
             (
                 worst(

@@ -89,7 +89,7 @@ def _now(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "Suspects",
-            f"Nodes, GPUs, links and leaves that the probes accuse. “{NO_PROBES}”: no agent "
+            f"Nodes, GPUs, links and leaves that the probes suspect. “{NO_PROBES}”: no agent "
             "takes part in probes.",
             "count(dshealthd:suspect:accusers{@rules}) or 0 * sum(dshealthd_probe_up{@fleet} == 1)",
             steps=((None, GREEN), (1, ORANGE)),
@@ -143,15 +143,15 @@ def _probes(source: Source) -> list[dashboard.Panel]:
     )
     return [
         rows(
-            "Accused by the probes",
-            f"""Whom the probes accuse now, and how many agents do: at most {ROWS}, those with the most accusers. A link is named by its two
+            "Suspects reported by probes",
+            f"""What the probes suspect now, and how many agents do: at most {ROWS}, those with the most agents. A link is named by its two
             nodes, a part as NODE/PART.""",
             [
                 Column(title="Kind", label="kind", width=70),
-                Column(title="Accused", label="part"),
+                Column(title="Suspect", label="part"),
                 Column(title="Reason", label="reason"),
                 Column(
-                    title="Accusers",
+                    title="Agents",
                     expr=(
                         f"topk({ROWS}, max by (cluster, kind, part, node, reason) "
                         f"(dshealthd:suspect:accusers{{@rules}}))"
@@ -161,7 +161,7 @@ def _probes(source: Source) -> list[dashboard.Panel]:
                 ),
                 Column(title="Node", label="node", link=node_link()),
             ],
-            sort=("Accusers", True),
+            sort=("Agents", True),
             size=(12, 9),
         ),
         matrix,

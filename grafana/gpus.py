@@ -26,7 +26,7 @@ ACTIONS: States = {
     5: ("IMEX recovery", ORANGE),
     6: ("bus reset", RED),
 }
-HELD: States = {0: ("free", GREEN), 1: ("held down", RED)}
+HELD: States = {0: ("free", GREEN), 1: ("throttled", RED)}
 NOT_IDLE = 'reason!~"gpu_idle|applications_clocks_setting|sync_boost|display_clock_setting"'
 """Reasons that are no trouble are left out: idleness, and what somebody set."""
 XIDS = f"topk({ROWS}, max by (gpu, pci, xid) (dshealthd_xid_last_timestamp_seconds{{@node}}))"
@@ -191,8 +191,8 @@ def _vital(source: Source) -> list[dashboard.Panel]:
             limits=["limit"],
         ),
         timeline(
-            "What holds the clocks down",
-            "GPUs and reasons for which clocks are held down at any time shown; idleness and "
+            "Throttling",
+            "GPUs and reasons for which clocks are throttled at any time shown; idleness and "
             "limits that somebody set are left out.",
             f"""max by (gpu, reason) (dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}}) and on (gpu, reason) topk({ROWS}, max by (gpu,
             reason) (max_over_time(dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}}[$__range] @ end())) > 0)""",

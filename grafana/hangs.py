@@ -28,7 +28,7 @@ DOING: States = {
     6: ("compile", PURPLE),
     7: ("a pause of another kind", GREY),
 }
-"""What a rank is busy with, by stage and phase."""
+"""The current phase of each rank, by stage and phase."""
 _STAGES = {"input": 1, "forward": 2, "backward": 3}
 _PHASES = {"training": 0, "evaluation": 4, "checkpoint": 5, "compile": 6, "other": 7}
 
@@ -40,7 +40,7 @@ def panels() -> list[dashboard.Panel]:
     ended = "cluster, exported_job, node, rank, how"
     return [
         rows(
-            "Why jobs stand still",
+            "Causes of hangs",
             f"""What explains most of a hang, by all nodes of the job: the class, and the rank, GPU or peer that the others wait for; at
             most eight a job and {ROWS} in all. Class unknown: no node has found anything.""",
             [
@@ -99,7 +99,7 @@ def panels() -> list[dashboard.Panel]:
             size=(6, 8),
         ),
         timeline(
-            "Jobs that stood still",
+            "Hangs in the time shown",
             f"""Nodes on which every rank of a job was silent for longer than is usual, by what that node knew of it; {SERIES} of those at
             the end of the time shown. Waiting: nothing on this node explains it.""",
             worst(

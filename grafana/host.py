@@ -33,7 +33,7 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
     return [
         graph(
             "Memory",
-            "Memory that can be had without swapping, in tmpfs and shared segments, and "
+            "Memory available without swapping, in tmpfs and shared segments, and "
             "locked, of all that the kernel manages.",
             ("max(dshealthd_memory_available_bytes{@node})", "available"),
             ("max(dshealthd_memory_shared_bytes{@node})", "shared"),
@@ -98,7 +98,7 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "OOM kills",
-            "Processes killed for lack of memory, an hour.",
+            "Processes killed by the OOM killer, an hour.",
             ("max(increase(dshealthd_oom_kills_total{@node}[1h]))", "kills"),
             unit="none",
         ),

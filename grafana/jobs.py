@@ -1,4 +1,4 @@
-"""The dashboard *Jobs*: which training jobs run, which of them stand still or are slow, and which
+"""The dashboard *Jobs*: which training jobs run, which of them hang or are slow, and which
 rank it is.
 """
 
@@ -69,7 +69,7 @@ def _now(source: Source) -> list[dashboard.Panel]:
             unknown=NO_JOBS,
         ),
         number(
-            "Jobs that stand still",
+            "Jobs hung",
             """Jobs of which every rank has been silent for longer than is usual for it. “no rules”: Prometheus evaluates none.""",
             f"count(dshealthd:job:hang{{@of_jobs}}) or 0 * {alerts.RULES_LOADED}",
             steps=ANY,

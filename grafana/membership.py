@@ -1,4 +1,4 @@
-"""The row of the dashboard *Probes and fabric* about who can probe whom.
+"""The row of the dashboard *Probes and fabric* about which nodes can probe each other.
 
 Members, clocks, and what nodes disagree in.
 """
@@ -57,7 +57,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "Without torch",
-            """Nodes where the process that runs collectives is not kept now: it is started when it is needed, so many are ordinary.""",
+            """Nodes where the process that runs collectives is not kept now: it is started on demand, so a high number is normal.""",
             "count(dshealthd_probe_parent_up{@nodes} == 0) or 0 * sum(dshealthd_probe_up{@nodes})",
             unknown=NO_PROBES,
         ),

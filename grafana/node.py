@@ -87,15 +87,15 @@ def _overview(source: Source) -> list[dashboard.Panel]:
         ),
         alerts.firing(source, '@alerts,node="$node"', size=(12, 8)),
         rows(
-            "Accusations",
-            "Whom the probes accuse on this node or on a link to it, and by how many "
+            "Suspects",
+            "What the probes suspect on this node or on a link to it, and by how many "
             f"agents: at most {ROWS}.",
             [
                 Column(title="Kind", label="kind", width=70),
-                Column(title="Accused", label="part"),
+                Column(title="Suspect", label="part"),
                 Column(title="Reason", label="reason"),
                 Column(
-                    title="Accusers",
+                    title="Agents",
                     expr=f"""topk({ROWS}, max by (kind, part, reason)
                         (dshealthd:suspect:accusers{{@rules,node="$node"}} or dshealthd:suspect:accusers{{@rules,peer="$node"}}))""",
                     steps=((1, ORANGE), (3, RED)),

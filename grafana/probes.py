@@ -52,7 +52,7 @@ def board(source: Source) -> Board:
         rows=[
             Row(title="Bandwidth against what is usual", panels=_bandwidth(source)),
             Row(title="Rounds", panels=_rounds(source)),
-            Row(title="Who can probe whom", panels=membership.panels(source)),
+            Row(title="Which nodes can probe each other", panels=membership.panels(source)),
             *fabric.board_rows(source),
         ],
     )
@@ -239,7 +239,7 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
             unknown=NO_PROBES,
         ),
         timeline(
-            "Accusations",
+            "Suspects",
             f"The {SERIES} that the most agents make at the end of the time shown.",
             worst(
                 "max by (cluster, kind, part, reason) (dshealthd:suspect:accusers{@rules} > "
@@ -247,6 +247,6 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
                 "cluster, kind, part, reason",
             ),
             "{{part}} {{reason}}",
-            {1: ("accused", ORANGE)},
+            {1: ("suspect", ORANGE)},
         ),
     ]

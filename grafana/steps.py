@@ -57,8 +57,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Own compute against the job's median",
-            f"""Time of a rank's forward passes, which waits for nobody, against the median of its job: the {SERIES} slowest ranks. Dashed,
-            where the alert of a straggler fires.""",
+            f"""Time of a rank's forward passes, which waits for no other rank, against the median of its job: the {SERIES} slowest ranks.
+            Dashed, where the alert of a straggler fires.""",
             (worst(f"max by ({RANK}) (dshealthd:job:forward_ratio{{@of_jobs}})", RANK), LEGEND),
             unit="none",
             steps=((None, GREEN), (limits["straggler_ratio"], ORANGE)),

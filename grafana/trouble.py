@@ -1,6 +1,6 @@
 """The row of the dashboard *Fleet* about GPUs in trouble.
 
-Hot, held down, or in need of a reset or an exchange.
+Hot, throttled, or in need of a reset or an exchange.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
             size=(8, 9),
         ),
         rows(
-            "GPUs that ask for something",
+            "GPUs needing action",
             f"""GPUs that cannot be read, whose memory needs a reset or an exchange, or for which the driver asks for an action: at most
             {ROWS}.""",
             [
@@ -65,7 +65,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
             size=(6, 9),
         ),
         rows(
-            "GPUs held down",
+            "GPUs throttled",
             f"""GPUs whose clocks the hardware, heat or power now hold down, with the share of the last ten minutes: at most {SERIES}. Idle
             clocks and limits that somebody set are left out.""",
             [

@@ -50,6 +50,24 @@ def test_reload(tmp_path: Path) -> None:
         assert not scrape.all("dshealthd_collector_up", collector="memory")
 
 
+def test_a_change_taken_back_needs_no_restart(tmp_path: Path) -> None:
+    """What takes effect at a restart is compared with what runs, not with the file before."""
+    with running(tmp_path, FAST) as agent:
+        file = tmp_path / "dshealthd.toml"
+        agent.wait(lambda s: s.value("dshealthd_memory_total_bytes"))
+
+        def reloads() -> int:
+            return agent.log.read_text().count("configuration reloaded")
+
+        for text in ("[web]\nmax_connections = 9\n", "", ""):
+            before = reloads()
+            file.write_text(text, encoding="utf-8")
+            agent.process.send_signal(signal.SIGHUP)
+            agent.wait(lambda _: reloads() > before)  # noqa: B023 - called in this turn only
+        said = agent.log.read_text().count("web.max_connections has changed and takes effect")
+        assert said == 1
+
+
 def test_stops_at_once(tmp_path: Path) -> None:
     """SIGTERM ends a healthy agent with status 0 in less than three seconds, and no worker is left."""
     with running(tmp_path, FAST) as agent:
@@ -73,7 +91,12 @@ def test_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
         ]
         second = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     assert second.returncode == 1
-    assert f"cannot serve on 127.0.0.1:{agent.port}: " in second.stderr
+    message = (
+        f"dshealthd: cannot serve on 127.0.0.1:{agent.port}: Address already in use; `ss -ltnp` "
+        "shows who listens there, --web.listen-address takes another port"
+    )
+    assert message in second.stderr.splitlines()
+    assert second.stderr.count(str(agent.port)) == 1
     assert "Traceback" not in second.stderr
 
 

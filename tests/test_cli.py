@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,10 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd import __version__, cli
+from dshealthd import __version__, cli, config
+from dshealthd.flags import tables
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from dshealthd.arguments import Command
 
 
 def dshealthd(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -75,3 +79,107 @@ def test_metrics_of_this_machine_are_sound(tmp_path: Path) -> None:
         check=False,
     )
     assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
+
+
+def shown(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the help of a command."""
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
+def test_help(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    """A command's help has its own options first, then the flags by section, and examples."""
+    text = shown(command.name, capsys)
+    sections = re.findall(r"^(\w+) options:$", text, re.MULTILINE)
+    assert sections == list(config.SECTIONS)
+    own, _, flags = text.partition("\nconfiguration:\n")
+    assert not re.findall(r"^  --\w+\.", own, re.MULTILINE)
+    described = re.split(r"^  (?=--)", flags.partition("\nexamples:\n")[0], flags=re.MULTILINE)[1:]
+    assert len(described) > 30
+    for flag in described:
+        assert re.match(r"--\S+ [A-Z]|--\S+ \w+\|\w+", flag), flag
+        assert "(default:" in " ".join(flag.split()), flag
+    for example in command.examples:
+        assert f"\n  {example}\n" in f"{text}\n"
+        words = shlex.split(example.partition("|")[0])
+        assert cli.parser().parse_args(words[1:]).command is command.function
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["stauts"], "dshealthd: unknown command stauts; did you mean status?"),
+        (
+            ["run", "--web.listen-adress", ":1"],
+            "dshealthd run: unknown option --web.listen-adress; did you mean --web.listen-address?",
+        ),
+        (
+            ["status", "--watch=1", "--wach=2"],
+            "dshealthd status: unknown option --wach; did you mean --watch?",
+        ),
+        (["run", "--web"], "dshealthd run: unknown option --web"),
+        (["run", "x"], "dshealthd run: unexpected argument x"),
+        (
+            ["probe", "--kind", "pairs"],
+            "dshealthd probe: argument --kind: unknown value pairs; did you mean pair?",
+        ),
+        (
+            ["slurm", "zzz"],
+            "dshealthd slurm: argument hook: unknown value zzz; known are health, prolog, epilog",
+        ),
+    ],
+)
+def test_misspelt_words_are_answered_with_the_nearest(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An unknown flag, command or choice is named, with what was probably meant."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == message or (words[-1] == "--web" and first.startswith(message))
+
+
+@pytest.mark.parametrize(
+    ("flags", "table"),
+    [
+        (["--web.config.file", "/w.yml"], {"web": {"config_file": "/w.yml"}}),
+        (["--web.config-file", "/w.yml"], {"web": {"config_file": "/w.yml"}}),
+        (["--web.hostnames", "a.example, b"], {"web": {"hostnames": ["a.example", "b"]}}),
+        (["--slurm.budget-ratio", "0.1"], {"slurm": {"budget_ratio": 0.1}}),
+        (["--slurm.bad-checks", "3"], {"slurm": {"bad_checks": 3}}),
+        (["--evidence.enabled", "false"], {"evidence": {"enabled": False}}),
+        (["--evidence.max-bytes", "2GiB"], {"evidence": {"max_bytes": "2GiB"}}),
+    ],
+)
+def test_flags_have_the_type_of_their_option(
+    flags: list[str], table: dict[str, dict[str, object]]
+) -> None:
+    """Each type of option can be given as a flag, and what comes of it is accepted."""
+    found = tables(cli.parser().parse_args(["run", *flags]))
+    assert found == table
+    config.load(None, found)
+
+
+def test_check_config_warns_of_what_is_missing(tmp_path: Path) -> None:
+    """Files that are named and not there, and a deadline beyond its interval, are warnings."""
+    file = tmp_path / "c.toml"
+    file.write_text(
+        "[probe]\npython = '/nowhere/python'\n[probe.members]\nhostfile = '/nowhere/hosts'\n"
+        "[probe.peer]\nlisten_address = '127.0.0.1:1'\nkey_file = '/nowhere/key'\n"
+        "[collectors.memory]\ninterval = '1s'\n",
+        encoding="utf-8",
+    )
+    done = dshealthd("check-config", "--config.file", str(file))
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        f"{file}: warning: probe.python: /nowhere/python: No such file or directory",
+        f"{file}: warning: probe.members.hostfile: /nowhere/hosts: No such file or directory",
+        f"{file}: warning: probe.peer.key_file: /nowhere/key: No such file or directory",
+        (
+            f"{file}: warning: collectors.memory.deadline: 2s is longer than the interval, 1s: "
+            "one source that hangs delays the next samples"
+        ),
+    ]

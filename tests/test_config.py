@@ -12,7 +12,7 @@ from dshealthd import config, reference
 from dshealthd.collection import registry
 from dshealthd.config import Config, ConfigError
 from dshealthd.core.address import listen_address
-from dshealthd.core.options import Duration, Errors, decode, encode
+from dshealthd.core.options import Bytes, Duration, Errors, decode, encode
 
 BAD = {
     "[wbe]": "wbe: unknown key; did you mean web?",
@@ -31,6 +31,9 @@ BAD = {
     "[web]\nheader_timeout = '5'": 'web.header_timeout: "5" is not a duration such as "250ms", "5s", "1m30s" or "2h"',
     "[web]\nheader_timeout = ''": 'web.header_timeout: "" is not a duration such as "250ms", "5s", "1m30s" or "2h"',
     "[log]\nlevel = 'loud'": 'log.level: "loud" is not one of "debug", "info", "warning", "error"',
+    "[web]\nmax_body_bytes = '1 apple'": 'web.max_body_bytes: "1 apple" is not a size such as "512MiB", "1GB" or 65536',
+    "[web]\nmax_body_bytes = 1.5": 'web.max_body_bytes: must be a size such as "512MiB" or an integer, not a float (1.5)',
+    "[evidence]\nmax_bytes = '1KB'": "evidence.max_bytes: must be at least 1MiB, not 1000",
     "[path]\nprocfs = ['/proc']": "path.procfs: must be a string with a path, not an array",
     "collectors = 'all'": "collectors: must be a table with one table for each collector",
     "[collectors]\nmemory = false": "collectors.memory: must be a table, not a boolean (False)",
@@ -111,6 +114,22 @@ def test_reference_file_is_complete_and_means_the_defaults() -> None:
 def test_durations(text: str, seconds: float) -> None:
     """Durations are written as in Prometheus."""
     assert Duration.parse(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("512", 512), ("64KiB", 65536), ("1GB", 10**9), ("1g", 2**30), ("2 MiB", 2**21), ("7B", 7)],
+)
+def test_sizes(text: str, number: int) -> None:
+    """Sizes may be written with a unit, decimal with B and binary with iB or a bare letter."""
+    assert Bytes.parse(text) == number
+    assert Bytes.parse(str(Bytes.parse(text))) == number
+
+
+def test_level_warn_is_warning(tmp_path: Path) -> None:
+    """The short name that other tools have for a level means the same."""
+    (tmp_path / "c.toml").write_text("[log]\nlevel = 'warn'\n", encoding="utf-8")
+    assert config.load(tmp_path / "c.toml").log.level == "warning"
 
 
 def test_options_survive_the_way_to_a_worker() -> None:

@@ -34,7 +34,7 @@ FILES = (
 
 def commands() -> dict[str, argparse.ArgumentParser]:
     """Return the parser of each command."""
-    parser = cli._parser()  # noqa: SLF001 - the one place where the commands are declared
+    parser = cli.parser()
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to list them
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
             return dict(action.choices)

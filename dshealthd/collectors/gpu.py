@@ -197,7 +197,7 @@ class Patience(GpuCollectorOptions):
 
     frozen_after: Duration = option(
         "10s",
-        "How long a GPU's energy counter may stand still before its readings count as frozen "
+        "How long a GPU's energy counter may stay the same before its readings count as frozen "
         "and are withheld.",
         minimum="1s",
     )

@@ -1,4 +1,4 @@
-"""What training jobs were told by their environments.
+"""Settings of training jobs, from their environments.
 
 Who they are, where they meet, and what of it does not fit them or this node.
 
@@ -52,7 +52,7 @@ INFO = gauge(
 )
 WORLD_SIZE = gauge(
     "dshealthd_job_world_size",
-    "How many ranks the run has, by what its ranks were told.",
+    "How many ranks the run has, by the environments of its ranks.",
     "job",
     "run",
 )

@@ -1,5 +1,5 @@
-"""Whether training jobs are hung on this node, by the silence of their ranks against what is
-usual, and which rank is at fault.
+"""Hung training jobs on this node, by the silence of their ranks against what is usual, and which
+rank is the culprit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OVERDUE = gauge(
 )
 BOUND = gauge(
     "dshealthd_job_step_bound_seconds",
-    "Silence that is usual for what the rank is busy with: twice the longest of the last "
+    "Usual silence in the rank's current phase: twice the longest of the last "
     "hours, 30 s at least; 1800 where little is known.",
     "job",
     "rank",

@@ -42,7 +42,7 @@ DURATION = gauge(
 CONNECTIONS = counter(
     "dshealthd_loopback_connections_total",
     "Attempts since the agent started, by how they ended; no_port means that no local port "
-    "was to be had.",
+    "was free.",
     "outcome",
 )
 

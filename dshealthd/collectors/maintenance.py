@@ -1,7 +1,7 @@
 """Maintenance of this node: planned work, until its end or until it is called off.
 
 Set by `dshealthd maintenance on`, or by Slurm's health check where the node is drained by an
-operator. Root and the agent's own user may set it, as nobody else may write to `path.state`.
+operator. Root and the agent's own user may set it, as no other user may write to `path.state`.
 """
 
 from __future__ import annotations

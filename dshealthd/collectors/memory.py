@@ -18,7 +18,7 @@ TOTAL = gauge(
 )
 AVAILABLE = gauge(
     "dshealthd_memory_available_bytes",
-    "Memory that can be had without swapping, as the kernel estimates it; MemAvailable.",
+    "Memory available without swapping, as the kernel estimates it; MemAvailable.",
 )
 SHARED = gauge(
     "dshealthd_memory_shared_bytes",
@@ -34,11 +34,11 @@ HUGE_TOTAL = gauge(
     "dshealthd_huge_pages", "Huge pages of the default size that are reserved; HugePages_Total."
 )
 HUGE_FREE = gauge(
-    "dshealthd_huge_pages_free", "Huge pages of the default size that nobody uses; HugePages_Free."
+    "dshealthd_huge_pages_free", "Huge pages of the default size not in use; HugePages_Free."
 )
 OOM_KILLS = counter(
     "dshealthd_oom_kills_total",
-    "Processes killed for lack of memory since boot, cgroup limits included; oom_kill of "
+    "Processes killed by the OOM killer since boot, cgroup limits included; oom_kill of "
     "/proc/vmstat.",
 )
 

@@ -26,7 +26,7 @@ from dshealthd.core.collector import (
     gauge,
 )
 from dshealthd.core.host import read
-from dshealthd.core.options import Duration, option
+from dshealthd.core.options import Bytes, Duration, option
 from dshealthd.core.result import os_reason
 from dshealthd.jobs.nccl import inspector_files
 from dshealthd.jobs.nccl.inspector import parse
@@ -103,8 +103,10 @@ class NcclInspectorOptions(CollectorOptions):
         minimum="31s",
     )
     max_files: int = option(64, "Files that are read.", minimum=1, maximum=10_000)
-    max_bytes: int = option(
-        1 << 18, "Length of a file beyond which it is not read; 24 KiB are usual.", minimum=4096
+    max_bytes: Bytes = option(
+        Bytes(1 << 18),
+        "Length of a file beyond which it is not read; 24 KiB are usual.",
+        minimum=4096,
     )
     max_operations: int = option(512, "Series of each metric.", minimum=1, maximum=10_000)
 

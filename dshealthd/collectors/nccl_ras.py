@@ -26,7 +26,7 @@ from dshealthd.core.collector import (
     counter,
     gauge,
 )
-from dshealthd.core.options import Duration, option
+from dshealthd.core.options import Bytes, Duration, option
 from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ras import client as ras_client
@@ -142,13 +142,13 @@ ERRORS = gauge(
 )
 PROGRESS = gauge(
     "dshealthd_job_nccl_progress_timestamp_seconds",
-    "Unix time of the last answer in which any rank had launched operations since the one "
-    "before; absent until that is seen.",
+    "Unix time of the last answer in which any rank had launched operations since the "
+    "previous one; absent until that is seen.",
     "job",
 )
 IDLE = gauge(
     "dshealthd_job_nccl_answers_without_progress",
-    "Answers in a row in which no rank had launched anything since the one before; absent "
+    "Answers in a row in which no rank had launched anything since the previous one; absent "
     "where answers cannot be compared. An operation "
     "that hangs on the GPU is launched, and so are those queued behind it: this alone does "
     "not prove a hang, nor 0 that there is none.",
@@ -216,16 +216,16 @@ class NcclRasOptions(CollectorOptions):
     max_jobs: int = option(
         8, "Training jobs that are asked, the oldest first.", minimum=1, maximum=100
     )
-    max_bytes: int = option(
-        16 << 20,
+    max_bytes: Bytes = option(
+        Bytes(16 << 20),
         "Length of an answer beyond which it is refused. A rank takes some 600 bytes for "
         "each communicator.",
-        minimum=1 << 16,
+        minimum=Bytes(1 << 16),
     )
 
     ask_unknown_releases: bool = option(
         False,
-        "Whether to ask jobs whose NCCL release cannot be told or is not known to be safe, in JSON "
+        "Whether to ask jobs whose NCCL release is unknown or is not known to be safe, in JSON "
         "alone. Releases that are known to be unsafe are never asked.",
     )
 

@@ -50,7 +50,7 @@ HEARD = gauge(
 )
 PHASE = gauge(
     "dshealthd_job_phase",
-    "1 for what the rank is busy with: training, or a pause that it has marked (evaluation, "
+    "1 for the rank's current phase: training, or a pause that it has marked (evaluation, "
     "checkpoint, compile, other).",
     "job",
     "rank",

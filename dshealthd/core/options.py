@@ -43,18 +43,55 @@ class Duration(float):
         return f"{self * 1000:g}ms"
 
 
+_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+class Bytes(int):
+    """A number of bytes; written 65536, "64KiB" or "1GB" in the config."""
+
+    @classmethod
+    def parse(cls, text: str) -> Bytes:
+        """Return the number that `text` writes; ValueError otherwise.
+
+        "1GB" is 10^9 and "1GiB" 2^30 bytes; a bare "1G" is 2^30, as systemd has it.
+        """
+        match = _SIZE.fullmatch(text.strip())
+        if match is None or (match[3] and not match[2]):
+            message = 'not a size such as "512MiB", "1GB" or 65536'
+            raise ValueError(message)
+        decimal = match[2] and not match[3] and text.strip()[-1:] in "Bb"
+        return cls(int(match[1]) * (1000 if decimal else 1024) ** _POWERS[match[2].upper()])
+
+    def __str__(self) -> str:
+        """Write the number in its largest whole unit."""
+        for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+            if self and self % 1024**power == 0:
+                return f"{self // 1024**power}{unit}"
+        return int.__repr__(self)
+
+
 def option(
     default: Any,
     doc: str,
     *,
     minimum: float | str | None = None,
     maximum: float | None = None,
+    form: str = "",
+    aliases: typing.Mapping[str, str] = types.MappingProxyType({}),
 ) -> Any:
     """Declare an option with its default, its documentation and its bounds.
 
-    A duration is written as text.
+    A duration is written as text. `form` shows in `--help` what a value looks like, where the type
+    alone does not; `aliases` are other spellings of the values that a Literal takes.
     """
-    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum}
+    metadata = {
+        "doc": doc,
+        "minimum": minimum,
+        "maximum": maximum,
+        "form": form,
+        "aliases": aliases,
+    }
     if isinstance(default, list):
         return dataclasses.field(
             default_factory=lambda: tuple(default), metadata={**metadata, "default": tuple(default)}
@@ -125,6 +162,8 @@ def _value(
     if dataclasses.is_dataclass(hint):
         return decode(hint, value, key, errors)  # type: ignore[arg-type] # is_dataclass also admits instances
     try:
+        if isinstance(value, str):
+            value = metadata.get("aliases", {}).get(value, value)
         converted = _convert(hint, value)
         _bound(converted, metadata)
     except ValueError as error:
@@ -152,6 +191,10 @@ def _convert(hint: Any, value: object) -> Any:
         return _convert(next(a for a in arguments if a is not type(None)), value)
     if hint is Duration and isinstance(value, str):
         return Duration.parse(value)
+    if hint is Bytes and isinstance(value, str):
+        return Bytes.parse(value)
+    if hint is Bytes and type(value) is int:
+        return Bytes(value)
     if hint is Path and isinstance(value, str):
         return Path(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
@@ -160,6 +203,7 @@ def _convert(hint: Any, value: object) -> Any:
         return value
     names = {
         Duration: 'a duration such as "5s"',
+        Bytes: 'a size such as "512MiB" or an integer',
         Path: "a string with a path",
         bool: "true or false",
         int: "an integer",
@@ -218,4 +262,6 @@ def _plain(value: Any) -> Any:
         return encode(value)
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, Bytes):
+        return int(value)
     return str(value) if isinstance(value, Duration | Path) else value

@@ -19,7 +19,8 @@ from dshealthd.doctor.processes import Pool
 from dshealthd.doctor.report import NodeReport, parse_node
 from dshealthd.printable import printable
 from dshealthd.probe.members.hostlist import HostlistError, expand
-from dshealthd.probe.members.membership import MembershipError, MembershipOptions, load
+from dshealthd.probe.members.membership import MembershipError, load
+from dshealthd.probe.options import MembershipOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Who is behind whom, from the flight recorders of several ranks.
+"""Which ranks lag, from the flight recorders of several ranks.
 
 One rank's collectives are numbered as all others' of its group are.
 """

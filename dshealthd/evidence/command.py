@@ -62,6 +62,7 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
             file=sys.stderr,
         )
         return EXIT_FAILURE
+    job = job or (step.answer["jobs"][0] if len(step.answer["jobs"]) == 1 else None)
     probes, exposition = _from_agent(loaded, access)
     print(
         f"looking at {len(step.answer['ranks'])} ranks; this takes 10 to "

@@ -71,7 +71,7 @@ class Findings:
     seconds: float = 0.0
     ranks: list[Rank] = field(default_factory=list)
     collectives: list[str] = field(default_factory=list)
-    """Who is behind whom, by the flight recorders."""
+    """Which ranks lag, by the flight recorders."""
     ras: Mapping[str, Any] | None = None
     moved: list[str] = field(default_factory=list)
     """Counters of GPUs, fabric and kernel that are different at the end."""
@@ -82,5 +82,5 @@ class Findings:
     rounds: list[Mapping[str, Any]] = field(default_factory=list)
     """Rounds of probes of the last hour."""
     missing: list[str] = field(default_factory=list)
-    """What could not be had, and why."""
+    """What was not collected, and why."""
     finished: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.options import Duration, option
+from dshealthd.core.options import Bytes, Duration, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ class EvidenceOptions:
         "evidence`.",
     )
     after: Duration = option(
-        "10s", "How long a job must have been found to stand still.", minimum="0s"
+        "10s", "How long a job must have been hung before evidence is taken.", minimum="0s"
     )
     again_after: Duration = option(
         "30m",
@@ -40,12 +40,14 @@ class EvidenceOptions:
     max_bundles: int = option(
         16, "Bundles that are kept; the oldest one goes first.", minimum=1, maximum=1000
     )
-    max_bytes: int = option(1024 * MIB, "Bytes of all bundles together.", minimum=MIB)
-    max_bundle_bytes: int = option(
-        128 * MIB, "Bytes of one bundle; what goes beyond is left out.", minimum=MIB
+    max_bytes: Bytes = option(
+        Bytes(1024 * MIB), "Bytes of all bundles together.", minimum=Bytes(MIB)
     )
-    min_free_bytes: int = option(
-        1024 * MIB,
+    max_bundle_bytes: Bytes = option(
+        Bytes(128 * MIB), "Bytes of one bundle; what goes beyond is left out.", minimum=Bytes(MIB)
+    )
+    min_free_bytes: Bytes = option(
+        Bytes(1024 * MIB),
         "Bytes that must be free on the disk beside a new bundle; otherwise none is made.",
         minimum=0,
     )

@@ -46,15 +46,15 @@ def write(findings: Findings) -> str:
 def _lines(findings: Findings) -> Iterator[str]:
     case = findings.case
     series = exposition_text.parse(findings.metrics)
-    what = "asked for by hand" if case.reason == "requested" else f"hang, class {case.reason}"
+    what = "asked for by hand" if case.reason == "requested" else f"hung, cause: {case.reason}"
     yield f"{case.job or 'all jobs'} on {findings.node}: {what}"
     yield f"taken   {_time(findings.begun)}, in {findings.seconds:.0f} s"
     if case.since is not None:
-        yield f"since   {_time(case.since)}: no sign of life for {findings.begun - case.since:.0f} s then"
+        yield f"since   {_time(case.since)}: no progress for {findings.begun - case.since:.0f} s then"
     if not findings.finished:
         yield "THE COLLECTION HAS NOT ENDED: it goes on, or was killed; the files tell what there was until then"
     yield ""
-    yield "Who is behind whom"
+    yield "Lagging ranks"
     yield from _indented(_blame(findings, series))
     yield ""
     yield f"Ranks on this node: {len(findings.ranks)}"
@@ -66,7 +66,7 @@ def _lines(findings: Findings) -> Iterator[str]:
     yield "Rounds of probes of the last hour"
     yield from _indented([_round(entry) for entry in findings.rounds[-MAX_ROUNDS:]] or ["none"])
     yield ""
-    yield "What could not be had"
+    yield "Not collected"
     missing = [
         *findings.missing,
         *(_problem(rank, name) for rank in findings.ranks for name in rank.problems),
@@ -94,8 +94,10 @@ def _blame(findings: Findings, series: exposition_text.Series) -> Iterator[str]:
     ):
         found = True
         yield line
-    if not found:
-        yield "nothing on this node tells; look at the bundles of the job's other nodes, and at the probes' suspects"
+    moving = list(_moving(findings, series))
+    yield from moving
+    if not found and not moving:
+        yield "no cause found on this node; see the bundles of the job's other nodes, and the probes' suspects"
 
 
 def _by_ras(ras: Mapping[str, Any] | None) -> Iterator[str]:
@@ -134,6 +136,20 @@ def _by_steps(findings: Findings, series: exposition_text.Series) -> Iterator[st
             last = min(steps.values())
             behind = ", ".join(sorted((rank for rank in steps if steps[rank] == last), key=int))
             yield f"heartbeats: rank {behind} of {job} at step {last:.0f}, others here at step {max(steps.values()):.0f}"
+
+
+def _moving(findings: Findings, series: exposition_text.Series) -> Iterator[str]:
+    """Say of each job that the agent watches, and finds well, that it is not hung."""
+    if findings.case.reason != "requested":
+        return
+    for labels, hung in series.get("dshealthd_job_hang", {}).items():
+        job = dict(labels).get("job", "")
+        steps = exposition_text.of_job(series, "dshealthd_job_step", job)
+        heard = exposition_text.of_job(series, "dshealthd_job_heartbeat_timestamp_seconds", job)
+        if hung or not steps or not heard or findings.case.job not in {"", job}:
+            continue
+        ago = max(0.0, findings.begun - max(heard.values()))
+        yield f"{job} is not hung: step {max(steps.values()):.0f}, last progress {ago:.0f} s ago"
 
 
 def _rank(findings: Findings, series: exposition_text.Series, rank: Rank) -> str:

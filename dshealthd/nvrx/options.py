@@ -25,7 +25,7 @@ class NvrxOptions:
     socket: Path | None = option(
         None,
         "Unix socket for --ft-node-health-check-endpoint, such as /run/dshealthd/nvhcd.sock. "
-        "Who may enter its directory may ask.",
+        "Directory permissions control access.",
     )
 
     def check(self) -> Iterator[tuple[str, str]]:

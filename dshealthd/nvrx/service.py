@@ -36,8 +36,8 @@ UP = gauge(
 )
 VERDICTS = counter(
     "dshealthd_nvrx_verdicts_total",
-    "Verdicts that launchers asked for, by what they were told: healthy, unhealthy, unknown "
-    "(an error, which NVRx takes as if nobody had "
+    "Verdicts that launchers asked for, by answer: healthy, unhealthy, unknown "
+    "(an error, which NVRx takes as if it had not "
     "been asked). One serves all who ask within a second.",
     "verdict",
 )

@@ -198,6 +198,7 @@ async def local(
         "outcome": found.outcome,
         "stage": found.stage,
         "reason": found.reason,
+        "units": report.UNITS,
         "timings": [report.fields(timing) for timing in collectives],
         "failures": [failure(result) for result in results if result.outcome is not Outcome.OK],
     }
@@ -256,8 +257,14 @@ def show_local(document: dict[str, Any]) -> str:
         )
     if document["timings"]:
         lines.append(report.table([timing_of(entry) for entry in document["timings"]]))
+        lines.append(report.sums(Outcome(document["outcome"])))
     rank = "# rank {rank}: {outcome} at {stage}: {reason}: {detail}"
     lines += [rank.format(**entry) for entry in document["failures"]]
+    if document["reason"] in {"no_torch", "no_python"}:
+        lines.append(
+            f"# {document['python']} cannot import torch: name the interpreter of the training "
+            "environment, such as --probe.python /opt/train/bin/python"
+        )
     lines.append(
         f"# outcome: {document['outcome']}"
         + (f", {document['reason']}" if document["reason"] else "")
@@ -356,6 +363,7 @@ async def between(
         "kind": kind,
         "members": list(names),
         "outcome": report.worst(Outcome(entry["outcome"]) for entry in entries),
+        "units": report.UNITS,
         "rounds": entries,
     }
 

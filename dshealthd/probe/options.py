@@ -293,8 +293,8 @@ class VerdictOptions:
 
     confirmations: int = option(
         4,
-        "Extra rounds that must be flagged, with at most one that is not, before a part is "
-        "accused.",
+        "Extra rounds that must be flagged, with at most one that is not, before a part becomes "
+        "a suspect.",
         minimum=2,
     )
     told_ratio: float = option(
@@ -303,7 +303,7 @@ class VerdictOptions:
         minimum=0.01,
     )
     hold_epochs: int = option(
-        4, "How many epochs an accusation of another node stands without new evidence.", minimum=2
+        4, "Epochs for which a suspicion of another node lasts without new evidence.", minimum=2
     )
 
 
@@ -325,7 +325,7 @@ class ProbeOptions:
     python: Path | None = option(
         None,
         "Interpreter of the training environment, which has torch; without, light rounds "
-        "only. Nobody else may be able to change it.",
+        "only. Must not be writable by others.",
     )
     group_size: int = option(2, "Nodes in a round; the same on all nodes.", minimum=2, maximum=8)
     large_every: int = option(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.probe.observation import Outcome
+from dshealthd.probe.observation import Op, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -40,6 +40,15 @@ WORST = (
 """Of several outcomes the first of these counts."""
 ELEMENT = 4
 """Bytes of one float."""
+UNITS: Mapping[str, str] = {
+    "size": "bytes",
+    "seconds": "s",
+    "algbw": "bytes/s",
+    "busbw": "bytes/s",
+}
+"""What the numbers of `fields` are in; tables have GB/s, as nccl-tests does."""
+REDUCTIONS = frozenset({Op.ALL_REDUCE})
+"""Operations that reduce: they have an element type and a sum, and count for the average."""
 
 
 def algorithm_bandwidth(timing: Timing) -> float:
@@ -48,7 +57,7 @@ def algorithm_bandwidth(timing: Timing) -> float:
 
 
 def fields(timing: Timing) -> dict[str, Any]:
-    """Return a timing for `--json`: seconds and bytes per second."""
+    """Return a timing for `--json`, in `UNITS`."""
     return {
         "op": timing.op,
         "part": timing.part,
@@ -65,16 +74,28 @@ def table(timings: Iterable[Timing]) -> str:
 
     Microseconds, and 10^9 bytes per second.
     """
+    rows = list(timings)
     lines = [
-        f"# {'op':<16}{'part':>6}{'size':>13}{'count':>13}{'time':>12}{'algbw':>10}{'busbw':>10}",
-        f"# {'':<16}{'':>6}{'(B)':>13}{'(elements)':>13}{'(us)':>12}{'(GB/s)':>10}{'(GB/s)':>10}",
+        f"# {'op':<16}{'part':>6}{'size':>13}{'count':>13}{'type':>7}{'redop':>7}{'time':>12}{'algbw':>10}{'busbw':>10}",
+        f"# {'':<16}{'':>6}{'(B)':>13}{'(elements)':>13}{'':>7}{'':>7}{'(us)':>12}{'(GB/s)':>10}{'(GB/s)':>10}",
     ]
-    lines += [
-        f"  {t.op:<16}{t.part or '-':>6}{t.size:>13}{t.size // ELEMENT:>13}{t.seconds * 1e6:>12.2f}"
-        f"{algorithm_bandwidth(t) / 1e9:>10.3f}{t.bus_bandwidth / 1e9:>10.3f}"
-        for t in timings
-    ]
+    for t in rows:
+        kind, reduction = ("float", "sum") if t.op in REDUCTIONS else ("-", "-")
+        lines.append(
+            f"  {t.op:<16}{t.part or '-':>6}{t.size:>13}{t.size // ELEMENT:>13}{kind:>7}"
+            f"{reduction:>7}{t.seconds * 1e6:>12.2f}{algorithm_bandwidth(t) / 1e9:>10.3f}"
+            f"{t.bus_bandwidth / 1e9:>10.3f}"
+        )
+    reduced = [t.bus_bandwidth / 1e9 for t in rows if t.op in REDUCTIONS]
+    if reduced:
+        lines.append(f"# Avg bus bandwidth    : {sum(reduced) / len(reduced):.3f} GB/s")
     return "\n".join(lines)
+
+
+def sums(outcome: Outcome) -> str:
+    """Say what became of the check of every sum, where nccl-tests counts its `#wrong`."""
+    checked = {Outcome.OK: "0 OK", Outcome.CORRUPTED: "FAILED, sums are wrong"}
+    return f"# Out of bounds values : {checked.get(outcome, 'not checked')}"
 
 
 def matrix(names: Sequence[str], cells: Mapping[frozenset[str], str], what: str) -> str:

@@ -52,7 +52,7 @@ class SlurmOptions:
     maintenance: bool = option(
         True,
         "Whether a node that somebody else has drained, or that is in a reservation of type "
-        "MAINT, is in maintenance: its alerts wake nobody. Asked by the health check.",
+        "MAINT, is in maintenance: its alerts page no one. Asked by the health check.",
     )
     node: str = option(
         "", "Name of this node in slurm.conf; where empty $SLURMD_NODENAME, else the host name."

@@ -33,7 +33,7 @@ REASONS = {
 
 
 def job_lines(job: Mapping[str, Any], paint: Paint) -> Iterator[str]:
-    """Yield what is known of one job: whether it moves, and who is at fault."""
+    """Yield what is known of one job: whether it makes progress, and the culprit."""
     hang = job["hang"]
     state = State.CRITICAL if hang or job["loss"] == "not finite" else State.OK
     world = f" of {job['world_size']}" if job["world_size"] else ""

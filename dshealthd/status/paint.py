@@ -31,7 +31,7 @@ def plural(number: int, name: str) -> str:
 
 
 _LONG = ((172800, 86400, "d"), (7200, 3600, "h"), (120, 60, "min"))
-"""From so many seconds on, in this unit: two of each, as fewer would be rounded too far."""
+"""From this many seconds on, in this unit: two of each, as fewer would be rounded too far."""
 
 
 def duration(seconds: float) -> str:

@@ -45,7 +45,7 @@ class Answer:
 
     @property
     def problem(self) -> str:
-        """Why the verdict cannot be told although there may be an answer; empty where it can."""
+        """Why the verdict is unknown although there may be an answer; empty where it is known."""
         if self.error or self.document.get("schema") == SCHEMA:
             return self.error
         told = self.document.get("schema")
@@ -89,7 +89,7 @@ def members(client: Client) -> list[str]:
 
 
 def worst(answers: Sequence[Answer]) -> State:
-    """Return the worst verdict; unknown if nobody was asked."""
+    """Return the worst verdict; unknown if no agent was asked."""
     return max((answer.state for answer in answers), key=ORDER.index, default=State.UNKNOWN)
 
 

@@ -3,8 +3,8 @@ fails.
 
     from dshealthd.training import attach
 
-    attach(engine)                              # a DeepSpeed engine attach(optimizer=optimizer,
-    model=model)    # plain torch; scaler=scaler where there is a GradScaler
+    attach(engine)                              # a DeepSpeed engine
+    attach(optimizer=optimizer, model=model)    # plain torch; scaler=scaler with a GradScaler
 
     with attach(optimizer=optimizer, model=model) as heartbeat:
         …

@@ -11,13 +11,17 @@ vouches for who hands it over. Its size is sealed.
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import logging
 import mmap
 import os
 import socket
 import struct
 
 from dshealthd.training.message import HELLO, PAGE, SLOT
+
+log = logging.getLogger("dshealthd.training")
 
 DEFAULT_PATH = "/run/dshealthd/heartbeat.sock"
 RETRY = 1.0
@@ -47,6 +51,7 @@ class Page:
         self._socket: socket.socket | None = None
         self._offset = 0
         self._due = 0.0
+        self._warned = os.environ.get("LOCAL_RANK", "0") != "0"  # one rank of a node says it
 
     def write(self, data: bytes, now: float) -> None:
         """Put a message in the page; `now` is monotonic time in seconds.
@@ -108,8 +113,13 @@ class Page:
             # end it.
             page = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", self._file))
             connection.sendmsg([HELLO], [page], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except OSError:  # not there, nobody listens, or too many wait
+        except OSError as error:  # not there, nobody listens, or too many wait
             connection.close()
+            if error.errno == errno.ENOENT and not self._warned:
+                self._warned = True
+                log.warning(
+                    "no agent listens at %s: heartbeats are lost until one does", self._path
+                )
             return
         self._socket = connection
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import os
 import socket
@@ -58,8 +59,8 @@ REQUESTS = counter(
 )
 CONFIG_OK = gauge(
     "dshealthd_web_config_last_reload_successful",
-    "1 if the last reading of web.config_file and its certificates could be used; at 0 the "
-    "one before it is in force.",
+    "1 if the last reading of web.config_file and its certificates could be used; 0 while "
+    "the previous one is kept.",
 )
 CONFIG_FAILURES = counter(
     "dshealthd_web_config_reload_failures_total",
@@ -102,6 +103,14 @@ CHALLENGE = 'Basic realm="dshealthd", charset="UTF-8"'
 
 class ListenError(Exception):
     """The agent cannot listen on its address; the text says why."""
+
+
+def _why(error: OSError) -> str:
+    """Return why an address cannot be had, and what to do about it."""
+    if error.errno == errno.EADDRINUSE:
+        hint = "`ss -ltnp` shows who listens there, --web.listen-address takes another port"
+        return f"{os.strerror(errno.EADDRINUSE)}; {hint}"
+    return os.strerror(error.errno) if error.errno else str(error)  # asyncio's repeats the address
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
@@ -188,7 +197,7 @@ class Server:
         try:
             await self._listener.start(*listen_address(self._options.listen_address))
         except OSError as error:
-            message = f"cannot serve on {self._options.listen_address}: {error}"
+            message = f"cannot serve on {self._options.listen_address}: {_why(error)}"
             raise ListenError(message) from error
 
     async def close(self) -> None:

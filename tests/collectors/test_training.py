@@ -30,6 +30,8 @@ from tests.jobs.service import configured, jobs
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
     from dshealthd.jobs.heartbeats.sender import Sender
 
 
@@ -165,13 +167,21 @@ def test_single_collection(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_directory(tmp_path: Path) -> None:
-    """Where nobody made the directory there is nothing to report to, and the page says what makes
-    it.
-    """
-    result = collected(tmp_path / "none" / "h.sock")
+def test_no_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without the directory of the socket nothing is available, which the log says once."""
+
+    async def run() -> tuple[Result, str]:
+        mine = options(tmp_path / "absent/heartbeat.sock")
+        async with jobs(configured(mine)) as (service, context):
+            service._reception.tend()  # type: ignore[union-attr] # the service's next turn
+            return attempt(Training(mine, context), time.monotonic), str(service.status())
+
+    result, status = asyncio.run(run())
     assert result.outcome is Outcome.NOT_AVAILABLE
-    assert "RuntimeDirectory=" in result.detail
+    assert f"{tmp_path}/absent does not exist" in result.detail
+    assert result.detail in status
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert caplog.messages == [result.detail]
 
 
 def test_another_agent(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def test_a_rank_that_is_stopped_is_named_by_its_bundle(tmp_path: Path) -> None:
         assert agent.status()["evidence"]["bundles"] == [name]
         bundle = tmp_path / "state/evidence" / name
         summary = (bundle / "summary.txt").read_text(encoding="utf-8")
-        assert "hang, class process" in summary
-        assert re.search(r"Who is behind whom\n  rank 1: stopped\n", summary), summary
+        assert "hung, cause: process" in summary
+        assert re.search(r"Lagging ranks\n  rank 1: stopped\n", summary), summary
         assert re.search(
             rf"\n  rank 1, \S+, pid {pids[1]}, step \d+, training\S*, heard \d+ s ago, stopped",
             summary,

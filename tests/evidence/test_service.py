@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.config import Config
 from dshealthd.core.host import Host
-from dshealthd.core.options import Duration
+from dshealthd.core.options import Bytes, Duration
 from dshealthd.evidence.bundle import kept
 from dshealthd.evidence.findings import Case
 from dshealthd.evidence.options import EvidenceOptions
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 NOW = 1_795_271_340.0
 OPTIONS = EvidenceOptions(
-    after=Duration(10.0), min_free_bytes=0, max_bytes=1 << 21, max_bundle_bytes=1 << 20
+    after=Duration(10.0),
+    min_free_bytes=Bytes(0),
+    max_bytes=Bytes(1 << 21),
+    max_bundle_bytes=Bytes(1 << 20),
 )
 FAILING = (sys.executable, "-c", "pass")
 HANGING = (sys.executable, "-c", "import time; time.sleep(60)")
@@ -307,7 +310,7 @@ def test_a_disk_that_is_nearly_full_is_a_refusal(tmp_path: Path) -> None:
     """It is counted, and says how much there is."""
 
     async def scene() -> None:
-        node = Node(tmp_path, dataclasses.replace(OPTIONS, min_free_bytes=1 << 60))
+        node = Node(tmp_path, dataclasses.replace(OPTIONS, min_free_bytes=Bytes(1 << 60)))
         taken = await node.evidence.take(Case(job="slurm-7", reason="waiting"))
         assert taken.outcome == "refused"
         assert "MiB are free" in taken.detail

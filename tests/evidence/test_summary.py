@@ -53,12 +53,12 @@ def test_the_summary_says_who_is_at_fault_at_the_top() -> None:
     """
     lines = summary.write(findings()).splitlines()
     assert lines[:3] == [
-        "slurm-7 on node-a: hang, class input",
+        "slurm-7 on node-a: hung, cause: input",
         "taken   2026-11-21 14:29:00 UTC, in 12 s",
-        "since   2026-11-21 14:28:20 UTC: no sign of life for 40 s then",
+        "since   2026-11-21 14:28:20 UTC: no progress for 40 s then",
     ]
     assert lines[4:7] == [
-        "Who is behind whom",
+        "Lagging ranks",
         "  rank 1: input",
         "  heartbeats: rank 1 of slurm-7 at step 99, others here at step 100",
     ]
@@ -76,12 +76,26 @@ def test_what_is_not_known_is_not_made_up() -> None:
     found = Findings(case=Case(job="slurm-9", reason="waiting"), node="node-a", begun=0.0)
     found.ranks = [Rank("slurm-9", 5, 1)]
     text = summary.write(found)
-    assert "nothing on this node tells" in text
+    assert "no cause found on this node" in text
     assert (
         "rank 5, node-a, pid 1, step unknown, stage unknown, state unknown, Python stack unknown"
         in text
     )
     assert "what moved within 0 s\n  not known" in text
+
+
+def test_a_job_that_moves_is_not_hung() -> None:
+    """Evidence asked for of a healthy job says so, with its step; of a hang never."""
+    found = findings()
+    found.metrics += 'dshealthd_job_hang{job="slurm-7",class="none"} 0\n'
+    line = "slurm-7 is not hung: step 100, last progress 40 s ago"
+    assert line not in summary.write(found)
+    found.case = Case(job="slurm-7", reason="requested")
+    text = summary.write(found)
+    assert line in text
+    assert "no cause found" not in text
+    found.metrics = found.metrics.replace('class="none"} 0', 'class="input"} 1')
+    assert "is not hung" not in summary.write(found)
 
 
 def test_a_summary_before_the_end_says_so() -> None:

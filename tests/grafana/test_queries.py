@@ -40,7 +40,7 @@ ALERTS = [
     ("fleet", "Alerts"),
     ("node", "Firing alerts"),
 ]
-OF_THE_FLEET = {"Jobs that stand still", "Ranks left out"}
+OF_THE_FLEET = {"Jobs hung", "Ranks left out"}
 """What the dashboard of jobs can tell where there is no job."""
 QUIET: Mapping[tuple[str, str, str], str] = {
     **{
@@ -56,16 +56,16 @@ QUIET: Mapping[tuple[str, str, str], str] = {
         )
     },
     ("jobs", "Ranks left out", ANY): "job_environment does not run in this lab, which says why",
-    ("fleet", "Accused by the probes", ANY): "the probes accuse nobody",
-    ("node", "Accusations", ANY): "the probes accuse nobody",
-    ("probes", "Accusations", ANY): "the probes accuse nobody",
-    ("fleet", "GPUs that ask for something", ANY): "no GPU asks for anything",
-    ("fleet", "GPUs held down", ANY): "no GPU is held down",
+    ("fleet", "Suspects reported by probes", ANY): "the probes suspect nothing",
+    ("node", "Suspects", ANY): "the probes suspect nothing",
+    ("probes", "Suspects", ANY): "the probes suspect nothing",
+    ("fleet", "GPUs needing action", ANY): "no GPU asks for anything",
+    ("fleet", "GPUs throttled", ANY): "no GPU is throttled",
     ("fleet", "GPUs that wait", ANY): "no GPU looks as in a hang",
     ("fleet", "Nodes that differ", ANY): "the nodes are alike",
     ("node", "Sources that fail", ANY): "no source fails",
     ("node", "GPU faults", ANY): "no GPU fails",
-    ("node", "What holds the clocks down", ANY): "nothing does",
+    ("node", "Throttling", ANY): "nothing does",
     ("node", "Xids", ANY): "the kernel log has no Xid",
     ("node", "Links that are down or have errors", ANY): "all NVLinks are well",
     ("node", "Clock", "B"): "whether a time daemon keeps the clock is this machine's affair",

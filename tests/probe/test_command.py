@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import time
@@ -53,7 +54,8 @@ def test_local() -> None:
         ("all_reduce", 32768, 8192),
         ("all_reduce", 1048576, 262144),
     ]
-    microseconds, algorithm, bus = map(float, lines[-1][4:])
+    assert lines[-1][4:6] == ["float", "sum"]
+    microseconds, algorithm, bus = map(float, lines[-1][6:])
     assert algorithm == pytest.approx(1048576 / microseconds / 1e3, rel=0.01)
     assert bus == pytest.approx(algorithm, rel=0.01)  # 2(n-1)/n is 1 for two ranks
     assert (
@@ -63,6 +65,8 @@ def test_local() -> None:
         < done.stderr.index("verify")
     )
     assert "# outcome: ok" in done.stdout
+    assert re.search(r"^# Avg bus bandwidth    : \d+\.\d{3} GB/s$", done.stdout, re.MULTILINE)
+    assert "# Out of bounds values : 0 OK" in done.stdout.splitlines()
 
 
 def test_local_json() -> None:
@@ -77,6 +81,7 @@ def test_local_json() -> None:
     (timing,) = document["timings"]
     assert timing["algbw"] == pytest.approx(4096 / timing["seconds"])
     assert timing["count"] == 1024
+    assert document["units"]["algbw"] == document["units"]["busbw"] == "bytes/s"
 
 
 def test_no_torch() -> None:
@@ -85,6 +90,7 @@ def test_no_torch() -> None:
     assert done.returncode == 1
     assert "# outcome: failed, no_python" in done.stdout
     assert "/nonexistent/python" in done.stdout
+    assert "such as --probe.python /opt/train/bin/python" in done.stdout
     assert "Traceback" not in done.stderr
 
 

@@ -48,6 +48,28 @@ def test_every_step_is_told(agents_end: AgentsEnd) -> None:
     heartbeat.close()
 
 
+@pytest.mark.parametrize(("local_rank", "lines"), [("0", 1), ("3", 0)])
+def test_a_missing_agent_is_said_once(
+    local_rank: str,
+    lines: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without a socket one rank of a node warns once, and the training goes on."""
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    path = str(tmp_path / "absent/heartbeat.sock")
+    heartbeat = Heartbeat(socket=path)
+    with caplog.at_level(logging.WARNING):
+        heartbeat.step()
+        time.sleep(RETRY)
+        heartbeat.step()
+    expected = f"no agent listens at {path}: heartbeats are lost until one does"
+    assert caplog.messages == [expected] * lines
+    assert not heartbeat.closed
+    heartbeat.close()
+
+
 def test_unknown_is_not_told(agents_end: AgentsEnd) -> None:
     """What the training does not compute is unknown, not 0.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 from collections import defaultdict
 from typing import TYPE_CHECKING
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from dshealthd.jobs.heartbeats.sender import Sender
 
 
+log = logging.getLogger(__name__)
+
+
 class Reception:
     """The receiver of an agent; `tend` is called by the clock."""
 
@@ -32,6 +36,7 @@ class Reception:
         self.problem: NotAvailable | SourceError | None = None
         """Why it does not listen; None while it does."""
         self._host = host
+        self._warned = False
 
     def tend(self) -> None:
         """Listen if need be, as a socket that was removed is made again; let go of who is gone."""
@@ -50,10 +55,14 @@ class Reception:
         """Open the socket; return why it cannot be."""
         directory = os.path.dirname(self.path)
         if not os.path.isdir(directory):
-            return NotAvailable(
-                f"{directory} is not there for the heartbeats' socket; "
-                "systemd's RuntimeDirectory= makes it"
+            message = (
+                f"heartbeats of training jobs are off: {directory} does not exist; systemd makes "
+                f"it for the service, `mkdir {directory}` as root does without"
             )
+            if not self._warned:
+                self._warned = True
+                log.warning("%s", message)
+            return NotAvailable(message)
         try:
             if os.readlink(self._host.proc("self")) != str(os.getpid()):
                 detail = (

@@ -32,7 +32,7 @@ HASH = gauge(
 )
 OK = gauge(
     "dshealthd_members_last_reload_successful",
-    "1 if the list of nodes could be used when last read; at 0 the one before it is in force.",
+    "1 if the list of nodes could be used when last read; 0 while the previous list is kept.",
 )
 METRICS = (MEMBERS, HASH, OK)
 

@@ -1,4 +1,4 @@
-// The training jobs of this node: how far they are, whether they move, and who is at fault.
+// The training jobs of this node: how far they are, whether they move, and the culprit.
 
 import { h } from "./elements.js";
 import { count, duration, known, plural, unknown, words } from "./numbers.js";

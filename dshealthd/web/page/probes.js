@@ -1,4 +1,4 @@
-// The rounds with other nodes: who takes part, what the last ones came to and the suspects.
+// The rounds with other nodes: members, outcomes of the last ones, suspects.
 
 import { h } from "./elements.js";
 import { clock, duration, known, unknown, words } from "./numbers.js";

@@ -1,0 +1,198 @@
+"""The arguments of each command beside the flags of the configuration."""
+
+from __future__ import annotations
+
+import inspect
+from argparse import ArgumentParser
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dshealthd.flags import add_flags
+
+ACCESS = ("tls", "ca_file", "user", "password_file")
+"""Arguments of commands that ask agents."""
+
+
+def nothing(_parser: ArgumentParser) -> None:
+    """Declare no argument of its own."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as the command line has it."""
+
+    name: str
+    function: Callable[..., int]
+    """Gets the configuration, its file, the flags, and its own arguments by name; its docstring is
+    the description.
+    """
+    examples: tuple[str, ...]
+    declare: Callable[[ArgumentParser], None] = nothing
+
+
+def declare(commands: Any, command: Command) -> None:
+    """Add a command to the subparsers: its own arguments first, then the flags by section."""
+    description = inspect.getdoc(command.function) or ""
+    examples = "\n".join(f"  {example}" for example in command.examples)
+    parser: ArgumentParser = commands.add_parser(
+        command.name,
+        help=description.split("\n", 1)[0],
+        description=description,
+        epilog=f"examples:\n{examples}",
+    )
+    before = len(parser._actions)  # noqa: SLF001 - argparse has no other way to list them
+    command.declare(parser)
+    own = tuple(action.dest for action in parser._actions[before:])  # noqa: SLF001
+    add_flags(parser)
+    parser.set_defaults(command=command.function, own=own)
+
+
+def query(parser: ArgumentParser) -> None:
+    """Declare which agents are asked, and how the answer is shown."""
+    parser.add_argument(
+        "nodes",
+        nargs="*",
+        metavar="NODE",
+        help="nodes whose agents are asked, HOST or HOST:PORT (default: this one)",
+    )
+    parser.add_argument(
+        "--members", action="store_true", help="ask the agents of all members of the probes"
+    )
+    parser.add_argument(
+        "--json",
+        dest="as_json",
+        action="store_true",
+        help="print one JSON document; docs/status-api.md has its fields",
+    )
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=float,
+        const=2.0,
+        metavar="SECONDS",
+        help="refresh until Ctrl-C (default: every 2 seconds)",
+    )
+    access(parser)
+
+
+def access(parser: ArgumentParser) -> None:
+    """Declare how agents are asked that want TLS or a password."""
+    parser.add_argument("--tls", action="store_true", help="ask agents over TLS")
+    parser.add_argument(
+        "--ca-file",
+        type=Path,
+        metavar="FILE",
+        help="certificate authorities to trust with --tls (default: the system's)",
+    )
+    parser.add_argument(
+        "--user", default="", metavar="NAME", help="user name for agents with basic authentication"
+    )
+    parser.add_argument(
+        "--password-file", type=Path, metavar="FILE", help="file with that user's password"
+    )
+
+
+def targets(parser: ArgumentParser) -> None:
+    """Declare where the targets come from and go to."""
+    parser.add_argument(
+        "--hostfile", metavar="FILE", help="DeepSpeed hostfile (default: the configured members)"
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        help="file to replace; left as it is when the members are unknown (default: stdout)",
+    )
+
+
+def evidence(parser: ArgumentParser) -> None:
+    """Declare whose evidence is taken."""
+    parser.add_argument(
+        "--job", metavar="JOB", help="one job, as the label `job` names it (default: all jobs)"
+    )
+    access(parser)
+
+
+def keys(parser: ArgumentParser) -> None:
+    """Declare what is done with the key, and where it is."""
+    parser.add_argument("action", choices=["new", "rotate", "show"], help="what to do")
+    parser.add_argument(
+        "--file",
+        metavar="FILE",
+        help="key file (default: probe.peer.key_file, else /etc/dshealthd/probe.key)",
+    )
+
+
+def maintenance(parser: ArgumentParser) -> None:
+    """Declare what becomes of the node's maintenance."""
+    parser.add_argument("action", choices=["on", "off", "show"], help="what to do")
+    parser.add_argument(
+        "--for",
+        dest="duration",
+        metavar="DURATION",
+        help='when it ends by itself, such as "30m" or "12h" (default: 2h)',
+    )
+    parser.add_argument(
+        "--reason", metavar="TEXT", help="why, for whoever sees the node (default: none)"
+    )
+
+
+def test_alert(parser: ArgumentParser) -> None:
+    """Declare where the test page goes."""
+    parser.add_argument(
+        "--alertmanager",
+        metavar="URL",
+        default="http://127.0.0.1:9093",
+        help="Alertmanager's address (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prometheus", metavar="URL", help="Prometheus' address, checked first (default: none)"
+    )
+    parser.add_argument(
+        "--severity",
+        choices=["critical", "warning"],
+        default="critical",
+        help="critical pages, warning opens a ticket (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        type=float,
+        default=30.0,
+        help="how long to wait for the notification (default: %(default)g)",
+    )
+
+
+def slurm(parser: ArgumentParser) -> None:
+    """Declare which hook it is run as."""
+    parser.add_argument("hook", choices=["health", "prolog", "epilog"], help="the hook of Slurm")
+
+
+def probe(parser: ArgumentParser) -> None:
+    """Declare what is probed."""
+    parser.add_argument(
+        "--hostfile",
+        metavar="FILE",
+        help="DeepSpeed hostfile: probe every pair of its nodes, through their agents "
+        "(default: this machine alone)",
+    )
+    parser.add_argument(
+        "--kind",
+        choices=["local", "pair", "rail", "group", "light"],
+        help="kind of round (default: local, or pair with a hostfile)",
+    )
+    parser.add_argument(
+        "--size",
+        metavar="BYTES,...",
+        help="payloads of the all-reduces, such as 8,32K,64M (default: six from 8 to 64M)",
+    )
+    parser.add_argument(
+        "--repetitions",
+        type=int,
+        metavar="N",
+        help="timed runs of each size, of which the median counts (default: 20 up to 1M, 5 above)",
+    )
+    parser.add_argument(
+        "--json", dest="as_json", action="store_true", help="print one JSON document"
+    )

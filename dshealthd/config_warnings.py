@@ -1,0 +1,47 @@
+"""What a configuration asks for that this machine does not have, or that works against itself.
+
+None of it keeps the agent from starting: a hostfile may come with its job, a key with a volume.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.config import Config
+
+
+def of(config: Config) -> Iterator[str]:
+    """Yield one line for each file that is missing, and for each deadline that is too long."""
+    probe, peer = config.probe, config.probe.peer
+    for key, path in (
+        ("probe.python", probe.python),
+        ("probe.members.hostfile", probe.members.hostfile),
+        ("probe.members.topology", probe.members.topology),
+        ("probe.peer.key_file", peer.key_file),
+        ("probe.peer.tls_cert_file", peer.tls_cert_file),
+        ("probe.peer.tls_key_file", peer.tls_key_file),
+        ("probe.peer.tls_ca_file", peer.tls_ca_file),
+        ("slurm.conf_file", config.slurm.conf_file),
+        ("slurm.bin_directory", config.slurm.bin_directory),
+    ):
+        if path is None or "/" not in str(path):  # without a slash: a credential of systemd's
+            continue
+        try:
+            os.stat(path)
+        except OSError as error:
+            yield f"{key}: {path}: {error.strerror}"
+    python = probe.python
+    if python is not None and os.path.isfile(python) and not os.access(python, os.X_OK):
+        yield f"probe.python: {python} is not executable"
+    for name, options in config.collectors.items():
+        usual = type(options)()
+        changed = (options.interval, options.deadline) != (usual.interval, usual.deadline)
+        if changed and options.deadline > options.interval:
+            yield (
+                f"collectors.{name}.deadline: {options.deadline} is longer than the interval, "
+                f"{options.interval}: one source that hangs delays the next samples"
+            )

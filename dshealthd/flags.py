@@ -1,0 +1,174 @@
+"""Flags: how a command line is read, and how `--help` shows it.
+
+Every option of the configuration outside tables of its own is a flag too. A command shows its own
+arguments first, and these in one group for each section below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import inspect
+import types
+import typing
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dshealthd.config import SECTIONS
+from dshealthd.core.options import Bytes, Duration
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+EXIT_USAGE = 2
+FORMS = {
+    bool: "true|false",
+    int: "N",
+    float: "NUMBER",
+    str: "TEXT",
+    Path: "PATH",
+    Duration: "DURATION",
+    Bytes: "BYTES",
+}
+"""What a value looks like in `--help`, by the type of the option."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Parses one command line, and answers a misspelt flag or command with the nearest right one."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Take what argparse takes; flags are never abbreviated, as a new one could turn another's
+        abbreviation ambiguous.
+        """
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **settings)
+
+    def parse_known_args(  # type: ignore[override] # argparse's overloads are of its own types
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuse what this command does not know here, where its flags are known."""
+        found, extra = super().parse_known_args(args, namespace)
+        if extra:
+            options = [text for text in extra if text.startswith("-")]  # the rest: their values
+            self.error("; ".join(map(self._unknown, options or extra)))
+        return found, extra
+
+    def _unknown(self, text: str) -> str:
+        if not text.startswith("-"):
+            return f"unexpected argument {text}"
+        name = text.partition("=")[0]
+        known = [flag for action in self._actions for flag in action.option_strings]
+        return f"unknown option {name}{_meant(name, known)}"
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Name the nearest choice instead of all of them."""
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            what = str(action.metavar or "value").lower()
+            text = f"unknown {what} {value}{_meant(str(value), known)}"
+            raise argparse.ArgumentError(
+                None if isinstance(action.metavar, str) else action,
+                text if _close(str(value), known) else f"{text}; known are {', '.join(known)}",
+            )
+
+    def error(self, message: str) -> NoReturn:
+        """Print the mistake, and where help is; the whole usage would hide it."""
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+
+
+def _close(name: str, known: Iterable[str]) -> str:
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), "")
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    close = _close(name, known)
+    return f"; did you mean {close}?" if close else ""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the configuration below a command's own arguments."""
+    usage = " ".join(parser.format_usage().removeprefix("usage: ").split()).replace("%", "%%")
+    parser.usage = f"{usage} [--config.file FILE] [--SECTION.OPTION VALUE]..."
+    group = parser.add_argument_group("configuration", "Flags win over the file.")
+    group.add_argument(
+        "--config.file",
+        dest="config_file",
+        type=Path,
+        metavar="FILE",
+        help="TOML file; see docs/dshealthd.toml for all options (default: none)",
+    )
+    for section, schema in SECTIONS.items():
+        summary = " ".join((inspect.getdoc(schema) or "").split("\n\n")[0].split())
+        group = parser.add_argument_group(f"{section} options", summary)
+        hints = typing.get_type_hints(schema)
+        for field in dataclasses.fields(schema):
+            if "doc" not in field.metadata:  # a table of its own
+                continue
+            names = [f"--{section}.{field.name.replace('_', '-')}"]
+            if names == ["--web.config-file"]:
+                names.insert(0, "--web.config.file")  # as Prometheus' own exporters spell it
+            group.add_argument(
+                *names,
+                dest=f"{section}.{field.name}",
+                default=argparse.SUPPRESS,
+                metavar=field.metadata["form"] or form(hints[field.name]),
+                help=_help(field.metadata),
+            )
+
+
+def form(hint: Any) -> str:
+    """Return what a value of this type looks like."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return "|".join(map(str, arguments))
+    if origin is tuple:
+        return f"{form(arguments[0])},..."
+    if origin in (types.UnionType, typing.Union):
+        return form(arguments[0])
+    return FORMS[hint]
+
+
+def _help(metadata: typing.Mapping[str, Any]) -> str:
+    text = str(metadata["doc"]).removesuffix(".")
+    default = shown(metadata["default"])
+    return f"{text} (default: {default})".replace("%", "%%")
+
+
+def shown(default: Any) -> str:
+    """Return a default as a person would type it; `none` where there is none."""
+    if default is None or default in ("", ()):
+        return "none"
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, tuple):
+        return ",".join(map(str, default))
+    return str(default)
+
+
+def tables(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the given flags as tables by section.
+
+    A value has the type of its option if it looks like one; `config.load` checks it.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in vars(options).items():
+        section, dot, name = key.partition(".")
+        if dot:
+            hint = typing.get_type_hints(SECTIONS[section])[name]
+            found.setdefault(section, {})[name] = _value(hint, value)
+    return found
+
+
+def _value(hint: Any, text: str) -> Any:
+    if typing.get_origin(hint) is tuple:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if hint is bool and text in {"true", "false"}:
+        return text == "true"
+    for number in (int, float):
+        if hint is number:
+            try:
+                return number(text)
+            except ValueError:
+                return text
+    return text

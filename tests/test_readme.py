@@ -1,0 +1,178 @@
+"""README and docs: every command, configuration and link in them is one that works."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dshealthd import cli, config, reference
+from dshealthd.core.options import Errors
+
+ROOT = Path(__file__).parents[1]
+GENERATED = {"metrics.md", "runbooks.md"}
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name not in GENERATED),
+    *sorted((ROOT / "deploy").glob("**/README.md")),
+    *sorted((ROOT / "docs/runbooks").glob("*.md")),
+]
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+METRIC = re.compile(r"\bdshealthd_[a-z][a-z0-9_]+")
+SUFFIXES = ("_bucket", "_sum", "_count")
+OTHERS = {"dshealthd_training", "dshealthd_config"}
+"""A distribution and other names that are no metrics."""
+
+
+def blocks(path: Path, *languages: str) -> list[str]:
+    """Return the code blocks of a page in these languages."""
+    return [
+        body for language, body in BLOCK.findall(path.read_text("utf-8")) if language in languages
+    ]
+
+
+def commands(path: Path) -> list[list[str]]:
+    """Return what a page has people type: in blocks for the shell, and inline."""
+    text = path.read_text("utf-8")
+    typed = [
+        line.strip().removeprefix("$ ")
+        for body in blocks(path, "sh", "console", "bash")
+        for line in body.replace("\\\n", " ").splitlines()
+    ]
+    typed += re.findall(r"`((?:dshealthd|make|\./dev) [^`]+)`", BLOCK.sub("", text))
+    found = []
+    for line in typed:
+        for part in re.split(r"\s*(?:&&|\|\||[|;])\s*", line.partition(" #")[0]):
+            try:
+                words = shlex.split(part)
+            except ValueError:  # a quote that ends in another part
+                continue
+            words = [word for word in words if not re.fullmatch(r"sudo|time|[A-Z_]+=\S*", word)]
+            if words and words[0] in {"dshealthd", "make", "./dev"}:
+                found.append(words)
+    return found
+
+
+TYPED = [
+    pytest.param(words, id=f"{path.relative_to(ROOT)}: {' '.join(words)}")
+    for path in PAGES
+    for words in commands(path)
+]
+
+
+def test_there_is_something_to_check() -> None:
+    """The pages have commands, links, configurations and metrics, so that none passes unseen."""
+    assert len(TYPED) > 60
+    assert sum(len(blocks(path, "toml")) for path in PAGES) > 2
+
+
+@pytest.mark.parametrize("words", TYPED)
+def test_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A command exists, with its flags and choices; placeholders stand for values."""
+    program, *rest = words
+    if program == "make":
+        targets = re.search(
+            r"^TARGETS = (.+)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE
+        )
+        assert targets is not None
+        assert {word for word in rest if "=" not in word} <= set(targets[1].split())
+        return
+    if program == "./dev":
+        assert re.search(
+            rf"^{re.escape(rest[0])}\)$", (ROOT / "dev").read_text("utf-8"), re.MULTILINE
+        )
+        return
+    words = [re.sub(r"[\[\]…]|\.\.\.", "", word) for word in rest]
+    words = [word for word in words if word not in {"", "OPTION", "FLAGS"}]
+    if words in (["COMMAND", "--help"], ["--help"], ["--version"]):
+        return
+    if words[0] not in {command.name for command in cli.COMMANDS}:  # it has a parser of its own
+        with pytest.raises(SystemExit) as ended:
+            cli.main([words[0], "--help"])
+        assert ended.value.code == 0
+        known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
+        return
+    if not refused(words):
+        return
+    said = capsys.readouterr().err
+    assert re.search(r"the following arguments are required|unknown value [A-Z]", said), said
+
+
+def refused(words: list[str]) -> bool:
+    """Tell whether the parser ends for this command line."""
+    try:
+        cli.parser().parse_args(words)
+    except SystemExit as ended:
+        return ended.code != 0
+    return False
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links(path: Path) -> None:
+    """A link to a file or heading of this repository leads somewhere."""
+    text = BLOCK.sub("", path.read_text("utf-8"))
+    for target in LINK.findall(text):
+        if re.match(r"https?:|mailto:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        place = (path.parent / file).resolve() if file else path
+        assert place.exists(), target
+        if anchor and place.suffix == ".md":
+            heads = re.findall(r"^#+ (.+)$", place.read_text("utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+            assert anchor in slugs, target
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_configurations(path: Path) -> None:
+    """Each piece of TOML is a configuration that the agent takes; each of Python compiles."""
+    for body in blocks(path, "toml"):
+        errors = Errors()
+        config.from_document(tomllib.loads(body), errors)
+        assert errors == []
+    for body in blocks(path, "python"):
+        ast.parse(body)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PAGES if "ansible" not in path.parts],  # whose variables look like metrics
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_metrics(path: Path) -> None:
+    """Each metric that a page names is one that the agent exports."""
+    known = reference.all_metrics()
+    for name in METRIC.findall(path.read_text("utf-8")):
+        if name.endswith("_") or name in OTHERS:  # of a pattern such as dshealthd_gpu_*
+            continue
+        base = next((name.removesuffix(end) for end in SUFFIXES if name.endswith(end)), name)
+        assert {name, base} & set(known), name
+
+
+def test_scrape_configuration(tmp_path: Path) -> None:
+    """README's scrape configuration is one that Prometheus takes, and gives targets a node."""
+    (body,) = blocks(ROOT / "README.md", "yaml")
+    (job,) = yaml.safe_load(body)["scrape_configs"]
+    assert job["job_name"] == "dshealthd"
+    assert [rule["target_label"] for rule in job["relabel_configs"]] == ["node"]
+    promtool = shutil.which("promtool")
+    assert promtool, "promtool comes with Debian's prometheus; ./dev test installs it"
+    (tmp_path / "prometheus.yml").write_text(body, encoding="utf-8")
+    done = subprocess.run(
+        [promtool, "check", "config", str(tmp_path / "prometheus.yml")],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,66 @@
+"""axe finds nothing wrong with the page, in every state, on a desk and a phone, light and dark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+
+from dshealthd.core.collector import Reason
+from dshealthd.core.result import failed
+from tests.web.accessible import SPECIFICATION, violations
+from tests.web.browser import CHROMIUM, DESK, PHONE, Visit, chromium
+from tests.web.node import node
+from tests.web.serving import serving
+from tests.web.test_page_findings import HANGING, JOB, snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import Browser
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
+    pytest.mark.skipif(SPECIFICATION is None, reason="axe-playwright-python is not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A Chromium for all tests."""
+    with chromium() as started:
+        yield started
+
+
+LOOKS: tuple[tuple[tuple[int, int], Literal["light", "dark"]], ...] = (
+    (DESK, "light"),
+    (PHONE, "light"),
+    (DESK, "dark"),
+)
+
+
+def test_a_simulated_node(browser: Browser, tmp_path: Path) -> None:
+    """Eight GPUs of which some ail, InfiniBand, Xids: every panel and every mark."""
+    with node(tmp_path) as made:
+        made.train(0)
+        made.ail()
+        with made.agent() as agent:
+            for size, scheme in LOOKS:
+                visit = Visit(browser, f"http://127.0.0.1:{agent.port}/", size, scheme)
+                visit.page.wait_for_selector(".verdict.bad", timeout=30_000)
+                assert violations(visit.page) == []
+                visit.page.close()
+
+
+def test_hung_unknown_and_lost(browser: Browser) -> None:
+    """A hung job, a source that cannot be read, and an agent that has gone."""
+    made = snapshot(*JOB, *HANGING)
+    made.expect("ecc", 3600)
+    made.put("ecc", failed(Reason.PERMISSION_DENIED, "may not"))
+    with serving(made, guarded=False) as served:
+        visit = Visit(browser, f"http://127.0.0.1:{served.port}/", PHONE, "dark")
+        assert violations(visit.page) == []
+    visit.page.wait_for_selector("#banner", state="visible", timeout=12_000)
+    assert violations(visit.page) == []
+    visit.page.close()
