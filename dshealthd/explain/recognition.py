@@ -115,10 +115,17 @@ class Recognised:
 class Recogniser:
     """Reads logs one after another."""
 
-    def __init__(self, patterns: Patterns | None = None, finder: logs.Finder | None = None) -> None:
+    def __init__(
+        self,
+        patterns: Patterns | None = None,
+        finder: logs.Finder | None = None,
+        *,
+        max_events: int = MAX_EVENTS,
+    ) -> None:
         self.found = Recognised()
+        self._max_events = max_events
         self._patterns = patterns or known.load()
-        self._find = finder or logs.finder(self._patterns.literals)
+        self.find = finder or logs.finder(self._patterns.literals)
         self.table = _by_literal(self._patterns.lines)
         self._kept: dict[tuple[str, Origin, int], Event] = {}
         self._order = 0
@@ -130,15 +137,15 @@ class Recogniser:
             items = told
         reader = self.open(name)
         if items is None:
-            items = logs.read(name, self._find, self.found.statistics)
+            items = logs.read(name, self.find, self.found.statistics)
         for item in items:
             reader.take(item)
         reader.pause()
 
-    def open(self, name: str) -> Reader:
-        """Begin a log whose lines come one after another."""
+    def open(self, name: str, rank: int | None = None) -> Reader:
+        """Begin a log whose lines come one after another; `rank` is the only one that writes it."""
         self.found.sources.append(SourceFacts(name))
-        return Reader(self, len(self.found.sources) - 1, self.found.sources[-1])
+        return Reader(self, len(self.found.sources) - 1, self.found.sources[-1], rank)
 
     def keep(self, event: Event) -> Event:
         """Keep an event, or count it where its stream has said the same before."""
@@ -147,7 +154,7 @@ class Recogniser:
             kept.count += 1
             kept.last = event.place
             return kept
-        if len(self.found.events) >= MAX_EVENTS:
+        if len(self.found.events) >= self._max_events:
             self.found.dropped += 1
             return event
         self._kept[key] = event
@@ -158,12 +165,14 @@ class Recogniser:
 class Reader:
     """Reads one log."""
 
-    def __init__(self, parent: Recogniser, source: int, facts: SourceFacts) -> None:
+    def __init__(
+        self, parent: Recogniser, source: int, facts: SourceFacts, rank: int | None = None
+    ) -> None:
         self._parent = parent
         self._found = parent.found
         self._facts = facts
         self._source = source
-        self._splitter = Splitter(source, facts.name)
+        self._splitter = Splitter(source, facts.name, rank)
         self._attempt = self._splitter.attempt
         if self._splitter.base.rank is not None:
             self._found.ranks_seen.add(self._splitter.base.rank)
