@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd import config as configuration
 from dshealthd import logs
 from dshealthd.collection.scheduler import Scheduler
-from dshealthd.config import ConfigError
+from dshealthd.config import ConfigError, job_log_paths
 from dshealthd.core import background, state_file, state_writer
 from dshealthd.core.child import ErrorPipe, cause
 from dshealthd.core.exposition import Format
@@ -318,6 +318,7 @@ class Agent:
             )
             self._evidence.start(hangs)
         self._evidence.options = self._config.evidence
+        self._evidence.log_paths = job_log_paths(self._config)
 
     async def _stop_evidence(self) -> None:
         evidence, self._evidence = self._evidence, None

@@ -178,6 +178,12 @@ def from_document(document: Mapping[str, Any], errors: Errors) -> Config:
     return Config(**sections, collectors=collectors)
 
 
+def job_log_paths(config: Config) -> tuple[str, ...]:
+    """Return the patterns of the jobs' logs, which evidence of a hang looks at too."""
+    paths: tuple[str, ...] = getattr(config.collectors.get("job_logs"), "paths", ())
+    return paths
+
+
 def restart_needed(old: Config, new: Config) -> list[str]:
     """Return the keys whose change takes effect only after a restart."""
     return [

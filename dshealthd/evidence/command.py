@@ -11,6 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.config import job_log_paths
 from dshealthd.evidence import members
 from dshealthd.evidence.bundle import SUMMARY
 from dshealthd.evidence.findings import Case
@@ -77,6 +78,7 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
         monotonic=time.monotonic,
         wall=time.time,
     )
+    taker.log_paths = job_log_paths(loaded)
     taken = asyncio.run(taker.take(Case(job=job or "", reason="requested", always_ask=True)))
     if not taken.bundle:
         print(f"no evidence was taken, {taken.outcome}: {printable(taken.detail)}", file=sys.stderr)

@@ -112,6 +112,8 @@ class Evidence:
         program, which is given the number of its descriptor as last argument.
         """
         self.options = options
+        self.log_paths: tuple[str, ...] = ()
+        """Patterns of the jobs' logs."""
         self.directory = state / DIRECTORY
         self._host = host
         self._metrics = metrics
@@ -311,4 +313,5 @@ class Evidence:
             "node": socket.gethostname(),
             "metrics": self._metrics(),
             "probes": self._probes(),
+            "log_paths": list(self.log_paths),
         }

@@ -131,11 +131,19 @@ class Recogniser:
         self._order = 0
         self._last_exception: dict[object, Event] = {}
 
-    def add(self, name: str, items: Iterable[logs.Raw | logs.Skipped] | None = None) -> None:
-        """Read one log; InputError if it cannot be read."""
+    def add(
+        self,
+        name: str,
+        items: Iterable[logs.Raw | logs.Skipped] | None = None,
+        rank: int | None = None,
+    ) -> None:
+        """Read one log; InputError if it cannot be read.
+
+        `rank` is the only one that writes it, where that is known.
+        """
         if name.endswith("error.json") and items is None and (told := _error_file(name)):
             items = told
-        reader = self.open(name)
+        reader = self.open(name, rank)
         if items is None:
             items = logs.read(name, self.find, self.found.statistics)
         for item in items:
