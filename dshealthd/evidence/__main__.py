@@ -4,7 +4,7 @@ The agent asks, is told the name of the bundle once it is begun, gives its metri
 seconds later, and is told how it ended:
 
 → {"case": {…}, "host": {…}, "directory": PATH, "limits": {…}, "begun": SECONDS, "node": NAME,
-"metrics": TEXT, "probes": {…}} ← {"bundle": NAME} → {"metrics": TEXT, "interval": SECONDS} ←
+"metrics": TEXT, "probes": {…}, "log_paths": [PATTERN, …]} ← {"bundle": NAME} → {"metrics": TEXT, "interval": SECONDS} ←
 {"outcome": OUTCOME, "detail": TEXT, "kept": {NAME: BYTES}}
 """
 
@@ -74,7 +74,13 @@ def _take(
     )
     bundle = bundles.make(directory, case.job, begun, user=user, **request["limits"])
     collection = Collection(
-        case, host, bundle, node=request["node"], begun=begun, py_spy=find_py_spy()
+        case,
+        host,
+        bundle,
+        node=request["node"],
+        begun=begun,
+        py_spy=find_py_spy(),
+        log_paths=tuple(request["log_paths"]),
     )
     collection.begin(request["metrics"], request["probes"])
     channel.sendall(wire.pack({"bundle": bundle.path.name}))

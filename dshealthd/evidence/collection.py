@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.evidence import (
     exposition_text,
     flight_recorder,
+    job_logs,
     kernel_lines,
     kernel_view,
     members,
@@ -50,16 +51,25 @@ class Collection:
     """The steps of one bundle."""
 
     def __init__(
-        self, case: Case, host: Host, bundle: Bundle, *, node: str, begun: float, py_spy: str | None
+        self,
+        case: Case,
+        host: Host,
+        bundle: Bundle,
+        *,
+        node: str,
+        begun: float,
+        py_spy: str | None,
+        log_paths: tuple[str, ...] = (),
     ) -> None:
         """Prepare, at Unix time `begun`; `py_spy` is where that program is, None where it is not
-        installed.
+        installed. `log_paths` are patterns of the jobs' logs, beside the output of the ranks.
         """
         self.findings = Findings(case=case, node=node, begun=begun)
         self._started = time.monotonic()
         self._host = host
         self._bundle = bundle
         self._py_spy = py_spy
+        self._log_paths = log_paths
         self._environments: dict[int, Mapping[str, str]] = {}
         self._world: dict[int, int | None] = {}
         self._members: dict[int, Member] = {}
@@ -97,6 +107,14 @@ class Collection:
         asking = self._ask_ras()
         if asking is not None:
             steps.append(self._step("NCCL RAS", 32.0, asking, 2 * nccl_ras.MAX_ANSWER + _SMALL))
+        explained = functools.partial(
+            job_logs.take,
+            host=self._host,
+            ranks=[(rank.job, rank.rank, rank.pid) for rank in self.findings.ranks],
+            paths=self._log_paths,
+            now=self.findings.begun,
+        )
+        steps.append(self._step("job logs", job_logs.SECONDS + 5.0, explained, _SMALL))
         for rank in self.findings.ranks:
             steps += self._steps_of(rank)
         for step in run(steps, AT_ONCE):
@@ -230,6 +248,8 @@ class Collection:
             self.findings.missing.append(f"{step.name}: {step.problem}")
         elif step.name == "NCCL RAS":
             self.findings.ras = step.answer
+        elif step.name == "job logs":
+            self.findings.logs = step.answer["says"]
 
     def _read_dumps(self) -> None:
         """Take the dumps of the flight recorders apart, and compare the ranks."""

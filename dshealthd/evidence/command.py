@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.evidence import members
 from dshealthd.evidence.bundle import SUMMARY
 from dshealthd.evidence.findings import Case
+from dshealthd.evidence.options import job_log_paths
 from dshealthd.evidence.service import Evidence
 from dshealthd.evidence.step import Step, run
 from dshealthd.http.client import Unreachable, local
@@ -78,6 +79,7 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
         monotonic=time.monotonic,
         wall=time.time,
     )
+    taker.log_paths = job_log_paths(loaded)
     taken = asyncio.run(taker.take(Case(job=job or "", reason="requested", always_ask=True)))
     if not taken.bundle:
         print(f"no evidence was taken, {taken.outcome}: {printable(taken.detail)}", file=sys.stderr)

@@ -72,6 +72,8 @@ class Findings:
     ranks: list[Rank] = field(default_factory=list)
     collectives: list[str] = field(default_factory=list)
     """Which ranks lag, by the flight recorders."""
+    logs: list[str] = field(default_factory=list)
+    """What the jobs' logs say of a failure, one line a job."""
     ras: Mapping[str, Any] | None = None
     moved: list[str] = field(default_factory=list)
     """Counters of GPUs, fabric and kernel that are different at the end."""

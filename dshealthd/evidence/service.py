@@ -20,6 +20,7 @@ from dshealthd.core.collector import counter, gauge
 from dshealthd.core.options import encode
 from dshealthd.evidence.bundle import bundles, parse_name
 from dshealthd.evidence.findings import Case
+from dshealthd.evidence.options import job_log_paths
 from dshealthd.evidence.process import Process
 
 if TYPE_CHECKING:
@@ -116,6 +117,8 @@ class Evidence:
         program, which is given the number of its descriptor as last argument.
         """
         self.options = options
+        self.log_paths: tuple[str, ...] = ()
+        """Patterns of the jobs' logs."""
         self.directory = state / DIRECTORY
         self._host = host
         self._metrics = metrics
@@ -137,6 +140,7 @@ class Evidence:
     async def apply(self, config: Config) -> None:
         """Take evidence as the configuration says from now on."""
         self.options, self._host = config.evidence, config.path.host
+        self.log_paths = job_log_paths(config)
         if self._sizes is None:
             await self.remember()
 
@@ -319,4 +323,5 @@ class Evidence:
             "node": socket.gethostname(),
             "metrics": self._metrics(),
             "probes": self._probes(),
+            "log_paths": list(self.log_paths),
         }

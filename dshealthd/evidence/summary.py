@@ -31,6 +31,7 @@ FILES = (
         ),
     ),
     ("rank-R-PID.flight-recorder.json", "what that dump says of the last collectives"),
+    ("explain.txt", "what the logs of the ranks say of a failure, with the lines that prove it"),
     ("nccl-ras-1.json, -2.json", "NCCL RAS, asked twice"),
     ("kernel-log.txt", "kernel lines of the last 15 minutes"),
     ("metrics-before.prom, -after.prom", "all metrics of the agent"),
@@ -88,6 +89,7 @@ def _blame(findings: Findings, series: exposition_text.Series) -> Iterator[str]:
     found = False
     for line in (
         *(f"rank {rank}: {why}" for rank, why in findings.case.culprits),
+        *findings.logs,
         *findings.collectives,
         *_by_ras(findings.ras),
         *_by_steps(findings, series),

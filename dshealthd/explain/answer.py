@@ -10,7 +10,7 @@ from dshealthd.explain.runbooks import remedy
 if TYPE_CHECKING:
     from dshealthd.explain.causality import Finding
     from dshealthd.explain.events import Event, Place
-    from dshealthd.explain.recognition import Recognised
+    from dshealthd.explain.facts import Recognised
 
 SCHEMA = 1
 """Version of the JSON; raised when a key changes its meaning or goes."""

@@ -6,16 +6,25 @@ Stamps without a zone are taken as they are.
 from __future__ import annotations
 
 import re
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dshealthd.explain.events import Stamp
+    from dshealthd.explain.events import Origin, Stamp
 
+Clock: TypeAlias = "str | int"
+"""A host by its name, or a file of which no host is known by its number."""
 UNCERTAINTY = 5.0
 """Seconds by which the clocks of two hosts may differ: what clusters without NTP show."""
+LEAST = 0.05
+"""Seconds within which ranks print what they do at the same moment."""
+ENOUGH = 3
+"""Moments that two clocks must share: of one alone nobody knows how far it is off."""
 _ISO = re.compile(
     r"(\d{4})[-/](\d\d)[-/](\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?(Z|[+-]\d\d:?\d\d)?"
 )
@@ -53,3 +62,64 @@ def year_of(stamps: Iterable[Stamp], default: int) -> int:
         if stamp.form == "iso":
             return int(stamp.text[:4])
     return default
+
+
+def clock_of(origin: Origin) -> Clock:
+    """Return whose clock a line is stamped by."""
+    return origin.source if origin.host is None else origin.host
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """How far the clocks of a job are ahead of one of them, and how well that is known."""
+
+    offsets: Mapping[Clock, tuple[float, float, Clock]] = field(default_factory=dict)
+    """Seconds ahead, seconds of uncertainty, and the clock that this is compared with."""
+
+    def right(self, clock: Clock, seconds: float) -> float:
+        """Return a time by the clock that this one is compared with."""
+        return seconds - self.offsets[clock][0] if clock in self.offsets else seconds
+
+    def uncertainty(self, one: Clock, other: Clock) -> float:
+        """Return within how many seconds the order of two clocks' times means nothing: a tie."""
+        if one == other:
+            return 0.0
+        first, second = self.offsets.get(one), self.offsets.get(other)
+        if first is None or second is None or first[2] != second[2]:
+            return UNCERTAINTY
+        return first[1] + second[1]
+
+
+def compare(shared: Mapping[Clock, Mapping[str, Stamp]], year: int) -> Clocks:
+    """Work out offsets from what several clocks saw at the same moment.
+
+    The one that shares most is what the others are compared with; those that share too little
+    with it are compared with one that does, and the uncertainties add up.
+    """
+    times = {
+        clock: {key: when for key, stamp in moments.items() if (when := seconds(stamp, year))}
+        for clock, moments in shared.items()
+    }
+    left = sorted(times, key=lambda clock: (-len(times[clock]), str(clock)))
+    found: dict[Clock, tuple[float, float, Clock]] = {}
+    while left:
+        base = left.pop(0)
+        if len(times[base]) < ENOUGH:
+            break
+        found[base] = 0.0, 0.0, base
+        queue = [base]
+        for known in queue:
+            for clock in list(left):
+                apart = [
+                    when - times[known][key]
+                    for key, when in times[clock].items()
+                    if key in times[known]
+                ]
+                if len(apart) >= ENOUGH:
+                    middle = statistics.median(apart)
+                    spread = max(LEAST, *(abs(value - middle) for value in apart))
+                    offset, before, _ = found[known]
+                    found[clock] = offset + middle, before + spread, base
+                    left.remove(clock)
+                    queue.append(clock)
+    return Clocks(found)

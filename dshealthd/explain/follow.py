@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import input as logs
 from dshealthd.explain.causality import Finding, decide
-from dshealthd.explain.recognition import Reader, Recogniser
+from dshealthd.explain.recognition import Recogniser
+from dshealthd.explain.tail import Tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -22,22 +22,13 @@ MAX_DATA = 1 << 23
 """Bytes of one file that are taken at a time: a rank that prints faster is caught up with later."""
 
 
-@dataclass(slots=True)
-class _Followed:
-    reader: Reader
-    identity: tuple[int, int]
-    offset: int = 0
-    lines: int = 0
-    rest: bytes = b""
-
-
 class Follower:
     """Reads what is appended to some logs."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.recogniser = Recogniser()
         self._names = names
-        self._files: dict[str, _Followed] = {}
+        self._files: dict[str, Tail] = {}
 
     def poll(self) -> bool:
         """Take what is new; return whether anything was."""
@@ -56,28 +47,16 @@ class Follower:
             return list(self._files)
 
     def _take(self, name: str) -> bool:
-        status = os.stat(name)
-        identity = status.st_dev, status.st_ino
-        followed = self._files.get(name)
-        if followed is None or followed.identity != identity or status.st_size < followed.offset:
-            followed = _Followed(self.recogniser.open(name), identity)
-            self._files[name] = followed
-        if status.st_size == followed.offset:
-            return False
-        with open(name, "rb") as file:
-            file.seek(followed.offset)
-            data = file.read(MAX_DATA)
-        followed.offset += len(data)
-        *whole, followed.rest = (followed.rest + data).split(b"\n")
-        if len(followed.rest) > MAX_DATA:
-            followed.rest = followed.rest[: logs.MAX_LINE]
-        for line in whole:
-            followed.lines += 1
-            for part in line[: logs.MAX_LINE].decode("utf-8", "replace").split("\r"):
-                if part.strip():
-                    followed.reader.take(logs.Raw(followed.lines, part))
-        followed.reader.pause()
-        return True
+        with open(name, "rb", buffering=0) as file:
+            status = os.fstat(file.fileno())
+            tail = self._files.get(name)
+            if tail is None or not tail.continues(status):
+                tail = self._files[name] = Tail(self.recogniser, name, status)
+            end = min(status.st_size, tail.offset + MAX_DATA)
+            grown = False
+            while tail.offset < end and tail.take(file.fileno(), end - tail.offset):
+                grown = True
+        return grown
 
 
 def follow(

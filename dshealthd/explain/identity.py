@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dshealthd.explain.events import Origin
-    from dshealthd.explain.recognition import Recognised
+    from dshealthd.explain.facts import Recognised
 
 _TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
 

@@ -134,6 +134,44 @@ def open_log(name: str, closing: contextlib.ExitStack) -> IO[bytes]:
     return buffered
 
 
+class Examiner:
+    """Picks from the blocks of one log the lines near what a pattern could match."""
+
+    def __init__(self, find: Finder, statistics: Statistics) -> None:
+        """Begin a log, whose first lines are looked at whatever they hold."""
+        self._find = find
+        self._statistics = statistics
+        self._number = 0
+        self._until = EDGE
+
+    def take(self, block: bytes, *, is_last: bool = False) -> Iterator[Raw | Skipped]:
+        """Yield what stands in the next whole lines; of the last ones, the end in any case."""
+        windows = _windows(block, self._find(block), self._until, is_last=is_last)
+        self._until = 0
+        place = 0
+        for start, end in windows:
+            if start > place:
+                yield self._skip(block, place, start)
+            yield from _lines(block[start:end], self._number, self._statistics)
+            self._number += block.count(b"\n", start, end)
+            place = end
+        if place < len(block):
+            yield self._skip(block, place, len(block))
+        elif windows:
+            self._until = AFTER
+        self._statistics.lines += block.count(b"\n")
+
+    def skip(self) -> Skipped:
+        """Return what stands for lines that were not read, of which nothing is known."""
+        self._until = EDGE
+        return Skipped(0, is_progress=False, has_loss=False)
+
+    def _skip(self, block: bytes, start: int, end: int) -> Skipped:
+        found = _skipped(block, start, end)
+        self._number += found.lines
+        return found
+
+
 def read(
     name: str, find: Finder, statistics: Statistics, stream: IO[bytes] | None = None
 ) -> Iterator[Raw | Skipped]:
@@ -143,29 +181,15 @@ def read(
     early is read as far as it goes.
     """
     statistics.files += 1
-    number = 0
-    until = EDGE  # up to where lines are looked at whatever they hold
+    examiner = Examiner(find, statistics)
     with contextlib.ExitStack() as closing:
         file = stream or open_log(name, closing)
         blocks = _blocks(file, statistics, name)
         block = next(blocks, b"")
         while block:
             following = next(blocks, b"")
-            windows = _windows(block, find(block), until, is_last=not following)
-            place = 0
-            for start, end in windows:
-                if start > place:
-                    yield _skipped(block, place, start)
-                    number += block.count(b"\n", place, start)
-                yield from _lines(block[start:end], number, statistics)
-                number += block.count(b"\n", start, end)
-                place = end
-            if place < len(block):
-                yield _skipped(block, place, len(block))
-                number += block.count(b"\n", place)
-            until = AFTER if place == len(block) and windows else 0
+            yield from examiner.take(block, is_last=not following)
             block = following
-    statistics.lines += number
 
 
 def _windows(

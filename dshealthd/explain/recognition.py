@@ -7,13 +7,14 @@ import json
 import operator
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import input as logs
 from dshealthd.explain import patterns as known
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
-from dshealthd.explain.ledger import Ledger
+from dshealthd.explain.facts import Recognised, SourceFacts
+from dshealthd.explain.launcher_summary import LauncherSummary
 from dshealthd.explain.streams import Line, Splitter
 from dshealthd.explain.tracebacks import Assembler, Traceback
 
@@ -37,19 +38,10 @@ _PROGRESS = re.compile(
     re.IGNORECASE,
 )
 _FINITE_LOSS = re.compile(r"\bloss['\"]?\s*[:=|]?\s*\[?(?:tensor\()?-?\d", re.IGNORECASE)
-_SUMMARY = re.compile(r"\s+(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
-_SUMMARY_ENTRY = re.compile(r"\[\d+\]:\s*$")
-_SUMMARY_RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
-_SUMMARY_EXIT = re.compile(r"(-?\d+) +\(pid: (\d+)\)")
-_WORLD = re.compile(
-    r"(?:\bworld[_ ]?size\W{1,4}|\bdist_world_size=|\bnranks |\bWORLD_SIZE\W{1,3})(\d{1,6})\b"
-)
 _RESTART = re.compile(
     r"attempts left; will restart worker group|Rendezvous'ing worker group|Starting worker group"
     r"|Job restarted|Requeued|restart_count=[1-9]"
 )
-_SPAWNED = re.compile(r"process (\d+) spawned with command: .*--local_rank=(\d+)")
-_NCCL_RANK = re.compile(r"NCCL INFO .*\brank (\d+) nranks (\d+)")
 _GRADIENTS = re.compile(
     r":(?:backward|_engine_run_backward|finalize_backward|allreduce_bucket\w*|allreduce_gradients"
     r"|average_tensor|reduce_\w*grad\w*|allreduce_and_\w+|all_reduce_grad\w*|finish_grad_sync"
@@ -64,81 +56,48 @@ _GRADIENT_STACK = re.compile(
 _SOLE_FIELD = re.compile(r"\{(\w+)\}")
 
 
-@dataclass(slots=True)
-class Failure:
-    """One entry of torchrun's summary: a rank that failed, as its launcher saw it."""
-
-    place: Place
-    source: int
-    task: int | None = None
-    root: bool = False
-    rank: int | None = None
-    local: int | None = None
-    host: str | None = None
-    time: str = ""
-    exit: int | None = None
-    pid: int | None = None
-
-
-@dataclass(slots=True)
-class SourceFacts:
-    """What one file says beside its events."""
-
-    name: str
-    attempt: int = 0
-    progress: int = 0
-    last_stamp: dict[Origin, Stamp] = field(default_factory=dict)
-    is_launcher: bool = False
-    """torchrun or DeepSpeed's launcher speaks in it: a task of srun is then a node."""
-
-
-@dataclass(slots=True)
-class Recognised:
-    """All that was found in all logs."""
-
-    events: list[Event] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    sources: list[SourceFacts] = field(default_factory=list)
-    ledger: Ledger = field(default_factory=Ledger)
-    ranks_by_pid: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Rank by source and pid."""
-    ranks_by_local: dict[tuple[int, int | None, int], int] = field(default_factory=dict)
-    """Rank by source, task and local rank."""
-    ranks_seen: set[int] = field(default_factory=set)
-    tasks_with_ranks: dict[tuple[int, int], set[int]] = field(default_factory=dict)
-    world: int | None = None
-    dropped: int = 0
-    """Events beyond MAX_EVENTS."""
-    statistics: logs.Statistics = field(default_factory=logs.Statistics)
-
-
 class Recogniser:
     """Reads logs one after another."""
 
-    def __init__(self, patterns: Patterns | None = None, finder: logs.Finder | None = None) -> None:
+    def __init__(
+        self,
+        patterns: Patterns | None = None,
+        finder: logs.Finder | None = None,
+        *,
+        max_events: int = MAX_EVENTS,
+    ) -> None:
         self.found = Recognised()
+        self._max_events = max_events
         self._patterns = patterns or known.load()
-        self._find = finder or logs.finder(self._patterns.literals)
+        self.find = finder or logs.finder(self._patterns.literals)
         self.table = _by_literal(self._patterns.lines)
         self._kept: dict[tuple[str, Origin, int], Event] = {}
         self._order = 0
         self._last_exception: dict[object, Event] = {}
 
-    def add(self, name: str, items: Iterable[logs.Raw | logs.Skipped] | None = None) -> None:
-        """Read one log; InputError if it cannot be read."""
+    def add(
+        self,
+        name: str,
+        items: Iterable[logs.Raw | logs.Skipped] | None = None,
+        rank: int | None = None,
+    ) -> None:
+        """Read one log; InputError if it cannot be read.
+
+        `rank` is the only one that writes it, where that is known.
+        """
         if name.endswith("error.json") and items is None and (told := _error_file(name)):
             items = told
-        reader = self.open(name)
+        reader = self.open(name, rank)
         if items is None:
-            items = logs.read(name, self._find, self.found.statistics)
+            items = logs.read(name, self.find, self.found.statistics)
         for item in items:
             reader.take(item)
         reader.pause()
 
-    def open(self, name: str) -> Reader:
-        """Begin a log whose lines come one after another."""
+    def open(self, name: str, rank: int | None = None) -> Reader:
+        """Begin a log whose lines come one after another; `rank` is the only one that writes it."""
         self.found.sources.append(SourceFacts(name))
-        return Reader(self, len(self.found.sources) - 1, self.found.sources[-1])
+        return Reader(self, len(self.found.sources) - 1, self.found.sources[-1], rank)
 
     def keep(self, event: Event) -> Event:
         """Keep an event, or count it where its stream has said the same before."""
@@ -147,7 +106,7 @@ class Recogniser:
             kept.count += 1
             kept.last = event.place
             return kept
-        if len(self.found.events) >= MAX_EVENTS:
+        if len(self.found.events) >= self._max_events:
             self.found.dropped += 1
             return event
         self._kept[key] = event
@@ -158,18 +117,20 @@ class Recogniser:
 class Reader:
     """Reads one log."""
 
-    def __init__(self, parent: Recogniser, source: int, facts: SourceFacts) -> None:
+    def __init__(
+        self, parent: Recogniser, source: int, facts: SourceFacts, rank: int | None = None
+    ) -> None:
         self._parent = parent
         self._found = parent.found
         self._facts = facts
         self._source = source
-        self._splitter = Splitter(source, facts.name)
+        self._splitter = Splitter(source, facts.name, rank)
         self._attempt = self._splitter.attempt
         if self._splitter.base.rank is not None:
-            self._found.ranks_seen.add(self._splitter.base.rank)
+            self._found.see(self._splitter.base.rank)
         self._assembler = Assembler()
         self._sample: list[logs.Raw] | None = []
-        self._failure: Failure | None = None
+        self._summary = LauncherSummary(self._found, source, self._assembler.feed)
         self._losses: dict[str, Event] = {}
         self._last: dict[Origin, Event] = {}
         self._failed_since_restart = False
@@ -211,11 +172,9 @@ class Reader:
         line = self._splitter.split(raw.text)
         text = line.text
         self._order += 1
-        if line.stamp is not None:
-            self._facts.last_stamp[line.origin] = line.stamp
-        self._identify(line)
+        self._found.learn(line, self._source)
         place = Place(self._facts.name, raw.number, raw.text.strip()[:MAX_QUOTE])
-        if self._in_summary(line, place):
+        if self._summary.take(line, place):
             return
         if text.startswith("#") and _GRADIENT_STACK.match(text):
             self._found.ledger.in_gradients = True
@@ -241,77 +200,6 @@ class Reader:
                 if match:
                     self._keep(pattern, match.groupdict(), line, place)
                     break
-
-    def _identify(self, line: Line) -> None:
-        """Learn which rank, task and process belong together, and how many there are."""
-        origin, text = line.origin, line.text
-        found = self._found
-        if origin.rank is not None:
-            found.ranks_seen.add(origin.rank)
-            if origin.local is not None:
-                found.ranks_by_local[self._source, origin.task, origin.local] = origin.rank
-            if origin.task is not None:
-                seen = found.tasks_with_ranks.setdefault((self._source, origin.task), set())
-                if len(seen) < 3:  # noqa: PLR2004 - two ranks make a task a node
-                    seen.add(origin.rank)
-        if origin.local is not None:
-            self._facts.is_launcher = True
-        if ("rank" in text or "orld" in text or "WORLD" in text) and len(text) < 2000:  # noqa: PLR2004
-            if match := _WORLD.search(text):
-                found.world = max(found.world or 0, int(match[1]))
-            if origin.pid is not None and (match := _NCCL_RANK.search(text)):
-                found.ranks_by_pid.setdefault((self._source, origin.pid), int(match[1]))
-            if match := _SPAWNED.search(text):
-                found.ranks_by_pid.setdefault((self._source, int(match[1])), int(match[2]))
-                found.ranks_seen.add(int(match[2]))
-                self._facts.is_launcher = True
-        elif "torch/distributed/elastic/" in text or "torchrun" in text:
-            self._facts.is_launcher = True
-
-    def _in_summary(self, line: Line, place: Place) -> bool:
-        """Read torchrun's summary of failures, which follows `ChildFailedError`."""
-        text = line.text
-        if text.startswith("Root Cause (first observed failure)"):
-            self._failure = Failure(place, self._source, line.origin.task, root=True)
-            return True
-        if self._failure is None:
-            if text.startswith("Failures:"):
-                self._failure = Failure(place, self._source, line.origin.task)
-                return True
-            return False
-        if text.startswith("====="):
-            self._failure = None
-            return True
-        if text.startswith("-----"):
-            return True
-        if _SUMMARY_ENTRY.match(text):
-            if self._failure.rank is not None:
-                self._failure = Failure(
-                    place, self._source, line.origin.task, root=self._failure.root
-                )
-            return True
-        match = _SUMMARY.match(text)
-        if match is None:
-            return False
-        failure, value = self._failure, match[2]
-        if match[1] == "time":
-            failure.time = value.strip()
-        elif match[1] == "host":
-            failure.host = value.strip()
-        elif match[1] == "rank" and (ranks := _SUMMARY_RANK.match(value)):
-            failure.rank, failure.local = int(ranks[1]), int(ranks[2])
-        elif match[1] == "exitcode" and (exits := _SUMMARY_EXIT.match(value)):
-            failure.exit, failure.pid = int(exits[1]), int(exits[2])
-            failure.place = place
-            self._found.failures.append(failure)
-            if failure.rank is not None:
-                self._found.ranks_by_pid[self._source, failure.pid] = failure.rank
-                self._found.ranks_seen.add(failure.rank)
-        elif match[1] == "traceback" and "Traceback" in value:
-            origin = replace(line.origin, rank=failure.rank, host=failure.host)
-            stamp = Stamp("iso", failure.time.replace("_", " "))
-            self._assembler.feed(Line(value, origin, stamp, "", prefixed=False), place)
-        return True
 
     def _stamp(self, line: Line) -> Stamp | None:
         if line.stamp is not None:

@@ -64,7 +64,12 @@ _PATH_LOCAL = re.compile(
 _PATH_TASK = re.compile(
     r"(?:^|[/_-])(?:task|log|out|err|stdout|stderr|proc)[_.-]?(?P<task>\d{1,6})(?:\.\w+)*$"
 )
-_PATH_HOST = re.compile(r"(?:^|/)(?P<host>[a-z][a-z0-9-]{0,62}\d)(?=\.(?:log|txt|out|err)|/)")
+_PATH_HOST = re.compile(
+    r"(?:^|/)(?!(?:slurm|job|run|(?:global_?)?rank|task|log|out|err|std(?:out|err)|attempt|proc|exp"
+    r"|version|worker|train|epoch|step|trial|part)s?[-_.]?\d+[./])"
+    r"(?P<host>[a-z][a-z0-9-]{0,62}\d)(?=\.(?:log|txt|out|err)|/)"
+)
+"""A host that keeps its log under its name, but for what trainings number otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +88,20 @@ class Line:
 class Splitter:
     """Takes the prefixes of one file's lines apart."""
 
-    def __init__(self, source: int, path: str) -> None:
+    def __init__(self, source: int, path: str, rank: int | None = None) -> None:
+        """Begin a file; `rank` is the only one that writes to it, where the path need not tell."""
         self.source = source
         self.attempt = 0
         self.has_tasks = False
         self.nodes: frozenset[str] = frozenset()
         self.is_stamped = False
         """A collector stamps every line, so that a stamp begins no record."""
-        rank, local, task = None, None, None
+        local, task = None, None
         if found := _PATH_LOCAL.search(path):
             local, self.attempt = int(found["local"]), int(found["attempt"])
-        elif found := _PATH_RANK.search(path):
+        elif rank is None and (found := _PATH_RANK.search(path)):
             rank = int(found["rank"])
-        elif found := _PATH_TASK.search(path):
+        elif rank is None and (found := _PATH_TASK.search(path)):
             task = int(found["task"])
         host = match["host"] if (match := _PATH_HOST.search(path)) else None
         self.base = Origin(source, rank=rank, local=local, task=task, host=host)

@@ -21,11 +21,11 @@ def overview(series: Series, bundles: str) -> list[dict[str, Any]]:
     """Return each job of this node, hung ones first; `bundles` is the directory of the evidence."""
     names = {
         point.labels["job"]
-        for metric in ("job_step", "job_hang", "job_ranks")
+        for metric in ("job_step", "job_hang", "job_ranks", "job_failure_info")
         for point in series(metric)
     }
     jobs = [_job(series, name, bundles) for name in sorted(names)]
-    return sorted(jobs, key=lambda job: job["hang"] is None)
+    return sorted(jobs, key=lambda job: job["hang"] is None and not job["failures"])
 
 
 def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
@@ -38,6 +38,7 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
     evidence = sorted(point.labels["bundle"] for point in series("evidence_bundle_info", job=job))
     seen = [int(point.value) for point in series("job_ranks", job=job)]
     hang = _hang(series, job)
+    failures = _failures(series, job)
     return {
         "job": job,
         "launcher": info.get("launcher", ""),
@@ -49,8 +50,15 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
         if baseline and not hang
         else None,
         "loss": "unknown" if not losses else "finite" if losses == {1.0} else "not finite",
-        "state": "hung" if hang else "training" if steps else "no heartbeats",
+        "state": "hung"
+        if hang
+        else "failed"
+        if failures
+        else "training"
+        if steps
+        else "no heartbeats",
         "hang": hang,
+        "failures": failures,
         "slowest_rank": _slowest(series, job),
         "evidence": f"{bundles}/{evidence[-1]}" if evidence and bundles else None,
         "ranks": ranks[:MAX_RANKS],
@@ -89,6 +97,18 @@ def _hang(series: Series, job: str) -> dict[str, Any] | None:
             for point in series("job_hang_culprit_info", job=job)
         ],
     }
+
+
+def _failures(series: Series, job: str) -> list[dict[str, Any]]:
+    """Return why the job failed by its logs here, for each rank at fault; none is a null rank."""
+    return [
+        {
+            "slug": point.labels["slug"],
+            "rank": int(point.labels["rank"]) if point.labels["rank"] else None,
+            "node": point.labels["node"],
+        }
+        for point in series("job_failure_info", job=job)
+    ]
 
 
 def _slowest(series: Series, job: str) -> dict[str, Any] | None:

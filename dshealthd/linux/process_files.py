@@ -106,6 +106,11 @@ class Root:
         self.owner = rights_of(status)
         return self
 
+    @classmethod
+    def of_user(cls, root: Path, owner: User) -> Self:
+        """Return the node's root as a user sees it whose process has ended. OSError."""
+        return cls(os.open(root, _DIRECTORY), owner, None)
+
     def close(self) -> None:
         """Let go of the root."""
         os.close(self._root)

@@ -35,7 +35,8 @@ REASONS = {
 def job_lines(job: Mapping[str, Any], paint: Paint) -> Iterator[str]:
     """Yield what is known of one job: whether it makes progress, and the culprit."""
     hang = job["hang"]
-    state = State.CRITICAL if hang or job["loss"] == "not finite" else State.OK
+    failures = job.get("failures", ())  # which older agents do not tell
+    state = State.CRITICAL if hang or failures or job["loss"] == "not finite" else State.OK
     world = f" of {job['world_size']}" if job["world_size"] else ""
     parts = [f"{job['ranks_here']}{world} ranks here"]
     if job["step"] is not None:
@@ -52,6 +53,10 @@ def job_lines(job: Mapping[str, Any], paint: Paint) -> Iterator[str]:
         for culprit in hang["culprits"]:
             reason = REASONS.get(culprit["reason"], safe(culprit["reason"]))
             yield f"    rank {culprit['rank']} {reason}"
+    for failure in failures:
+        rank = "" if failure["rank"] is None else f" on rank {failure['rank']}"
+        node = f" ({safe(failure['node'])})" if failure["node"] else ""
+        yield f"    failed by its log: {safe(failure['slug'])}{rank}{node}"
     if job["evidence"]:
         yield f"    evidence: {safe(job['evidence'])}"
 

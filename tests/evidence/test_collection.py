@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import pytest
 
@@ -44,10 +44,10 @@ class Node:
         """Let the machine have a process."""
         (self.root / "proc" / str(pid)).symlink_to(f"/proc/{pid}")
 
-    def rank(self, job: int, rank: int = 0, **variables: str) -> int:
-        """Run a process of a rank, and return its pid."""
+    def rank(self, job: int, rank: int = 0, output: IO[str] | None = None, **variables: str) -> int:
+        """Run a process of a rank, with that as its output, and return its pid."""
         environment = {"RANK": str(rank), "WORLD_SIZE": "3", "SLURM_JOB_ID": str(job), **variables}
-        process = subprocess.Popen(["sleep", "60"], env=environment)
+        process = subprocess.Popen(["sleep", "60"], env=environment, stdout=output, stderr=output)
         self.stack.callback(process.wait)
         self.stack.callback(process.kill)
         self.show(process.pid)
@@ -166,6 +166,36 @@ def test_another_node_asks_ras(node: Node) -> None:
     node.rank(7, 1)
     text, _, _ = node.collect(Case(job="slurm-7", reason="waiting"))
     assert "NCCL RAS: the node that has rank 0 asks it" in text
+
+
+def test_the_logs_of_the_ranks_are_explained(node: Node) -> None:
+    """The summary names cause and rank, and `explain.txt` has the lines that prove it."""
+    with (node.root / "rank.out").open("w") as log:
+        log.write(
+            "step 7 | loss 2.0\n\x1b[31mtorch.OutOfMemoryError: CUDA out of memory. "
+            "Tried to allocate 2.00 GiB. GPU 1 has a\n"
+        )
+        log.flush()
+        node.rank(7, 1, log)
+        node.rank(7, 2, log, MASTER_PORT="1")
+    with (node.root / "own.out").open("w") as log:
+        node.rank(7, 2, log)
+    text, files, _ = node.collect(Case(job="slurm-7", reason="waiting"))
+    assert re.search(r"Who is behind whom\n  logs of slurm-7: cuda-oom: ", text), text
+    told = files["explain.txt"].decode()
+    assert f"PROOF      {node.root}/rank.out:2: " in told
+    assert "\x1b" not in told
+
+
+def test_without_logs_it_is_said_why(node: Node) -> None:
+    """A rank whose output is a pipe has no log that could be read."""
+    read_end, write_end = os.pipe()
+    with os.fdopen(write_end, "w") as pipe:
+        node.rank(7, 1, pipe)
+        text, files, _ = node.collect(Case(job="slurm-7", reason="waiting"))
+    os.close(read_end)
+    assert "job logs: no rank's output is a file" in text
+    assert "explain.txt" not in files
 
 
 def test_a_process_of_another_job_is_left_alone(node: Node) -> None:

@@ -14,6 +14,7 @@ from dshealthd import cli
 from dshealthd.collectors.gpu import FAULT, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.job_hang import CULPRIT, HANG, OVERDUE
+from dshealthd.collectors.job_logs import FAILURE
 from dshealthd.collectors.kernel import UPTIME
 from dshealthd.collectors.memory import AVAILABLE, TOTAL
 from dshealthd.collectors.training import LOSS_FINITE, STEP, STEP_SECONDS
@@ -149,6 +150,17 @@ def test_jobs(capsys: pytest.CaptureFixture[str]) -> None:
         assert run("jobs", f"127.0.0.1:{moves.port}") == 0
         assert "run-1  training  2 ranks here, step 1245, 12 steps/min" in capsys.readouterr().out
         assert run("jobs", "127.0.0.1:1") == 3
+
+
+def test_a_job_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    """What its log tells is the state of the job, though its ranks have gone."""
+    told = (FAILURE(1, "run-3", "cuda-oom", "3", "n7"), FAILURE(1, "run-4", "nccl-timeout", "", ""))
+    with serving(snapshot(*HEALTHY, *told)) as served:
+        run("jobs", f"127.0.0.1:{served.port}")
+    said = capsys.readouterr().out
+    assert "run-3  failed" in said
+    assert "failed by its log: cuda-oom on rank 3 (n7)\n" in said
+    assert "failed by its log: nccl-timeout\n" in said
 
 
 def test_other_answers(capsys: pytest.CaptureFixture[str]) -> None:

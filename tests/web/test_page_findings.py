@@ -12,6 +12,7 @@ import pytest
 from dshealthd.collectors.gpu import UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.job_hang import CULPRIT, HANG, OVERDUE
+from dshealthd.collectors.job_logs import FAILURE
 from dshealthd.collectors.training import LOSS_FINITE, STEP, STEP_SECONDS
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import Outcome, Result, failed, not_available
@@ -67,6 +68,16 @@ def test_a_job_that_trains(browser: Browser) -> None:
         assert visit.page.locator(".verdict.good").count() == 1
         assert "Healthy" in visit.text(".verdict")
         assert "Hung" not in panel
+        assert visit.complaints == []
+        visit.page.close()
+
+
+def test_a_job_that_failed_shows_why(browser: Browser) -> None:
+    """What its log tells stands with the job."""
+    told = FAILURE(1, "bert-large", "cuda-oom", "3", "n7")
+    with serving(snapshot(*JOB, told), guarded=False) as served:
+        visit = Visit(browser, f"http://127.0.0.1:{served.port}/")
+        assert "cuda-oom on rank 3 (n7)" in visit.panel("Jobs")
         assert visit.complaints == []
         visit.page.close()
 

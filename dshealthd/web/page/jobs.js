@@ -41,7 +41,8 @@ function one(job) {
   const { slowest_rank: slowest } = job;
   const ranks = `${job.ranks_here}${known(job.world_size) ? ` of ${job.world_size}` : ""}`;
   const apart = known(job.step_highest) && job.step_highest !== job.step ? `\u2013${count(job.step_highest)}` : "";
-  const level = job.hang || job.loss === "not finite" ? "bad" : job.state === "training" ? "good" : "quiet";
+  const failures = job.failures || [];
+  const level = job.hang || failures.length || job.loss === "not finite" ? "bad" : job.state === "training" ? "good" : "quiet";
   const rows = job.ranks.map((rank) =>
     h(
       "tr",
@@ -58,6 +59,9 @@ function one(job) {
     { class: "job" },
     h("h3", {}, mark(level), job.job, h("span", { class: "unit" }, ` ${job.state}`)),
     hang(job),
+    failures.map(({ slug, rank, node }) =>
+      figure("failed by its log", h("span", { class: "bad" }, `${slug}${known(rank) ? ` on rank ${rank}` : ""}${node ? ` (${node})` : ""}`)),
+    ),
     figure("ranks on this node", ranks),
     job.state === "no heartbeats"
       ? null

@@ -1,0 +1,172 @@
+"""Why a job failed, as its own logs tell: what `dshealthd explain` says of them, while it runs.
+
+The files are read as the job sees them and with the rights of its user, a bounded amount at a
+time. What a log says of its job is its user's to say: it makes tickets, and pages no one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Fault,
+    Reason,
+    Sample,
+    SourceError,
+    counter,
+    gauge,
+)
+from dshealthd.core.host import read
+from dshealthd.core.options import Duration, option
+from dshealthd.jobs.logs.files import State, wrong
+from dshealthd.jobs.processes import ProcessTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.core.collector import Context
+    from dshealthd.core.host import Host
+    from dshealthd.explain.causality import Finding
+
+FAILURE = gauge(
+    "dshealthd_job_failure_info",
+    "1 for the cause of the job's failure by its logs on this node: its runbook (slug), the culprit "
+    "ranks (empty where no single ones are, eight at most), and the node that they are on "
+    "(empty where the logs do not tell).",
+    "job",
+    "slug",
+    "rank",
+    "node",
+)
+FILES = gauge(
+    "dshealthd_job_log_files",
+    "Log files of jobs by what became of them at the last look: followed; or not, as ambiguous "
+    "(two jobs of one user could have written it), foreign (another user's, older than the job, "
+    "or no regular file), unreadable, left_out (more than max_files).",
+    "state",
+)
+READ = counter("dshealthd_job_log_read_bytes_total", "Bytes of logs that were read.")
+SKIPPED = counter(
+    "dshealthd_job_log_skipped_bytes_total",
+    "Bytes of logs that were left out, as they grew faster than may be read: a cause in them is "
+    "not seen.",
+)
+JOBS_LEFT_OUT = gauge(
+    "dshealthd_job_log_jobs_left_out",
+    "Jobs whose logs are not followed, as there are more than max_jobs.",
+)
+
+PROCESSES_EVERY = 5.0
+"""Seconds from one look at the processes to the next."""
+MAX_RANKS = 8
+"""Ranks of one job that are named; where more are at fault, none is."""
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobLogsOptions(CollectorOptions):
+    """Options of the jobs' logs."""
+
+    interval: Duration = option("1s", "Time from one look to the next.", minimum="100ms")
+    deadline: Duration = option(
+        "5s", "How long the files of one job may take before they are given up.", minimum="10ms"
+    )
+    paths: tuple[str, ...] = option(
+        [],
+        "Logs of jobs, as the jobs see them: absolute, with * ? and [] within a name; {job} "
+        "stands for the number of a Slurm job. A pattern without it counts where a user has one "
+        "job on the node.",
+    )
+    standard_streams: bool = option(
+        False, "Whether the files that ranks have as standard output and error are followed too."
+    )
+    max_jobs: int = option(16, "Jobs whose logs are followed.", minimum=1, maximum=1000)
+    max_files: int = option(64, "Files that are followed.", minimum=1, maximum=10_000)
+    max_bytes_per_second: int = option(
+        4 * _MIB, "Bytes that are read in a second, of all files together.", minimum=4096
+    )
+    keep: Duration = option(
+        "15m", "How long the cause is shown after the job has gone.", minimum="30s"
+    )
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Yield what is wrong although its type is right."""
+        for path in self.paths:
+            if (why := wrong(path)) is not None:
+                yield "paths", f'"{path}" {why}'
+
+
+class JobLogs(Collector):
+    """Follows logs in a worker of its own: a hung file system stops nothing else."""
+
+    worker = "logs"
+    Options = JobLogsOptions
+
+    def __init__(self, options: JobLogsOptions, context: Context) -> None:
+        """Follow nothing yet."""
+        super().__init__(options, context)
+        from dshealthd.jobs.logs.watch import Limits, LogWatch  # what the agent itself does without
+
+        self._watch = LogWatch(
+            Limits(
+                patterns=options.paths,
+                standard_streams=options.standard_streams,
+                max_jobs=options.max_jobs,
+                max_files=options.max_files,
+                max_rate=float(options.max_bytes_per_second),
+                keep=options.keep,
+            ),
+            context.host,
+            context.entering,
+            monotonic=context.monotonic,
+            wall=context.wall,
+        )
+        self._processes_at = -math.inf
+
+    @classmethod
+    def absent(cls, options: JobLogsOptions, host: Host) -> str | None:  # noqa: ARG003 - as every collector
+        """Say that no logs are configured."""
+        if options.paths or options.standard_streams:
+            return None
+        return "neither collectors.job_logs.paths nor standard_streams is set"
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Yield what the logs of this node's jobs tell."""
+        now = self.context.monotonic()
+        if now >= self._processes_at:
+            self._processes_at = now + PROCESSES_EVERY
+            self._watch.update(self.context.shared(ProcessTable).refresh(), self._boot())
+        yield from self._watch.look()
+        for job, finding, here in self._watch.findings():
+            node = _node(finding, here)
+            ranks = finding.ranks if len(finding.ranks) <= MAX_RANKS else ()
+            for rank in ranks or ("",):
+                yield FAILURE(1, job, finding.slug, str(rank), node)
+        states = self._watch.states
+        for state in State:
+            yield FILES(states[state], state)
+        yield READ(self._watch.read)
+        yield SKIPPED(self._watch.skipped)
+        yield JOBS_LEFT_OUT(self._watch.jobs_left_out)
+
+    def _boot(self) -> float:
+        """Return the Unix time at which the kernel started."""
+        try:
+            uptime = float(read(self.host.proc("uptime")).split()[0])
+        except (ValueError, IndexError) as error:
+            raise SourceError(Reason.MALFORMED, f"{self.host.proc('uptime')}: {error}") from error
+        return self.context.wall() - uptime
+
+
+def _node(finding: Finding, here: frozenset[int]) -> str:
+    """Return the node at fault: this one where the ranks are its own, or as the log names it."""
+    if finding.ranks and here.issuperset(finding.ranks):
+        return os.uname().nodename
+    return finding.host if finding.host and _HOST.fullmatch(finding.host) else ""

@@ -1,0 +1,127 @@
+"""What the logs of the ranks say of a failure: the answer of `dshealthd explain`, with its proof."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from datetime import UTC, datetime
+from typing import IO, TYPE_CHECKING, Any
+
+from dshealthd.evidence import privileges
+from dshealthd.evidence.step import Missing
+from dshealthd.explain import answer, patterns
+from dshealthd.explain import input as logs
+from dshealthd.explain.causality import decide
+from dshealthd.explain.recognition import Recogniser
+from dshealthd.explain.runbooks import remedy
+from dshealthd.jobs.logs import files
+from dshealthd.linux.process_files import Root
+from dshealthd.printable import printable_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dshealthd.core.host import Host
+    from dshealthd.evidence.step import Emit
+
+FILE = "explain.txt"
+MAX_FILES = 64
+MAX_BYTES = 256 << 20
+"""Of all files together, the newest of each: some five seconds."""
+MEMORY = 1 << 30
+SECONDS = 20
+Opened = tuple[str, int | None, IO[bytes]]
+"""Path, the rank that alone writes it, and the open file."""
+
+
+def take(
+    emit: Emit,
+    host: Host,
+    ranks: Iterable[tuple[str, int, int]],
+    paths: tuple[str, ...],
+    now: float,
+) -> dict[str, Any]:
+    """Emit `explain.txt`, and return a line for each job whose logs tell a cause.
+
+    `ranks` are job, rank and pid; `paths` the configured patterns. `Missing` if there is no log.
+
+    The files are opened with the rights of the job's user, and their lines examined as nobody.
+    """
+    by_job: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for job, rank, pid in ranks:
+        by_job[job].append((rank, pid))
+    opened: dict[str, list[Opened]] = {}
+    problems: list[str] = []
+    for job, members in by_job.items():
+        opened[job] = list(_open(host, job, members, paths, problems))
+    if not any(opened.values()):
+        message = "; ".join(problems[:3]) or "no rank's output is a file, and no path matches"
+        raise Missing(message)
+    for slug in {pattern.slug for pattern in patterns.load().every}:
+        remedy(slug)  # read now: there are no files any more in a moment
+    recognisers = {job: Recogniser() for job in opened}
+    privileges.become(privileges.NOBODY)
+    privileges.end_with_parent()
+    privileges.confine(MEMORY, SECONDS)
+    says = []
+    share = MAX_BYTES // sum(map(len, opened.values()))
+    for job, found in opened.items():
+        unread = list(problems)
+        for name, writer, stream in found:
+            skipped = max(0, os.fstat(stream.fileno()).st_size - share)
+            if skipped:
+                stream.seek(skipped)
+                unread.append(f"{name}: the first {skipped:,} bytes; lines are counted from there")
+            recogniser = recognisers[job]
+            items = logs.read(name, recogniser.find, recogniser.found.statistics, stream)
+            recogniser.add(name, items, writer)
+        finding = decide(recognisers[job].found, year=datetime.fromtimestamp(now, UTC).year)
+        text = answer.text(finding, recognisers[job].found, unread)
+        emit(FILE, f"{job}\n{printable_lines(text)}\n".encode(errors="replace"))
+        if finding.outcome == "found":
+            who = f", rank {', '.join(map(str, finding.ranks[:8]))}" if finding.ranks else ""
+            says.append(f"logs of {job}: {finding.slug}{who}: {finding.statement}")
+    return {"says": says}
+
+
+def _open(
+    host: Host,
+    job: str,
+    members: list[tuple[int, int]],
+    paths: tuple[str, ...],
+    problems: list[str],
+) -> Iterator[Opened]:
+    """Open the logs of one job, each once."""
+    seen: set[tuple[int, int]] = set()
+    writers: dict[str, set[int]] = defaultdict(set)
+    for rank, pid in members:
+        try:
+            for path in files.standard_streams(host, pid):
+                writers[path].add(rank)
+        except OSError as error:
+            problems.append(f"output of rank {rank}: {error}")
+    for rank, pid in members:
+        try:
+            with Root.of_process(host, pid) as root:
+                own = [path for path, by in writers.items() if rank in by]
+                named = [path for path, is_own in files.named(root, paths, job) if is_own]
+                for path in dict.fromkeys((*own, *named)):
+                    descriptor = root.open(path)
+                    status = os.fstat(descriptor)
+                    identity = status.st_dev, status.st_ino
+                    if (
+                        identity in seen
+                        or len(seen) >= MAX_FILES
+                        or status.st_uid != root.owner.uid
+                    ):
+                        os.close(descriptor)
+                        continue
+                    seen.add(identity)
+                    by = writers.get(path, set())
+                    yield (
+                        path,
+                        next(iter(by)) if len(by) == 1 else None,
+                        os.fdopen(descriptor, "rb"),
+                    )
+        except (OSError, ValueError) as error:
+            problems.append(f"logs of rank {rank}: {error}")

@@ -1,0 +1,132 @@
+"""Which ranks are at fault, once it is known what is the cause."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from dshealthd.explain import clocks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dshealthd.explain.case import Case
+    from dshealthd.explain.events import Event, Place
+    from dshealthd.explain.ledger import Verdict
+
+MAX_NAMED = 8
+"""Ranks that one line names."""
+
+
+def accused(
+    root: Event, case: Case, verdicts: Sequence[Verdict]
+) -> tuple[tuple[int, ...], tuple[Place, ...], str]:
+    """Return the ranks at fault, the proof, and the statement."""
+    alike = [
+        event
+        for event in case.causes
+        if event.slug == root.slug and event.layer == root.layer and event.role == root.role
+    ]
+    proof = [root.place]
+    if root.layer != "communication":
+        ranks = [root.rank] if root.rank is not None else _summary(case, root)
+        same = sorted({event.rank for event in alike if event.rank is not None})
+        if root.pattern == "child-failed/signal":
+            return tuple(ranks), (root.place,), root.says
+        if root.layer == "program" and len(same) > 1 and _tied(alike, case):
+            ranks = same if len(same) < (case.world or len(case.seen)) else []
+            text = f"{root.says} (on all ranks alike)" if not ranks else root.says
+            return tuple(ranks), tuple(event.place for event in alike[:3]), text
+        if root.role == "loss":
+            ranks = []
+        elif not ranks and root.slug == "child-failed" and (ranks := absent_ranks(case)):
+            text = f"{root.says}: {listed(ranks)}, which alone reported no failure of its own"
+            return tuple(ranks), tuple(proof), text
+        return tuple(ranks), tuple(proof), root.says
+    if root.slug == "rendezvous-unreachable":
+        ranks = sorted({event.rank for event in alike if event.rank is not None})
+        return tuple(ranks), tuple(event.place for event in alike[:3]), root.says
+    if is_timeout(root):
+        named = sorted({rank for rank, _ in case.found.ledger.named})
+        for verdict in verdicts:
+            if verdict.kind == "symmetric":
+                case.missing.append("fabric and GPU counters: the fault is inside the collective")
+                return (), verdict.proof, f"{verdict.says}: the fabric or a GPU is at fault"
+            if verdict.culprits:
+                text = f"{listed(verdict.culprits)} {verdict.says}"
+                return verdict.culprits, (*verdict.proof, *proof)[:4], text
+        if named:
+            places = [place for _, place in case.found.ledger.named[:2]]
+            return tuple(named), tuple(places), f"{root.says}; {listed(named)} did not take part"
+        if verdicts:
+            case.missing.append(f"logs of the other ranks ({verdicts[0].says})")
+            return (), verdicts[0].proof[:3], verdicts[0].says
+    absent = absent_ranks(case)
+    if root.slug == "ranks-stuck-at-init" and "key_rank" in root.fields and not absent:
+        absent = [int(root.fields["key_rank"])]
+    if absent:
+        text = f"{root.says}; {listed(absent)} alone reported no failure of its own"
+        failures = [f.place for f in case.found.failures if f.rank in absent]
+        return tuple(absent), (*proof, *failures)[:4], text
+    case.missing.append("the log of the rank that the others lost or waited for")
+    return (), tuple(proof), root.says
+
+
+def _summary(case: Case, root: Event) -> list[int]:
+    """Return the rank that torchrun saw fail first, in the file of the event if there is one."""
+    found = [
+        failure for failure in case.found.failures if failure.root and failure.rank is not None
+    ]
+    own = [failure for failure in found if failure.source == root.origin.source] or found
+    ranked = {event.rank for event in case.causes if event.layer == "communication"}
+    left = [failure for failure in own if failure.rank not in ranked] or own
+    times = sorted(left, key=lambda failure: failure.time)
+    return [times[0].rank] if times and times[0].rank is not None else []
+
+
+def left_silently(case: Case) -> Event | None:
+    """Return what a launcher says of a rank that ended with a code that no exception gives."""
+    for event in case.consequences:
+        code = int(event.fields.get("exit", 0))
+        if event.slug == "child-failed" and code > 1:
+            return event
+    return None
+
+
+def absent_ranks(case: Case) -> list[int]:
+    """Return the ranks that reported nothing while all others did; empty if that is not clear."""
+    failures = [failure for failure in case.found.failures if failure.rank is not None]
+    ended = {failure.rank for failure in failures if failure.exit == -signal.SIGTERM}
+    told = {event.rank for event in case.causes if event.rank is not None and event.role != "loss"}
+    told |= {
+        failure.rank
+        for failure in failures
+        if failure.exit != -signal.SIGTERM and failure.rank is not None
+    }
+    if not told:
+        return []
+    size = case.world or max(case.seen | told) + 1
+    absent = sorted(set(range(size)) - told)
+    if absent and (2 * len(absent) < size or len(absent) == 1):
+        return absent
+    left = [rank for rank in ended - told if rank is not None]
+    return left if len(left) == 1 else []
+
+
+def _tied(events: Sequence[Event], case: Case) -> bool:
+    """Tell whether no order can be seen between these events."""
+    times = [when for event in events if event.exact and (when := case.when(event)) is not None]
+    return len(times) < len(events) or max(times) - min(times) <= clocks.UNCERTAINTY
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Write ranks for a sentence."""
+    shown = ", ".join(map(str, ranks[:MAX_NAMED]))
+    if len(ranks) > MAX_NAMED:
+        shown += f" and {len(ranks) - MAX_NAMED} more"
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def is_timeout(event: Event) -> bool:
+    """Tell whether an event is a collective that did not end in time."""
+    return event.slug in {"nccl-timeout", "gradient-sync-timeout"}

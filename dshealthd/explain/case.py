@@ -1,0 +1,188 @@
+"""The facts of one failure, worked out: rank, host and time of each event, and what came of it."""
+
+from __future__ import annotations
+
+import signal
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from dshealthd.explain import clocks
+from dshealthd.explain.clocks import Clocks
+from dshealthd.explain.events import Event, Origin, Stamp
+from dshealthd.explain.facts import Recognised
+from dshealthd.explain.identity import Identities
+
+if TYPE_CHECKING:
+    from dshealthd.explain.facts import Failure
+
+CLEARED_AFTER = 10
+"""Lines of progress after an error that say that it ended nothing; ranks print a few more."""
+_CRASHES = {-4, -7, -8, -9, -11}
+"""Exit codes by signals that no launcher and no watchdog sends in an orderly end."""
+
+
+@dataclass(slots=True)
+class Case:
+    """What all logs together tell, sorted by what it may be."""
+
+    found: Recognised
+    causes: list[Event] = field(default_factory=list)
+    consequences: list[Event] = field(default_factory=list)
+    recovered: list[Event] = field(default_factory=list)
+    against: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    failed: set[int] = field(default_factory=set)
+    """Ranks that reported a failure of their own."""
+    seen: set[int] = field(default_factory=set)
+    world: int | None = None
+    clocks: Clocks = field(default_factory=Clocks)
+
+    def when(self, event: Event) -> float | None:
+        """Return the time of an event by the clock that those of all hosts are compared with."""
+        if event.time is None:
+            return None
+        return self.clocks.right(clocks.clock_of(event.origin), event.time)
+
+    def later(self, event: Event, other: Event) -> float | None:
+        """Return by how many seconds an event is later than another, at least; 0 is a tie.
+
+        Negative if it is earlier. None where one of the times is not known.
+        """
+        one, two = self.when(event), self.when(other)
+        if one is None or two is None:
+            return None
+        unsure = self.clocks.uncertainty(
+            clocks.clock_of(event.origin), clocks.clock_of(other.origin)
+        )
+        apart = one - two
+        return 0.0 if abs(apart) <= unsure else apart - unsure if apart > 0 else apart + unsure
+
+
+def prepare(found: Recognised, *, year: int) -> Case:
+    """Work out what was read; what was read stays as it is, as a followed log is judged anew."""
+    found = replace(found, events=[replace(event) for event in found.events])
+    case = Case(found, seen=set(found.ranks_seen), world=found.world)
+    _place(case, year)
+    _signals(case)
+    _sort(case)
+    return case
+
+
+def _place(case: Case, year: int) -> None:
+    """Work out rank, time and attempt of every event."""
+    found = case.found
+    identities = Identities(found)
+    events = found.events
+    year = clocks.year_of((event.stamp for event in events if event.stamp), year)
+    case.clocks = clocks.compare(found.shared, year)
+    for event in events:
+        event.rank = identities.rank(event.origin)
+        if "rank" in event.fields and event.rank is None:
+            event.rank = int(event.fields["rank"])
+        if event.rank is None and "task" in event.fields:
+            task = int(event.fields["task"])
+            if not identities.is_node(event.origin.source, task):
+                event.rank = task
+        event.host = event.fields.get("host") or event.origin.host
+        if event.stamp is not None:
+            event.time = clocks.seconds(event.stamp, year)
+        if event.rank is not None:
+            case.seen.add(event.rank)
+    for failure in found.failures:
+        if failure.rank is not None:
+            case.seen.add(failure.rank)
+
+
+def _signals(case: Case) -> None:
+    """Turn what launchers say of a process that a signal ended into an event of that rank."""
+    identities = Identities(case.found)
+    told: set[int | None] = set()
+    pids = {failure.pid for failure in case.found.failures if failure.root}
+    causes = [event for event in case.found.events if event.role == "cause"]
+    ranked = {event.rank for event in causes}
+    for failure in case.found.failures:
+        # A rank that its launcher saw fail and that printed nothing, while all others did.
+        silent = None not in ranked and failure.rank not in ranked and (failure.exit or 0) > 0
+        if failure.root and (failure.exit in _CRASHES or silent):
+            told.add(failure.rank)
+            case.found.events.append(_crash(failure, case))
+    for event in list(case.found.events):
+        code = event.fields.get("exit", "")
+        if event.slug != "child-failed" or int(code or 0) not in _CRASHES:
+            continue
+        if int(event.fields.get("pid", -1)) in pids:
+            continue  # the summary says the same, and which rank it was
+        origin = Origin(
+            event.origin.source,
+            local=int(event.fields["local"]) if "local" in event.fields else None,
+            pid=int(event.fields["pid"]) if "pid" in event.fields else None,
+            task=event.origin.task,
+        )
+        rank = event.rank if event.rank is not None else identities.rank(origin)
+        if rank in told or (rank is None and told):
+            continue
+        told.add(rank)
+        event.role, event.layer, event.rank = "cause", "program", rank
+        event.says = f"a rank was ended by {_signal(int(code))}"
+        case.missing += _after_kill(int(code), event.host)
+
+
+def _crash(failure: Failure, case: Case) -> Event:
+    code = failure.exit or 0
+    case.missing += _after_kill(code, failure.host)
+    stamp = Stamp("iso", failure.time.replace("_", " "))
+    event = Event(
+        slug="child-failed", pattern="child-failed/signal", role="cause", layer="program",
+        says=f"rank {failure.rank} "
+        + (f"was ended by {_signal(code)}" if code < 0 else f"ended with exit code {code}; these logs hold no message of its own"),
+        place=failure.place,
+        origin=Origin(failure.source, rank=failure.rank, host=failure.host), order=1 << 40,
+        stamp=stamp, exact=False, fields={"exit": str(code)}, attempt=_last(case, failure.source),
+    )  # fmt: skip
+    event.rank, event.host, event.time = failure.rank, failure.host, clocks.seconds(stamp, 2000)
+    return event
+
+
+def _last(case: Case, source: int) -> int:
+    return case.found.sources[source].attempt
+
+
+def _after_kill(code: int, host: str | None) -> list[str]:
+    if code == -signal.SIGKILL:
+        return [f"the kernel log of {host or 'the node'}: whether memory ran out (`journalctl -k`)"]
+    return []
+
+
+def _signal(code: int) -> str:
+    try:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _sort(case: Case) -> None:
+    """Tell causes from consequences, and from what the job recovered from."""
+    found = case.found
+    latest: dict[str, int] = defaultdict(int)
+    for facts in found.sources:
+        run = facts.name.partition("/attempt_")[0] if "/attempt_" in facts.name else facts.name
+        latest[run] = max(latest[run], facts.attempt)
+    enough = max(CLEARED_AFTER, 3 * len(case.seen))
+    for event in found.events:
+        facts = found.sources[event.origin.source]
+        run = facts.name.partition("/attempt_")[0] if "/attempt_" in facts.name else facts.name
+        later = facts.progress - event.progress
+        if event.attempt < latest[run]:
+            case.recovered.append(event)
+        elif event.role == "loss":
+            case.causes.append(event)
+        elif event.role == "consequence":
+            case.consequences.append(event)
+        elif event.role == "cause":
+            if later >= enough and event.pattern != "child-failed/signal":
+                case.recovered.append(event)
+                continue
+            case.causes.append(event)
+            if event.rank is not None and event.layer != "hardware":
+                case.failed.add(event.rank)

@@ -1,0 +1,149 @@
+"""What was found in all logs together: events, failures, and who is who."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from dshealthd.explain import input as logs
+from dshealthd.explain.clocks import Clock, clock_of
+from dshealthd.explain.events import Event, Origin, Place, Stamp
+from dshealthd.explain.ledger import Ledger
+
+if TYPE_CHECKING:
+    from dshealthd.explain.streams import Line
+
+K = TypeVar("K")
+V = TypeVar("V")
+_WORLD = re.compile(
+    r"(?:\bworld[_ ]?size\W{1,4}|\bdist_world_size=|\bnranks |\bWORLD_SIZE\W{1,3})(\d{1,6})\b"
+)
+_SPAWNED = re.compile(r"process (\d+) spawned with command: .*--local_rank=(\d+)")
+_NCCL_RANK = re.compile(r"NCCL INFO .*\brank (\d+) nranks (\d+)")
+_SHARED = re.compile(
+    r"\b(?:global[_ ])?(?:step|iteration)['\"]?[\s=:#\[]{0,4}(\d{1,9})\b"
+    r"|commId (0x[0-9a-f]{1,16}).{0,40}Init COMPLETE"
+)
+"""What all ranks do at the same moment, as far as a step is long."""
+
+MAX_KNOWN = 100_000
+"""Ranks, processes and tasks that are remembered."""
+MAX_STREAMS = 10_000
+"""Streams of one file whose last stamp is remembered."""
+MAX_FAILURES = 10_000
+MAX_CLOCKS = 1000
+MAX_SHARED = 200
+"""Moments of one clock that are compared with those of others."""
+
+
+class Bounded(dict[K, V]):
+    """A dictionary that takes no more keys once it is full: logs may hold any number of names."""
+
+    def __init__(self, most: int) -> None:
+        """Take at most so many keys."""
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: K, value: V) -> None:
+        """Set what there is room for."""
+        if key in self or len(self) < self._most:
+            super().__setitem__(key, value)
+
+    def setdefault(self, key: K, default: V) -> V:
+        """Return what is there, or the default, which is kept if there is room."""
+        if key not in self and len(self) >= self._most:
+            return default
+        return super().setdefault(key, default)
+
+
+@dataclass(slots=True)
+class Failure:
+    """One entry of torchrun's summary: a rank that failed, as its launcher saw it."""
+
+    place: Place
+    source: int
+    task: int | None = None
+    root: bool = False
+    rank: int | None = None
+    local: int | None = None
+    host: str | None = None
+    time: str = ""
+    exit: int | None = None
+    pid: int | None = None
+
+
+@dataclass(slots=True)
+class SourceFacts:
+    """What one file says beside its events."""
+
+    name: str
+    attempt: int = 0
+    progress: int = 0
+    last_stamp: dict[Origin, Stamp] = field(default_factory=lambda: Bounded(MAX_STREAMS))
+    is_launcher: bool = False
+    """torchrun or DeepSpeed's launcher speaks in it: a task of srun is then a node."""
+
+
+@dataclass(slots=True)
+class Recognised:
+    """All that was found in all logs."""
+
+    events: list[Event] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    sources: list[SourceFacts] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
+    ranks_by_pid: dict[tuple[int, int], int] = field(default_factory=lambda: Bounded(MAX_KNOWN))
+    """Rank by source and pid."""
+    ranks_by_local: dict[tuple[int, int | None, int], int] = field(
+        default_factory=lambda: Bounded(MAX_KNOWN)
+    )
+    """Rank by source, task and local rank."""
+    ranks_seen: set[int] = field(default_factory=set)
+    tasks_with_ranks: dict[tuple[int, int], set[int]] = field(
+        default_factory=lambda: Bounded(MAX_KNOWN)
+    )
+    shared: dict[Clock, dict[str, Stamp]] = field(default_factory=lambda: Bounded(MAX_CLOCKS))
+    """When each clock saw what all ranks do at once: a step, the start of a communicator."""
+    world: int | None = None
+    dropped: int = 0
+    """Events beyond MAX_EVENTS."""
+    statistics: logs.Statistics = field(default_factory=logs.Statistics)
+
+    def learn(self, line: Line, source: int) -> None:
+        """Learn which rank, task and process belong together, and how many there are."""
+        origin, text = line.origin, line.text
+        facts = self.sources[source]
+        if origin.rank is not None:
+            self.see(origin.rank)
+            if origin.local is not None:
+                self.ranks_by_local[source, origin.task, origin.local] = origin.rank
+            if origin.task is not None:
+                seen = self.tasks_with_ranks.setdefault((source, origin.task), set())
+                if len(seen) < 3:  # noqa: PLR2004 - two ranks make a task a node
+                    seen.add(origin.rank)
+        if origin.local is not None:
+            facts.is_launcher = True
+        if line.stamp is not None:
+            facts.last_stamp[origin] = line.stamp
+            if match := _SHARED.search(text):
+                key = match[1] or match[2]
+                self.shared.setdefault(clock_of(origin), Bounded(MAX_SHARED)).setdefault(
+                    key, line.stamp
+                )
+        if ("rank" in text or "orld" in text or "WORLD" in text) and len(text) < 2000:  # noqa: PLR2004
+            if match := _WORLD.search(text):
+                self.world = max(self.world or 0, int(match[1]))
+            if origin.pid is not None and (match := _NCCL_RANK.search(text)):
+                self.ranks_by_pid.setdefault((source, origin.pid), int(match[1]))
+            if match := _SPAWNED.search(text):
+                self.ranks_by_pid.setdefault((source, int(match[1])), int(match[2]))
+                self.see(int(match[2]))
+                facts.is_launcher = True
+        elif "torch/distributed/elastic/" in text or "torchrun" in text:
+            facts.is_launcher = True
+
+    def see(self, rank: int) -> None:
+        """Note that a rank is there."""
+        if len(self.ranks_seen) < MAX_KNOWN:
+            self.ranks_seen.add(rank)

@@ -1,0 +1,305 @@
+"""Follows the logs of the jobs of this node, a bounded amount at a time.
+
+For a process of its own: each look may hang with its file system, and lines that a user chose are
+matched here. Of what there is too much the newest is read, and what is left out is counted.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from dshealthd.core.collector import Fault, Reason
+from dshealthd.core.result import os_reason
+from dshealthd.explain.causality import Finding, decide
+from dshealthd.explain.recognition import Recogniser
+from dshealthd.explain.tail import Tail
+from dshealthd.jobs.logs import files
+from dshealthd.jobs.logs.files import State
+from dshealthd.jobs.processes import TrainingProcess
+from dshealthd.linux.credentials import User
+from dshealthd.linux.process_files import Root
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from dshealthd.core.host import Host
+
+FIND_EVERY = 10.0
+"""Seconds from one look for the files of a job to the next."""
+FOLLOWED_AFTER = 30.0
+"""Seconds for which logs are read after the last rank has gone: launchers write a summary."""
+CPU_SHARE = 0.05
+"""Share of a core's time that may go into reading."""
+CATCH_UP = 2.0
+"""Seconds of budget that may be used at once, after a look that came late."""
+MAX_BACKLOG = 8 << 20
+"""Bytes that a file may be ahead before the older ones are left out."""
+NEWEST = 1 << 20
+"""Bytes before the end from which such a file is read, and one that was there before the agent."""
+PIECE = 1 << 16
+"""Bytes that are read between two looks at the time spent."""
+MAX_EVENTS = 2000
+"""Events that are kept of one job."""
+EARLIER = 60.0
+"""Seconds before its rank's start that a log may have been written last."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What may be followed."""
+
+    patterns: tuple[str, ...]
+    standard_streams: bool
+    max_jobs: int
+    max_files: int
+    max_rate: float
+    """Bytes a second, of all files together."""
+    keep: float
+    """Seconds for which the cause is told after the job has gone."""
+
+
+@dataclass(slots=True)
+class _Job:
+    name: str
+    recogniser: Recogniser = field(default_factory=lambda: Recogniser(max_events=MAX_EVENTS))
+    processes: list[TrainingProcess] = field(default_factory=list)
+    user: int | None = None
+    owner: User | None = None
+    at_node: bool = False
+    """Its processes see the node's own file system, which can be read when they have gone."""
+    since: float = 0.0
+    """Unix time from which its logs were written."""
+    seen: float = 0.0
+    """Monotonic time at which it had a process."""
+    find_at: float = -math.inf
+    paths: dict[str, int | None] = field(default_factory=dict)
+    """Files that it may write, with the rank where one alone does."""
+    ranks: set[int] = field(default_factory=set)
+    """Of this node."""
+    tails: dict[str, Tail] = field(default_factory=dict)
+    states: Counter[State] = field(default_factory=Counter)
+    finding: Finding | None = None
+
+
+class LogWatch:
+    """The logs of this node's jobs, and what they say."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        host: Host,
+        entering: Callable[[str], Fault | None],
+        *,
+        monotonic: Callable[[], float],
+        wall: Callable[[], float],
+        spent: Callable[[], float] = time.process_time,
+    ) -> None:
+        """Follow nothing yet.
+
+        `entering` is asked before a job's files are touched; `spent` tells seconds of CPU time.
+        """
+        self._limits = limits
+        self._host = host
+        self._entering = entering
+        self._monotonic = monotonic
+        self._wall = wall
+        self._spent = spent
+        self._jobs: dict[str, _Job] = {}
+        self._looked = -math.inf
+        self._turn = 0
+        self.skipped = 0
+        """Bytes that were left out, as logs grew faster than they may be read."""
+        self.read = 0
+        """Bytes that were read."""
+        self.jobs_left_out = 0
+
+    def update(self, processes: Iterable[TrainingProcess], boot: float) -> None:
+        """Note which jobs there are; `boot` is the Unix time to which process starts count."""
+        now = self._monotonic()
+        found: dict[str, list[TrainingProcess]] = defaultdict(list)
+        for process in processes:
+            found[process.job].append(process)
+        for name, members in found.items():
+            job = self._jobs.setdefault(name, _Job(name))
+            if not {p.pid for p in job.processes} & {p.pid for p in members}:
+                job.find_at = -math.inf  # it has just come, or was started again
+            job.processes, job.user, job.seen = members, members[0].user, now
+            job.since = boot + min(p.start for p in members) / _TICKS - EARLIER
+            job.ranks = {p.launch.rank for p in members}
+        for name, job in list(self._jobs.items()):
+            if name not in found:
+                job.processes = []
+                kept = FOLLOWED_AFTER if job.finding is None else self._limits.keep
+                if now - job.seen > max(kept, FOLLOWED_AFTER):
+                    del self._jobs[name]
+        self._bound()
+
+    def look(self) -> Iterator[Fault]:
+        """Read what was appended since the last look; yield what cannot be read."""
+        now, spent = self._monotonic(), self._spent()
+        elapsed = min(CATCH_UP, now - self._looked)
+        self._looked = now
+        jobs = self._followed()
+        if not jobs:
+            return
+        self._turn = (self._turn + 1) % len(jobs)
+        bytes_left = self._limits.max_rate * elapsed
+        until = spent + CPU_SHARE * elapsed
+        for number, job in enumerate(jobs[self._turn :] + jobs[: self._turn]):
+            share = 1 / (len(jobs) - number)
+            part = f"logs of {job.name}"
+            if (fault := self._entering(part)) is not None:
+                yield fault
+                continue
+            before = self.read
+            own_until = self._spent() + max(0.0, until - self._spent()) * share
+            try:
+                self._follow(job, len(jobs), bytes_left * share, own_until)
+            except OSError as error:
+                yield Fault(part, os_reason(error), str(error))
+            except ValueError as error:
+                yield Fault(part, Reason.MALFORMED, str(error))
+            bytes_left -= self.read - before
+
+    def findings(self) -> Iterator[tuple[str, Finding, frozenset[int]]]:
+        """Yield each job with a known cause, and its ranks on this node."""
+        for job in self._jobs.values():
+            if job.finding is not None:
+                yield job.name, job.finding, frozenset(job.ranks)
+
+    @property
+    def states(self) -> Counter[State]:
+        """What became of the files of all jobs at the last look for them."""
+        total: Counter[State] = Counter()
+        for job in self._jobs.values():
+            total.update(job.states)
+        return total
+
+    def _followed(self) -> list[_Job]:
+        now = self._monotonic()
+        return [job for job in self._jobs.values() if now - job.seen <= FOLLOWED_AFTER]
+
+    def _bound(self) -> None:
+        """Let go of jobs beyond `max_jobs`: the last of the user who has most."""
+        self.jobs_left_out = 0
+        while len(self._jobs) > self._limits.max_jobs:
+            shares = Counter(job.user for job in self._jobs.values())
+            greatest = max(shares.values())
+            name = [n for n, job in self._jobs.items() if shares[job.user] == greatest][-1]
+            del self._jobs[name]
+            self.jobs_left_out += 1
+
+    def _follow(self, job: _Job, jobs: int, bytes_left: float, until: float) -> None:
+        """Read what a job has appended. OSError if none of its processes can be looked at."""
+        root = self._root(job)
+        if root is None:
+            return
+        with root:
+            if self._monotonic() >= job.find_at:
+                job.find_at = self._monotonic() + FIND_EVERY
+                self._find(job, root, max(1, self._limits.max_files // jobs))
+            grown = False
+            order = sorted(job.paths, key=lambda path: path in job.tails)
+            for number, path in enumerate(order):
+                allowed = bytes_left / (len(order) - number)
+                taken = self._take(job, root, path, int(allowed), until)
+                bytes_left -= taken
+                grown = grown or taken > 0
+        if grown:
+            year = datetime.fromtimestamp(self._wall(), UTC).year
+            finding = decide(job.recogniser.found, year=year)
+            job.finding = finding if finding.outcome == "found" else None
+
+    def _root(self, job: _Job) -> Root | None:
+        """Return the file system as a job sees it; None where it cannot be told any more."""
+        for process in job.processes:
+            try:
+                root = Root.of_process(self._host, process.pid)
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended
+            job.owner = root.owner
+            with Root.of_user(self._host.rootfs, root.owner) as node:
+                job.at_node = node.place[:2] == root.place[:2]
+            return root
+        if job.at_node and job.owner is not None:
+            return Root.of_user(self._host.rootfs, job.owner)
+        return None
+
+    def _find(self, job: _Job, root: Root, limit: int) -> None:
+        """Look for the files of a job. OSError."""
+        job.states = Counter()
+        writers: dict[str, set[int]] = defaultdict(set)
+        if self._limits.standard_streams:
+            for process in job.processes:
+                try:
+                    streams = files.standard_streams(self._host, process.pid)
+                except (FileNotFoundError, ProcessLookupError):
+                    continue
+                for path in streams:
+                    writers[path].add(process.launch.rank)
+        if not job.processes:
+            writers.update({path: set() for path in job.paths})
+        is_sole = sum(other.user == job.user for other in self._followed()) == 1
+        candidates = dict.fromkeys(writers, True)
+        for path, is_own in files.named(root, self._limits.patterns, job.name):
+            candidates[path] = candidates.get(path, False) or is_own or is_sole
+        known, job.paths = job.paths, {}
+        for path, is_certain in candidates.items():
+            try:
+                found = root.look(path)
+            except OSError:
+                job.states[State.UNREADABLE] += 1
+                continue
+            if found is None:
+                continue
+            if path not in known and not files.is_log(found, root.owner.uid, job.since):
+                job.states[State.FOREIGN] += 1
+            elif not is_certain:
+                job.states[State.AMBIGUOUS] += 1
+            elif len(job.paths) >= limit:
+                job.states[State.LEFT_OUT] += 1
+            else:
+                ranks = writers.get(path, set())
+                job.paths[path] = next(iter(ranks)) if len(ranks) == 1 else known.get(path)
+        job.states[State.FOLLOWED] = len(job.paths)
+        for path in job.tails.keys() - job.paths.keys():
+            del job.tails[path]
+
+    def _take(self, job: _Job, root: Root, path: str, allowed: int, until: float) -> int:
+        """Read what was appended to one file; return how many bytes."""
+        try:
+            descriptor = root.open(path)
+        except FileNotFoundError:
+            return 0  # moved away; what takes its place is found at the next look
+        try:
+            status = os.fstat(descriptor)
+            if status.st_uid != root.owner.uid:
+                return 0
+            tail = job.tails.get(path)
+            if tail is None or not tail.continues(status):
+                is_new = tail is None
+                tail = Tail(job.recogniser, path, status, rank=job.paths[path])
+                job.tails[path] = tail
+                if is_new and status.st_size > NEWEST:
+                    tail.skip_to(status.st_size - NEWEST)
+            if status.st_size - tail.offset > MAX_BACKLOG:
+                self.skipped += tail.skip_to(status.st_size - NEWEST)
+            taken = 0
+            while taken < min(allowed, status.st_size - tail.offset + taken):
+                if self._spent() >= until:
+                    break
+                count = tail.take(descriptor, min(PIECE, allowed - taken))
+                if not count:
+                    break
+                taken += count
+        finally:
+            os.close(descriptor)
+        self.read += taken
+        return taken

@@ -1,0 +1,280 @@
+"""Causes from the logs of running jobs: found, followed within bounds, with their user's rights."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collectors import job_logs
+from dshealthd.collectors.job_logs import JobLogs, JobLogsOptions
+from dshealthd.core.collector import Context, Fault, Reason
+from dshealthd.core.host import Host
+from dshealthd.core.options import Errors, decode
+from dshealthd.core.result import Result, attempt
+from dshealthd.jobs.logs import watch
+from tests.agents import running
+from tests.jobs.machines import TORCH, Clock, Machine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a\n"
+LOST = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed "
+    "by peer [10.0.0.4]:8852. This is typically caused by a remote worker crashing.\n"
+)
+NOBODY = 65534
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+
+
+class Node:
+    """A node whose ranks see a directory as their file system."""
+
+    def __init__(self, root: Path, **options: object) -> None:
+        self.machine = Machine(root / "proc")
+        self.inside = root / "container"
+        (self.inside / "logs").mkdir(parents=True)
+        self.rootfs = root / "host"
+        self.rootfs.mkdir()
+        self.clock = Clock()
+        self.hung: set[str] = set()
+        host = Host(procfs=root / "proc", sysfs=root / "sys", dev=root / "dev", rootfs=self.rootfs)
+        self.context = Context(
+            host=host, monotonic=self.clock, wall=time.time, entering=self._approach
+        )
+        self.collector = JobLogs(JobLogsOptions(**options), self.context)  # type: ignore[arg-type] # of several types
+
+    def _approach(self, part: str) -> Fault | None:
+        return Fault(part, Reason.TIMEOUT, "hung") if part in self.hung else None
+
+    def rank(self, pid: int, number: int, output: str = "pipe:[7]", **variables: str) -> None:
+        """Start a rank with that as its standard output and error."""
+        directory = self.machine.process(
+            pid, {**TORCH, "RANK": str(number), "SLURM_JOB_ID": "12", **variables}
+        )
+        (directory / "root").symlink_to(self.inside)
+        (directory / "cwd").symlink_to(self.inside)
+        for stream in ("1", "2"):
+            (directory / "fd" / stream).symlink_to(output)
+
+    def write(self, name: str, text: str) -> Path:
+        """Append to a log."""
+        place = self.inside / "logs" / name
+        with place.open("a", encoding="utf-8") as file:
+            file.write(text)
+        return place
+
+    def sweep(self, seconds: float = 1.0) -> Result:
+        """Collect after so many seconds."""
+        self.clock.now += seconds
+        self.context.sweep += 1
+        return attempt(self.collector, time.monotonic)
+
+    def until_known(self) -> set[tuple[str, ...]]:
+        """Collect until a cause is known, for as long as a busy machine may take for its share."""
+        for _ in range(100):
+            if found := causes(self.sweep(2.0)):
+                return found
+        return set()
+
+
+def causes(result: Result) -> set[tuple[str, ...]]:
+    """Return job, slug, rank and node of each cause."""
+    return {sample.labels for sample in result.samples if sample.metric is job_logs.FAILURE}
+
+
+def states(result: Result) -> dict[str, float]:
+    """Return what became of files, without what there is none of."""
+    return {
+        sample.labels[0]: sample.value
+        for sample in result.samples
+        if sample.metric is job_logs.FILES and sample.value
+    }
+
+
+def value(result: Result, metric: object) -> float:
+    """Return the value of a metric without labels."""
+    (found,) = (sample.value for sample in result.samples if sample.metric is metric)
+    return found
+
+
+def test_the_streams_of_the_ranks_tell_the_cause(tmp_path: Path) -> None:
+    """The rank is that of the process whose output the file is; the victim's log tells another."""
+    node = Node(tmp_path, standard_streams=True)
+    node.rank(50, 2, "/logs/a.out")
+    node.rank(51, 3, "/logs/b.out")
+    node.rank(52, 4)
+    node.write("a.out", "step 1 | loss 2.0\n")
+    node.write("b.out", "step 1 | loss 2.0\n")
+    result = node.sweep()
+    assert (causes(result), states(result)) == (set(), {"followed": 2})
+    node.write("a.out", LOST)
+    assert causes(node.sweep()) == {("slurm-12", "nccl-remote-error", "", "")}
+    node.write("b.out", OOM)
+    assert causes(node.sweep()) == {("slurm-12", "cuda-oom", "3", os.uname().nodename)}
+
+
+def test_configured_paths(tmp_path: Path) -> None:
+    """`{job}` is the number of the Slurm job; what is older than the job is not of it."""
+    node = Node(tmp_path, paths=("/logs/run-*/slurm-{job}.out", "/logs/old-{job}"))
+    node.rank(50, 3)
+    (node.inside / "logs/run-x").mkdir()
+    node.write("run-x/slurm-12.out", "[rank3]: " + OOM)
+    node.write("run-x/slurm-13.out", "OSError: [Errno 28] No space left on device\n")
+    os.utime(node.write("old-12", "MemoryError\n"), (0, 0))
+    result = node.sweep()
+    assert causes(result) == {("slurm-12", "cuda-oom", "3", os.uname().nodename)}
+    assert states(result) == {"followed": 1, "foreign": 1}
+
+
+def test_a_path_that_does_not_name_the_job_is_of_nobody_who_has_two(tmp_path: Path) -> None:
+    """It is not guessed whose the log is."""
+    node = Node(tmp_path, paths=("/logs/*.out",))
+    node.rank(50, 0)
+    node.write("a.out", OOM)
+    assert states(node.sweep()) == {"followed": 1}
+    node = Node(tmp_path / "two", paths=("/logs/*.out",))
+    node.rank(50, 0)
+    node.rank(51, 0, SLURM_JOB_ID="13")
+    node.write("a.out", OOM)
+    result = node.sweep()
+    assert (causes(result), states(result)) == (set(), {"ambiguous": 2})
+
+
+def test_the_last_words_are_read_when_the_rank_has_gone(tmp_path: Path) -> None:
+    """On a node's own file system; the cause is told for a while, and then no more."""
+    node = Node(tmp_path, standard_streams=True, keep=60.0)
+    node.rootfs.rmdir()
+    node.rootfs.symlink_to(node.inside)
+    node.rank(50, 1, "/logs/a.out")
+    node.write("a.out", "step 1 | loss 2.0\n")
+    node.sweep()
+    node.write("a.out", OOM)
+    node.machine.end(50)
+    wanted = {("slurm-12", "cuda-oom", "1", os.uname().nodename)}
+    assert causes(node.sweep(6.0)) == wanted
+    assert causes(node.sweep(40.0)) == wanted
+    assert causes(node.sweep(40.0)) == set()
+
+
+@root_only
+def test_nothing_is_opened_that_the_user_may_not_read(tmp_path: Path) -> None:
+    """Another user's file, a link to one, a FIFO: a log is a regular file of the job's user."""
+    node = Node(tmp_path, standard_streams=True, paths=("/logs/*.log",))
+    node.rank(50, 0, "/logs/mine")
+    for pid in ("50",):
+        for path in (node.machine.root / pid, node.inside, node.inside / "logs"):
+            os.chown(path, NOBODY, NOBODY)
+    secret = node.write("secret.log", OOM)
+    secret.chmod(0o600)
+    (node.inside / "logs/mine").symlink_to("secret.log")
+    os.mkfifo(node.inside / "logs/fifo.log")
+    os.chown(node.inside / "logs/fifo.log", NOBODY, NOBODY)
+    result = node.sweep()
+    assert causes(result) == set()
+    assert states(result) == {"foreign": 3}
+    own = node.write("own.log", OOM)
+    os.chown(own, NOBODY, NOBODY)
+    node.sweep(watch.FIND_EVERY)
+    assert {labels[1] for labels in causes(node.sweep())} == {"cuda-oom"}
+
+
+def test_what_grows_too_fast_is_read_at_its_end(tmp_path: Path) -> None:
+    """What is left out is counted, and the rate is kept."""
+    node = Node(tmp_path, standard_streams=True, max_bytes_per_second=1 << 20)
+    node.rank(50, 1, "/logs/a.out")
+    node.write("a.out", "step 1 | loss 2.0\n")
+    node.sweep()
+    node.write("a.out", "step 2 | loss 2.0 of many\n" * 800_000 + OOM)
+    result = node.sweep()
+    assert 0 < value(result, job_logs.READ) <= (1 << 20) + 100
+    assert value(result, job_logs.SKIPPED) > 19_000_000
+    assert node.until_known() == {("slurm-12", "cuda-oom", "1", os.uname().nodename)}
+
+
+def test_a_job_whose_files_hang_is_left_out(tmp_path: Path) -> None:
+    """The others are read, and the fault says which."""
+    node = Node(tmp_path, standard_streams=True)
+    node.rank(50, 0, "/logs/a.out")
+    node.rank(51, 0, "/logs/b.out", SLURM_JOB_ID="13")
+    node.write("a.out", OOM)
+    node.write("b.out", OOM)
+    node.hung.add("logs of slurm-12")
+    result = node.sweep()
+    assert {labels[0] for labels in causes(result)} == {"slurm-13"}
+    assert [fault.part for fault in result.faults] == ["logs of slurm-12"]
+
+
+def test_many_jobs_of_one_user_take_nobody_s_place(tmp_path: Path) -> None:
+    """Beyond `max_jobs` those of the user with most go, and are counted."""
+    node = Node(tmp_path, standard_streams=True, max_jobs=2)
+    for number in range(5):
+        node.rank(50 + number, 0, f"/logs/{number}.out", SLURM_JOB_ID=str(number))
+    result = node.sweep()
+    assert value(result, job_logs.JOBS_LEFT_OUT) == 3
+
+
+def test_a_log_takes_no_more_time_than_its_share(tmp_path: Path) -> None:
+    """Lines that patterns look at one by one, faster than they can: 5 % of a core, whatever comes."""
+    node = Node(tmp_path, standard_streams=True)
+    node.rank(50, 1, "/logs/a.out")
+    node.write("a.out", "Error: nccl CUDA error Xid timed out rank 1\n" * 100_000)
+    start = time.process_time()
+    for _ in range(10):
+        node.sweep(1.0)
+    assert time.process_time() - start < 10 * (watch.CPU_SHARE + 0.15)
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("logs/a", "must be absolute"), ("/a/**/b", "may not hold"), ("/{user}/a", "no other name")],
+)
+def test_a_wrong_pattern_is_named(path: str, why: str) -> None:
+    """The error names key, pattern and what is wrong."""
+    errors = Errors()
+    decode(JobLogsOptions, {"paths": [path]}, "collectors.job_logs", errors)
+    assert len(errors) == 1
+    assert errors[0].startswith(f'collectors.job_logs.paths: "{path}"')
+    assert why in errors[0]
+
+
+def test_nothing_runs_unless_configured() -> None:
+    """A worker costs memory, and so is started only where there is something to follow."""
+    assert JobLogs.absent(JobLogsOptions(), Host()) is not None
+    assert JobLogs.absent(JobLogsOptions(standard_streams=True), Host()) is None
+
+
+JOB = """
+import sys, time
+print("step 1 | loss 2.0", flush=True)
+sys.stdin.readline()
+raise MemoryError
+"""
+
+
+def test_a_real_agent_follows_a_real_rank(tmp_path: Path) -> None:
+    """The rank's own standard error, as a file: the cause is on /metrics a moment after its end."""
+    environment = {**os.environ, **TORCH, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    config = "[collectors.job_logs]\nstandard_streams = true\n"
+    with (
+        (tmp_path / "rank.log").open("w") as log,
+        running(tmp_path, config) as agent,
+        subprocess.Popen(
+            [sys.executable, "-c", JOB], stdin=subprocess.PIPE, stdout=log, stderr=log,
+            env=environment,
+        ) as rank,
+    ):  # fmt: skip
+        agent.wait(lambda scrape: scrape.value("dshealthd_job_log_files", state="followed"), 60)
+        assert rank.stdin is not None
+        rank.stdin.close()
+        start = time.monotonic()
+        scrape = agent.wait(lambda scrape: scrape.all("dshealthd_job_failure_info"), 60)
+        print(f"{time.monotonic() - start:.2f} s")
+        assert scrape.all("dshealthd_job_failure_info", slug="host-memory-pressure", rank="3") == [
+            1
+        ]
