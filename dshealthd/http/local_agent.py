@@ -6,6 +6,7 @@ The port is not a privileged one: where no agent runs, any user can listen on it
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 from dshealthd.linux.socket_owner import peer_uid
@@ -17,19 +18,25 @@ _USER = "dshealthd"
 """The user that the agent runs as where it does not run as root."""
 
 
+_POLL = 0.005
+"""Seconds from one look at the kernel's tables to the next."""
+
+
 class Impostor(Exception):
     """The port of the agent is answered by somebody else."""
 
 
-def identify(connection: socket.socket) -> None:
-    """Raise Impostor where the other end is some user's.
+def identify(connection: socket.socket, seconds: float = 2.0) -> None:
+    """Wait until a process has accepted the connection; Impostor where it is some user's.
 
-    Only an agent of root, of this process's user or of the user `dshealthd` is believed. OSError
-    where the kernel's tables cannot be read.
+    Only an agent of root, of this process's user or of the user `dshealthd` is believed. To be
+    called before a password is sent. OSError where the kernel's tables cannot be read.
     """
-    uid = peer_uid(connection)
+    end = time.monotonic() + seconds
+    while (uid := peer_uid(connection)) is None and time.monotonic() < end:
+        time.sleep(_POLL)
     if uid is None or uid not in _believed():
-        who = "nobody on this machine" if uid is None else f"a process of uid {uid}"
+        who = "no process of this machine" if uid is None else f"a process of uid {uid}"
         message = f"the port of the agent is answered by {who}, who is not believed"
         raise Impostor(message)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.address import listen_address
+from dshealthd.http.client import Access
 from dshealthd.http.local_agent import Impostor, identify
 from dshealthd.nvrx.fitness import OF_THE_AGENT
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from dshealthd.config import Config
+    from dshealthd.slurm.options import SlurmOptions
 
 SCHEMA = 1
 """Version of the findings that is understood, see docs/status-api.md: another drains nobody."""
@@ -72,26 +74,22 @@ def ask(config: Config, alerts: Iterable[str]) -> Verdict:
     is not a privileged one, and where no agent runs any user can listen on it.
     """
     secure = config.web.config_file is not None and _serves_tls(config)
+    headers = _headers(config.slurm)
     host, port = listen_address(config.web.listen_address)
     address = _reachable(host)
     connection: http.client.HTTPConnection
     if secure:
-        # Who answers is told by the kernel, see below, which says more than a name.
         connection = http.client.HTTPSConnection(
-            address,
-            port,
-            timeout=TIMEOUT,
-            context=ssl._create_unverified_context(),  # noqa: S323, SLF001 - see above
+            address, port, timeout=TIMEOUT, context=_tls(config.slurm)
         )
     else:
         connection = http.client.HTTPConnection(address, port, timeout=TIMEOUT)
     try:
         with _deadline(TIMEOUT):
             connection.connect()
-            held = connection.sock  # the connection forgets it where the other end will close
-            connection.request("GET", "/api/v1/status", headers={"Accept": "application/json"})
+            identify(connection.sock, TIMEOUT)  # first: a password is for the agent alone
+            connection.request("GET", "/api/v1/status", headers=headers)
             answer = connection.getresponse()
-            identify(held)
             body = answer.read(_LARGEST)
     except Impostor as error:
         raise AgentSilent(str(error)) from error
@@ -100,6 +98,10 @@ def ask(config: Config, alerts: Iterable[str]) -> Verdict:
         raise AgentSilent(message) from error
     finally:
         connection.close()
+    if answer.status == http.client.UNAUTHORIZED:
+        what = "refuses" if config.slurm.user else "asks for a password (401): set"
+        message = f"the agent on {address}:{port} {what} slurm.user and slurm.password_file"
+        raise AgentSilent(message)
     if answer.status != http.client.OK:
         message = f"the agent on {address}:{port} answers {answer.status} {answer.reason}"
         raise AgentSilent(message)
@@ -171,6 +173,31 @@ def _deadline(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def _headers(options: SlurmOptions) -> dict[str, str]:
+    """Return the headers of the request; AgentSilent where the password cannot be read."""
+    access = Access(user=options.user, password_file=options.password_file)
+    try:
+        return {"Accept": "application/json", **access.headers()}
+    except (OSError, ValueError) as error:
+        message = f"slurm.password_file cannot be read: {error}"
+        raise AgentSilent(message) from error
+
+
+def _tls(options: SlurmOptions) -> ssl.SSLContext:
+    """Return how TLS is spoken, with a certificate of our own where one is configured.
+
+    The agent's certificate is not verified: the kernel says who answers, which is more than a name.
+    """
+    context = ssl._create_unverified_context()  # noqa: S323, SLF001 - see above
+    if options.cert_file is not None:
+        try:
+            context.load_cert_chain(options.cert_file, options.key_file)
+        except OSError as error:  # ssl.SSLError is one
+            message = f"slurm.cert_file and slurm.key_file cannot be used: {error}"
+            raise AgentSilent(message) from error
+    return context
 
 
 def _serves_tls(config: Config) -> bool:

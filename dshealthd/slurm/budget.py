@@ -2,7 +2,8 @@
 
 A driver upgrade or a fault of dshealthd makes many nodes look bad at once, and every node decides
 for itself. So what counts is what the controller knows: the nodes that carry a reason of ours from
-the last hour. Nodes that want to drain at the same moment take tickets, as in Lamport's bakery
+the last hour, and of the last day: a fault that spends each hour's budget anew would drain half of
+the cluster by the next morning. Nodes that want to drain at the same moment take tickets, as in Lamport's bakery
 (https://lamport.azurewebsites.net/pubs/bakery.pdf), in notes behind their comments: whoever takes
 one later sees the earlier ones, as a ticket or as a drain.
 """
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
     from dshealthd.slurm.controller import Node, Slurm
 
-HOUR = 3600.0
+HOUR, DAY = 3600.0, 86_400.0
+_LEAST_A_DAY = 2
+"""Nodes that may be drained in a day in the smallest cluster: with one, the first bad GPU would use
+the day up."""
 CLAIM_LIFE = 900.0
 """Seconds for which a ticket counts: twice what two clocks may differ by before munge refuses them
 (300 s each), and the run that took it. Only a node that died with a ticket leaves one."""
@@ -39,14 +43,38 @@ class Claim(NamedTuple):
     name: str
 
 
+class Allowance(NamedTuple):
+    """How many more nodes may be drained."""
+
+    room: int
+    """Nodes; not above 0 once the budget is spent."""
+    budget: str
+    """The budget that ends first, in words."""
+
+
 def size(nodes: int, ratio: float) -> int:
-    """Return how many of so many nodes may be drained in an hour."""
+    """Return how many of so many nodes a share of them is, for a budget."""
     return max(1, int(nodes * ratio))
 
 
-def spent(nodes: Iterable[Node], wall: float) -> int:
-    """Return how many nodes were drained by us in the last hour; a time to come counts too."""
-    return sum(node.ours and node.state.drained and wall - node.since < HOUR for node in nodes)
+def spent(nodes: Iterable[Node], wall: float, period: float = HOUR) -> int:
+    """Return how many nodes were drained by us in the last hour, or another period.
+
+    A time to come counts too: clocks differ.
+    """
+    return sum(node.ours and node.state.drained and wall - node.since < period for node in nodes)
+
+
+def allowance(nodes: Iterable[Node], ratio: float, daily_ratio: float, wall: float) -> Allowance:
+    """Return how many more nodes may be drained, tickets apart."""
+    nodes = list(nodes)
+    hourly = size(len(nodes), ratio)
+    daily = max(_LEAST_A_DAY, hourly, size(len(nodes), daily_ratio))
+    return min(
+        Allowance(hourly - spent(nodes, wall), f"{hourly} an hour"),
+        Allowance(daily - spent(nodes, wall, DAY), f"{daily} a day"),
+        key=lambda entry: entry.room,
+    )
 
 
 def claims(nodes: Iterable[Node], wall: float) -> list[Claim]:
@@ -64,6 +92,7 @@ def drain(
     name: str,
     reason: str,
     ratio: float,
+    daily_ratio: float,
     *,
     wall: Callable[[], float] = time.time,
     sleep: Callable[[float], object] = time.sleep,
@@ -74,8 +103,9 @@ def drain(
     """
     nodes = controller.nodes()
     me = nodes[name]
-    if (room := _room(nodes.values(), ratio, wall())) <= 0:
-        return _over(controller, me, reason, nodes.values(), ratio)
+    allowed = allowance(nodes.values(), ratio, daily_ratio, wall())
+    if allowed.room <= 0:
+        return _over(controller, me, reason, allowed)
     _claim(controller, me, CHOOSING, wall())
     try:
         others = claims(controller.nodes().values(), wall())
@@ -84,23 +114,17 @@ def drain(
         nodes = _settled(controller, wall, sleep)
         me = nodes[name]
         ahead = [claim for claim in claims(nodes.values(), wall()) if claim < (ticket, name)]
-        room = _room(nodes.values(), ratio, wall()) - len(ahead)
+        allowed = allowance(nodes.values(), ratio, daily_ratio, wall())
     except ControllerError:
         controller.note(me, "")
         raise
     if me.reason or not me.state.working:
         controller.note(me, "")
         return f"somebody else has changed the node meanwhile: {me.reason or me.state.base}"
-    if room <= 0:
-        return _over(controller, me, reason, nodes.values(), ratio)
+    if allowed.room <= len(ahead):
+        return _over(controller, me, reason, allowed)
     controller.drain(me, reason)
     return ""
-
-
-def _room(nodes: Iterable[Node], ratio: float, wall: float) -> int:
-    """Return how many more may be drained, tickets apart."""
-    nodes = list(nodes)
-    return size(len(nodes), ratio) - spent(nodes, wall)
 
 
 def _claim(controller: Slurm, me: Node, ticket: int, wall: float) -> None:
@@ -126,10 +150,9 @@ def _settled(
         waited += _POLL
 
 
-def _over(controller: Slurm, me: Node, reason: str, nodes: Iterable[Node], ratio: float) -> str:
+def _over(controller: Slurm, me: Node, reason: str, allowed: Allowance) -> str:
     """Leave a note on the node, and return what it says."""
-    total = size(len(list(nodes)), ratio)
-    note = f"not drained, budget of {total} an hour is spent: {reason.partition(': ')[2]}"
+    note = f"not drained, budget of {allowed.budget} is spent: {reason.partition(': ')[2]}"
     if me.note != note:
         controller.note(me, note)
     return note

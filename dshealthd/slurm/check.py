@@ -120,7 +120,8 @@ class Check:
             text = f"{reason}; left as it is: {state} {me.reason}".rstrip()
             return Outcome(Result.BAD, text)
         self._streaks.noted = True  # also where this is cut off half-way
-        refused = budget.drain(self._slurm, self._node, reason, self._options.budget_ratio)
+        ratios = self._options.budget_ratio, self._options.daily_budget_ratio
+        refused = budget.drain(self._slurm, self._node, reason, *ratios)
         self._streaks.noted = bool(refused)
         if refused:
             return Outcome(Result.BAD, f"{reason}; {refused}")

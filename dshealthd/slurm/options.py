@@ -45,6 +45,13 @@ class SlurmOptions:
         minimum=0.0,
         maximum=1.0,
     )
+    daily_budget_ratio: float = option(
+        0.1,
+        "Share of the cluster's nodes that dshealthd may have drained in 24 hours and that are "
+        "still drained; at least two nodes, and at least budget_ratio.",
+        minimum=0.0,
+        maximum=1.0,
+    )
     undrain: bool = option(False, "Whether a node that dshealthd has drained is undrained again.")
     clean_checks: int = option(
         10, "Consecutive checks without a finding before a node is undrained.", minimum=2
@@ -68,7 +75,20 @@ class SlurmOptions:
         "Directory for the counts of consecutive checks; made and owned by root.",
     )
 
+    user: str = option(
+        "", "User name for the agent, where `basic_auth_users` makes it ask for a password."
+    )
+    password_file: Path | None = option(None, "File with that user's password; root reads it.")
+    cert_file: Path | None = option(
+        None, "Client certificate for the agent, where `client_auth_type` makes it ask for one."
+    )
+    key_file: Path | None = option(None, "Private key of cert_file.")
+
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield what is wrong although its type is right."""
+        if bool(self.user) != (self.password_file is not None):
+            yield "user", "user and password_file go together"
+        if (self.cert_file is None) != (self.key_file is None):
+            yield "cert_file", "cert_file and key_file go together"
         if not self.run_directory.is_absolute():
             yield "run_directory", "must be an absolute path"

@@ -15,11 +15,11 @@ BEFORE = "0.0.9"
 """A version before every released one, for upgrades."""
 
 
-def build(output: Path, *flags: str) -> Path:
-    """Build the Debian package and return it."""
-    command = [sys.executable, str(BUILD), "--format", "deb", "--output", str(output), *flags]
+def build(output: Path, *flags: str, kind: str = "deb") -> Path:
+    """Build the package of a kind and return it."""
+    command = [sys.executable, str(BUILD), "--format", kind, "--output", str(output), *flags]
     subprocess.run(command, check=True, timeout=900)
-    (made,) = output.glob("*.deb")
+    (made,) = output.glob(f"*.{kind}")
     return made
 
 

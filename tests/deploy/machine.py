@@ -45,9 +45,10 @@ def require_tools() -> None:
         pytest.skip(f"booting takes root and {', '.join(missing) or 'nothing else'}")
 
 
-def tree(suite: str) -> Path:
-    """Return the root of a fresh Debian, made once and kept."""
-    wanted = hashlib.sha256(" ".join(PACKAGES).encode()).hexdigest()[:8]
+def tree(suite: str, more: tuple[str, ...] = ()) -> Path:
+    """Return the root of a fresh Debian with some more packages, made once and kept."""
+    packages = (*PACKAGES, *more)
+    wanted = hashlib.sha256(" ".join(packages).encode()).hexdigest()[:8]
     CACHE.mkdir(mode=0o755, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -55,7 +56,7 @@ def tree(suite: str) -> Path:
         if not made.exists():
             building = Path(tempfile.mkdtemp(dir=CACHE))
             command = ["mmdebstrap", "--quiet", "--variant=minbase"]
-            command += [f"--include={','.join(PACKAGES)}", suite, str(building)]
+            command += [f"--include={','.join(packages)}", suite, str(building)]
             subprocess.run(command, check=True, timeout=600)
             building.chmod(0o755)
             building.rename(made)
@@ -232,11 +233,13 @@ class Machine:
 
 
 @contextlib.contextmanager
-def booted(name: str, suite: str = "bookworm", namespace: str = "") -> Iterator[Machine]:
-    """Run a machine."""
+def booted(
+    name: str, suite: str = "bookworm", namespace: str = "", packages: tuple[str, ...] = ()
+) -> Iterator[Machine]:
+    """Run a machine, with some packages more than a fresh one has."""
     require_tools()
     with tempfile.TemporaryDirectory(prefix=f"dshealthd-{name}-", dir="/var/tmp") as work:
-        machine = Machine(name, tree(suite), Path(work), namespace)
+        machine = Machine(name, tree(suite, packages), Path(work), namespace)
         machine.mount()
         try:
             machine.boot()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.jobs.hangs.silence import FIRST_STEPS
 from tests.deploy.machine import booted
 from tests.deploy.test_package import CONFIG, install, main_pid
 from tests.nvml.simulator import Simulator
@@ -169,6 +170,19 @@ def _controllers(place: str) -> str:
     return ""
 
 
+def steps(machine: Machine, job: str, number: int = 1) -> float:
+    """Wait for so many steps of rank 0 that this agent hears, and return the last."""
+
+    def heard() -> float | None:
+        return machine.scrape().value("dshealthd_job_step", job=job, rank="0")
+
+    first: float = machine.wait(heard, "a step")
+    last: float = machine.wait(
+        lambda: (step := heard() or 0) >= first + number and step, f"{number} more steps"
+    )
+    return last
+
+
 def evidence_of_a_stop(machine: Machine, pid: int) -> tuple[str, ...]:
     """Stop a rank, wait for a new bundle, and return its summary, stacks and kernel's view."""
     before = len(machine.status()["evidence"]["bundles"])
@@ -193,14 +207,9 @@ def test_training_and_evidence_of_its_hang(machine: Machine) -> None:
     """
     pid = train(machine, 4711)
     job = "slurm-4711"
-    step = machine.wait(
-        lambda: machine.scrape().value("dshealthd_job_step", job=job, rank="0"), "a step"
-    )
+    step = steps(machine, job)
     machine.run("systemctl", "restart", "dshealthd")
-    machine.wait(
-        lambda: (machine.scrape().value("dshealthd_job_step", job=job, rank="0") or 0) > step,
-        "steps after a restart of the agent",
-    )
+    assert steps(machine, job, FIRST_STEPS) > step
     assert machine.property("MainPID", "training.service") == str(pid)
 
     summary, stacks, kernel = evidence_of_a_stop(machine, pid)
@@ -209,11 +218,7 @@ def test_training_and_evidence_of_its_hang(machine: Machine) -> None:
     assert "T (stopped)" in kernel
     assert "+0x" not in kernel, "the kernel's stack takes the drop-in for the curious"
     machine.run("kill", "-CONT", str(pid))
-    before = machine.scrape().value("dshealthd_job_step", job=job, rank="0") or 0
-    machine.wait(
-        lambda: (machine.scrape().value("dshealthd_job_step", job=job, rank="0") or 0) > before,
-        "steps after the hang",
-    )
+    steps(machine, job)
     machine.run("systemctl", "stop", "training.service")
 
 
@@ -224,10 +229,7 @@ def test_curious(machine: Machine) -> None:
     try:
         machine.run("systemctl", "restart", "dshealthd")
         pid = train(machine, 4712)
-        machine.wait(
-            lambda: machine.scrape().value("dshealthd_job_step", job="slurm-4712", rank="0"),
-            "a step",
-        )
+        steps(machine, "slurm-4712", FIRST_STEPS)
         _, _, kernel = evidence_of_a_stop(machine, pid)
         assert "+0x" in kernel, kernel
     finally:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import bcrypt
 import pytest
 
 from dshealthd import config
 from dshealthd.slurm import agent
 from dshealthd.slurm.agent import AgentSilent, Finding
 from dshealthd.slurm.options import DRAIN_FOR
+from tests.agents import end, first_line, launch
+from tests.web import certificates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,12 +33,15 @@ if TYPE_CHECKING:
 
 _SERVER = """
 import os, socket, sys, time
+heard = open(sys.argv[2], "ab", 0)
 os.setuid(65534)  # here, as this user may not be able to start the interpreter
 server = socket.create_server(("127.0.0.1", 0))
 print(server.getsockname()[1], flush=True)
 while True:
     connection, _ = server.accept()
-    connection.recv(4096)
+    if not (data := connection.recv(4096)):
+        continue
+    heard.write(data)
     connection.sendall(sys.argv[1].encode())
     time.sleep(3600)
 """
@@ -109,10 +117,10 @@ def serving(talk: Callable[[socket.socket], object]) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def stranger(text: str) -> Iterator[int]:
-    """Answer as another user; yield the port."""
+def stranger(text: str, heard: Path = Path(os.devnull)) -> Iterator[int]:
+    """Answer as another user, and write what was heard into a file; yield the port."""
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _SERVER, text],
+        [sys.executable, "-I", "-S", "-c", _SERVER, text, str(heard)],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -207,6 +215,87 @@ def test_absent() -> None:
         port = server.getsockname()[1]
     with pytest.raises(AgentSilent, match="refused"):
         ask(port)
+
+
+@contextlib.contextmanager
+def guarded(directory: Path, text: str, **slurm: Any) -> Iterator[Config]:
+    """Run a real agent with a web config file; yield a configuration that asks it."""
+    file = directory / "web.yml"
+    file.write_text(text, encoding="utf-8")
+    process = launch(directory, f'[web]\nconfig_file = "{file}"\n')
+    try:
+        url = re.search(r"https?://[^/]*:(\d+)/", first_line(process, 60))
+        assert url, (directory / "agent.log").read_text(encoding="utf-8")
+        loaded = configured(int(url[1]))
+        yield replace(
+            loaded,
+            web=replace(loaded.web, config_file=file),
+            slurm=replace(loaded.slurm, **slurm),
+        )
+    finally:
+        end(process)
+
+
+def test_password(tmp_path: Path) -> None:
+    """With a name and a password file, an agent that asks for them is understood.
+
+    Without, or with a wrong one, the message says which options to set, and nothing is known.
+    """
+    good, wrong = tmp_path / "good", tmp_path / "wrong"
+    good.write_text("secret\n", encoding="utf-8")
+    wrong.write_text("Secret\n", encoding="utf-8")
+    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+    web = f'basic_auth_users:\n  slurm: "{hashed}"\n'
+    with guarded(tmp_path, web, user="slurm", password_file=good) as loaded:
+        agent.ask(loaded, DRAIN_FOR)
+        for slurm, said in (
+            (replace(loaded.slurm, user="", password_file=None), r"set slurm\.user and"),
+            (replace(loaded.slurm, password_file=wrong), r"refuses slurm\.user and"),
+            (
+                replace(loaded.slurm, password_file=tmp_path / "none"),
+                r"slurm\.password_file cannot",
+            ),
+        ):
+            with pytest.raises(AgentSilent, match=said):
+                agent.ask(replace(loaded, slurm=slurm), DRAIN_FOR)
+
+
+def test_client_certificate(tmp_path: Path) -> None:
+    """With a certificate of its own, a hook is let in where client certificates are required."""
+    certificates.authority(tmp_path, "ca")
+    for name in ("agent", "slurm"):
+        certificates.certificate(tmp_path, name, "ca", f"DNS:{name}.example")
+    web = (
+        "tls_server_config:\n  cert_file: agent.pem\n  key_file: agent.key\n"
+        "  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n"
+    )
+    files = {"cert_file": tmp_path / "slurm.pem", "key_file": tmp_path / "slurm.key"}
+    with guarded(tmp_path, web, **files) as loaded:
+        agent.ask(loaded, DRAIN_FOR)
+        bare = replace(loaded.slurm, cert_file=None, key_file=None)
+        with pytest.raises(AgentSilent, match="does not answer"):
+            agent.ask(replace(loaded, slurm=bare), DRAIN_FOR)
+        absent = replace(loaded.slurm, key_file=tmp_path / "none")
+        with pytest.raises(AgentSilent, match=r"slurm\.cert_file and slurm\.key_file"):
+            agent.ask(replace(loaded, slurm=absent), DRAIN_FOR)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to be another user")
+def test_password_is_not_sent_to_another_user(tmp_path: Path) -> None:
+    """Whoever listens where no agent runs gets no password: it is known first who that is."""
+    password = tmp_path / "password"
+    password.write_text("secret\n", encoding="utf-8")
+    heard = tmp_path / "heard"
+    with stranger(answer(json.dumps(document())), heard) as port:
+        loaded = configured(port)
+        slurm = replace(loaded.slurm, user="slurm", password_file=password)
+        with pytest.raises(AgentSilent, match="not believed"):
+            agent.ask(replace(loaded, slurm=slurm), DRAIN_FOR)
+        with socket.create_connection(("127.0.0.1", port)) as other:
+            other.sendall(b"heard")
+            other.settimeout(20)
+            assert other.recv(10)
+    assert heard.read_bytes() == b"heard"
 
 
 def _hang(connection: socket.socket) -> None:

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 REASON = "dshealthd: gpu-lost gpu=3"
 
 
-def drain(cluster: Cluster, name: str, ratio: float = 0.02) -> str:
+def drain(cluster: Cluster, name: str, ratio: float = 0.02, daily: float = 0.1) -> str:
     """Drain a node at the cluster's time, without real waiting."""
 
     def sleep(seconds: float) -> None:
         cluster.now += seconds
 
-    return budget.drain(cluster, name, REASON, ratio, wall=lambda: cluster.now, sleep=sleep)
+    return budget.drain(cluster, name, REASON, ratio, daily, wall=lambda: cluster.now, sleep=sleep)
 
 
 def drained(cluster: Cluster) -> int:
@@ -132,6 +132,30 @@ def test_an_hour_later() -> None:
     assert drain(cluster, "n4") == text
     assert cluster.table["n4"].note == text
     assert cluster.table["n4"].state.working
+
+
+def test_day() -> None:
+    """A fault that spends every hour's budget stops at the day's, which repair refills."""
+    cluster = Cluster(*(node(f"n{number:02}") for number in range(40)))
+    names = list(cluster.table)[:8]
+    said = []
+    for hour in range(6):  # 1 node an hour, 10 % of 40 a day
+        cluster.now = NOW + hour * 3601
+        said += [drain(cluster, name) for name in names if not cluster.table[name].reason][:1]
+    text = "not drained, budget of 4 a day is spent: gpu-lost gpu=3"
+    assert said == ["", "", "", "", text, text]
+    assert cluster.table["n04"].note == text
+    cluster.undrain(cluster.table["n00"])
+    assert drain(cluster, "n04") == ""
+    cluster.now = NOW + 25 * 3601
+    assert drain(cluster, "n05") == ""
+
+
+def test_day_is_never_below_the_hour() -> None:
+    """Who allows more in an hour than the day's default has it."""
+    cluster = Cluster(*(node(f"n{number}") for number in range(4)))
+    for name in cluster.table:
+        assert drain(cluster, name, ratio=1.0) == ""
 
 
 def test_comment_of_others_stays() -> None:

@@ -1,0 +1,131 @@
+"""Keys and certificates are replaced while agents probe each other, and no round fails by it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dshealthd import cli
+from dshealthd.probe.peers.credentials import CHECK_INTERVAL
+from tests.probe.peering import run
+from tests.probe.services import NAMES, agents, until
+from tests.web import certificates
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dshealthd.probe.options import ProbeOptions
+    from tests.probe.services import Agent
+
+PAIR = 2
+SETTLED = CHECK_INTERVAL + 0.1
+"""Seconds after which the next call of an agent is made with a new file."""
+
+
+def put(source: Path, target: Path) -> None:
+    """Replace a file whole, as what distributes files does."""
+    new = target.with_name(f"{target.name}.new")
+    shutil.copyfile(source, new)
+    new.chmod(0o600)
+    new.replace(target)
+
+
+def good(agent: Agent) -> float:
+    """Return how many rounds of an agent went well."""
+    return agent.value("probe_rounds_total", "light", "ok")
+
+
+async def go_on(members: list[Agent]) -> None:
+    """Let the agents see what has changed, and require that both have good rounds with it."""
+    await asyncio.sleep(SETTLED)
+    before = [good(agent) for agent in members]
+    await until(lambda: all(good(agent) > had for agent, had in zip(members, before, strict=True)))
+
+
+def require_no_failure(members: list[Agent]) -> None:
+    """Require that every round went well, that no call was refused, and every file was good."""
+    for agent in members:
+        rounds = {
+            sample.labels: sample.value
+            for sample in agent.all("probe_rounds_total")
+            if sample.value and "ok" not in sample.labels
+        }
+        assert not rounds, rounds
+        for reason in ("key", "certificate", "no_credentials"):
+            assert agent.value("probe_peer_requests_refused_total", reason) == 0
+        assert agent.value("probe_peer_connections_refused_total", "tls_handshake") == 0
+        assert agent.value("probe_peer_credentials_last_reload_successful") == 1
+
+
+def test_key(tmp_path: Path) -> None:
+    """`keys rotate` three times, each file on one node seconds before the other: no round fails.
+
+    After that nobody accepts the first key.
+    """
+    keys = [tmp_path / name / "key" for name in NAMES[:PAIR]]
+
+    async def scene() -> None:
+        async with agents(tmp_path, PAIR) as members:
+            first = keys[0].read_bytes()
+            rotate = ["keys", "rotate", "--file", str(keys[0])]
+            await until(lambda: all(good(agent) for agent in members))
+            for _ in range(3):
+                assert await asyncio.to_thread(cli.main, rotate) == 0
+                await go_on(members)
+                put(keys[0], keys[1])
+                await go_on(members)
+            require_no_failure(members)
+            assert keys[0].read_bytes() == keys[1].read_bytes()
+            assert first.strip() not in keys[0].read_bytes()
+
+    run(scene())
+
+
+def test_certificates_and_their_authority(tmp_path: Path) -> None:
+    """Certificates of a given authority, then those of its successor: no round fails.
+
+    The successor is trusted first, then signs, then the old authority goes; node by node.
+    """
+    issued = tmp_path / "issued"
+    issued.mkdir()
+    for authority in ("old", "new"):
+        certificates.authority(issued, authority)
+        for name in NAMES[:PAIR]:
+            certificates.certificate(issued, f"{name}-{authority}", authority, f"DNS:{name}")
+    (issued / "both.pem").write_bytes(
+        (issued / "old.pem").read_bytes() + (issued / "new.pem").read_bytes()
+    )
+
+    def change(options: ProbeOptions) -> ProbeOptions:
+        name = options.members.name
+        state = tmp_path / name
+        put(issued / "old.pem", state / "ca.pem")
+        put(issued / f"{name}-old.pem", state / "node.pem")
+        put(issued / f"{name}-old.key", state / "node.key")
+        peer = replace(
+            options.peer,
+            key_file=None,
+            tls_cert_file=state / "node.pem",
+            tls_key_file=state / "node.key",
+            tls_ca_file=state / "ca.pem",
+        )
+        return replace(options, peer=peer)
+
+    async def scene() -> None:
+        async with agents(tmp_path, PAIR, change=change) as members:
+            await until(lambda: all(good(agent) for agent in members))
+            for step in ("trust", "sign", "forget"):
+                for name in NAMES[:PAIR]:
+                    state = tmp_path / name
+                    if step == "sign":
+                        put(issued / f"{name}-new.pem", state / "node.pem")
+                        put(issued / f"{name}-new.key", state / "node.key")
+                    else:
+                        source = "both.pem" if step == "trust" else "new.pem"
+                        put(issued / source, state / "ca.pem")
+                    await go_on(members)
+            require_no_failure(members)
+
+    run(scene())
