@@ -21,6 +21,7 @@ from dshealthd.core.collector import (
     Reason,
     Sample,
     SourceError,
+    Worker,
     gauge,
 )
 from dshealthd.core.host import read, read_bytes
@@ -183,7 +184,7 @@ class Software(Collector):
     Runs nothing and imports nothing of what it looks at.
     """
 
-    worker = "storage"
+    worker = Worker.STORAGE
 
     @dataclass(frozen=True, kw_only=True)
     class Options(CollectorOptions):
