@@ -13,7 +13,15 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.collector import Collector, CollectorOptions, Fault, Reason, SourceError, gauge
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Fault,
+    Reason,
+    SourceError,
+    Worker,
+    gauge,
+)
 from dshealthd.core.host import read
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import os_reason
@@ -134,7 +142,7 @@ class Filesystem(Collector):
     """Runs in a worker, as every look at a path can hang with its file system."""
 
     Options = Options
-    worker = "storage"
+    worker = Worker.STORAGE
     parallel = True
 
     def __init__(self, options: Any, context: Context) -> None:

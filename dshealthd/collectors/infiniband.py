@@ -22,6 +22,7 @@ from dshealthd.core.collector import (
     Reason,
     Sample,
     SourceError,
+    Worker,
     counter,
     gauge,
 )
@@ -233,7 +234,7 @@ class Infiniband(Collector):
     """
 
     Options = Options
-    worker = "fabric"
+    worker = Worker.FABRIC
 
     def __init__(
         self, options: Any, context: Context, read: Callable[[str], bytes] = read_attribute

@@ -16,7 +16,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, CollectorOptions, Fault, Reason, Sample, gauge
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Fault,
+    Reason,
+    Sample,
+    Worker,
+    gauge,
+)
 from dshealthd.core.host import read_bytes
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import os_reason
@@ -143,7 +151,7 @@ class JobEnvironment(Collector):
     In the worker whose table it shares, as adapters and `/proc/<pid>/root` may hang.
     """
 
-    worker = "storage"
+    worker = Worker.STORAGE
 
     @dataclass(frozen=True, kw_only=True)
     class Options(CollectorOptions):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, NotAvailable, Reason, SourceError, gauge
+from dshealthd.core.collector import Collector, NotAvailable, Reason, SourceError, Worker, gauge
 from dshealthd.core.host import read
 from dshealthd.maintenance.state import FILES, LIMIT, Maintenance, parse
 from dshealthd.printable import printable
@@ -39,7 +39,7 @@ INFO = gauge(
 class MaintenanceCollector(Collector):
     """Reads the files of all sources, in a worker, as their disk can hang."""
 
-    worker = "storage"
+    worker = Worker.STORAGE
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield whether the node is in maintenance.

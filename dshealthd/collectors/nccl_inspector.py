@@ -23,6 +23,7 @@ from dshealthd.core.collector import (
     NotAvailable,
     Reason,
     Sample,
+    Worker,
     gauge,
 )
 from dshealthd.core.host import read
@@ -119,7 +120,7 @@ class NcclInspectorOptions(CollectorOptions):
 class NcclInspector(Collector):
     """Runs in the worker for paths, as a directory of a job may be on a file system that hangs."""
 
-    worker = "storage"
+    worker = Worker.STORAGE
     Options = NcclInspectorOptions
 
     @classmethod

@@ -23,6 +23,7 @@ from dshealthd.core.collector import (
     Fault,
     Reason,
     Sample,
+    Worker,
     counter,
     gauge,
 )
@@ -241,7 +242,7 @@ class NcclRas(Collector):
     In a worker of its own, which may wait.
     """
 
-    worker = "jobs"
+    worker = Worker.JOBS
     Options = NcclRasOptions
 
     def __init__(self, options: NcclRasOptions, context: Context) -> None:

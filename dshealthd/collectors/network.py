@@ -23,6 +23,7 @@ from dshealthd.core.collector import (
     Reason,
     Sample,
     SourceError,
+    Worker,
     counter,
     gauge,
 )
@@ -200,7 +201,7 @@ class Network(Collector):
     Options = Options
     # it runs on every machine, while `fabric` is for those with InfiniBand; parts keep the two from
     # each other
-    worker = "storage"
+    worker = Worker.STORAGE
 
     def __init__(self, options: Any, context: Context, reader: Callable[[str], str] = read) -> None:
         """Keep how a file is read; nothing is read yet."""

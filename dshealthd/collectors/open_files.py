@@ -16,6 +16,7 @@ from dshealthd.core.collector import (
     Reason,
     Sample,
     SourceError,
+    Worker,
     gauge,
 )
 from dshealthd.core.host import read, read_bytes
@@ -110,7 +111,7 @@ class OpenFiles(Collector):
     runs out. It is chosen once in a full interval, and counted afresh each time.
     """
 
-    worker = "storage"
+    worker = Worker.STORAGE
 
     @dataclass(frozen=True, kw_only=True)
     class Options(CollectorOptions):

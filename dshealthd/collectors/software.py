@@ -21,11 +21,13 @@ from dshealthd.core.collector import (
     Reason,
     Sample,
     SourceError,
+    Worker,
     gauge,
 )
 from dshealthd.core.host import read, read_bytes
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import os_reason
+from dshealthd.core.watched_file import signature
 from dshealthd.jobs.installation import Installations
 from dshealthd.jobs.loaded import libraries
 from dshealthd.jobs.loaded import versions as running
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from dshealthd.core.collector import Context
+    from dshealthd.core.watched_file import Signature
     from dshealthd.jobs.installation import Versions
     from dshealthd.jobs.loaded import Libraries
     from dshealthd.jobs.processes import TrainingProcess
@@ -183,7 +186,7 @@ class Software(Collector):
     Runs nothing and imports nothing of what it looks at.
     """
 
-    worker = "storage"
+    worker = Worker.STORAGE
 
     @dataclass(frozen=True, kw_only=True)
     class Options(CollectorOptions):
@@ -211,7 +214,7 @@ class Software(Collector):
         super().__init__(options, context)
         self._installations = Installations()
         self._loaded: dict[tuple[int, int], Libraries] = {}
-        self._packages: tuple[tuple[int, int], str | None] | None = None
+        self._packages: tuple[Signature, str | None] | None = None
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield versions and fingerprints.
@@ -366,7 +369,7 @@ class Software(Collector):
         place = self.host.root("var/lib/dpkg/status")
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(place)
-            stamp = (status.st_mtime_ns, status.st_size)
+            stamp = signature(status)
             if self._packages is None or self._packages[0] != stamp:
                 self._packages = (
                     stamp,

@@ -84,6 +84,21 @@ class Reason(enum.StrEnum):
     """A defect of dshealthd; the log has the traceback."""
 
 
+class Worker(enum.StrEnum):
+    """The worker processes, by what may block in them: a call that does stops its own one alone."""
+
+    DEVICE = "device"
+    """NVML, whose calls can hang in the driver. No other process loads it."""
+    FABRIC = "fabric"
+    """Sysfs of network adapters, behind which their firmware answers or does not."""
+    STORAGE = "storage"
+    """Configured paths, and what else waits for a file system, for `/proc/<pid>/environ` or for a
+    network driver.
+    """
+    JOBS = "jobs"
+    """What the NCCL of training jobs answers."""
+
+
 class Sample(NamedTuple):
     """One value of one series; `labels` are values in the order of `metric.dimensions`."""
 
@@ -279,11 +294,9 @@ class Collector(ABC):
 
     name: ClassVar[str]
     Options: ClassVar[type[CollectorOptions]] = CollectorOptions
-    worker: ClassVar[str | None] = None
-    """The worker process it runs in: `device` (NVML), `fabric` (sysfs of network adapters),
-    `storage` (paths) or `jobs` (what training
-    jobs answer), for sources whose calls can hang; None for sources that cannot, read in the agent
-    itself.
+    worker: ClassVar[Worker | None] = None
+    """The worker process it runs in, for sources whose calls can hang; None for sources that
+    cannot, read in the agent itself.
     """
 
     parallel: ClassVar[bool] = False

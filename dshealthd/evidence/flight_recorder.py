@@ -16,6 +16,7 @@ import stat
 import time
 from typing import TYPE_CHECKING
 
+from dshealthd.core.watched_file import signature
 from dshealthd.evidence import privileges
 from dshealthd.evidence.findings import file_of
 from dshealthd.evidence.step import Missing
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dshealthd.core.host import Host
+    from dshealthd.core.watched_file import Signature
     from dshealthd.evidence.step import Emit
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
@@ -142,10 +144,6 @@ def _wait(root: Root, place: str, before: object) -> bool:
     return last is not None and last != before
 
 
-def _signature(found: os.stat_result | None) -> tuple[int, int, int, int] | None:
+def _signature(found: os.stat_result | None) -> Signature | None:
     """Return what changes when a file is written anew; None where there is nothing yet."""
-    return (
-        None
-        if found is None or not found.st_size
-        else (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-    )
+    return None if found is None or not found.st_size else signature(found)

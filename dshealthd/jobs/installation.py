@@ -10,12 +10,15 @@ import errno
 import os
 import re
 import stat
-import struct
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+from dshealthd.core.watched_file import signature
+from dshealthd.linux.elf import constants
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from dshealthd.core.watched_file import Signature
     from dshealthd.linux.process_files import Root
 
 Versions = frozenset[tuple[str, str]]
@@ -33,15 +36,7 @@ _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}")
 """What PEP 440 and conda allow in a version."""
 MAX_VERSIONS = 4
 """Of one component, each a series: a broken upgrade leaves two, and a user could make thousands."""
-_SECTIONS = 4096
-"""Sections of an ELF file that are read; libtorch_cuda.so has some 40."""
 _TEXT_LIMIT = 1 << 16
-_CHUNK = 1 << 20
-_SECTION_LIMIT = 64 << 20
-"""Bytes of a library's constants that are searched.
-
-Libnccl.so has half a MiB, a PyTorch that NCCL is linked into some ten.
-"""
 
 
 def parse_assignments(source: str) -> dict[str, str]:
@@ -95,7 +90,7 @@ def library_version(root: Root, path: str) -> str | None:
     descriptor = root.open(path)
     try:
         before = b""
-        for chunk in _constants(descriptor):
+        for chunk in constants(descriptor):
             if found := _BANNER.search(before + chunk):
                 return found[1].decode()
             before = chunk[-64:]
@@ -104,37 +99,8 @@ def library_version(root: Root, path: str) -> str | None:
     return None
 
 
-def _constants(descriptor: int) -> Iterator[bytes]:
-    """Yield the section `.rodata` of a 64-bit ELF file in pieces, and nothing of other files.
-
-    Raises OSError.
-    """
-    header = os.pread(descriptor, 64, 0)
-    if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":  # noqa: PLR2004 - the header of 64-bit little-endian ELF
-        return
-    (table,) = struct.unpack_from("<Q", header, 40)
-    size, count, names = struct.unpack_from("<3H", header, 58)
-    total = os.fstat(descriptor).st_size
-    if size != 64 or count > _SECTIONS or table >= total:  # noqa: PLR2004 - of 64-bit ELF
-        return
-    sections = os.pread(descriptor, size * count, table)
-    entries = [
-        struct.unpack_from("<IIQQQQ", sections, start)
-        for start in range(0, len(sections) - 39, size)
-    ]
-    if names >= len(entries) or entries[names][4] > total:
-        return
-    text = os.pread(descriptor, min(entries[names][5], _CHUNK), entries[names][4])
-    for name, _kind, _flags, _address, offset, length in entries:
-        if text[name:].startswith(b".rodata\0"):
-            end = min(offset + min(length, _SECTION_LIMIT), total)
-            for start in range(offset, end, _CHUNK):
-                yield os.pread(descriptor, min(_CHUNK, end - start), start)
-            return
-
-
-Key = tuple[int, int, int, int, int]
-"""Device, inode, time of change and size of a place, and by whose rights it was read."""
+Key = tuple["Signature", int]
+"""What a place was when it was read, and by whose rights."""
 
 
 class Installations:
@@ -197,13 +163,7 @@ class Installations:
         status = root.look(path)
         if status is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        key = (
-            status.st_dev,
-            status.st_ino,
-            status.st_mtime_ns,
-            status.st_size,
-            root.owner.uid,
-        )
+        key = signature(status), root.owner.uid
         if key not in self._found:
             self._found[key] = self._before[key] if key in self._before else find()
         return self._found[key]

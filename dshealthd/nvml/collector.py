@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dshealthd.core.collector import Collector, CollectorOptions, SourceError
+from dshealthd.core.collector import Collector, CollectorOptions, SourceError, Worker
 from dshealthd.core.options import Duration, option
 from dshealthd.linux.pci import gpus_absent
 
@@ -51,7 +51,7 @@ class GpuCollector(Collector):
     """Reads every GPU in turn, each approached first; one that fails does not hide the others."""
 
     Options: ClassVar[type[GpuCollectorOptions]] = SlowGpuCollectorOptions
-    worker = "device"
+    worker = Worker.DEVICE
     parallel = True
 
     @classmethod

@@ -21,12 +21,15 @@ from dshealthd.config import ConfigError
 from dshealthd.core import background
 from dshealthd.core.child import StartError
 from dshealthd.core.options import Errors, unknown
+from dshealthd.core.watched_file import signatures
 from dshealthd.http import tls
 from dshealthd.web import auth
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from dshealthd.core.watched_file import Signature
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +57,6 @@ A file system that hangs costs that once.
 """
 
 THREAD = "web config file"
-
-Signature = tuple[tuple[int, int, int] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +229,7 @@ class WebConfigFile:
 
     async def _refresh(self) -> None:
         try:
-            look = functools.partial(_signature, self._watched)
+            look = functools.partial(signatures, self._watched)
             if await background.call(look, THREAD, None) == self._signature:
                 return
             errors = Errors()
@@ -254,29 +255,16 @@ class WebConfigFile:
             self._check = None
 
 
-def _read(path: Path, errors: Errors) -> tuple[WebConfig, Signature]:
+def _read(path: Path, errors: Errors) -> tuple[WebConfig, tuple[Signature | None, ...]]:
     """Read the file, and the signature of all files concerned as it was before they were read.
 
     What is half-written is read again.
     """
     files: tuple[str, ...] = (str(path),)
     while True:
-        signature = _signature(files)
+        before = signatures(files)
         errors.clear()
         config = read(path, errors)
         if config.files == files:
-            return config, signature
+            return config, before
         files = config.files
-
-
-def _signature(files: tuple[str, ...]) -> Signature:
-    """Return what changes when one of the files does."""
-    marks: list[tuple[int, int, int] | None] = []
-    for place in files:
-        try:
-            status = os.stat(place)
-        except OSError:
-            marks.append(None)
-        else:
-            marks.append((status.st_mtime_ns, status.st_ino, status.st_size))
-    return tuple(marks)

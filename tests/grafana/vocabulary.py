@@ -6,17 +6,12 @@ import functools
 
 import yaml
 
-from dshealthd import self_metrics as telemetry
-from dshealthd.collection import registry, supervisor
-from dshealthd.core import snapshot
 from dshealthd.core.collector import Kind
-from dshealthd.reference import PROBES
-from dshealthd.web import server
+from dshealthd.reference import all_metrics
 from grafana import limits
 
 TARGET_LABELS = {"cluster", "job", "instance", "node"}
 """Labels that a target has; a metric's own `job` is called `exported_job` then."""
-AGENT = (snapshot, supervisor, telemetry, server)
 
 
 @functools.cache
@@ -24,14 +19,8 @@ def labels_of() -> dict[str, set[str]]:
     """Return the labels of every series that an agent can export, and of those that Prometheus
     adds, by its name.
     """
-    declared = [
-        metric
-        for kind in registry.all_collectors().values()
-        for metric in registry.metrics(kind).values()
-    ]
-    declared += [metric for module in (*AGENT, *PROBES) for metric in module.METRICS]
     found: dict[str, set[str]] = {"up": set()}
-    for metric in declared:
+    for metric in all_metrics().values():
         labels = {
             f"exported_{label}" if label in TARGET_LABELS else label for label in metric.labels
         }

@@ -326,6 +326,16 @@ def test_change_is_taken_up(file: Path) -> None:
     assert (config.ok, config.failures) == (True, 0)
 
 
+def test_change_that_keeps_time_and_size_is_taken_up(file: Path) -> None:
+    """A user who was taken away is out, though the file was written with `cp -p`."""
+    clock = Clock()
+    config = WebConfigFile(file, clock)
+    before = file.stat()
+    file.write_bytes(file.read_bytes().replace(b"alice:", b"carol:"))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert set(changed(config, clock).config.users) == {"bob", "carol"}
+
+
 def test_bad_change_keeps_the_one_before(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A file that cannot be used is counted and logged once.
 

@@ -16,6 +16,7 @@ from dshealthd.core.collector import (
     NotAvailable,
     Reason,
     SourceError,
+    Worker,
     gauge,
 )
 from dshealthd.core.options import option
@@ -38,7 +39,7 @@ class Options(CollectorOptions):
 class Obstinate(Collector):
     """Obeys its script, whatever that asks."""
 
-    worker = "test"
+    worker = Worker.STORAGE
     Options = Options
 
     def collect(self) -> Iterator[Sample | Fault]:

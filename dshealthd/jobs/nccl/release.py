@@ -17,11 +17,13 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.host import read_bytes
+from dshealthd.core.watched_file import signature
 from dshealthd.linux.elf import constants
 from dshealthd.linux.process_files import Root
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host
+    from dshealthd.core.watched_file import Signature
 
 MAPS_LIMIT = 16 << 20
 """Bytes; a process that has loaded torch and CUDA has one or two MiB."""
@@ -102,7 +104,7 @@ class MappedReleases:
 
     def __init__(self) -> None:
         """Have looked at nothing yet."""
-        self._known: dict[tuple[int, int, int, int], Library] = {}
+        self._known: dict[Signature, Library] = {}
 
     def of(self, host: Host, pid: int) -> frozenset[str]:
         """Return the versions of NCCL that a process has mapped, empty if it has mapped none.
@@ -144,7 +146,7 @@ class MappedReleases:
             if status.st_ino != mapping.inode:
                 message = f"{mapping.path} is another file than the one that is mapped"
                 raise Unidentified(message)
-            key = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+            key = signature(status)
             if key not in self._known:
                 if len(self._known) >= 64:  # noqa: PLR2004 - libraries of all jobs of a node
                     self._known.clear()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.host import read_bytes
+from dshealthd.core.watched_file import signatures
 from dshealthd.probe.members import topology
 from dshealthd.probe.members.hostlist import MAX_NAMES, HostlistError, expand, is_name, quote
 
@@ -263,7 +264,7 @@ class Watcher:
         self._interval = float(options.dns_interval) if options.dns else None
         self._monotonic = monotonic
         self._looked = monotonic()
-        self._seen = self._signatures()
+        self._seen = signatures(self._files)
 
     def changed(self) -> bool:
         """Whether anything changed since the last call that said so, or since the beginning.
@@ -271,21 +272,9 @@ class Watcher:
         Call it before `load`, never after: a change in between is then seen the next time instead
         of being lost.
         """
-        now, signatures = self._monotonic(), self._signatures()
+        now, current = self._monotonic(), signatures(self._files)
         due = self._interval is not None and now - self._looked >= self._interval
-        changed = due or signatures != self._seen
+        changed = due or current != self._seen
         if changed:
-            self._looked, self._seen = now, signatures
+            self._looked, self._seen = now, current
         return changed
-
-    def _signatures(self) -> tuple[tuple[int, ...] | None, ...]:
-        """Return what tells one state of each file from another; None for one that is not there."""
-        return tuple(map(_signature, self._files))
-
-
-def _signature(file: Path) -> tuple[int, ...] | None:
-    try:
-        status = os.stat(file)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size

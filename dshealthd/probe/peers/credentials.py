@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 from dshealthd.core import background
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import counter, gauge
+from dshealthd.core.watched_file import signatures
 from dshealthd.probe.peers.secret_files import CredentialError, Secrets, place, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dshealthd.core.collector import Sample
+    from dshealthd.core.watched_file import Signature
     from dshealthd.probe.options import PeerOptions
 
 log = logging.getLogger(__name__)
@@ -52,8 +54,6 @@ Half a key may be a key.
 
 __all__ = ["METRICS", "CredentialError", "Credentials", "Secrets"]
 
-Mark = tuple[int, int, int, int] | None
-
 
 class Credentials:
     """The secrets in force, and the switch that turns calls off.
@@ -77,7 +77,7 @@ class Credentials:
             )
             if path is not None
         )
-        self._marks = _marks(self._files)
+        self._marks = signatures(self._files)
         self.secrets = read(options)
         self.off = self._is_off()
         """Whether calls are turned off by `off_file`."""
@@ -116,7 +116,7 @@ class Credentials:
             if marks == self._marks:
                 return
             await asyncio.sleep(SETTLE)
-            if await background.call(lambda: _marks(self._files), THREAD, None) != marks:
+            if await background.call(lambda: signatures(self._files), THREAD, None) != marks:
                 return  # still being written
             try:
                 self.secrets = await background.call(
@@ -138,21 +138,8 @@ class Credentials:
             self._checked = self._monotonic()
             self._check = None
 
-    def _look(self) -> tuple[tuple[Mark, ...], bool]:
-        return _marks(self._files), self._is_off()
+    def _look(self) -> tuple[tuple[Signature | None, ...], bool]:
+        return signatures(self._files), self._is_off()
 
     def _is_off(self) -> bool:
         return self._options.off_file is not None and os.path.lexists(self._options.off_file)
-
-
-def _marks(files: tuple[str, ...]) -> tuple[Mark, ...]:
-    """Return what changes when one of the files, or who may read it, does."""
-    marks: list[Mark] = []
-    for file in files:
-        try:
-            status = os.stat(file)
-        except OSError:
-            marks.append(None)
-        else:
-            marks.append((status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size))
-    return tuple(marks)

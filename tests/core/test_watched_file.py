@@ -1,0 +1,48 @@
+"""A file that was changed is seen to have changed, however it was."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.core.watched_file import signatures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def rewrite(file: Path) -> None:
+    """Write as many bytes in place and set the time of modification back, as `cp -p` may."""
+    before = file.stat()
+    file.write_bytes(b"new")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_mtime_ns, file.stat().st_size) == (before.st_mtime_ns, before.st_size)
+
+
+def replace(file: Path) -> None:
+    """Put another file in its place."""
+    other = file.with_name("other")
+    other.write_bytes(file.read_bytes())
+    other.replace(file)
+
+
+@pytest.mark.parametrize(
+    "change", [rewrite, replace, lambda file: file.chmod(0o600), lambda file: file.unlink()]
+)
+def test_every_change_is_seen(tmp_path: Path, change: Callable[[Path], object]) -> None:
+    """Content, mode, another file of the same content, none: each differs from before."""
+    file = tmp_path / "file"
+    file.write_bytes(b"old")
+    file.chmod(0o644)
+    before = signatures([file])
+    assert signatures([file]) == before
+    change(file)
+    assert signatures([file]) != before
+
+
+def test_a_file_that_is_not_there_is_none(tmp_path: Path) -> None:
+    """What cannot be looked at is a state of its own, which ends when the file appears."""
+    assert signatures([tmp_path, tmp_path / "none"])[1] is None
