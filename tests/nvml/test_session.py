@@ -329,6 +329,20 @@ def test_side_calls_that_fail(node: Node, code: int) -> None:
         assert not seen.reasons("pcie")
 
 
+def test_sram_status_needs_root(node: Node) -> None:
+    """Where the driver keeps the SRAM status for root, that alone is left out, and without a fault.
+
+    The counts by location come from the calls that everybody may make.
+    """
+    before = node.collect().values("gpu_ecc_location_errors_total", gpu="3")
+    node.simulator.fault("fail", 4, function="nvmlDeviceGetSramEccErrorStatus")
+    seen = node.collect(advance=61.0)
+    assert set(seen.values("gpu_ecc_location_errors_total", gpu="3")) == set(before)
+    assert seen.value("gpu_up", gpu="3") == 1
+    assert not seen.reasons("ecc")
+    assert not seen.reasons("gpu")
+
+
 def test_link_calls_that_fail(node: Node) -> None:
     """Failing link states cost the links' states, not the GPU's PCIe metrics nor its traffic."""
     node.simulator.set(None, "nvlink_state", "unsupported")
