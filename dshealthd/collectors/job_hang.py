@@ -71,7 +71,7 @@ ENDED = gauge(
     "dshealthd_job_rank_ended_timestamp_seconds",
     "Unix time at which the process of a rank that had made steps ended, and how: ended "
     "(exit status 0), failed (another), terminated (a "
-    "signal that asks to), killed (SIGKILL), crashed (another signal), unknown. For ten "
+    "signal that asks to, or an exit status of 128 and its number), killed (SIGKILL), crashed (another signal), unknown. For ten "
     "minutes, unless its job goes on before.",
     "job",
     "rank",

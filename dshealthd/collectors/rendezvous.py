@@ -59,7 +59,21 @@ AGE = gauge(
     "orphaned",
 )
 
+ORPHAN_AGE = gauge(
+    "dshealthd_rendezvous_orphan_age_seconds",
+    "Age of an orphaned listener by its port, as dshealthd_rendezvous_listener_age_seconds has it. "
+    "At most 16 ports, the lowest.",
+    "port",
+)
+ORPHAN_CONNECTIONS = gauge(
+    "dshealthd_rendezvous_orphan_connections",
+    "Established connections to the port of an orphaned listener: ranks that still use it.",
+    "port",
+)
+
 MAX_PORT = 65535
+MAX_ORPHANS = 16
+"""Ports of orphans that get series of their own."""
 MAX_FOLLOWED = 64
 """Listeners whose owners are looked for; those beyond are unknown."""
 _CLIENT_STATES = (State.SYN_SENT, State.ESTABLISHED)
@@ -131,7 +145,14 @@ class Rendezvous(Collector):
         yield PORTS_USED(len({*leftover, *(ports[index] for index in held)}))
         listening = [index for index in held if states[index] == State.LISTEN]
         inodes = table.inodes if listening else ()
-        yield from self._listeners([inodes[index] for index in listening])
+        orphans: dict[int, float] = {}
+        yield from self._listeners([(inodes[index], ports[index]) for index in listening], orphans)
+        established = Counter(
+            ports[index] for index in held if states[index] == State.ESTABLISHED and orphans
+        )
+        for port, age in sorted(orphans.items())[:MAX_ORPHANS]:
+            yield ORPHAN_AGE(age, str(port))
+            yield ORPHAN_CONNECTIONS(established[port], str(port))
 
     def close(self) -> None:
         """End a search that is under way."""
@@ -141,20 +162,29 @@ class Rendezvous(Collector):
         first, last = self._first, self._last
         return [index for index, port in enumerate(ports) if first <= port <= last]
 
-    def _listeners(self, inodes: list[int]) -> Iterator[Sample]:
+    def _listeners(
+        self, listeners: list[tuple[int, int]], orphans: dict[int, float]
+    ) -> Iterator[Sample]:
+        """Yield what is known of listeners, given as inode and port.
+
+        `orphans` takes the ages of those that are orphaned, by port.
+        """
         now = self.context.monotonic()
+        inodes = [inode for inode, _ in listeners]
         self._seen = {inode: self._seen.get(inode, (now, self._watching)) for inode in inodes}
         self._watching = True
         owners = self._search.owners({inode for inode in inodes[:MAX_FOLLOWED] if inode})
         uptime = self._uptime() if owners else 0.0
         ages: dict[str, list[float]] = {"true": [], "false": [], "unknown": []}
-        for inode in inodes:
+        for inode, port in listeners:
             since, appeared = self._seen[inode]
             age, orphaned = now - since, None
             if (owner := owners.get(inode)) is not None:
                 orphaned = owner.orphaned
                 if not appeared:
                     age = max(age, uptime - owner.process.started)
+            if orphaned:
+                orphans[port] = max(age, orphans.get(port, 0.0))
             ages["unknown" if orphaned is None else str(orphaned).lower()].append(age)
         for label, those in ages.items():
             yield LISTENERS(len(those), label)

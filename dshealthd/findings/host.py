@@ -110,13 +110,15 @@ def sockets(series: Series, _wall: float) -> Iterator[Sign]:
     yield from over(
         "DshealthdRendezvousPortsUsedUp", used, "rendezvous_ports_ratio", "rendezvous_ports_used"
     )
-    if not series.value("rendezvous_sockets", state="established"):
-        yield from over(
-            "DshealthdRendezvousPortOrphaned",
-            series.value("rendezvous_listener_age_seconds", orphaned="true"),
-            "orphan_listener_seconds",
-            "rendezvous_listener_age_seconds",
-        )
+    for labels, age in series("rendezvous_orphan_age_seconds"):
+        if not series.value("rendezvous_orphan_connections", **labels):
+            yield from over(
+                "DshealthdRendezvousPortOrphaned",
+                age,
+                "orphan_listener_seconds",
+                "rendezvous_orphan_age_seconds",
+                labels,
+            )
     name = "tcp_ephemeral_ports_used"
     used = share(series.value(name), series.value("tcp_ephemeral_ports"))
     critical = [

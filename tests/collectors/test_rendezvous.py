@@ -409,3 +409,25 @@ def test_ports_are_checked() -> None:
                 '"29500-29600"'
             )
         ]
+
+
+def test_connections_are_counted_by_the_orphans_port(proc: Path) -> None:
+    """Ranks on one orphan's port are told as its own: two jobs on a node have two ports."""
+    listening = (proc / "net/tcp").read_text().splitlines(keepends=True)
+    (proc / "net/tcp6").unlink()
+    (line,) = (line for line in listening if " 595058 " in line)
+    port = line.split()[1].rpartition(":")[2]
+    second = line.replace(f":{port} ", ":7350 ").replace("595058", "700001")
+    connected = [
+        line.replace(" 0A ", " 01 ").replace("595058", str(700002 + number)) for number in range(3)
+    ]
+    (proc / "net/tcp").write_text("".join((listening[0], line, second, *connected)))
+    process(proc, 4000, 1, "python3", (595058,), environ="A=1")
+    process(proc, 4001, 1, "python3", (700001,), environ="A=1")
+    one, other = str(int(port, 16)), str(0x7350)
+    values = Agent(proc).until(("orphan_age_seconds", other))
+    assert values["orphan_connections", one] == 3
+    assert values["orphan_connections", other] == 0
+    assert values["orphan_age_seconds", other] > 0
+    process(proc, 4001, 4000, "python3", (700001,), environ="A=1")
+    assert ("orphan_age_seconds", other) not in Agent(proc).collect()

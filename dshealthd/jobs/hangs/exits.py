@@ -27,6 +27,8 @@ _ASKED = frozenset(
     {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU}
 )
 """What schedulers, launchers and people send to end a job in order."""
+_BY_SIGNAL = 128
+"""What a program that handles a signal adds to its number for its exit status."""
 
 
 class ExitKind(enum.StrEnum):
@@ -37,7 +39,9 @@ class ExitKind(enum.StrEnum):
     FAILED = "failed"
     """With another exit status: an exception, as a rule."""
     TERMINATED = "terminated"
-    """By a signal that asks to end, from a scheduler or a launcher."""
+    """By a signal that asks to end, from a scheduler or a launcher; or it handled one and said so
+    with the exit status that shells and Python programs use for that, 128 and the signal's number.
+    """
     KILLED = "killed"
     """By SIGKILL: the kernel, out of memory, or somebody."""
     CRASHED = "crashed"
@@ -56,7 +60,10 @@ def how(status: int) -> ExitKind:
             if number in _ASKED
             else ExitKind.CRASHED
         )
-    return ExitKind.FAILED if os.WEXITSTATUS(status) else ExitKind.ENDED
+    code = os.WEXITSTATUS(status)
+    if code - _BY_SIGNAL in _ASKED:
+        return ExitKind.TERMINATED
+    return ExitKind.FAILED if code else ExitKind.ENDED
 
 
 @dataclass(frozen=True, slots=True)

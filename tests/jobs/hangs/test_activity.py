@@ -145,11 +145,26 @@ async def until(exit_watcher: ExitWatcher, process: subprocess.Popen[bytes], tic
     return end
 
 
+HANDLES = """
+import os, signal
+signal.signal(15, lambda *_: sys.exit(128 + 15))
+os.kill(os.getpid(), 15)
+signal.pause()
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "ended"),
     [
         ("", ExitKind.ENDED),
         ("raise MemoryError", ExitKind.FAILED),
+        ("sys.exit(1)", ExitKind.FAILED),
+        ("sys.exit(137)", ExitKind.FAILED),  # some container's SIGKILL: nobody has asked
+        (
+            HANDLES,
+            ExitKind.TERMINATED,
+        ),
+        ("sys.exit(130)", ExitKind.TERMINATED),
         ("import os; os.kill(os.getpid(), 9)", ExitKind.KILLED),
         ("import os; os.kill(os.getpid(), 15)", ExitKind.TERMINATED),
         (
