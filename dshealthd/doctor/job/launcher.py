@@ -27,6 +27,9 @@ def applies(context: JobContext) -> bool:
 
 def run(context: JobContext) -> Iterator[Result]:
     """Yield what makes ranks disagree, or keeps the launcher from starting them."""
+    if not applies(context):
+        yield Result(Outcome.UNKNOWN, "no launcher command and no script is named (--launch)")
+        return
     found = [*_readable(context), *_script(context), *_options(context), *_environment(context)]
     yield from found
     if not found:
@@ -86,8 +89,8 @@ def _options(context: JobContext) -> Iterator[Result]:
             continue
         for option in inner.unknown:
             yield Result(
-                Outcome.CRITICAL,
-                printable(f"{program} has no option {option}, and ends at once"),
+                Outcome.WARNING,  # another release may have it
+                printable(f"{program} has no option {option} and would end at once"),
                 remedy=f"{program} --help",
                 source={"deepspeed": "DeepSpeed 0.19.8", "torchrun": "torch 2.13"}[program],
                 component=printable(option),

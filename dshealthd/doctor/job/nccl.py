@@ -47,6 +47,9 @@ def applies(context: JobContext) -> bool:
 
 def run(context: JobContext) -> Iterator[Result]:
     """Yield what is wrong with names and values, and with devices where this node has them."""
+    if context.environment is None:
+        yield Result(Outcome.UNKNOWN, "the environment of the job is not known (--environment)")
+        return
     source = context.environment
     if source is not None and source.problem:
         yield Result(Outcome.UNKNOWN, printable(f"{source.name}: {source.problem}"))

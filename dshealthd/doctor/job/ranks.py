@@ -26,14 +26,17 @@ def applies(context: JobContext) -> bool:
 
 def run(context: JobContext) -> Iterator[Result]:
     """Yield what leaves a rank without a GPU of its own."""
+    if not applies(context):
+        yield Result(Outcome.UNKNOWN, "nothing says how many ranks a node gets (--launch)")
+        return
     found = [*_order(context), *_ranks(context)]
     yield from found
     if not found:
-        yield Result(
-            Outcome.OK,
-            f"{context.layout.ranks_per_node} ranks a node ({context.layout.source}),"
-            f" {context.gpus_per_node} GPUs",
+        ranks = context.layout.ranks_per_node
+        counted = (
+            f"{ranks} ranks a node ({context.layout.source})" if ranks else "no rank is counted"
         )
+        yield Result(Outcome.OK, f"{counted}, {context.gpus_per_node or 'unknown'} GPUs a node")
 
 
 def _order(context: JobContext) -> Iterator[Result]:

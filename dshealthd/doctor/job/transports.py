@@ -22,6 +22,9 @@ def applies(context: JobContext) -> bool:
 
 def run(context: JobContext) -> Iterator[Result]:
     """Yield what is switched off."""
+    if context.environment is None:
+        yield Result(Outcome.UNKNOWN, "the environment of the job is not known (--environment)")
+        return
     have = context.variables
     found = [
         variable

@@ -1,0 +1,104 @@
+"""Genuine sshds on the loopback interface, each for a key and a port of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bench.processes import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+CONFIG = """
+Port {port}
+ListenAddress 127.0.0.1
+ListenAddress 127.0.0.2
+HostKey {directory}/host
+PidFile {directory}/sshd.pid
+AuthorizedKeysFile {directory}/{authorized}
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PubkeyAuthentication yes
+PermitRootLogin yes
+"""
+CLIENT = """
+Host {stranger}
+    UserKnownHostsFile /dev/null
+Host {without_key}
+    IdentityFile {directory}/other
+Host * !{without_key}
+    IdentityFile {directory}/user
+Host *
+    Port {port}
+    IdentitiesOnly yes
+    UserKnownHostsFile {directory}/known_hosts
+    GlobalKnownHostsFile /dev/null
+    StrictHostKeyChecking yes
+"""
+WITHOUT_KEY, STRANGER = "127.0.0.11", "127.0.0.12"
+"""Hosts to which the client has no key, and whose own key it does not know."""
+
+
+@contextlib.contextmanager
+def sshd(directory: Path) -> Iterator[Path]:
+    """Give an ssh that reaches 127.0.0.1 and 127.0.0.2; skip where there is no sshd."""
+    if SSHD is None:
+        pytest.skip("sshd is not installed")
+    if os.geteuid() == 0:
+        os.makedirs("/run/sshd", mode=0o755, exist_ok=True)  # what its init script does
+    port = free_port()
+    for name in ("host", "user", "other"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", directory / name], check=True
+        )
+    shutil.copy(directory / "user.pub", directory / "authorized")
+    (directory / "known_hosts").write_text(
+        "".join(
+            f"[{host}]:{port} {(directory / 'host.pub').read_text()}"
+            for host in ("127.0.0.1", "127.0.0.2", WITHOUT_KEY)
+        )
+    )
+    config = CONFIG.format(port=port, directory=directory, authorized="authorized")
+    config += f"ListenAddress {WITHOUT_KEY}\nListenAddress {STRANGER}\n"
+    (directory / "sshd_config").write_text(config)
+    (directory / "ssh_config").write_text(
+        CLIENT.format(port=port, directory=directory, without_key=WITHOUT_KEY, stranger=STRANGER)
+    )
+    client = directory / "ssh"
+    client.write_text(f'#!/bin/sh\nexec ssh -F {directory}/ssh_config "$@"\n')
+    client.chmod(0o755)
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [SSHD, "-D", "-e", "-f", directory / "sshd_config"],
+            stdin=subprocess.DEVNULL,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        _wait(port, process, directory)
+        yield client
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _wait(port: int, process: subprocess.Popen[bytes], directory: Path) -> None:
+    end = time.monotonic() + 30
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
+            return
+        assert process.poll() is None, (directory / "log").read_text()
+        assert time.monotonic() < end, (directory / "log").read_text()
+        time.sleep(0.05)

@@ -1,0 +1,300 @@
+"""Input that means harm, or is broken: refused with its reason, in bounded time and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import resource
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.doctor.check import Outcome
+from dshealthd.doctor.job import CHECKS, applicable
+from dshealthd.doctor.job_sources import deepspeed_config, launcher_command, slurm_script
+from dshealthd.doctor.job_sources.source import Source, read_all
+from tests.doctor.job.asking import asked, results, texts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SOON = 30.0
+"""Seconds; a bound for a loaded machine. What is tested takes less than one."""
+
+
+def write_huge(file: Path) -> None:
+    """Write 100 MB of JSON."""
+    with file.open("wb") as out:
+        out.write(b'{"a": "')
+        for _ in range(100):
+            out.write(b"x" * 1_000_000)
+        out.write(b'"}')
+
+
+def write_sparse(file: Path) -> None:
+    """Make a file of 1 TiB that takes no space."""
+    with file.open("wb") as out:
+        out.truncate(1 << 40)
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], object], Outcome, str]] = {
+    "100 MB": (write_huge, Outcome.CRITICAL, "larger than 256 KiB"),
+    "sparse": (write_sparse, Outcome.CRITICAL, "larger than 256 KiB"),
+    "deep objects": (
+        lambda file: file.write_text('{"a":' * 10_000 + "1" + "}" * 10_000),
+        Outcome.CRITICAL,
+        "nests more than 64 levels deep",
+    ),
+    "deep lists": (
+        lambda file: file.write_text("[" * 10_000 + "]" * 10_000),
+        Outcome.CRITICAL,
+        "nests more than 64 levels deep",
+    ),
+    "deep without an end": (
+        lambda file: file.write_text('{"a":' * 10_000),
+        Outcome.CRITICAL,
+        "nests more than 64 levels deep",
+    ),
+    "NaN": (
+        lambda file: file.write_text('{"gradient_clipping": NaN}'),
+        Outcome.CRITICAL,
+        "the number NaN",
+    ),
+    "infinite": (
+        lambda file: file.write_text('{"gradient_clipping": -Infinity}'),
+        Outcome.CRITICAL,
+        "the number -Infinity",
+    ),
+    "duplicate": (
+        lambda file: file.write_text('{"bf16": {"enabled": true}, "bf16": {"enabled": false}}'),
+        Outcome.CRITICAL,
+        "the key 'bf16' twice",
+    ),
+    "duplicate inside": (
+        lambda file: file.write_text('{"bf16": {"enabled": true, "enabled": false}}'),
+        Outcome.CRITICAL,
+        "the key 'enabled' twice",
+    ),
+    "Latin-1": (
+        lambda file: file.write_bytes('{\n"a": "ä"}'.encode("latin-1")),
+        Outcome.CRITICAL,
+        ":2: byte 0xe4 is not UTF-8",
+    ),
+    "UTF-16": (
+        lambda file: file.write_bytes('{"a": 1}'.encode("utf-16")),
+        Outcome.CRITICAL,
+        "is not UTF-8",
+    ),
+    "list": (lambda file: file.write_text("[1]"), Outcome.CRITICAL, "must begin with {"),
+    "long number": (
+        lambda file: file.write_text('{"a": %s}' % ("1" * 5000)),
+        Outcome.UNKNOWN,
+        "is no JSON",
+    ),
+    "cut off": (
+        lambda file: file.write_text('{"a": 1,'),
+        Outcome.UNKNOWN,
+        "is no JSON (line 1 column 9",
+    ),
+    "escapes": (
+        lambda file: file.write_text('{"\\u001b[2Ja": 1, "\\u001b[2Ja": 2}'),
+        Outcome.CRITICAL,
+        "twice",
+    ),
+    "none": (lambda _: None, Outcome.CRITICAL, "No such file"),
+    "directory": (lambda file: file.mkdir(), Outcome.CRITICAL, "is no regular file"),
+    "FIFO": (os.mkfifo, Outcome.CRITICAL, "is no regular file"),
+    "endless device": (
+        lambda file: file.symlink_to("/dev/zero"),
+        Outcome.CRITICAL,
+        "is no regular file",
+    ),
+    "process": (
+        lambda file: file.symlink_to("/proc/self/environ"),
+        Outcome.CRITICAL,
+        "is no regular file",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_configuration(tmp_path: Path, case: str) -> None:
+    """A configuration that is no configuration costs little, and its reason names the file."""
+    make, outcome, words = HOSTILE[case]
+    file = tmp_path / "ds_config.json"
+    make(file)
+    start = time.monotonic()
+    job = asked("--deepspeed-config", str(file))
+    found = results("config-file", job)
+    assert time.monotonic() - start < SOON
+    assert words in texts(found)
+    assert str(file) in texts(found)
+    assert {result.outcome for result in found} == {outcome}
+    if job.document is None:
+        for check in applicable(job):  # none of the others takes it for well
+            if check.name.startswith(("config", "batch")):
+                assert Outcome.OK not in {result.outcome for result in check.run(job)}, check.name
+
+
+def test_memory(tmp_path: Path) -> None:
+    """100 MB of configuration cost no more than the bound says, in any process."""
+    file = tmp_path / "ds_config.json"
+    write_huge(file)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    program = (
+        "import resource, sys; from tests.doctor.job.asking import asked;"
+        f" asked('--deepspeed-config', {str(file)!r});"
+        " print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,"
+        " resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, timeout=60
+    )
+    assert max(map(int, done.stdout.split())) < 90 << 10, (before, own)
+
+
+def test_hung_path(tmp_path: Path) -> None:
+    """A source that hangs is killed at its deadline; the others are read, and it is named."""
+    good = tmp_path / "good"
+    good.write_text("{}")
+    start = time.monotonic()
+    found = read_all(
+        {
+            "dead": functools.partial(time.sleep, 600),
+            "good": functools.partial(good.read_text, encoding="utf-8"),
+        },
+        2.0,
+    )
+    assert time.monotonic() - start < SOON
+    assert found["good"] == Source("good", "{}", "")
+    assert found["dead"].problem == "not within 2 s"
+
+
+def test_hung_source_is_unknown() -> None:
+    """What hung is unknown by its name, never ok and never absent."""
+    job = asked()
+    job = type(job)(
+        **{
+            **{name: getattr(job, name) for name in type(job).__dataclass_fields__},
+            "config": Source("/nfs/ds_config.json", None, "not within 4 s"),
+            "hostfile": Source("/nfs/hostfile", None, "not within 4 s"),
+            "checkpoint": Source("/nfs/checkpoint", None, "not within 4 s"),
+        }
+    )
+    for check, name in (
+        ("config-file", "/nfs/ds_config.json"),
+        ("hostfile", "/nfs/hostfile"),
+        ("checkpoint", "/nfs/checkpoint"),
+    ):
+        (result,) = results(check, job)
+        assert result.outcome is Outcome.UNKNOWN
+        assert name in result.text
+        assert "not within 4 s" in result.text
+
+
+def test_nothing_named() -> None:
+    """Without anything named no check claims to have found all well."""
+    job = type(asked())()
+    assert applicable(job) == ()
+    for check in CHECKS:
+        outcomes = {result.outcome for result in check.run(job)}
+        assert outcomes == {Outcome.UNKNOWN}, check.name
+
+
+OPTIONS_AS_NAMES = (
+    "-oProxyCommand=touch${IFS}%s slots=8",
+    "--version slots=8",
+    "-F/tmp/evil slots=8",
+    "a;touch${IFS}%s slots=8",
+    "$(touch${IFS}%s) slots=8",
+    "`touch${IFS}%s` slots=8",
+    "a|b slots=8",
+    "a'b slots=8",
+    "../../x slots=8",
+    "user@host slots=8",
+    "\x1b[2Jhost slots=8",
+    "ho\x00st slots=8",
+)
+
+
+@pytest.mark.parametrize("line", OPTIONS_AS_NAMES)
+def test_options_of_ssh_in_names(tmp_path: Path, line: str) -> None:
+    """A name that is an option of ssh, or a command, is refused; ssh is not started with it."""
+    proof = tmp_path / "proof"
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text((line % proof if "%s" in line else line) + "\n")
+    job = asked("--hostfile", str(hostfile))
+    (result,) = results("hostfile", job)
+    assert result.outcome is Outcome.CRITICAL
+    assert "is not a valid node name" in result.text
+    for check in ("hostfile-names", "ssh"):
+        assert [one.outcome for one in results(check, job)] == [Outcome.UNKNOWN]
+    assert not proof.exists()
+
+
+SCRIPT = """#!/bin/bash
+#SBATCH --nodes=2
+export A=$(touch {proof})
+export B=`touch {proof}`
+touch {proof}
+eval "touch {proof}"
+srun bash -c "touch {proof}; torchrun --nnodes=$(touch {proof}; echo 2) train.py"
+"""
+
+
+def test_nothing_runs_what_a_script_says(tmp_path: Path) -> None:
+    """Commands, substitutions and eval of a script or a command stay text."""
+    proof, script = tmp_path / "proof", tmp_path / "job.sh"
+    script.write_text(SCRIPT.format(proof=proof))
+    asked("--slurm-script", str(script))
+    asked("--launch", f"torchrun --nnodes=$(touch {proof}) `touch {proof}`; touch {proof}")
+    assert not proof.exists()
+
+
+def test_variables_that_grow() -> None:
+    """Variables that double each other end at a bound instead of filling memory."""
+    lines = ["#!/bin/sh", "A=xxxxxxxxxxxxxxxx"]
+    lines += ["A=$A$A"] * 100
+    lines += ["B=" + "$A" * 4000, "torchrun --nnodes=2 $A train.py"]
+    start = time.monotonic()
+    script = slurm_script.parse("\n".join(lines))
+    assert time.monotonic() - start < SOON
+    assert len(script.exports["A"]) <= 4096
+    with pytest.raises(ValueError, match="more than 65536 characters"):
+        launcher_command.expand("$A" * 4000, {"A": "x" * 4000})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'" * 100_001,
+        "\\" * 100_000,
+        "torchrun " + "--nnodes=2 " * 20_000,
+        "srun " * 20_000 + "torchrun x.py",
+        "srun bash -c '" * 2000,
+        "#SBATCH " + "-" * 100_000,
+        "((" * 50_000,
+    ],
+)
+def test_commands_cost_little(text: str) -> None:
+    """A command or script without end is parsed or refused in bounded time."""
+    start = time.monotonic()
+    for parse in (
+        lambda: launcher_command.parse(text, {}),
+        lambda: slurm_script.parse(f"#!/bin/sh\n{text}\n"),
+    ):
+        with contextlib.suppress(ValueError):
+            parse()
+    assert time.monotonic() - start < SOON
+
+
+def test_depth_is_of_brackets_outside_strings() -> None:
+    """Brackets in a string are no nesting, also behind an escaped quote."""
+    text = '{"a": "\\"%s"}' % ("{" * 1000)
+    assert deepspeed_config.parse(text, "x")["document"] == {"a": '"' + "{" * 1000}

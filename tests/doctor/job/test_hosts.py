@@ -1,0 +1,256 @@
+"""Hostfiles, names and SSH: real files, the real resolver, and a real sshd on the loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bench.processes import free_port
+from dshealthd.core.host import read
+from dshealthd.doctor.check import Outcome
+from dshealthd.doctor.job_context import JobContext
+from tests.doctor.job.asking import asked, results, texts
+from tests.doctor.job.sshd import STRANGER, WITHOUT_KEY, sshd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+OK, WARNING, CRITICAL, UNKNOWN = (
+    Outcome.OK,
+    Outcome.WARNING,
+    Outcome.CRITICAL,
+    Outcome.UNKNOWN,
+)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return an ssh that reaches the test's own sshd."""
+    with sshd(tmp_path_factory.mktemp("sshd")) as program:
+        yield str(program)
+
+
+def job(tmp_path: Path, hostfile: str, *arguments: str, ssh: str = "ssh") -> JobContext:
+    """Return a job with this hostfile."""
+    file = tmp_path / "hostfile"
+    file.write_text(hostfile)
+    made = asked("--hostfile", str(file), *arguments)
+    fields = {name: getattr(made, name) for name in JobContext.__dataclass_fields__}
+    return JobContext(**{**fields, "ssh": ssh})
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome", "words"),
+    [
+        ("127.0.0.1 slots=8\n127.0.0.2 slots=8\n", OK, "2 hosts with 16 slots, 16 ranks"),
+        ("# head\n\n127.0.0.1 slots=8 # tail\n", OK, "1 hosts with 8 slots"),
+        ("127.0.0.1 slots=8\r\n127.0.0.2\tslots=4\r\n", OK, "12 ranks"),
+        ("a slots=8\na slots=8\n", CRITICAL, ':2: "a" is a duplicate of line 1'),
+        ("a slot=8\n", CRITICAL, ':1: "a slot=8" is not "NAME slots=COUNT"'),
+        ("a\n", CRITICAL, 'is not "NAME slots=COUNT"'),
+        ("a slots=-8\n", CRITICAL, 'is not "NAME slots=COUNT"'),
+        ("a slots = 8\n", CRITICAL, 'is not "NAME slots=COUNT"'),
+        ("", CRITICAL, "names no host"),
+        ("a slots=0\nb slots=8\n", WARNING, "a has slots=0"),
+    ],
+)
+def test_lines(tmp_path: Path, text: str, outcome: Outcome, words: str) -> None:
+    """What DeepSpeed's runner refuses is found, with the line; what it takes is not."""
+    (result,) = results("hostfile", job(tmp_path, text))
+    assert result.outcome is outcome
+    assert words in result.text
+
+
+def test_missing_hostfile() -> None:
+    """DeepSpeed goes on with one node where the hostfile is missing: critical here."""
+    (result,) = results("hostfile", asked("--hostfile", "/nowhere/hostfile"))
+    assert result.outcome is CRITICAL
+    assert "/nowhere/hostfile" in result.text
+
+
+def test_filter_that_names_no_host(tmp_path: Path) -> None:
+    """`--include` of a host that the hostfile lacks is found with its name."""
+    made = job(tmp_path, "a slots=8\n", "--launch", "deepspeed --include=b:0 x.py")
+    (result,) = results("hostfile", made)
+    assert result.outcome is CRITICAL
+    assert "b is not in the hostfile" in result.text
+
+
+def test_hostfile_of_the_command(tmp_path: Path) -> None:
+    """The hostfile that the launcher is given is read without being named again."""
+    file = tmp_path / "hosts"
+    file.write_text("127.0.0.1 slots=4\n")
+    made = asked("--launch", f"deepspeed -H {file} --master_addr 127.0.0.1 x.py")
+    assert made.layout.ranks == 4
+
+
+def test_names(tmp_path: Path) -> None:
+    """Names that resolve are ok; one that does not is named, and so are two of one host."""
+    good = "127.0.0.1 slots=8\n127.0.0.2 slots=8\n"
+    assert [one.outcome for one in results("hostfile-names", job(tmp_path, good))] == [OK]
+    found = results("hostfile-names", job(tmp_path, f"{good}no-such-host.invalid slots=8\n"))
+    assert "no-such-host.invalid does not resolve" in texts(found)
+    # without a name server nobody knows whether the name is wrong
+    assert {one.outcome for one in found} <= {CRITICAL, UNKNOWN}
+    (result,) = results("hostfile-names", job(tmp_path, "127.0.0.1 slots=8\nlocalhost slots=8\n"))
+    assert result.outcome is CRITICAL
+    assert "localhost and 127.0.0.1 are one host" in result.text
+
+
+def test_ssh(tmp_path: Path, client: str) -> None:
+    """Hosts that take the key are ok, at once and in any number."""
+    made = job(tmp_path, "127.0.0.1 slots=8\n127.0.0.2 slots=8\n", ssh=client)
+    (result,) = results("ssh", made)
+    assert result.outcome is OK, result.text
+    assert "2 hosts take SSH" in result.text
+
+
+@pytest.mark.parametrize(
+    ("host", "words", "remedy"),
+    [
+        (WITHOUT_KEY, "Permission denied", f"ssh-copy-id {WITHOUT_KEY}"),
+        (STRANGER, "Host key verification failed", f"ssh-keyscan -H {STRANGER}"),
+        ("127.0.0.13", "Connection refused", "ssh -v"),
+    ],
+)
+def test_ssh_refused(tmp_path: Path, client: str, host: str, words: str, remedy: str) -> None:
+    """Each way to be refused is told apart, with the remedy of its own."""
+    found = results("ssh", job(tmp_path, f"127.0.0.1 slots=8\n{host} slots=8\n", ssh=client))
+    (result,) = found
+    assert result.outcome is CRITICAL
+    assert words in result.text
+    assert host in result.text
+    assert remedy in result.remedy
+
+
+def test_ssh_without_answer(tmp_path: Path, client: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that accepts the connection and says nothing is given up at the deadline."""
+    monkeypatch.setattr("dshealthd.doctor.job_sources.remote.DEADLINE", 2.0)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        port = silent.getsockname()[1]
+        command = f"deepspeed --ssh_port {port} x.py"
+        made = job(tmp_path, "127.0.0.1 slots=8\n", "--launch", command, ssh=client)
+        (result,) = results("ssh", made)
+    assert result.outcome is CRITICAL
+    assert "no answer within 2 s" in result.text
+
+
+def test_without_ssh(tmp_path: Path) -> None:
+    """Where there is no ssh nobody knows; a launcher that needs none is not asked about."""
+    (result,) = results("ssh", job(tmp_path, "127.0.0.1 slots=8\n", ssh="/nowhere/ssh"))
+    assert result.outcome is UNKNOWN
+    made = job(tmp_path, "127.0.0.1 slots=8\n", "--launch", "deepspeed --no_ssh x.py")
+    assert not made.by_ssh
+
+
+@pytest.mark.parametrize(
+    ("command", "outcome", "words"),
+    [
+        (
+            "torchrun --nnodes=2 --master-addr=127.0.0.1 x.py",
+            CRITICAL,
+            "each node's own loopback, and the job has 2 nodes",
+        ),
+        ("torchrun --nnodes=2 x.py", CRITICAL, "--master-addr is missing"),
+        ("torchrun --nnodes=2 --rdzv-endpoint=localhost:29500 x.py", CRITICAL, "loopback"),
+        ("torchrun --nnodes=1 --master-addr=localhost x.py", OK, "serves a job of one node"),
+        ("torchrun --standalone --nproc-per-node=8 x.py", OK, "serves a job of one node"),
+        ("torchrun --nnodes=2 --rdzv-endpoint=192.0.2.1:29500 x.py", OK, "192.0.2.1"),
+        ("torchrun --nnodes=2 --master-addr=no-such.invalid x.py", None, "does not resolve"),
+        ("deepspeed --master_addr=192.0.2.9 x.py", WARNING, "no address of the hostfile's names"),
+        ("deepspeed --master_addr=192.0.2.1 x.py", OK, "192.0.2.1"),
+    ],
+)
+def test_master_address(tmp_path: Path, command: str, outcome: Outcome | None, words: str) -> None:
+    """An address that others cannot reach is found before the first rank waits for it."""
+    hostfile = "192.0.2.1 slots=8\n192.0.2.2 slots=8\n" if "deepspeed" in command else "a slots=1"
+    (result,) = results("master-address", job(tmp_path, hostfile, "--launch", command))
+    if outcome is not None:
+        assert result.outcome is outcome, result.text
+    else:  # without a name server it is unknown
+        assert result.outcome in {CRITICAL, UNKNOWN}
+    assert words in result.text
+
+
+def port_job(port: int | str) -> JobContext:
+    """Return a job of one node that meets on this port."""
+    return asked("--launch", f"torchrun --master-addr=127.0.0.1 --master-port={port} x.py")
+
+
+def below_the_ephemeral_range() -> int:
+    """Return a free port that no connection is given."""
+    first = int(read("/proc/sys/net/ipv4/ip_local_port_range").split()[0])
+    for port in range(first - 1, first - 500, -1):
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError
+
+
+def test_master_port() -> None:
+    """A port with a listener is critical; free again once that has gone."""
+    port = below_the_ephemeral_range()
+    with socket.socket() as orphan:
+        orphan.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        orphan.bind(("127.0.0.1", port))
+        orphan.listen()
+        found = results("master-port", port_job(port))
+        assert [one.outcome for one in found] == [CRITICAL]
+        assert f"port {port} is taken" in found[0].text
+        assert str(port) in found[0].remedy
+    assert [one.outcome for one in results("master-port", port_job(port))] == [OK]
+
+
+def test_master_port_in_time_wait() -> None:
+    """Connections of an earlier run in TIME_WAIT on the port are a warning."""
+    port = below_the_ephemeral_range()
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", port))
+        server.listen()
+        with socket.create_connection(("127.0.0.1", port)) as other:
+            server.accept()[0].close()  # who closes first has the socket in TIME_WAIT
+            assert other.recv(1) == b""
+    found = results("master-port", port_job(port))
+    assert "in TIME_WAIT" in texts(found)
+    assert {one.outcome for one in found} == {WARNING}
+
+
+@pytest.mark.parametrize(
+    ("port", "outcome", "words"),
+    [
+        ("0", CRITICAL, "is no port"),
+        ("70000", CRITICAL, "is no port"),
+        ("abc", CRITICAL, "is no port"),
+        ("80", WARNING, "privileged"),
+    ],
+)
+def test_ports_that_are_none(port: str, outcome: Outcome, words: str) -> None:
+    """A number that no listener can have is found."""
+    found = results("master-port", port_job(port))
+    assert [one.outcome for one in found if words in one.text] == [outcome]
+
+
+def test_ephemeral_port() -> None:
+    """A port that the kernel gives to connections may be gone when the job starts."""
+    found = results("master-port", port_job(free_port()))
+    assert "is in the ephemeral range" in texts(found)
+
+
+def test_master_port_over_ssh(tmp_path: Path, client: str) -> None:
+    """The port is looked for on the other nodes as well, over SSH, with nothing to install."""
+    port = below_the_ephemeral_range()
+    command = f"deepspeed --master_addr=127.0.0.1 --master_port={port} x.py"
+    hostfile = "127.0.0.1 slots=8\n127.0.0.2 slots=8\n"
+    with socket.socket() as orphan:
+        orphan.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        orphan.bind(("127.0.0.2", port))
+        orphan.listen()
+        found = results("master-port", job(tmp_path, hostfile, "--launch", command, ssh=client))
+    assert f"port {port} is taken on 127.0.0.2" in texts(found)

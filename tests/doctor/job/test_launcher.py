@@ -1,0 +1,298 @@
+"""Launcher commands and batch scripts, held against the launchers' own parsers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.doctor.check import Outcome
+from dshealthd.doctor.job_sources import launcher_command, slurm_script
+from dshealthd.doctor.job_sources.launcher_command import GRAMMARS
+from dshealthd.doctor.job_sources.layout import FilterError, layout
+from dshealthd.probe.members.membership import parse_hostfile
+from tests.doctor.job.asking import asked, results, texts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OK, WARNING, CRITICAL, UNKNOWN = (
+    Outcome.OK,
+    Outcome.WARNING,
+    Outcome.CRITICAL,
+    Outcome.UNKNOWN,
+)
+POOL = {"a": 4, "b": 4, "c": 8}
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"include": "a"},
+    {"include": "a@c:0,2"},
+    {"include": "c:7@a:1"},
+    {"include": "a:1,1"},
+    {"include": "a:0@a:1"},
+    {"exclude": "b"},
+    {"exclude": "b:0@a"},
+    {"exclude": "a@b@c"},
+    {"num_nodes": 2},
+    {"num_gpus": 2},
+    {"num_nodes": 1, "num_gpus": 8},
+    {"num_nodes": 9},
+    {"include": "d"},
+    {"include": "a:4"},
+    {"exclude": "a:9"},
+    {"include": "a", "exclude": "b"},
+]
+ORACLE = """
+import argparse, json, sys
+import torch.distributed.run as torchrun
+from deepspeed.launcher import runner
+class Stop(Exception):
+    pass
+def stop(parser, *_, **__):
+    raise Stop(parser)
+def options(parser):
+    return {
+        "flags": sorted({option.lstrip("-").replace("_", "-") for action in parser._actions
+                         if action.nargs == 0 for option in action.option_strings
+                         if option.startswith("--")}),
+        "valued": sorted({option.lstrip("-").replace("_", "-") for action in parser._actions
+                          if action.nargs != 0 for option in action.option_strings
+                          if option.startswith("--")}),
+    }
+argparse.ArgumentParser.parse_args = stop
+try:
+    runner.parse_args([])
+except Stop as stop:
+    deepspeed = options(stop.args[0])
+pool, filters = json.load(sys.stdin)
+found = []
+for one in filters:
+    try:
+        active = runner.parse_inclusion_exclusion(pool, one.get("include", ""), one.get("exclude", ""))
+        active = runner.apply_num_nodes_and_gpus(active, one.get("num_nodes", -1), one.get("num_gpus", -1))
+        found.append({name: len(slots) for name, slots in active.items()})
+    except ValueError as error:
+        found.append(str(error))
+print(json.dumps({"deepspeed": deepspeed, "torchrun": options(torchrun.get_args_parser()),
+                  "filtered": found}))
+"""
+
+
+@pytest.fixture(scope="module")
+def oracle() -> dict[str, Any]:
+    """Return what the installed launchers' own code says of options and filters."""
+    pytest.importorskip("deepspeed")
+    done = subprocess.run(
+        [sys.executable, "-c", ORACLE],
+        input=json.dumps([POOL, FILTERS]).encode(),
+        capture_output=True,
+        check=True,
+        timeout=100,
+        env={**os.environ, "DS_ACCELERATOR": "cpu"},
+    )
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+@pytest.mark.parametrize("program", ["deepspeed", "torchrun"])
+def test_options_are_the_launchers_own(oracle: dict[str, Any], program: str) -> None:
+    """The options that are known are those of the installed launcher, each of its kind."""
+    grammar = GRAMMARS[program]
+    # torch.distributed.launch, which is torchrun otherwise, has it
+    flags = grammar.flags - {"use-env"}
+    assert sorted(flags) == oracle[program]["flags"]
+    assert sorted(grammar.valued) == oracle[program]["valued"]
+
+
+def test_filters_as_deepspeed_applies_them(oracle: dict[str, Any]) -> None:
+    """Hosts and slots are what DeepSpeed makes of them; what it refuses is refused."""
+    text = "".join(f"{name} slots={slots}\n" for name, slots in POOL.items())
+    for options, theirs in zip(FILTERS, oracle["filtered"], strict=True):
+        words = " ".join(f"--{name} {value}" for name, value in options.items())
+        command = launcher_command.parse(f"deepspeed {words} train.py", {})
+        try:
+            ours: object = dict(
+                layout(
+                    ranks=None,
+                    command=command,
+                    script=None,
+                    members=parse_hostfile(text, "hostfile"),
+                    variables={},
+                    gpus=None,
+                ).hosts
+            )
+        except FilterError as error:
+            ours = error
+        if isinstance(theirs, str):
+            assert isinstance(ours, FilterError), options
+        else:
+            assert ours == theirs, options
+
+
+@pytest.mark.parametrize(
+    ("command", "ranks", "nodes"),
+    [
+        ("torchrun --nnodes=4 --nproc-per-node=8 train.py", 32, 4),
+        ("torchrun --nnodes 4 --nproc_per_node 8 train.py", 32, 4),
+        ("torchrun --standalone --nproc-per-node=gpu train.py", 8, 1),
+        ("torchrun --nnodes=1:4 --nproc-per-node=8 train.py", None, None),
+        ("torchrun --nnodes=$N --nproc-per-node=8 train.py", None, None),
+        ("python -m torch.distributed.run --nproc-per-node=2 -m package.train", 2, 1),
+        ("FOO=1 exec python3.11 -u -m torch.distributed.launch --nproc_per_node=2 x.py", 2, 1),
+        ("deepspeed --num_gpus=4 train.py --num_nodes 9", 4, 1),
+        ("deepspeed --num_gpu 4 train.py", 4, 1),
+        ("deepspeed train.py", 8, 1),
+        ("srun -N2 --ntasks-per-node=8 python train.py", 16, 2),
+        ("srun --nodes=2 --ntasks=16 -l python train.py", 16, 2),
+        ("srun -N 2 bash -c 'torchrun --nnodes=2 --nproc-per-node=8 train.py'", 16, 2),
+        ("cd /x && torchrun --nproc-per-node=3 t.py > log 2>&1 &", 3, 1),
+    ],
+)
+def test_ranks(command: str, ranks: int | None, nodes: int | None) -> None:
+    """Ranks and nodes come from the launcher's options, never from the script's."""
+    found = asked("--launch", command, "--gpus-per-node", "8").layout
+    assert (found.ranks, found.nodes) == (ranks, nodes)
+
+
+SCRIPT = """#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH -N 4
+#SBATCH --ntasks-per-node={tasks} --gres=gpu:h100:{gpus}
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export MASTER_PORT=29500 NCCL_DEBUG="INFO"
+if [ -n "$X" ]; then echo "don't"; fi
+{late}
+srun torchrun \\
+    --nnodes={nodes} --nproc-per-node=8 \\
+    --rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT train.py --text "a
+b"
+"""
+
+
+def script(tmp_path: Path, **values: object) -> str:
+    """Write a batch script and return its name."""
+    file = tmp_path / "job.sh"
+    usual = {"tasks": 1, "gpus": 8, "nodes": "$SLURM_NNODES", "late": ""}
+    file.write_text(SCRIPT.format(**{**usual, **values}))
+    return str(file)
+
+
+def test_good_script(tmp_path: Path) -> None:
+    """A script as Slurm's users write it is understood and has nothing wrong."""
+    job = asked("--slurm-script", script(tmp_path), "--gpus-per-node", "8")
+    assert (job.layout.ranks, job.layout.nodes, job.layout.ranks_per_node) == (32, 4, 8)
+    assert job.variables["NCCL_DEBUG"] == "INFO"
+    assert job.rendezvous.port == 29500
+    assert job.rendezvous.address == ""  # only a shell knows
+    for check in ("launcher", "ranks-and-gpus"):
+        found = results(check, job)
+        assert [result.outcome for result in found] == [OK], texts(found)
+
+
+@pytest.mark.parametrize(
+    ("values", "outcome", "words"),
+    [
+        ({"tasks": 8}, CRITICAL, "srun starts 8 torchrun on each node"),
+        ({"gpus": 4}, CRITICAL, "starts 8 ranks on a node, and Slurm gives the job 4 GPUs"),
+        ({"nodes": 2}, CRITICAL, "waits for 2 nodes, and Slurm gives the job 4"),
+        ({"late": "#SBATCH --exclusive"}, WARNING, ":8: #SBATCH below the first command"),
+    ],
+)
+def test_script_faults(
+    tmp_path: Path, values: dict[str, object], outcome: Outcome, words: str
+) -> None:
+    """A script whose parts contradict each other is found before it is queued."""
+    faulty = {"tasks": 1, **values}
+    text = script(tmp_path, **faulty)
+    if values == {"tasks": 8}:  # as srun takes it from the batch script
+        with open(text, encoding="utf-8") as file:
+            content = file.read()
+        with open(text, "w", encoding="utf-8") as file:
+            file.write(content.replace("srun torchrun", "srun --ntasks-per-node=8 torchrun"))
+    found = results("launcher", asked("--slurm-script", text))
+    assert [(result.outcome, words in result.text) for result in found] == [(outcome, True)]
+    assert found[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("command", "variables", "outcome", "words"),
+    [
+        ("deepspeed --num_gpuss=4 x.py", "", WARNING, "deepspeed has no option --num_gpuss"),
+        ("python train.py", "", UNKNOWN, "names none of deepspeed, torchrun and srun"),
+        ("torchrun 'train.py", "", UNKNOWN, "No closing quotation"),
+        (
+            "torchrun --master-addr=n1 --nnodes=2 x.py",
+            "MASTER_ADDR=n2",
+            WARNING,
+            "MASTER_ADDR=n2 is set, and the launcher replaces it by n1",
+        ),
+        ("", "RANK=8\nWORLD_SIZE=8", CRITICAL, "RANK=8 is not below WORLD_SIZE=8"),
+        ("", "RANK=x\nWORLD_SIZE=8", CRITICAL, "RANK=x is no number"),
+    ],
+)
+def test_command_faults(
+    tmp_path: Path, command: str, variables: str, outcome: Outcome, words: str
+) -> None:
+    """A command that its launcher refuses, or an environment that fights it, is found."""
+    file = tmp_path / "environment"
+    file.write_text(variables)
+    arguments = ("--launch", command) if command else ()
+    job = asked("--environment", str(file), "--gpus-per-node", "8", *arguments)
+    found = results("launcher", job)
+    assert [(result.outcome, words in result.text) for result in found] == [(outcome, True)]
+
+
+def test_single_node_batch_script(tmp_path: Path) -> None:
+    """Torchrun without srun in a job of several nodes starts on one: found."""
+    file = tmp_path / "job.sh"
+    file.write_text("#!/bin/sh\n#SBATCH -N 2\ntorchrun --nnodes=2 --nproc-per-node=8 x.py\n")
+    found = results("launcher", asked("--slurm-script", str(file)))
+    assert "srun is missing" in texts(found)
+
+
+def test_no_script() -> None:
+    """What does not begin with #! is no batch script."""
+    with pytest.raises(ValueError, match="does not begin with #!"):
+        slurm_script.parse("torchrun x.py")
+
+
+@pytest.mark.parametrize(
+    ("command", "variables", "gpus", "outcome", "words"),
+    [
+        ("torchrun --nproc-per-node=8 x.py", "", "8", OK, "8 ranks a node"),
+        ("torchrun --nproc-per-node=9 x.py", "", "8", CRITICAL, "9 ranks a node"),
+        (
+            "torchrun --nproc-per-node=4 x.py",
+            "CUDA_VISIBLE_DEVICES=0,1",
+            "8",
+            CRITICAL,
+            "4 ranks a node (torchrun) and 2 visible GPUs",
+        ),
+        ("torchrun x.py", "CUDA_VISIBLE_DEVICES=0,0", "8", CRITICAL, "lists a GPU twice"),
+        ("torchrun x.py", "CUDA_VISIBLE_DEVICES=8", "8", CRITICAL, "the node has 8"),
+        (
+            "deepspeed --num_gpus=2 x.py",
+            "CUDA_VISIBLE_DEVICES=6,7",
+            "8",
+            WARNING,
+            "deepspeed ignores CUDA_VISIBLE_DEVICES=6,7 because of --num_gpus",
+        ),
+        ("torchrun x.py", "CUDA_DEVICE_ORDER=PCI_BUS", "8", WARNING, "is no order"),
+        ("torchrun x.py", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "8", OK, "1 ranks a node"),
+        ("torchrun --nproc-per-node=2 x.py", "", "", UNKNOWN, "--gpus-per-node"),
+    ],
+)
+def test_ranks_and_gpus(
+    tmp_path: Path, command: str, variables: str, gpus: str, outcome: Outcome, words: str
+) -> None:
+    """Ranks of a node are compared with the GPUs that they will see."""
+    file = tmp_path / "environment"
+    file.write_text(variables)
+    more = ("--gpus-per-node", gpus) if gpus else ()
+    found = results("ranks-and-gpus", asked("--environment", str(file), "--launch", command, *more))
+    found = [result for result in found if words in result.text]
+    assert [result.outcome for result in found] == [outcome]
