@@ -19,6 +19,7 @@ from dshealthd.core.collector import (
     Reason,
     Sample,
     SourceError,
+    Worker,
     counter,
     gauge,
 )
@@ -106,7 +107,7 @@ class JobLogsOptions(CollectorOptions):
 class JobLogs(Collector):
     """Follows logs in a worker of its own: a hung file system stops nothing else."""
 
-    worker = "logs"
+    worker = Worker.LOGS
     Options = JobLogsOptions
 
     def __init__(self, options: JobLogsOptions, context: Context) -> None:

@@ -97,6 +97,8 @@ class Worker(enum.StrEnum):
     """
     JOBS = "jobs"
     """What the NCCL of training jobs answers."""
+    LOGS = "logs"
+    """Logs of training jobs, on any file system."""
 
 
 class Sample(NamedTuple):

@@ -15,20 +15,22 @@ from dshealthd.core.options import Duration
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.judge import judge, series_of
 from dshealthd.http.client import Unreachable, local
-from dshealthd.http.local_agent import Impostor, identify
+from dshealthd.http.local_agent import Impostor, deadline, identify
 from dshealthd.web.status import document as render
 
 if TYPE_CHECKING:
     from dshealthd.config import Config
     from dshealthd.http.client import Access
 
-COLLECT_DEADLINE = 7.0
+ASK_DEADLINE = 1.5
+"""Seconds for the agent, which answers from memory; one that is stopped or hung is not waited for."""
+COLLECT_DEADLINE = 6.5
 """Seconds for one collection of all sources; those that have not answered by then are unknown."""
 SOURCE_DEADLINE = 5.0
 """Seconds for one source or device; the agent's 10 s for GPUs are for a node under load."""
 CLOSE_DEADLINE = 1.5
 """Seconds for the workers to be ended."""
-DEADLINE = COLLECT_DEADLINE + CLOSE_DEADLINE + 0.5
+DEADLINE = ASK_DEADLINE + COLLECT_DEADLINE + CLOSE_DEADLINE + 0.5
 
 
 def status_document(config: Config, access: Access) -> dict[str, Any]:
@@ -37,8 +39,9 @@ def status_document(config: Config, access: Access) -> dict[str, Any]:
     `source` is `agent`, or why it was collected here. Run it in a process that can be killed.
     """
     try:
-        found = dict(local(config, access).status(identify))
-    except (Unreachable, Impostor) as error:
+        with deadline(ASK_DEADLINE):
+            found = dict(local(config, access).status(identify))
+    except (Unreachable, Impostor, OSError) as error:
         return collect(config) | {"source": f"collected without an agent: {error}"}
     return found | {"source": "agent"}
 

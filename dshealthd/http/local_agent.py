@@ -1,4 +1,4 @@
-"""Whether who answers on the port of this node's agent is the agent.
+"""Asking the agent of this node: for how long, and whether who answers on its port is the agent.
 
 The port is not a privileged one: where no agent runs, any user can listen on it.
 """
@@ -6,13 +6,17 @@ The port is not a privileged one: where no agent runs, any user can listen on it
 from __future__ import annotations
 
 import os
+import signal
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dshealthd.linux.socket_owner import peer_uid
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Iterator
+    from types import FrameType
 
 _USER = "dshealthd"
 """The user that the agent runs as where it does not run as root."""
@@ -50,3 +54,23 @@ def _believed() -> set[int]:
     with open("/etc/passwd", encoding="utf-8", errors="replace") as lines:
         users.update(int(line.split(":")[2]) for line in lines if line.startswith(f"{_USER}:"))
     return users
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError after so many seconds, whatever the name server or the agent does.
+
+    A timeout of the socket alone begins anew with every byte. Only in a process of its own.
+    """
+
+    def expire(_number: int, _frame: FrameType | None) -> None:
+        message = f"no answer within {seconds:g} s"
+        raise TimeoutError(message)
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

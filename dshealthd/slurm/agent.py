@@ -6,20 +6,17 @@ import http.client
 import ipaddress
 import json
 import re
-import signal
 import ssl
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.address import listen_address
 from dshealthd.http.client import Access
-from dshealthd.http.local_agent import Impostor, identify
+from dshealthd.http.local_agent import Impostor, deadline, identify
 from dshealthd.nvrx.fitness import OF_THE_AGENT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from types import FrameType
+    from collections.abc import Iterable
 
     from dshealthd.config import Config
     from dshealthd.slurm.options import SlurmOptions
@@ -85,7 +82,7 @@ def ask(config: Config, alerts: Iterable[str]) -> Verdict:
     else:
         connection = http.client.HTTPConnection(address, port, timeout=TIMEOUT)
     try:
-        with _deadline(TIMEOUT):
+        with deadline(TIMEOUT):
             connection.connect()
             identify(connection.sock, TIMEOUT)  # first: a password is for the agent alone
             connection.request("GET", "/api/v1/status", headers=headers)
@@ -153,26 +150,6 @@ def _xid(document: dict[str, Any], gpu: str) -> str:
 
 def _word(text: str, most: int) -> str:
     return _UNSAFE.sub("_", text)[:most]
-
-
-@contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError after so many seconds, whatever the name server or the agent does.
-
-    A timeout of the socket alone begins anew with every byte. Only in a process of its own.
-    """
-
-    def expire(_number: int, _frame: FrameType | None) -> None:
-        message = f"no answer within {seconds:g} s"
-        raise TimeoutError(message)
-
-    before = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _headers(options: SlurmOptions) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-import os
+import re
 import socket
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,11 @@ from dshealthd.doctor.check import Check, Outcome, Result
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.core.host import Host
     from dshealthd.doctor.node_context import NodeContext
 
+_OF_CONTAINERS = re.compile(
+    r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|podman\d+|cni\d+|cni-podman\d+|lxcbr\d+|lxdbr\d+"
+)
 ALONE = "enough for jobs on this node alone"
 
 
@@ -47,15 +49,9 @@ def parse_bridge_routes(route: str, bridges: set[str]) -> list[ipaddress.IPv4Net
     return networks
 
 
-def _bridges(host: Host) -> set[str]:
-    """Return the bridges that containers of this node are behind, not one that the node is on."""
-    base = host.sys("class/net")
-    return {
-        name
-        for name in os.listdir(base)
-        if name.startswith(("docker", "br-", "virbr", "podman", "cni", "lxcbr", "lxdbr"))
-        and os.path.isdir(f"{base}/{name}/bridge")
-    }
+def _bridges() -> set[str]:
+    """Return the bridges here that containers are behind, by the names that their runtimes give."""
+    return {name for _, name in socket.if_nameindex() if _OF_CONTAINERS.fullmatch(name)}
 
 
 def _run(context: NodeContext) -> Iterator[Result]:
@@ -85,7 +81,7 @@ def _run(context: NodeContext) -> Iterator[Result]:
         )
         return
     with open(context.host.proc("net/route"), encoding="ascii") as file:
-        networks = parse_bridge_routes(file.read(), _bridges(context.host))
+        networks = parse_bridge_routes(file.read(), _bridges())
     usable = [address for address in parsed if not address.is_loopback]
     behind = [
         address

@@ -43,7 +43,7 @@ def _devices(host: Host, pid: str) -> set[str]:
     for descriptor in os.listdir(base):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             target = os.readlink(f"{base}/{descriptor}")
-            if target.startswith("/dev/nvidia"):
+            if target.startswith(("/dev/nvidia", host.device("nvidia"))):
                 found.add(target)
     return found
 

@@ -1,0 +1,39 @@
+"""One look of chosen collectors at this machine, for checks that are run in the test itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from dshealthd import config
+from dshealthd.doctor.node_context import NodeContext
+from dshealthd.doctor.status_document import collect
+
+if TYPE_CHECKING:
+    from dshealthd.core.host import Host
+    from dshealthd.doctor.check import Check, Result
+
+
+def look(*collectors: str, host: Host | None = None, several: bool = False) -> NodeContext:
+    """Return the context of the node as these collectors see it; without any, nothing is read."""
+    loaded = config.load(None)
+    options = {
+        name: dataclasses.replace(one, enabled=name in collectors)
+        for name, one in loaded.collectors.items()
+    }
+    path = loaded.path
+    if host is not None:
+        path = dataclasses.replace(path, **dataclasses.asdict(host))
+    loaded = dataclasses.replace(loaded, collectors=options, path=path)
+    document = collect(loaded) if collectors else {}
+    return NodeContext(loaded, document, several=several)
+
+
+def results(check: Check[Any], context: NodeContext) -> list[Result]:
+    """Return what a check yields."""
+    return list(check.run(context))
+
+
+def outcomes(check: Check[Any], context: NodeContext) -> list[str]:
+    """Return how bad each of its results is."""
+    return [result.outcome.value for result in check.run(context)]

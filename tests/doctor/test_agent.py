@@ -1,0 +1,107 @@
+"""The doctor beside a running agent: its snapshot is taken, and an impostor's is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.doctor.status_document import status_document
+from dshealthd.http.client import Access
+from tests.agents import RunningAgent, running
+from tests.doctor.looks import look
+from tests.doctor.machine import OF_THIS_MACHINE, Answer, Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CONFIG = '[collectors.gpu]\ninterval = "200ms"\n[collectors.pcie]\ninterval = "200ms"\n'
+
+
+def ask(agent: RunningAgent, machine: Machine) -> Answer:
+    """Return what the command says on the agent's machine."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "dshealthd", "doctor", "--json", "--skip", OF_THIS_MACHINE),
+            *("--config.file", str(machine.config)),
+            *("--web.listen-address", f"127.0.0.1:{agent.port}"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return Answer(done.returncode, json.loads(done.stdout))
+
+
+def test_findings_come_from_the_agent(make_machine: Callable[..., Machine]) -> None:
+    """What the agent sees is what the doctor says, without a look of its own at the devices; a
+    mended fault is gone.
+    """
+    machine = make_machine()
+    machine.simulator.set(2, "pcie_width", 8)
+    flags = ("--path.sysfs", str(machine.sys), "--path.dev", str(machine.dev))
+    with running(machine.directory, CONFIG, flags=flags) as agent:
+        agent.wait(lambda scrape: scrape.all("dshealthd_pcie_link_width"))
+        agent.wait(lambda _: agent.status()["ready"])
+        machine.simulator.watch()
+        before = machine.simulator.trace()
+        answer = ask(agent, machine)
+        assert answer.node["source"] == "agent"
+        assert answer.found["pcie", "gpu 2"] == ("cpu-offload-slow", "warning")
+        assert answer.node["facts"]["gpus"] == "8"
+        assert machine.simulator.trace() == before  # nobody else has opened NVML
+        machine.simulator.unset(2, "pcie_width")
+        end = time.monotonic() + 30
+        while agent.status()["verdict"] != "ok" and "cpu-offload-slow" in str(agent.status()):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        assert ("pcie", "gpu 2") not in ask(agent, machine).found
+
+
+IMPOSTOR = """
+import os, socket, sys, time
+if len(sys.argv) > 2: os.setuid(65534)  # here, as this user may not be able to start Python
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+while True:
+    connection, _ = server.accept()
+    connection.recv(4096)
+    connection.sendall(sys.argv[1].encode())
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to be another user")
+@pytest.mark.parametrize(
+    ("answer", "user", "word"),
+    [
+        ("HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}", ["x"], "not believed"),
+        ("", [], "no answer within 1.5 s"),
+    ],
+    ids=["another user", "hung"],
+)
+def test_agents_that_are_none(answer: str, user: list[str], word: str) -> None:
+    """What another user says on the agent's port is not believed, and what does not answer is not
+    waited for: the sources are read here, and the report says why.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", IMPOSTOR, answer, *user], stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout
+            port = int(server.stdout.readline())
+            web = dataclasses.replace(look().config.web, listen_address=f"127.0.0.1:{port}")
+            config = dataclasses.replace(look().config, web=web)
+            document = status_document(config, Access())
+        finally:
+            server.kill()
+    assert document["source"].startswith("collected without an agent: ")
+    assert word in document["source"]
+    assert document["findings"] == []

@@ -1,0 +1,268 @@
+"""Limits, settings, memory, logs and stuck processes of the host: faults found, and mended."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.core.host import Host
+from dshealthd.doctor.node import (
+    kernel_log,
+    kernel_settings,
+    process_limits,
+    shared_memory,
+    software,
+    stuck_processes,
+)
+from dshealthd.doctor.node.host_memory import parse_swap
+from dshealthd.doctor.path_check import path_check
+from dshealthd.doctor.processes import Pool
+from tests import frozen
+from tests.doctor.looks import look, outcomes, results
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dshealthd.doctor.node_context import NodeContext
+    from tests.doctor.machine import Machine
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[frozen.Mount]:
+    """Mount a file system that can be frozen."""
+    with frozen.mounted(tmp_path) as found:
+        yield found
+
+
+def with_hardware(machine: Machine) -> NodeContext:
+    """Return a look at GPUs on the bus and InfiniBand ports."""
+    machine.add_infiniband("irdma0", "mlx5_2", "mlx5_3")
+    return look("gpu_bus", "infiniband", host=Host(sysfs=machine.sys, dev=machine.dev))
+
+
+def test_limits_of_open_files_and_locked_memory(
+    make_machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Low limits are found on a node with GPUs and InfiniBand; raised, they pass."""
+    context = with_hardware(make_machine())
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)  # root's rights lift the second
+    before = {
+        which: resource.getrlimit(which)
+        for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK)
+    }
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[resource.RLIMIT_NOFILE][1]))
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (8 << 20, before[resource.RLIMIT_MEMLOCK][1]))
+        low = {one.component: one for one in results(process_limits.CHECK, context)}
+    finally:
+        for which, limits in before.items():
+            resource.setrlimit(which, limits)
+    assert {one.outcome.value for one in low.values()} == {"warning"}
+    assert low["nofile of this shell"].remedy == "ulimit -n $(ulimit -Hn)"
+    assert low["nofile of this shell"].value == "1024"
+    assert "memlock" in low["memlock of this shell"].remedy
+    lifted = dataclasses.replace(context.config.doctor, open_files=16, locked_memory_bytes=0)
+    config = dataclasses.replace(context.config, doctor=lifted)
+    assert outcomes(process_limits.CHECK, dataclasses.replace(context, config=config)) == ["ok"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
+def test_small_shared_memory(make_machine: Callable[..., Machine], tmp_path: Path) -> None:
+    """The 64 MiB of /dev/shm that containers have by default are found on a node with GPUs."""
+    machine = make_machine()
+    root = tmp_path / "root"
+    shm = root / "dev/shm"
+    shm.mkdir(parents=True)
+    host = Host(sysfs=machine.sys, dev=machine.dev, rootfs=root)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(shm)], check=False, timeout=20
+    )
+    if done.returncode:
+        pytest.skip("mounting is not permitted here")
+    try:
+        (found,) = results(shared_memory.CHECK, look("gpu_bus", "filesystem", host=host))
+        assert (found.outcome.value, found.value) == ("warning", "6.71089e+07")
+        assert found.remedy
+        subprocess.run(["mount", "-o", "remount,size=2g", str(shm)], check=True, timeout=20)
+        assert outcomes(shared_memory.CHECK, look("gpu_bus", "filesystem", host=host)) == ["ok"]
+    finally:
+        subprocess.run(["umount", str(shm)], check=True, timeout=20)
+
+
+def test_kernel_settings(tmp_path: Path) -> None:
+    """A setting out of its bounds is named with the value to set; one that cannot be read is
+    unknown.
+    """
+    for name, value in (
+        ("vm/max_map_count", 1000),
+        ("vm/overcommit_memory", 2),
+        ("kernel/pid_max", 4194304),
+    ):
+        file = tmp_path / "sys" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{value}\n")
+    context = look(host=Host(procfs=tmp_path))
+    found = {one.component: one for one in results(kernel_settings.CHECK, context)}
+    assert found["vm.max_map_count"].remedy == "sudo sysctl -w vm.max_map_count=262144"
+    assert found["vm.overcommit_memory"].outcome.value == "warning"
+    assert found["net.core.somaxconn"].outcome.value == "unknown"
+    assert "kernel.pid_max" not in found
+
+
+def test_swap() -> None:
+    """Size and free part of the swap; a meminfo without them is an error and not 0."""
+    assert parse_swap("MemTotal: 1 kB\nSwapTotal: 2 kB\nSwapFree:\t1 kB\n") == (2048, 1024)
+    with pytest.raises(ValueError, match="no SwapTotal"):
+        parse_swap("MemTotal: 1 kB\n")
+
+
+def test_kernel_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is serious and recent is found by its lines; what is old, of a job's own memory limit,
+    or not of the kernel is not. The log is a file here.
+    """
+    now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
+    monkeypatch.setattr(kernel_log, "RECENT", 20.0)
+    killed = (
+        "Out of memory: Killed process 4242 (python3) total-vm:1kB, anon-rss:1kB, file-rss:0kB, "
+        "shmem-rss:0kB, UID:0 pgtables:1kB oom_score_adj:0"
+    )
+    lines = (
+        (4, now - 5_000_000, killed),
+        (4, now - 50_000_000, "nvme nvme0: I/O 1 QID 2 timeout, aborting"),
+        (4, now, f"Memory cgroup {killed[0].lower()}{killed[1:]}"),
+        (12, now, killed),
+    )
+    records = [
+        f"{priority},{number},{max(at, 0)},-;{text}\n".encode()
+        for number, (priority, at, text) in enumerate(lines)
+    ]
+    read, write = os.pipe2(os.O_DIRECT | os.O_NONBLOCK)  # a read is a record, as of /dev/kmsg
+    for record in records:
+        os.write(write, record)
+    (tmp_path / "kmsg").symlink_to(f"/proc/self/fd/{read}")
+    try:
+        found = results(kernel_log.CHECK, look(host=Host(dev=tmp_path)))
+    finally:
+        os.close(write)
+        os.close(read)
+    oom = [one for one in found if one.component == "oom kill"]
+    assert [one.value for one in oom] == ["1"]
+    assert "4242" in oom[0].text
+    assert "nvme timeout" not in {one.component for one in found}
+
+
+def test_process_stuck_with_a_gpu_open(mount: frozen.Mount, tmp_path: Path) -> None:
+    """A process in uninterruptible sleep that has a device open is critical; thawed, all is well."""
+    dev = tmp_path / "dev"
+    dev.mkdir()
+    (dev / "nvidia0").touch()
+    context = look(host=Host(dev=dev))
+    assert outcomes(stuck_processes.CHECK, context) == ["ok"]
+    script = "import sys; held = open(sys.argv[1]); open(sys.argv[2], 'w').write('x')"
+    mount.freeze()
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(dev / "nvidia0"), str(mount.directory / "file")]
+    ) as process:
+        try:
+            end = time.monotonic() + 20
+            while ") D " not in Path(f"/proc/{process.pid}/stat").read_text():
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            found = results(stuck_processes.CHECK, context)
+        finally:
+            mount.thaw()
+    mine = next(one for one in found if one.component == f"pid {process.pid}")
+    assert (stuck_processes.CHECK.slug, mine.outcome.value) == ("nvml-broken", "critical")
+    assert str(dev / "nvidia0") in mine.text
+    assert outcomes(stuck_processes.CHECK, context) == ["ok"]
+
+
+def test_paths_of_the_command_line(mount: frozen.Mount) -> None:
+    """A directory that hangs costs its deadline and is named; read-only and absent ones are
+    critical; thawed, it is well, and nothing is left in it.
+    """
+    context = look()
+    path = str(mount.directory)
+    hung = dataclasses.replace(path_check(path), deadline=1.0)
+    mount.freeze()
+    pool = Pool()
+    try:
+        pool.start(path, lambda: [str(one) for one in hung.run(context)], hung.deadline)
+        (ended,) = pool.ended()
+    finally:
+        mount.thaw()
+        pool.close()
+    assert ended.hung
+    os.waitpid(-1, 0)
+    for left in mount.directory.glob(".dshealthd-*"):
+        left.unlink()  # of the process that was killed in its write
+    assert outcomes(path_check(path), context) == ["ok"]
+    assert [one.name for one in mount.directory.iterdir()] == ["lost+found"]
+    subprocess.run(["mount", "-o", "remount,ro", path], check=True, timeout=20)
+    (read_only,) = results(path_check(path), context)
+    assert read_only.outcome.value == "critical"
+    assert "Read-only file system" in read_only.text
+    (absent,) = results(path_check(f"{path}/absent"), context)
+    assert absent.outcome.value == "critical"
+
+
+def installed(prefix: Path, *distributions: str, torch: str, cuda: str = "") -> None:
+    """Make an environment with these packages' metadata."""
+    site = prefix / "lib/python3.11/site-packages"
+    (site / "torch").mkdir(parents=True)
+    for name in distributions:
+        (site / f"{name}.dist-info").mkdir()
+    lines = [f"__version__ = '{torch}'"] + ([f"cuda: Optional[str] = '{cuda}'"] if cuda else [])
+    (site / "torch/version.py").write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("torch", "cuda", "packages", "driver", "words"),
+    [
+        ("2.8.0+cu128", "12.8", ("torch-2.8.0", "nvidia_nccl_cu12-2.27.3"), "12.4", ()),
+        ("2.9.0+cu130", "13.0", ("torch-2.9.0",), "12.8", ("CUDA 13.0", "CUDA 12.8 at most")),
+        ("2.8.0+cpu", "", ("torch-2.8.0",), "12.8", ("without CUDA",)),
+        ("2.8.0", "12.8", ("deepspeed-0.17.0", "deepspeed-0.18.0"), "12.8", ("2 times",)),
+        ("2.3.1", "12.1", ("nvidia_nccl_cu12-2.21.5",), "12.8", ("NCCL 2.21.5",)),
+    ],
+    ids=["fits", "too new", "cpu", "twice", "defect"],
+)
+def test_software(
+    tmp_path: Path,
+    torch: str,
+    cuda: str,
+    packages: tuple[str, ...],
+    driver: str,
+    words: tuple[str, ...],
+) -> None:
+    """Versions that do not go together are found from the files of an environment; a driver of the
+    same major release of CUDA serves later minor ones.
+    """
+    installed(tmp_path, *packages, torch=torch, cuda=cuda)
+    document = {
+        "findings": [],
+        "collectors": [{"name": "gpu", "state": "ok", "reason": None, "detail": "", "faults": []}],
+        "metrics": {
+            "dshealthd_gpus_expected": {"samples": [{"labels": {}, "value": 8}]},
+            "dshealthd_gpu_driver_info": {
+                "samples": [
+                    {"labels": {"driver": "570.1", "cuda": driver, "nvml": "12"}, "value": 1}
+                ]
+            },
+        },
+    }
+    interpreter = str(tmp_path / "bin/python3")
+    context = dataclasses.replace(look(), document=document, python=(interpreter,))
+    found = results(software.CHECK, context)
+    assert [one.outcome.value for one in found] == (["warning"] if words else ["ok"])
+    assert all(word in found[0].text for word in words)
+    gone = dataclasses.replace(context, python=(str(tmp_path / "absent/bin/python"),))
+    assert outcomes(software.CHECK, gone) == ["unknown"]

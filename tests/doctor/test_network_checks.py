@@ -1,0 +1,223 @@
+"""Ports, loopback, names and firewalls: each fault made in a network namespace, found, and mended."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.core.host import Host
+from dshealthd.doctor.node import (
+    firewall,
+    host_name,
+    infiniband,
+    listeners,
+    loopback,
+    ports,
+    rendezvous_connections,
+)
+from dshealthd.findings import host as host_rules
+from dshealthd.findings.limits import LIMITS
+from tests.doctor.looks import look, outcomes, results
+from tests.netns import leave_time_wait, listener, network_namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.doctor.machine import Machine
+
+PORT = 29501
+SET_NAME, SET_CHILD_SUBREAPER = 15, 36
+
+
+@pytest.fixture
+def _namespace() -> Iterator[None]:
+    with network_namespace():
+        yield
+
+
+def ip(command: str) -> None:
+    """Run a command of iproute2."""
+    subprocess.run(["ip", *command.split()], check=True, timeout=20)
+
+
+@pytest.mark.usefixtures("_namespace")
+def test_rendezvous_ports_in_time_wait() -> None:
+    """More than a hundred sockets in TIME_WAIT on rendezvous ports are a warning."""
+    sources = ("tcp", "tcp_limits", "rendezvous")
+    assert outcomes(ports.CHECK, look(*sources)) == ["ok"]
+    with listener("127.0.0.1", PORT) as server:
+        leave_time_wait(server, 110, server=True)
+    (found,) = results(ports.CHECK, look(*sources))
+    assert (ports.CHECK.slug, found.outcome.value) == ("time-wait", "warning")
+    assert (found.value, found.limit) == ("110", "100")
+    assert found.remedy
+
+
+@pytest.mark.usefixtures("_namespace")
+def test_rendezvous_ports_inside_the_ephemeral_range() -> None:
+    """An overlap is a warning; the remedy, reserving the ports, ends it."""
+    sources = ("tcp", "tcp_limits", "rendezvous")
+    with open("/proc/sys/net/ipv4/ip_local_port_range", "w", encoding="ascii") as file:
+        file.write("20000 60999")
+    (found,) = results(ports.CHECK, look(*sources))
+    assert "29500-29600 are inside the ephemeral range 20000-60999" in found.text
+    command = found.remedy.removeprefix("sudo ").split()
+    subprocess.run(command, check=True, capture_output=True, timeout=20)
+    assert outcomes(ports.CHECK, look(*sources)) == ["ok"]
+
+
+@pytest.mark.usefixtures("_namespace")
+def test_orphan_on_a_rendezvous_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener whose parent has ended is found; one that is somebody's child is not. This process
+    stands for the systemd that takes orphans in.
+    """
+    monkeypatch.setattr(host_rules, "LIMITS", {**LIMITS, "orphan_listener_seconds": 0.1})
+    with listener("127.0.0.1", PORT):
+        assert outcomes(listeners.CHECK, look("rendezvous")) == ["ok"]
+    serve = f"import socket,time; s=socket.create_server(('127.0.0.1',{PORT})); time.sleep(60)"
+    launcher = (
+        "import subprocess,sys; "
+        f"print(subprocess.Popen([sys.executable, '-c', {serve!r}], stdout=subprocess.DEVNULL).pid)"
+    )
+    name = Path("/proc/self/comm").read_text().strip()
+    prctl = ctypes.CDLL(None).prctl
+    prctl(SET_CHILD_SUBREAPER, 1)
+    prctl(SET_NAME, b"systemd")
+    done = subprocess.run(
+        [sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True, check=True, timeout=20
+    )
+    orphan = int(done.stdout)
+    try:
+        end = time.monotonic() + 20
+        while outcomes(listeners.CHECK, look("rendezvous")) == ["ok"]:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        (found,) = results(listeners.CHECK, look("rendezvous"))
+        assert (listeners.CHECK.slug, found.outcome.value) == ("address-in-use", "warning")
+        assert "ss -tlnp" in found.remedy
+    finally:
+        prctl(SET_CHILD_SUBREAPER, 0)
+        prctl(SET_NAME, name.encode())
+        os.kill(orphan, 9)
+        os.waitpid(orphan, 0)
+    end = time.monotonic() + 20
+    while outcomes(listeners.CHECK, look("rendezvous")) != ["ok"]:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_loopback_that_is_down() -> None:
+    """Without the loopback interface TCP to 127.0.0.1 fails: critical."""
+    with network_namespace(loopback=False):
+        (found,) = results(loopback.CHECK, look("loopback"))
+        assert (loopback.CHECK.slug, found.outcome.value) == ("loopback-refused", "critical")
+    with network_namespace():
+        assert outcomes(loopback.CHECK, look("loopback")) == ["ok"]
+
+
+@pytest.mark.usefixtures("_namespace")
+def test_master_that_does_not_answer() -> None:
+    """A connection to a rendezvous port whose packets are dropped waits in SYN_SENT."""
+    ip("link add far0 type veth peer name far1")
+    ip("addr add 10.9.0.1/24 dev far0")
+    ip("link set far0 up")
+    ip("link set far1 up")
+    assert outcomes(rendezvous_connections.CHECK, look("rendezvous")) == ["ok"]
+    with socket.socket() as client:
+        client.settimeout(0)
+        client.connect_ex(("10.9.0.2", PORT))
+        (found,) = results(rendezvous_connections.CHECK, look("rendezvous"))
+    assert rendezvous_connections.CHECK.slug == "rendezvous-unreachable"
+    assert found.outcome.value == "warning"
+
+
+@pytest.mark.usefixtures("_namespace")
+def test_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loopback and a container's bridge are warnings for nodes whose jobs run across nodes, and
+    fine for one alone; an address of the node is fine, one of nobody and no address are not.
+    """
+    ip("link add docker0 type bridge")
+    ip("addr add 172.17.0.1/16 dev docker0")
+    ip("link set docker0 up")
+    ip("link add eth0 type veth peer name eth1")
+    ip("addr add 10.9.0.1/24 dev eth0")
+    ip("link set eth0 up")
+    assert host_name.CHECK.slug == "container-address"
+    for name, several, outcome, word in (
+        ("localhost", True, "warning", "loopback"),
+        ("localhost", False, "ok", "this node alone"),
+        ("172.17.0.1", True, "warning", "container bridge"),
+        ("172.17.0.1", False, "ok", "this node alone"),
+        ("10.9.0.1", True, "ok", "an address of this node"),
+        ("10.8.0.1", True, "warning", "no interface of this node"),
+        ("nobody.invalid", False, "warning", "does not resolve"),
+    ):
+        monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
+        (found,) = results(host_name.CHECK, look(several=several))
+        assert (found.outcome.value, word in found.text) == (outcome, True), found
+        assert bool(found.remedy) == (outcome == "warning")
+
+
+@pytest.mark.skipif(shutil.which("nft") is None, reason="no nft here")
+@pytest.mark.usefixtures("_namespace")
+def test_firewall() -> None:
+    """A chain that drops by default is found where jobs run across nodes, and passes once a rule
+    lets the ports in.
+    """
+
+    def nft(text: str) -> None:
+        subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True, timeout=20)
+
+    several = look(several=True)
+    assert outcomes(firewall.CHECK, several) == ["ok"]
+    nft(
+        "table inet filter { chain input { type filter hook input priority 0; policy drop;\n"
+        'iifname "lo" accept\n ct state established,related accept\n tcp dport 22 accept\n }\n}\n'
+    )
+    (found,) = results(firewall.CHECK, several)
+    assert (firewall.CHECK.slug, found.outcome.value) == ("rendezvous-unreachable", "warning")
+    assert found.component == "inet filter input"
+    assert outcomes(firewall.CHECK, look()) == ["ok"]
+    remedy = found.remedy.removeprefix("sudo ").split()
+    subprocess.run(remedy, check=True, timeout=20)
+    assert outcomes(firewall.CHECK, several) == ["ok"]
+
+
+def test_infiniband_ports_of_one_board(make_machine: Callable[..., Machine]) -> None:
+    """A port that is slower than one like it is found, and one without a subnet manager; one of two
+    that is down may be unwired, unless the configuration says how many there are.
+    """
+    machine = make_machine(gpus=0)
+    machine.add_infiniband("irdma0", "mlx5_2", "mlx5_3")
+    host = Host(sysfs=machine.sys, dev=machine.dev)
+    port = machine.sys / "class/infiniband/mlx5_1/ports/1"
+    assert outcomes(infiniband.CHECK, look("infiniband", host=host)) == ["ok"]
+    (port / "rate").write_text("100 Gb/sec (4X EDR)\n")
+    (slow,) = results(infiniband.CHECK, look("infiniband", host=host))
+    assert (slow.outcome.value, slow.component) == ("warning", "mlx5_1/1")
+    assert (slow.value, slow.limit, slow.source) == ("100 Gb/s", "400 Gb/s", infiniband.PEERS)
+    (port / "state").write_text("2: INIT\n")
+    (unmanaged,) = results(infiniband.CHECK, look("infiniband", host=host))
+    assert "no subnet manager" in unmanaged.text
+    (port / "state").write_text("1: DOWN\n")
+    (port / "phys_state").write_text("2: Polling\n")
+    assert outcomes(infiniband.CHECK, look("infiniband", host=host)) == [
+        "ok"
+    ]  # one of two: unwired?
+    context = look("infiniband", host=host)
+    options = dataclasses.replace(context.config.doctor, infiniband_ports=2)
+    wanted = dataclasses.replace(
+        context, config=dataclasses.replace(context.config, doctor=options)
+    )
+    (missing,) = results(infiniband.CHECK, wanted)
+    assert (missing.outcome.value, missing.limit) == ("critical", "2")

@@ -1,0 +1,271 @@
+"""What the report says to people, programs and bug reports."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import stat
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from dshealthd import cli, config
+from dshealthd.doctor import callers, node, support_file
+from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.examination import EXIT, Examined, accept
+from dshealthd.doctor.options import DoctorOptions, parse_accepted
+from dshealthd.doctor.report import NodeReport, Report, as_json, junit, parse_node, text
+from dshealthd.findings.judge import RULES
+from dshealthd.status.paint import Paint
+from dshealthd.symptoms import all_symptoms
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+CRITICAL = Result(
+    Outcome.CRITICAL,
+    "GPU 3 fell off the bus\x1b[2J",
+    remedy="sudo reboot",
+    value="7",
+    limit="8",
+    source="PCI",
+    component="gpu 3",
+)
+WARNING = Result(Outcome.WARNING, "1 < 2 & \x00 \ud800", component="gpu 4")
+UNKNOWN = Result(Outcome.UNKNOWN, "the log may not be read")
+OK = Result(Outcome.OK, "well")
+
+
+def report(*results: Result, problem: str = "") -> Report:
+    """Return a report with one check for each result."""
+    checks = tuple(
+        Examined("gpu-lost", f"check-{number}", "A title", (result,), 0.5)
+        for number, result in enumerate(results)
+    )
+    return Report((NodeReport("node-1", checks, problem, source="agent"),), 1000.0, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("results", "problem", "status"),
+    [
+        ((OK,), "", 0),
+        ((OK, WARNING), "", 1),
+        ((OK, WARNING, UNKNOWN), "", 3),
+        ((OK, WARNING, UNKNOWN, CRITICAL), "", 2),
+        ((), "no answer", 2),
+    ],
+)
+def test_exit_status(results: tuple[Result, ...], problem: str, status: int) -> None:
+    """0 ok, 1 warning, 2 critical, 3 unknown, as Nagios has it; the worst counts."""
+    assert report(*results, problem=problem).exit == status
+    assert sorted(EXIT.values()) == [0, 1, 2, 3]
+
+
+def test_text_has_the_worst_first_and_no_control_characters() -> None:
+    """The most serious finding comes first, with limit, source and remedy; nothing that a terminal
+    would take for a command comes through.
+    """
+    lines = list(text(report(OK, WARNING, CRITICAL), Paint(colour=False), verbose=False))
+    shown = "\n".join(lines)
+    assert shown.index("CRITICAL  check-2") < shown.index("WARNING   check-1")
+    assert "Limit: 7 against 8 (PCI)" in shown
+    assert "Remedy: sudo reboot" in shown
+    assert "docs/runbooks/gpu-lost.md" in shown
+    assert "\x1b" not in shown
+    assert "well" not in shown
+    assert "well" in "\n".join(text(report(OK), Paint(colour=False), verbose=True))
+
+
+def test_json_is_versioned_and_read_back() -> None:
+    """Another node's document gives the same checks; another version is refused."""
+    made = report(OK, WARNING, CRITICAL)
+    document = json.loads(as_json(made))
+    assert (document["schema"], document["verdict"]) == (1, "critical")
+    read = parse_node(document, "node-1").checks
+    assert [one.results for one in read] == [one.results for one in made.nodes[0].checks]
+    with pytest.raises(ValueError, match="version 2"):
+        parse_node({**document, "schema": 2}, "node-1")
+
+
+def test_junit_is_xml() -> None:
+    """A case for each check; what is wrong is a failure, what is unknown an error, what is accepted
+    skipped, and no character that XML lacks gets in.
+    """
+    made = report(OK, WARNING, CRITICAL, UNKNOWN)
+    (suite,) = ET.fromstring(junit(made))
+    counts = {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")}
+    assert counts == {"tests": "4", "failures": "2", "errors": "1", "skipped": "0"}
+    assert [case.get("name") for case in suite] == [f"check-{number}" for number in range(4)]
+
+
+def test_accepted_findings_do_not_count_until_their_date() -> None:
+    """A finding that is accepted with a reason is shown and does not count, to its last day."""
+    entry = parse_accepted("check-0 gpu 3 until 2026-12-31: RMA 4711: ordered")
+    assert entry == ("check-0", "gpu 3", dt.date(2026, 12, 31), "RMA 4711: ordered")
+    checks = report(CRITICAL, WARNING).nodes[0].checks
+    for day, outcome in ((31, Outcome.OK), (30, Outcome.OK)):
+        found = accept(checks, [entry], dt.date(2026, 12, day))
+        assert found[0].outcome is outcome
+        assert found[1].outcome is Outcome.WARNING
+    assert accept(checks, [entry], dt.date(2027, 1, 1))[0].outcome is Outcome.CRITICAL
+    other = parse_accepted("check-0 gpu 5 until 2026-12-31: RMA")
+    assert accept(checks, [other], dt.date(2026, 12, 1))[0].outcome is Outcome.CRITICAL
+    made = Report((NodeReport("node-1", tuple(found), source="agent"),), 0.0, 0.0)
+    assert "accepted until 2026-12-31: RMA 4711" in "\n".join(
+        text(made, Paint(colour=False), verbose=False)
+    )
+
+
+def test_bad_acceptance_names_the_key(tmp_path: Path) -> None:
+    """An entry without date or reason, or of a check that does not exist, is an error of its key."""
+    for value, message in (
+        ("gpus until tomorrow: x", "doctor.accept"),
+        ("gpus until 2026-02-30: x", "2026-02-30 is no date"),
+        ("gpus until 2026-12-31", "CHECK [COMPONENT] until"),
+    ):
+        errors = list(DoctorOptions(accept=(value,)).check())
+        assert [name for name, _ in errors] == ["accept"]
+        assert message.removeprefix("doctor.") in f"accept {errors[0][1]}"
+    file = tmp_path / "c.toml"
+    file.write_text('[doctor]\naccept = ["gpuz until 2026-12-31: x"]\n')
+    assert cli.main(["doctor", "--config.file", str(file)]) == 3
+
+
+def test_bad_usage_is_unknown_and_not_critical(capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong argument, key or name gives 3 with a text that names it."""
+    for arguments, message in (
+        (["--only", "gpuss"], "--only: gpuss: no such check; did you mean gpus?"),
+        (["--hosts", "-oProxyCommand=x"], "--hosts"),
+        (["--hosts=-oProxyCommand=x"], "not a valid node name"),
+        (["--hosts", "slurm"], "SLURM_JOB_NODELIST"),
+        (["--for", "nagios"], "invalid choice"),
+    ):
+        try:
+            status = cli.main(["doctor", *arguments])
+        except SystemExit as end:
+            status = int(str(end.code))
+        assert status == 3, arguments
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("caller", "results", "status", "line"),
+    [
+        ("slurm-prolog", (CRITICAL,), 1, "dshealthd: gpu-lost gpu=3"),
+        ("slurm-prolog", (UNKNOWN, WARNING), 0, ""),
+        ("slurm-health", (CRITICAL, WARNING), 0, "dshealthd: gpu-lost gpu=3, gpu-lost gpu=4"),
+        ("kubernetes", (CRITICAL,), 1, "gpu-lost gpu=3"),
+        ("kubernetes", (UNKNOWN,), 0, "gpu-lost"),
+        ("npd", (CRITICAL,) * 9, 1, "gpu-lost gpu=3"),
+        ("npd", (UNKNOWN,), 2, "ok"),
+        ("npd", (WARNING,), 0, "ok"),
+    ],
+)
+def test_callers(
+    caller: str,
+    results: tuple[Result, ...],
+    status: int,
+    line: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each caller gets its status and its line; nothing is ended or drained for what is unknown."""
+    assert callers.CALLERS[caller](report(*results)) == status
+    output = capsys.readouterr()
+    assert (output.out or output.err).strip() == line
+
+
+def test_lines_for_node_problem_detector_are_short() -> None:
+    """80 characters, whatever was found."""
+    many = [
+        Result(Outcome.CRITICAL, "x", component=f"a long component {number}") for number in range(9)
+    ]
+    assert len(callers.summary(report(*many), Outcome.CRITICAL, callers.NPD_LINE)) == 80
+
+
+def test_ansible(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ansible gets what a module returns, with the whole report."""
+    assert callers.ansible(report(CRITICAL)) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["changed"], answer["failed"]) == (False, True)
+    assert answer["doctor"]["verdict"] == "critical"
+
+
+def test_support_file_has_no_secrets(tmp_path: Path) -> None:
+    """Passwords, tokens and credentials in texts and configuration are removed; the file is the
+    user's alone, and none is replaced.
+    """
+    secrets = (
+        "https://bob:hunter2@proxy:3128/x",
+        "HF_TOKEN=hf_abcdefgh12345678",
+        "token: s3cr3t-value",
+        "Authorization: Bearer eyJhbGciOi.x.y",
+        "glpat-abcdefghij1234567890",
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
+    )
+    file = tmp_path / "report.json"
+    made = report(*(Result(Outcome.WARNING, f"near {one} there") for one in secrets))
+    toml = tmp_path / "c.toml"
+    toml.write_text('[probe.worker]\nenvironment = ["WANDB_API_KEY=topsecret"]\n')
+    support_file.write(str(file), made, config.load(toml))
+    content = file.read_text()
+    for leaked in ("hunter2", "hf_abc", "s3cr3t", "eyJ", "glpat-", "MIIE", "topsecret"):
+        assert leaked not in content, leaked
+    document = json.loads(content)
+    assert document["versions"]["dshealthd"]
+    assert document["doctor"]["verdict"] == "warning"
+    assert document["configuration"]["collectors"]["gpu"]["enabled"] is True
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with pytest.raises(FileExistsError):
+        support_file.write(str(file), made, config.load(None))
+
+
+def test_every_check_has_a_name_a_symptom_and_a_deadline() -> None:
+    """Names are unique; each symptom exists, so that there is a runbook; deadlines are short."""
+    names = [check.name for check in node.CHECKS]
+    assert len(set(names)) == len(names)
+    known = all_symptoms()
+    for check in node.CHECKS:
+        assert check.slug in known, check.name
+        assert check.name == check.name.lower()
+        assert 0 < check.deadline <= 10
+        assert check.title
+
+
+def test_every_finding_is_taken_up_by_one_check() -> None:
+    """A finding that the agent can have is said by exactly one check: none is lost."""
+    from dshealthd.doctor.snapshot_check import SnapshotCheck
+
+    assert RULES
+    waiting = [check for check in node.CHECKS if isinstance(check, SnapshotCheck)]
+    for slug, alert in alerts_of_findings():
+        takers = [
+            check.name for check in waiting if check.slug == slug and alert.startswith(check.alerts)
+        ]
+        assert len(takers) == 1, (alert, takers)
+
+
+def alerts_of_findings() -> list[tuple[str, str]]:
+    """Return slug and name of the alerts that findings know, from their sources."""
+    import re
+    from pathlib import Path
+
+    import dshealthd.findings
+
+    sources = Path(dshealthd.findings.__path__[0]).glob("*.py")
+    names = {name for file in sources for name in re.findall(r'"(Dshealthd\w+)"', file.read_text())}
+    return [
+        (symptom.slug, alert.name)
+        for symptom in all_symptoms().values()
+        for alert in symptom.alerts
+        if alert.name in names and alert.name != "DshealthdCollectorFailing"
+    ]
+
+
+def test_list_and_colours(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--list` names every check; without a terminal nothing is coloured."""
+    assert cli.main(["doctor", "--list"]) == 0
+    output = capsys.readouterr().out
+    assert all(check.name in output for check in node.CHECKS)
+    assert "\x1b" not in output
