@@ -14,7 +14,7 @@ import sys
 import syslog
 from typing import TYPE_CHECKING
 
-from dshealthd.slurm import agent
+from dshealthd.slurm import agent, allocation
 from dshealthd.slurm.check import Check, Outcome, Result
 from dshealthd.slurm.controller import Controller
 from dshealthd.slurm.streaks import Busy, kept
@@ -26,6 +26,8 @@ REFUSE = 100
 """Exit status of a prolog on a drained node with a finding: neither Python nor a shell ends so."""
 WAIT = 8.0
 """Seconds that a prolog or epilog waits for another check of the node to end."""
+UNHINDERED = (Result.CLEAN, Result.UNKNOWN)
+"""Results after which the other nodes of the job are asked too; the rest has its reason already."""
 PRIORITIES = {
     Result.CLEAN: syslog.LOG_INFO,
     Result.UNKNOWN: syslog.LOG_WARNING,
@@ -38,26 +40,38 @@ def slurm(loaded: Config, hook: str) -> int:
     """Run one hook and return its exit status: 0, or `REFUSE` of a prolog."""
     try:
         with kept(loaded.slurm.run_directory, 0.0 if hook == "health" else WAIT) as streaks:
+            controller = Controller(
+                conf_file=loaded.slurm.conf_file, bin_directory=loaded.slurm.bin_directory
+            )
             check = Check(
                 loaded.slurm,
                 node_name(loaded),
                 lambda: agent.ask(loaded, loaded.slurm.drain_for),
-                Controller(
-                    conf_file=loaded.slurm.conf_file, bin_directory=loaded.slurm.bin_directory
-                ),
+                controller,
                 streaks,
             )
             outcome = check.insistently() if hook == "prolog" else check.once()
+            job = os.environ.get("SLURM_JOB_ID", "")
+            if hook == "prolog" and loaded.slurm.prolog_probe and outcome.result in UNHINDERED:
+                _tell(hook, outcome)
+                outcome = check.reaches(
+                    lambda: allocation.look(loaded, controller.nodes_of_job(job))
+                )
     except Busy as error:
         outcome = Outcome(Result.UNKNOWN, f"nothing done: {error}")
     except OSError as error:
         text = f"nothing done: {loaded.slurm.run_directory}: {error.strerror or error}"
         outcome = Outcome(Result.UNKNOWN, text)
+    _tell(hook, outcome)
+    return REFUSE if hook == "prolog" and outcome.result is Result.DRAINED else 0
+
+
+def _tell(hook: str, outcome: Outcome) -> None:
+    """Write what there is to tell to standard error and syslog."""
     if outcome.text:
         print(f"dshealthd: {hook}: {outcome.text}", file=sys.stderr)
         syslog.openlog("dshealthd-slurm", syslog.LOG_PID, syslog.LOG_DAEMON)
         syslog.syslog(PRIORITIES[outcome.result], f"{hook}: {outcome.text}")
-    return REFUSE if hook == "prolog" and outcome.result is Result.DRAINED else 0
 
 
 def node_name(loaded: Config) -> str:

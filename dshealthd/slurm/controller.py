@@ -31,6 +31,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm
 _SEPARATOR = "\x1f"
 _FIELDS = ("NodeList", "StateComplete", "Timestamp", "Reason", "Comment")
 _NONE = frozenset(("", "none", "(null)", "n/a"))
+_JOB_NODES = re.compile(r"(?:^|\s)NodeList=(\S+)")
 _SECTION = re.compile(r" ?\[dshealthd: ([^\]]*)\]")
 
 
@@ -85,6 +86,15 @@ class Controller:
         """Return every node that is in a partition; ControllerError."""
         columns = ",".join(f"{field}:{_SEPARATOR}" for field in _FIELDS)
         return parse_nodes(self._run("sinfo", "--all", "--noheader", "--Node", f"-O{columns}"))
+
+    def nodes_of_job(self, job: str) -> str:
+        """Return the nodes that a job was given, in Slurm's notation; ControllerError."""
+        text = self._run("scontrol", "show", "job", job, "--oneliner")
+        found = _JOB_NODES.search(text)
+        if found is None or found[1] in _NONE:
+            message = f"scontrol: no nodes of job {job}"
+            raise ControllerError(message)
+        return found[1]
 
     def drain(self, node: Node, reason: str) -> None:
         """Drain a node and drop our note, in one step; ControllerError."""
