@@ -296,6 +296,7 @@ def test_prolog_asks_the_nodes_of_the_job(tmp_path: Path) -> None:
         assert made.slurm.show(first)["Reason"] == "dshealthd: node-cut-off peers=0/2"
         states = made.slurm.states()
         assert not [node.name for node in others if "dra" in states[node.name]]
+        made.slurm.wait(lambda: len(made.checks(first)) >= 2, 30, "the prolog ends")
         print(f"prologs: {made.checks(first)}")
         assert max(made.checks(first)) < 10
         made.slurm.command("scancel", job)
