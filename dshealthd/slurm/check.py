@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.slurm import budget
 from dshealthd.slurm.agent import AgentSilent
+from dshealthd.slurm.allocation import NotAsked
 from dshealthd.slurm.controller import PREFIX, ControllerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dshealthd.slurm.agent import Verdict
+    from dshealthd.slurm.allocation import Reach
     from dshealthd.slurm.controller import Slurm
     from dshealthd.slurm.options import SlurmOptions
     from dshealthd.slurm.streaks import Streaks
@@ -28,6 +30,11 @@ LOOK_AGAIN = 6.0
 a GPU, so that it is another one. Only a job on a node with a finding waits for it."""
 MAX_LOOKS = 5
 """Looks of one prolog; beyond, they would add up to more than a job should wait."""
+REACH_AGAIN = 1.0
+"""Seconds after which a node that reaches no other looks again: a link that is down for less is not
+drained for."""
+CUT_OFF = "node-cut-off"
+"""What a node is drained for that reaches no other node of its job."""
 _NAMED = 3
 """Findings that a reason names; one is enough to find the others."""
 
@@ -84,6 +91,23 @@ class Check:
             self._sleep(LOOK_AGAIN)
             outcome = self.once()
         return outcome
+
+    def reaches(self, look: Callable[[], Reach]) -> Outcome:
+        """Look whether this node reaches others of its job, as the prolog does where asked to.
+
+        Only a node that reaches none of several, twice, is drained. What others lack is told.
+        """
+        try:
+            reach = look()
+            if reach.cut_off:
+                self._sleep(REACH_AGAIN)
+                reach = look()
+            if not reach.cut_off:
+                result = Result.BAD if reach.problems else Result.CLEAN
+                return Outcome(result, str(reach) if reach.problems else "")
+            return self._drain(f"{PREFIX}{CUT_OFF} peers=0/{reach.asked}")
+        except (NotAsked, ControllerError) as error:
+            return Outcome(Result.UNKNOWN, f"nothing done: {error}")
 
     def _confirmed(self) -> bool:
         return max(self._streaks.bad.values(), default=0) >= self._options.bad_checks

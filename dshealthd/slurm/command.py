@@ -15,7 +15,7 @@ import syslog
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd.slurm import agent, maintenance
+from dshealthd.slurm import agent, allocation, maintenance
 from dshealthd.slurm.check import Check, Outcome, Result
 from dshealthd.slurm.controller import Controller, ControllerError
 from dshealthd.slurm.streaks import Busy, kept
@@ -27,6 +27,8 @@ REFUSE = 100
 """Exit status of a prolog on a drained node with a finding: neither Python nor a shell ends so."""
 WAIT = 8.0
 """Seconds that a prolog or epilog waits for another check of the node to end."""
+UNHINDERED = (Result.CLEAN, Result.UNKNOWN)
+"""Results after which the other nodes of the job are asked too; the rest has its reason already."""
 PRIORITIES = {
     Result.CLEAN: syslog.LOG_INFO,
     Result.UNKNOWN: syslog.LOG_WARNING,
@@ -52,14 +54,25 @@ def slurm(loaded: Config, hook: str) -> int:
                 streaks,
             )
             outcome = check.insistently() if hook == "prolog" else check.once()
+            job = os.environ.get("SLURM_JOB_ID", "")
+            if hook == "prolog" and loaded.slurm.prolog_probe and outcome.result in UNHINDERED:
+                _tell(hook, outcome)
+                outcome = check.reaches(
+                    lambda: allocation.look(loaded, controller.nodes_of_job(job))
+                )
     except Busy as error:
         outcome = Outcome(Result.UNKNOWN, f"nothing done: {error}")
     except OSError as error:
         text = f"nothing done: {loaded.slurm.run_directory}: {error.strerror or error}"
         outcome = Outcome(Result.UNKNOWN, text)
+    _tell(hook, outcome)
+    return REFUSE if hook == "prolog" and outcome.result is Result.DRAINED else 0
+
+
+def _tell(hook: str, outcome: Outcome) -> None:
+    """Write what there is to tell to standard error and syslog."""
     if outcome.text:
         _say(PRIORITIES[outcome.result], f"{hook}: {outcome.text}")
-    return REFUSE if hook == "prolog" and outcome.result is Result.DRAINED else 0
 
 
 def _keep_maintenance(loaded: Config, controller: Controller) -> None:

@@ -32,6 +32,7 @@ _SEPARATOR = "\x1f"
 _FIELDS = ("NodeList", "StateComplete", "Timestamp", "Reason", "Comment")
 _COLUMNS = f"-O{','.join(f'{field}:{_SEPARATOR}' for field in _FIELDS)}"
 _NONE = frozenset(("", "none", "(null)", "n/a"))
+_JOB_NODES = re.compile(r"(?:^|\s)NodeList=(\S+)")
 _SECTION = re.compile(r" ?\[dshealthd: ([^\]]*)\]")
 
 
@@ -106,6 +107,15 @@ class Controller:
         """Return one node, None where no partition has it; ControllerError."""
         found = self._run("sinfo", "--all", "--noheader", "--Node", f"--nodes={name}", _COLUMNS)
         return parse_nodes(found).get(name)
+
+    def nodes_of_job(self, job: str) -> str:
+        """Return the nodes that a job was given, in Slurm's notation; ControllerError."""
+        text = self._run("scontrol", "show", "job", job, "--oneliner")
+        found = _JOB_NODES.search(text)
+        if found is None or found[1] in _NONE:
+            message = f"scontrol: no nodes of job {job}"
+            raise ControllerError(message)
+        return found[1]
 
     def drain(self, node: Node, reason: str) -> None:
         """Drain a node and drop our note, in one step; ControllerError."""

@@ -52,6 +52,11 @@ class SlurmOptions:
         minimum=0.0,
         maximum=1.0,
     )
+    prolog_probe: bool = option(
+        False,
+        "Whether the prolog sends echoes to other nodes of the job (probe.peer), for 5 s at most; "
+        "a node that reaches none of several is drained, within the budget.",
+    )
     undrain: bool = option(False, "Whether a node that dshealthd has drained is undrained again.")
     clean_checks: int = option(
         10, "Consecutive checks without a finding before a node is undrained.", minimum=2

@@ -23,7 +23,7 @@ from tests.lab.lab import Lab
 from tests.lab.node import PORT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.lab.node import Node
 
@@ -145,12 +145,12 @@ def cluster(
     directory: Path,
     nodes: int,
     *,
-    options: str = "",
+    options: str | Callable[[Node], str] = "",
     hooks: tuple[str, ...] = ("health",),
     interval: int = CHECK_SECONDS,
     **lines: str,
 ) -> Iterator[Cluster]:
-    """Run a cluster; `options` are lines of the table [slurm]."""
+    """Run a cluster; `options` are lines of the table [slurm], or what gives a node's."""
     require()
     keys = {"health": "HealthCheckProgram", "prolog": "Prolog", "epilog": "Epilog"}
     programs = {keys[hook]: str(program(directory, hook)) for hook in hooks}
@@ -161,7 +161,7 @@ def cluster(
         return (
             f'[web]\nlisten_address = "{node.address}:{PORT}"\n'
             f'[slurm]\nconf_file = "{directory}/slurm/slurm.conf"\n'
-            f'run_directory = "{directory}/{node.name}.run"\n{options}\n'
+            f'run_directory = "{directory}/{node.name}.run"\n{options if isinstance(options, str) else options(node)}\n'
         )
 
     with (
@@ -253,6 +253,53 @@ def test_prolog_sends_the_job_elsewhere(tmp_path: Path) -> None:
         made.slurm.wait(lambda: job_state(made, job) == "COMPLETED", 120, "the job completes")
         states = made.slurm.states()
         assert [states[node.name].rstrip("*") for node in (second, third)] == ["idle", "idle"]
+
+
+def test_prolog_asks_the_nodes_of_the_job(tmp_path: Path) -> None:
+    """Where told to, the prolog asks the other nodes of its job; one that is cut off is drained.
+
+    No agent listens for peers: a refusal is a sign of life, and drains nobody.
+    """
+    key = tmp_path / "probe.key"
+    key.write_text("0123456789abcdef" * 4 + "\n", encoding="ascii")
+    key.chmod(0o600)
+    names = [f"node-{number}" for number in range(1, 4)]
+
+    def options(node: Node) -> str:
+        return (
+            f"prolog_probe = true\n[probe.members]\nnodes = {json.dumps(names)}\n"
+            f'name = "{node.name}"\n[probe.peer]\nlisten_address = "{node.address}:10062"\n'
+            f'key_file = "{key}"\n'
+        )
+
+    with cluster(
+        tmp_path,
+        3,
+        hooks=("prolog",),
+        options=options,
+        SchedulerParameters="nohold_on_prolog_fail",
+    ) as made:
+        first, *others = made.lab.nodes
+        submit = ("sbatch", "--parsable", "--requeue", "--exclusive", "-o", "/dev/null")
+        job = made.slurm.command(*submit, "-N3", "--wrap", "true").strip()
+        made.slurm.wait(lambda: job_state(made, job) == "COMPLETED", 120, "the job completes")
+        for node in made.lab.nodes:
+            said = (tmp_path / f"{node.name}.prolog.err").read_text()
+            assert "0 of 2 nodes of the job answer; " in said
+            assert said.count(" refused") == 2
+        rules = "table inet cut { chain out { type filter hook output priority 0; "
+        rules += "tcp dport 10062 drop; }; }"
+        cut = first.station.popen(["nft", rules], stdin=subprocess.DEVNULL)
+        assert cut.wait(30) == 0
+        job = made.slurm.command(*submit, "-N3", "--wrap", "true").strip()
+        made.await_drain(first, 120)
+        assert made.slurm.show(first)["Reason"] == "dshealthd: node-cut-off peers=0/2"
+        states = made.slurm.states()
+        assert not [node.name for node in others if "dra" in states[node.name]]
+        made.slurm.wait(lambda: len(made.checks(first)) >= 2, 30, "the prolog ends")
+        print(f"prologs: {made.checks(first)}")
+        assert max(made.checks(first)) < 10
+        made.slurm.command("scancel", job)
 
 
 def test_agent_that_says_nothing_drains_nobody(tmp_path: Path) -> None:
