@@ -18,10 +18,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from tests.lab.station import Station
 
 _SCRIPT = Path(__file__).with_name("rank.py")
 _numbers = itertools.count(1)
@@ -53,13 +55,15 @@ class Book:
 class Rank:
     """One process."""
 
-    def __init__(self, number: int, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, number: int, folder: Path, environment: Mapping[str, str], popen: Callable[..., Any]
+    ) -> None:
         self.number = number
         self.fate = Fate.RUNS
         self.since = time.monotonic()
         """When its fate was done to it."""
         with (folder / f"rank-{number}.log").open("wb") as log:
-            self.process = subprocess.Popen(
+            self.process: subprocess.Popen[str] = popen(
                 [sys.executable, str(_SCRIPT)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -104,7 +108,7 @@ class Rank:
 
 
 class Job:
-    """Ranks on one node, with one simulated GPU each, joined in the communicator `world`."""
+    """Ranks with one simulated GPU each, joined in the communicator `world`."""
 
     def __init__(
         self,
@@ -113,8 +117,12 @@ class Job:
         folder: Path,
         environment: Mapping[str, str] | None = None,
         wrap: Iterable[Mapping[str, str]] = (),
+        stations: Sequence[Station] = (),
     ) -> None:
-        """Start the processes; `wrap` has what single ranks have in their environment."""
+        """Start the processes; `wrap` has what single ranks have in their environment.
+
+        With `stations` rank number i runs on the i-th of them, otherwise all run here.
+        """
         self.size, self.folder = size, folder
         self.books: dict[str, Book] = {}
         # An address of its own, so that nothing else on the machine shares the port.
@@ -163,6 +171,7 @@ class Job:
                     "LOCAL_RANK": str(number % GPUS),
                     **own[number],
                 },
+                stations[number].popen if stations else subprocess.Popen,
             )
             for number in range(size)
         ]
