@@ -19,7 +19,10 @@ _HEADER = 64
 _MAGIC = b"\x7fELF\x02\x01"
 """64 bits, little-endian: all that NCCL is built for."""
 _ENTRY = struct.Struct("<IIQQQQ")
+_ENTRY_SIZE = 64
+"""Bytes of a section's entry in 64-bit ELF; a file that says another would have us read gigabytes."""
 _MAX_SECTIONS = 4096
+"""Of one file; libtorch_cuda.so has some 40."""
 
 
 def constants(descriptor: int) -> Iterator[bytes]:
@@ -33,9 +36,9 @@ def constants(descriptor: int) -> Iterator[bytes]:
     (table,) = struct.unpack_from("<Q", header, 40)
     size, count, names = struct.unpack_from("<3H", header, 58)
     total = os.fstat(descriptor).st_size
-    if size < _ENTRY.size or table >= total:
+    if size != _ENTRY_SIZE or count > _MAX_SECTIONS or table >= total:
         return
-    sections = os.pread(descriptor, size * min(count, _MAX_SECTIONS), table)
+    sections = os.pread(descriptor, size * count, table)
     starts = range(0, len(sections) - _ENTRY.size + 1, size)
     entries = [_ENTRY.unpack_from(sections, start) for start in starts]
     if names >= len(entries) or entries[names][4] > total:
