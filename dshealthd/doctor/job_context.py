@@ -265,15 +265,20 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
         readers["script"] = partial(_read_script, args.slurm_script)
     if args.environment:
         readers["environment"] = partial(_read_environment, args.environment)
-    if args.checkpoint:
-        readers["checkpoint"] = partial(checkpoint_files.read, args.checkpoint, args.tag)
     readers["gpus"] = gpus.read
     found = read_all(readers)
     command = _command(args.launch) if args.launch else None
     script = _mapped(found.get("script"), args.slurm_script, slurm_script.from_json)
     hostfile = args.hostfile or _named_hostfile(command, script)
+    readers = {}
     if hostfile:
-        found |= read_all({"hostfile": partial(read_text, hostfile, MAX_HOSTFILE)})
+        readers["hostfile"] = partial(read_text, hostfile, MAX_HOSTFILE)
+    if args.checkpoint:
+        universal = _loads_universal(found.get("config"))
+        readers["checkpoint"] = partial(
+            checkpoint_files.read, args.checkpoint, args.tag, universal=universal
+        )
+    found |= read_all(readers)
     made = JobContext(
         host=host or Host(),
         config=_mapped(found.get("config"), args.deepspeed_config, dict),
@@ -374,6 +379,13 @@ def _command(text: str) -> Source[LauncherCommand]:
         return Source(text, None, str(error))
     problem = "" if found else "names none of deepspeed, torchrun and srun"
     return Source(text, found, problem)
+
+
+def _loads_universal(config: Source[deepspeed_config.Parsed] | None) -> bool:
+    """Tell whether a configuration asks for a universal checkpoint."""
+    document = config.value["document"] if config and config.value else None
+    block = document.get("checkpoint") if isinstance(document, dict) else None
+    return isinstance(block, dict) and block.get("load_universal") is True
 
 
 def _named_hostfile(
