@@ -108,6 +108,11 @@ def _cut(directory: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
+def _empty(directory: Path) -> None:
+    for file in (directory / TAG).iterdir():
+        file.unlink()
+
+
 FAULTS: dict[str, tuple[int, Callable[[Path], object], str]] = {
     "latest": (1, lambda directory: (directory / "latest").unlink(), "has no file `latest`"),
     "tag": (
@@ -139,7 +144,7 @@ FAULTS: dict[str, tuple[int, Callable[[Path], object], str]] = {
     "cut off": (1, _cut, f"{OPTIMIZER} is cut off"),
     "folder": (
         1,
-        lambda directory: [file.unlink() for file in (directory / TAG).iterdir()],
+        _empty,
         "has no files",
     ),
 }
