@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.host import Host
+from dshealthd.doctor.job_arguments import add_arguments
 from dshealthd.doctor.job_sources import (
     checkpoint_files,
     deepspeed_config,
+    environment_file,
     gpus,
     inspection,
     launcher_command,
@@ -28,23 +27,15 @@ from dshealthd.doctor.job_sources.layout import FilterError, Layout, layout
 from dshealthd.doctor.job_sources.rendezvous import Rendezvous, rendezvous
 from dshealthd.doctor.job_sources.slurm_script import SlurmScript
 from dshealthd.doctor.job_sources.source import Source, read_all, read_text
-from dshealthd.jobs.environment import MAX_VALUE
 from dshealthd.probe.members.membership import Member, MembershipError, parse_hostfile
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
+__all__ = ["JobContext", "add_arguments", "context"]
+
 MAX_HOSTFILE = 1 << 20
-MAX_ENVIRONMENT = 1 << 20
-_PREFIXES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "SLURM_", "DEEPSPEED_", "DS_", "GLOO_")
-_NAMES = frozenset(
-    {
-        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-        *("LD_LIBRARY_PATH", "ACCELERATE_DISABLE_NCCL"),
-    }
-)
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
-_COUNT = re.compile(r"(\d{1,15}(?:\.\d{1,6})?(?:e\d{1,2})?)([kmbgt]?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -201,58 +192,6 @@ class JobContext:
         return ranks // self.model_parallel
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what a user can say of a job."""
-    group = parser.add_argument_group("job", "what a job is started from, with --job")
-    group.add_argument("--job", action="store_true", help="check a job about to start")
-    group.add_argument("--deepspeed-config", metavar="FILE", help="DeepSpeed configuration")
-    group.add_argument("--hostfile", metavar="FILE", help="DeepSpeed hostfile")
-    group.add_argument(
-        "--launch", metavar="COMMAND", help="launcher command in one word; it is not run"
-    )
-    group.add_argument("--slurm-script", metavar="FILE", help="Slurm batch script; it is not run")
-    group.add_argument(
-        "--environment",
-        metavar="FILE",
-        help="variables of the job as NAME=VALUE lines; those of this shell without it",
-    )
-    group.add_argument("--checkpoint", metavar="DIR", help="checkpoint that the job will load")
-    group.add_argument(
-        "--tag", default="", help="tag of that checkpoint; what its file `latest` says without it"
-    )
-    group.add_argument(
-        "--python",
-        metavar="PYTHON",
-        default="",
-        help="interpreter of the training environment: its DeepSpeed reads the configuration",
-    )
-    group.add_argument(
-        "--parameters",
-        metavar="COUNT",
-        type=count,
-        help="parameters of the model, such as 7e9 or 7B",
-    )
-    group.add_argument(
-        "--largest-layer",
-        metavar="COUNT",
-        type=count,
-        default=0,
-        help="parameters of its largest layer, for the memory of ZeRO 3",
-    )
-    group.add_argument("--ranks", metavar="COUNT", type=positive, help="ranks of the job in all")
-    group.add_argument(
-        "--model-parallel",
-        metavar="COUNT",
-        type=positive,
-        default=1,
-        help="ranks that share one copy of the model: tensor x pipeline x sequence; 1 without it",
-    )
-    group.add_argument("--gpus-per-node", metavar="COUNT", type=positive, help="GPUs of each node")
-    group.add_argument(
-        "--gpu-memory", metavar="SIZE", type=size, help="memory of each GPU, such as 80GiB"
-    )
-
-
 def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
     """Read what the user named and return it for the checks.
 
@@ -264,16 +203,21 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
     if args.slurm_script:
         readers["script"] = partial(_read_script, args.slurm_script)
     if args.environment:
-        readers["environment"] = partial(_read_environment, args.environment)
-    if args.checkpoint:
-        readers["checkpoint"] = partial(checkpoint_files.read, args.checkpoint, args.tag)
+        readers["environment"] = partial(environment_file.read, args.environment)
     readers["gpus"] = gpus.read
     found = read_all(readers)
     command = _command(args.launch) if args.launch else None
     script = _mapped(found.get("script"), args.slurm_script, slurm_script.from_json)
     hostfile = args.hostfile or _named_hostfile(command, script)
+    readers = {}
     if hostfile:
-        found |= read_all({"hostfile": partial(read_text, hostfile, MAX_HOSTFILE)})
+        readers["hostfile"] = partial(read_text, hostfile, MAX_HOSTFILE)
+    if args.checkpoint:
+        universal = _loads_universal(found.get("config"))
+        readers["checkpoint"] = partial(
+            checkpoint_files.read, args.checkpoint, args.tag, universal=universal
+        )
+    found |= read_all(readers)
     made = JobContext(
         host=host or Host(),
         config=_mapped(found.get("config"), args.deepspeed_config, dict),
@@ -282,7 +226,7 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
         script=script,
         environment=_mapped(found["environment"], args.environment, dict)
         if args.environment
-        else Source("environment of this shell", _kept(os.environ)),
+        else Source("environment of this shell", environment_file.kept(os.environ)),
         checkpoint=_mapped(found.get("checkpoint"), args.checkpoint, checkpoint_files.from_json),
         gpus=_mapped(found["gpus"], "NVML", gpus.from_json),
         python=args.python,
@@ -343,30 +287,6 @@ def _read_script(path: str) -> dict[str, Any]:
         raise ValueError(message) from error
 
 
-def _read_environment(path: str) -> dict[str, str]:
-    text = read_text(path, MAX_ENVIRONMENT)
-    lines = text.split("\0") if "\0" in text else text.splitlines()
-    pairs = [
-        line.strip().removeprefix("export ").partition("=")
-        for line in lines
-        if line.strip() and not line.lstrip().startswith("#")
-    ]
-    for name, equals, _ in pairs:
-        if not equals or not name.isidentifier():
-            message = f"{path}: {json.dumps(name[:60])} is not NAME=VALUE"
-            raise ValueError(message)
-    return _kept({name: value.strip("\"'") for name, _, value in pairs})
-
-
-def _kept(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that matter to a training; the rest may hold secrets."""
-    return {
-        name: value
-        for name, value in variables.items()
-        if (name in _NAMES or name.startswith(_PREFIXES)) and len(value) <= MAX_VALUE
-    }
-
-
 def _command(text: str) -> Source[LauncherCommand]:
     try:
         found = launcher_command.parse(text, os.environ)
@@ -374,6 +294,13 @@ def _command(text: str) -> Source[LauncherCommand]:
         return Source(text, None, str(error))
     problem = "" if found else "names none of deepspeed, torchrun and srun"
     return Source(text, found, problem)
+
+
+def _loads_universal(config: Source[deepspeed_config.Parsed] | None) -> bool:
+    """Tell whether a configuration asks for a universal checkpoint."""
+    document = config.value["document"] if config and config.value else None
+    block = document.get("checkpoint") if isinstance(document, dict) else None
+    return isinstance(block, dict) and block.get("load_universal") is True
 
 
 def _named_hostfile(
@@ -386,33 +313,3 @@ def _named_hostfile(
     inner = found.find("deepspeed") if found else None
     name = inner.options.get("hostfile", "") if inner else ""
     return "" if "$" in name else name
-
-
-def count(text: str) -> int:
-    """Return a number such as `7e9`, `7B` or `350M`; ValueError."""
-    match = _COUNT.fullmatch(text)
-    if match is None:
-        message = f"{text!r} is no number such as 7e9 or 7B"
-        raise argparse.ArgumentTypeError(message)
-    return int(float(match[1]) * _UNITS[match[2].lower()])
-
-
-def positive(text: str) -> int:
-    """Return a number from 1 on; ValueError."""
-    found = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0  # noqa: PLR2004 - digits
-    if found < 1:
-        message = f"{text!r} is no number from 1 on"
-        raise argparse.ArgumentTypeError(message)
-    return found
-
-
-def size(text: str) -> int:
-    """Return bytes of a size such as `80GiB`, `80GB` or `80G`; ValueError."""
-    match = re.fullmatch(r"(\d{1,9})\s*([kmgt])?(i?b)?", text, re.IGNORECASE)
-    if match is None:
-        message = f"{text!r} is no size such as 80GiB"
-        raise argparse.ArgumentTypeError(message)
-    power = " kmgt".index((match[2] or " ").lower())
-    base = 1000 if (match[3] or "").lower() == "b" else 1024
-    factor: int = base**power
-    return int(match[1]) * factor

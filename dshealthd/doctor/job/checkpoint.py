@@ -69,22 +69,24 @@ def _stage(checkpoint: Checkpoint) -> str:
 
 def _tag(checkpoint: Checkpoint) -> Iterator[Result]:
     """Yield why there is no checkpoint to load."""
-    directory = checkpoint.directory
+    directory, pointer = checkpoint.directory, checkpoint.pointer
+    universal = pointer == "latest_universal"
     tags = f"; there are {', '.join(checkpoint.tags[-4:])}" if checkpoint.tags else ""
     if not checkpoint.tag:
-        newest = checkpoint.tags[-1] if checkpoint.tags else "TAG"
+        suited = [tag for tag in checkpoint.tags if tag.endswith("_universal") == universal]
+        newest = suited[-1] if suited else "TAG"
         yield Result(
             Outcome.CRITICAL,
             printable(
-                f"{directory} has no file `latest`: DeepSpeed only warns, and training starts from"
+                f"{directory} has no file `{pointer}`: DeepSpeed only warns, and training starts from"
                 f" nothing{tags}"
             ),
-            remedy=f"echo {shlex.quote(newest)} > {shlex.quote(directory)}/latest",
+            remedy=f"echo {shlex.quote(newest)} > {shlex.quote(directory)}/{pointer}",
             source=f"{ENGINE}, load_checkpoint",
             component=printable(directory),
         )
     elif not checkpoint.tag_exists:
-        origin = "which its `latest` names, " if checkpoint.tag == checkpoint.latest else ""
+        origin = f"which its `{pointer}` names, " if checkpoint.tag == checkpoint.latest else ""
         yield Result(
             Outcome.CRITICAL,
             printable(f"{_place(checkpoint)}, {origin}does not exist{tags}"),

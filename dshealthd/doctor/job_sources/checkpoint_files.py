@@ -39,8 +39,10 @@ class Checkpoint:
     directory: str
     tag: str
     """Empty where neither the user nor `latest` says one."""
+    pointer: str
+    """The file that names the tag: `latest`, or `latest_universal` for universal ones."""
     latest: str
-    """What the file `latest` says; empty if there is none."""
+    """What that file says; empty if there is none."""
     files: Mapping[str, int]
     """Sizes in bytes by name, of the files of the tag."""
     truncated: tuple[str, ...]
@@ -85,20 +87,22 @@ def _ranks(pattern: re.Pattern[str], names: Mapping[str, int]) -> dict[int, set[
     return found
 
 
-def read(directory: str, tag: str = "") -> dict[str, Any]:
+def read(directory: str, tag: str = "", *, universal: bool = False) -> dict[str, Any]:
     """Return a checkpoint as JSON has it, read with its owner's rights.
 
-    OSError; ValueError if it has more files than any job saves, or `latest` is no name.
+    `universal` is whether the job will load a universal one. OSError; ValueError if it has more
+    files than any job saves, or its `latest` is no name.
     """
+    pointer = "latest_universal" if universal else "latest"
     place = os.path.abspath(directory)
     with Root.of_owner(Path("/"), place) as root:
         names = root.names(place, MAX_FILES + 1)
         latest = ""
-        if "latest" in names:
-            latest = root.read(f"{place}/latest", MAX_TAG + 2).decode(errors="replace").strip()
+        if pointer in names:
+            latest = root.read(f"{place}/{pointer}", MAX_TAG + 2).decode(errors="replace").strip()
         chosen = tag or latest
         if chosen and (len(chosen) > MAX_TAG or "/" in chosen or chosen in {".", ".."}):
-            message = f"{directory}/latest: {chosen[:60]!r} is no name of a checkpoint"
+            message = f"{directory}/{pointer}: {chosen[:60]!r} is no name of a checkpoint"
             raise ValueError(message)
         files: dict[str, int] = {}
         truncated: list[str] = []
@@ -127,6 +131,7 @@ def read(directory: str, tag: str = "") -> dict[str, Any]:
     return {
         "directory": directory,
         "tag": chosen,
+        "pointer": pointer,
         "latest": latest,
         "files": files,
         "truncated": truncated,

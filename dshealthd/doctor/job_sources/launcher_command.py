@@ -61,7 +61,7 @@ _TORCHRUN_FLAGS = "standalone module no-python run-path virtual-local-rank help 
 _TORCHRUN_VALUED = """
 nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf max-restarts monitor-interval
 start-method event-log-handler role log-dir redirects tee local-ranks-filter node-rank master-addr
-master-port local-addr logs-specs numa-binding signals-to-handle duplicate-stdout-filters
+master-port local-addr logs-specs numa-binding shutdown-timeout signals-to-handle duplicate-stdout-filters
 duplicate-stderr-filters
 """
 _SRUN_FLAGS = """

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dshealthd.core.host import Host
 from dshealthd.doctor.check import Outcome
+from dshealthd.doctor.job_context import JobContext
+from dshealthd.doctor.job_sources import deepspeed_config
+from dshealthd.doctor.job_sources.source import Source
 from tests.doctor.job.asking import NAME, asked, inspect_many, results, texts, with_config
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dshealthd.doctor.job_sources.inspection import Inspection
 
 pytest.importorskip("deepspeed")
@@ -88,15 +93,34 @@ CASES: dict[str, dict[str, Any]] = {
     "nan": changed(fp16={"enabled": True, "loss_scale": "NaN"}, bf16={"enabled": False}),
     "types": changed(zero_optimization=["stage", 3]),
     "batch": changed(train_batch_size=60),
+    "zero 1": changed(zero_optimization={"stage": 1}),
+    "zero 3": changed(zero_optimization={"stage": 3}),
+    "nvme": changed(
+        zero_optimization={"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/no/x"}}
+    ),
+    "nowhere": changed(zero_optimization={"stage": 3, "offload_param": {"device": "nvme"}}),
 }
+HJSON = {
+    "hjson": "# a comment\n{\n  train_batch_size: 8 // another\n  zero_optimization: {stage: 2}\n}",
+    "hjson twice": "{\n  bf16: {enabled: true}\n  bf16: {enabled: false}\n}",
+    "broken": '{"train_batch_size": 8,, "bf16"}',
+    "hjson deep": "[" * 60 + "\n#",
+}
+"""Texts that are no JSON; DeepSpeed takes the first."""
 RANKS = 8
+PARAMETERS = 7 * 10**9
+SHAPE = {"parameters": PARAMETERS, "largest_layer": 0, "nodes": 1, "gpus_per_node": RANKS}
+GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
 def inspected() -> dict[str, Inspection]:
     """Return what the installed DeepSpeed says of each case."""
-    requests = [{"document": document, "ranks": RANKS} for document in CASES.values()]
-    return dict(zip(CASES, inspect_many(requests), strict=True))
+    requests = [
+        {"document": document, "ranks": RANKS, "estimate": SHAPE} for document in CASES.values()
+    ]
+    requests += [{"text": text, "ranks": RANKS} for text in HJSON.values()]
+    return dict(zip((*CASES, *HJSON), inspect_many(requests), strict=True))
 
 
 @pytest.mark.parametrize("case", ["healthy", "minimal"])
@@ -132,6 +156,13 @@ def test_no_false_alarm(inspected: dict[str, Inspection], case: str, check: str)
         ("tag", "config-conflicts", CRITICAL, "STRICT"),
         ("nan", "config-conflicts", CRITICAL, "finite"),
         ("types", "config-conflicts", CRITICAL, "refuses"),
+        (
+            "nowhere",
+            "config-conflicts",
+            CRITICAL,
+            "offload_param goes to NVMe and has no nvme_path",
+        ),
+        ("nvme", "offload-path", CRITICAL, "/no/x cannot be used: No such file or directory"),
     ],
 )
 def test_fault(
@@ -141,8 +172,179 @@ def test_fault(
     found = results(check, with_config(CASES[case], inspected[case], ranks=RANKS))
     (result,) = (result for result in found if words in result.text)
     assert result.outcome is outcome
-    assert NAME in result.text
+    assert NAME in result.text or result.component
     assert result.remedy
+
+
+@pytest.mark.parametrize(
+    ("case", "memory", "outcome", "words"),
+    [
+        # 18 bytes a parameter on 8 ranks with ZeRO 3; 2 of them on each with the other stages
+        ("zero 3", 80, OK, "take 14.7 GiB of each GPU of 80.0 GiB, which fits"),
+        ("zero 3", 16, WARNING, "offload_param or more GPUs take less"),
+        ("zero 3", 12, CRITICAL, "of 12.0 GiB, which does not fit"),
+        ("zero 1", 24, CRITICAL, "take 27.7 GiB of each GPU of 24.0 GiB, which does not fit"),
+        ("zero 3", None, UNKNOWN, "how much one has is not known (--gpu-memory)"),
+        ("minimal", 80, UNKNOWN, "DeepSpeed has no estimator without ZeRO"),
+        ("types", 80, UNKNOWN, "DeepSpeed refuses the configuration"),
+    ],
+)
+def test_memory(
+    inspected: dict[str, Inspection],
+    case: str,
+    memory: int | None,
+    outcome: Outcome,
+    words: str,
+) -> None:
+    """DeepSpeed's estimators are compared with a GPU's memory, and their error is named."""
+    size = None if memory is None else memory * GIB
+    job = with_config(
+        CASES[case], inspected[case], ranks=RANKS, parameters=PARAMETERS, gpu_memory=size
+    )
+    result = results("model-memory", job)[0]
+    assert words in result.text
+    assert result.outcome is outcome
+    if "does not fit" in words:
+        assert "without activations" in result.source
+
+
+def test_memory_of_the_host(inspected: dict[str, Inspection], tmp_path: Path) -> None:
+    """States that are offloaded are compared with this node's memory."""
+    for total, outcomes in ((64, [OK, CRITICAL]), (512, [OK])):
+        (tmp_path / "meminfo").write_text(f"MemTotal: {total << 20} kB\n")
+        job = with_config(
+            CASES["healthy"],
+            inspected["healthy"],
+            ranks=RANKS,
+            parameters=PARAMETERS,
+            gpu_memory=80 * GIB,
+            host=Host(procfs=tmp_path),
+        )
+        found = results("model-memory", job)
+        assert [result.outcome for result in found] == outcomes, texts(found)
+
+
+def test_offload_path(tmp_path: Path) -> None:
+    """A directory that can be written is ok; a file is none."""
+    file = tmp_path / "file"
+    file.touch()
+    for path, outcome in ((tmp_path, OK), (file, CRITICAL)):
+        block = {"device": "nvme", "nvme_path": str(path)}
+        job = with_config({"zero_optimization": {"stage": 3, "offload_optimizer": block}})
+        assert [result.outcome for result in results("offload-path", job)] == [outcome]
+
+
+@pytest.mark.parametrize(
+    ("batch", "ranks", "outcome", "words"),
+    [
+        ((64, 4, 2), 8, OK, "fits 8 data-parallel ranks"),
+        ((64, 4, 2), 16, CRITICAL, "gradient_accumulation_steps 1"),
+        ((64, 4, 2), 4, CRITICAL, "gradient_accumulation_steps 4"),
+        ((64, 4, 2), 3, CRITICAL, "what would fit: train_batch_size 24"),
+        ((64, 4, None), 8, OK, "fits"),
+        ((64, 4, None), 3, CRITICAL, "train_batch_size 60"),
+        ((100, None, None), 8, CRITICAL, "train_batch_size 96"),
+        ((None, 4, 2), 8, OK, "= 64"),
+        ((64, 4, 2), None, UNKNOWN, "is for 8 data-parallel ranks, and nothing says how many"),
+        ((65, 4, 2), None, CRITICAL, "whatever the number of ranks"),
+        ((None, None, 2), 8, CRITICAL, "neither train_batch_size nor"),
+        (("auto", "auto", "auto"), 8, OK, "Hugging Face"),
+        ((64.0, 4, 2), 8, CRITICAL, "'64.0', not a whole number"),
+        ((True, 4, 2), 8, CRITICAL, "not a whole number"),
+        ((-64, 4, 2), 8, CRITICAL, "not a whole number"),
+        (("64", 4, 2), 8, CRITICAL, "not a whole number"),
+        ((64, 0, 2), 8, CRITICAL, "train_micro_batch_size_per_gpu is '0'"),
+    ],
+)
+def test_batch(
+    batch: tuple[object, object, object], ranks: int | None, outcome: Outcome, words: str
+) -> None:
+    """What does not add up is critical, with numbers that would; it takes no DeepSpeed."""
+    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    document = {key: value for key, value in zip(keys, batch, strict=True) if value is not None}
+    (result,) = results("batch-sizes", with_config(document, ranks=ranks))
+    assert result.outcome is outcome, result.text
+    assert words in result.text
+
+
+def test_model_parallel() -> None:
+    """Ranks that share a copy of the model count once."""
+    document = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1}
+    good = with_config(document, ranks=16, model_parallel=2)
+    assert [result.outcome for result in results("batch-sizes", good)] == [OK]
+    bad = with_config(document, ranks=16, model_parallel=3)
+    assert "cannot be split into groups of 3" in texts(results("batch-sizes", bad))
+
+
+def test_batch_remedy_heals(tmp_path: Path) -> None:
+    """Pasting the remedy makes the numbers fit."""
+    file = tmp_path / NAME
+    sizes = '"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4'
+    for document, ranks in (
+        (f"{{{sizes}}}", 3),
+        (f'{{{sizes}, "gradient_accumulation_steps": 4}}', 8),
+        ('{"gradient_accumulation_steps": 2}', 8),
+    ):
+        file.write_text(document)
+        arguments = ("--deepspeed-config", str(file), "--ranks", str(ranks))
+        (result,) = results("batch-sizes", asked(*arguments))
+        assert result.outcome is CRITICAL
+        subprocess.run(result.remedy, shell=True, check=True)
+        (result,) = results("batch-sizes", asked(*arguments))
+        assert result.outcome is OK, result.text
+
+
+def hjson_job(inspected: dict[str, Inspection], case: str) -> JobContext:
+    """Return a job with a configuration that is no JSON."""
+    parsed = deepspeed_config.parse(HJSON[case], NAME)
+    assert parsed["document"] is None
+    return JobContext(
+        config=Source(NAME, parsed), inspected=Source("python", inspected[case]), ranks=RANKS
+    )
+
+
+def test_hjson(inspected: dict[str, Inspection]) -> None:
+    """Hjson with comments is what DeepSpeed takes too: read by its own parser."""
+    job = hjson_job(inspected, "hjson")
+    for check in ("config-file", "config-keys", "config-conflicts", "batch-sizes"):
+        assert [result.outcome for result in results(check, job)] == [OK]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("hjson twice", "Duplicate keys in DeepSpeed config: ['bf16']"),
+        ("broken", "is neither JSON nor Hjson"),
+        ("hjson deep", "is neither JSON nor Hjson"),
+    ],
+)
+def test_neither(inspected: dict[str, Inspection], case: str, words: str) -> None:
+    """What DeepSpeed's parser refuses is critical, with its words."""
+    (result,) = results("config-file", hjson_job(inspected, case))
+    assert result.outcome is CRITICAL
+    assert words in result.text
+    for check in ("config-keys", "config-conflicts", "batch-sizes"):
+        found = results(check, hjson_job(inspected, case))
+        assert [result.outcome for result in found] == [UNKNOWN]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_interpreter_of_a_user() -> None:
+    """Root runs the interpreter of another user's environment as that user, not as itself."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)  # pytest's own is closed to others
+        python = directory / "environment" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text("#!/bin/sh\ncat > /dev/null\necho I am $(id -u) $(id -G) >&2\nexit 3\n")
+        python.chmod(0o755)
+        file = directory / NAME
+        file.write_text("{}")
+        arguments = ("--deepspeed-config", str(file), "--python", str(python))
+        why = asked(*arguments).why_not_inspected
+        assert "exited with status 3 without an answer: I am 0" in why
+        os.chown(python.parent.parent, 65534, 65534)
+        assert "I am 65534 65534" in asked(*arguments).why_not_inspected
 
 
 def test_batch_agrees_with_deepspeed(inspected: dict[str, Inspection]) -> None:

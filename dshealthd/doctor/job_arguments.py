@@ -1,0 +1,91 @@
+"""What a user can say of a job on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+_COUNT = re.compile(r"(\d{1,15}(?:\.\d{1,6})?(?:e\d{1,2})?)([kmbgt]?)", re.IGNORECASE)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what a user can say of a job."""
+    group = parser.add_argument_group("job", "what a job is started from, with --job")
+    group.add_argument("--job", action="store_true", help="check a job about to start")
+    group.add_argument("--deepspeed-config", metavar="FILE", help="DeepSpeed configuration")
+    group.add_argument("--hostfile", metavar="FILE", help="DeepSpeed hostfile")
+    group.add_argument(
+        "--launch", metavar="COMMAND", help="launcher command in one word; it is not run"
+    )
+    group.add_argument("--slurm-script", metavar="FILE", help="Slurm batch script; it is not run")
+    group.add_argument(
+        "--environment",
+        metavar="FILE",
+        help="variables of the job as NAME=VALUE lines; those of this shell without it",
+    )
+    group.add_argument("--checkpoint", metavar="DIR", help="checkpoint that the job will load")
+    group.add_argument(
+        "--tag", default="", help="tag of that checkpoint; what its file `latest` says without it"
+    )
+    group.add_argument(
+        "--python",
+        metavar="PYTHON",
+        default="",
+        help="interpreter of the training environment: its DeepSpeed reads the configuration",
+    )
+    group.add_argument(
+        "--parameters",
+        metavar="COUNT",
+        type=count,
+        help="parameters of the model, such as 7e9 or 7B",
+    )
+    group.add_argument(
+        "--largest-layer",
+        metavar="COUNT",
+        type=count,
+        default=0,
+        help="parameters of its largest layer, for the memory of ZeRO 3",
+    )
+    group.add_argument("--ranks", metavar="COUNT", type=positive, help="ranks of the job in all")
+    group.add_argument(
+        "--model-parallel",
+        metavar="COUNT",
+        type=positive,
+        default=1,
+        help="ranks that share one copy of the model: tensor x pipeline x sequence; 1 without it",
+    )
+    group.add_argument("--gpus-per-node", metavar="COUNT", type=positive, help="GPUs of each node")
+    group.add_argument(
+        "--gpu-memory", metavar="SIZE", type=size, help="memory of each GPU, such as 80GiB"
+    )
+
+
+def count(text: str) -> int:
+    """Return a number such as `7e9`, `7B` or `350M`; ValueError."""
+    match = _COUNT.fullmatch(text)
+    if match is None:
+        message = f"{text!r} is no number such as 7e9 or 7B"
+        raise argparse.ArgumentTypeError(message)
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def positive(text: str) -> int:
+    """Return a number from 1 on; ValueError."""
+    found = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0  # noqa: PLR2004 - digits
+    if found < 1:
+        message = f"{text!r} is no number from 1 on"
+        raise argparse.ArgumentTypeError(message)
+    return found
+
+
+def size(text: str) -> int:
+    """Return bytes of a size such as `80GiB`, `80GB` or `80G`; ValueError."""
+    match = re.fullmatch(r"(\d{1,9})\s*([kmgt])?(i?b)?", text, re.IGNORECASE)
+    if match is None:
+        message = f"{text!r} is no size such as 80GiB"
+        raise argparse.ArgumentTypeError(message)
+    power = " kmgt".index((match[2] or " ").lower())
+    base = 1000 if (match[3] or "").lower() == "b" else 1024
+    factor: int = base**power
+    return int(match[1]) * factor

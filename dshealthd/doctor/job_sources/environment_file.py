@@ -1,0 +1,49 @@
+"""The environment of a job: the variables that matter to a training, and no secrets."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.job_sources.source import read_text
+from dshealthd.jobs.environment import MAX_VALUE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_ENVIRONMENT = 1 << 20
+_PREFIXES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "SLURM_", "DEEPSPEED_", "DS_", "GLOO_")
+_NAMES = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("LD_LIBRARY_PATH", "ACCELERATE_DISABLE_NCCL"),
+    }
+)
+
+
+def read(path: str) -> dict[str, str]:
+    """Return the variables of a file of NAME=VALUE lines, or as `env -0` writes them.
+
+    OSError; ValueError names what is no variable.
+    """
+    text = read_text(path, MAX_ENVIRONMENT)
+    lines = text.split("\0") if "\0" in text else text.splitlines()
+    pairs = [
+        line.strip().removeprefix("export ").partition("=")
+        for line in lines
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    for name, equals, _ in pairs:
+        if not equals or not name.isidentifier():
+            message = f"{path}: {json.dumps(name[:60])} is not NAME=VALUE"
+            raise ValueError(message)
+    return kept({name: value.strip("\"'") for name, _, value in pairs})
+
+
+def kept(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that matter to a training; the rest may hold secrets."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if (name in _NAMES or name.startswith(_PREFIXES)) and len(value) <= MAX_VALUE
+    }

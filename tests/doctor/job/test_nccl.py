@@ -1,0 +1,123 @@
+"""Variables of NCCL, on a node with real interfaces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.core.host import Host
+from dshealthd.doctor.check import Outcome
+from dshealthd.doctor.job_context import JobContext
+from dshealthd.doctor.job_sources.source import Source
+from tests.doctor.job.asking import asked, results, texts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OK, WARNING, CRITICAL, UNKNOWN = (
+    Outcome.OK,
+    Outcome.WARNING,
+    Outcome.CRITICAL,
+    Outcome.UNKNOWN,
+)
+
+
+def job(*variables: str, host: Host | None = None, nodes: int = 1) -> JobContext:
+    """Return a job with these variables."""
+    made = asked("--launch", f"torchrun --nnodes={nodes} --nproc-per-node=8 x.py")
+    have = dict(variable.partition("=")[::2] for variable in variables)
+    return JobContext(
+        host=host or Host(), command=made.command, environment=Source("environment", have)
+    )
+
+
+@pytest.fixture
+def adapters(tmp_path: Path) -> Host:
+    """Return a node with two adapters, the second of which is down."""
+    for name, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN")):
+        place = tmp_path / "class" / "infiniband" / name / "ports" / "1"
+        place.mkdir(parents=True)
+        (place / "state").write_text(f"{state}\n")
+    return Host(sysfs=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variable", "outcome", "words"),
+    [
+        ("NCCL_DEBUG=INFO", OK, "read by NCCL as set"),
+        ("NCCL_SOCKET_IFNAME=lo", OK, "read by NCCL as set"),
+        ("NCCL_SOCKET_IFNAME=^docker", OK, "read by NCCL as set"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING=1", OK, "read by NCCL as set"),
+        ("NCCL_TIMEOUT=1800", WARNING, "is read by no release of any library"),
+        ("NCCL_REUSE_SOCKET_ADDR=1", WARNING, "is read by no release of any library"),
+        ("NCCL_SOCKET_IFNAMES=eth0", CRITICAL, "NCCL_SOCKET_IFNAME is what a misspelt name"),
+        ("NCCL_ASYNC_ERROR_HANDLING=1", WARNING, "has another name by now"),
+        ("NCCL_IB_TIMEOUT=1000", CRITICAL, "NCCL_IB_TIMEOUT=1000 is out of the range"),
+        ("NCCL_IB_DISABLE=true", CRITICAL, "is no number to NCCL"),
+        ("NCCL_SOCKET_IFNAME=nosuch0", CRITICAL, "names nothing that this node has"),
+    ],
+)
+def test_variables(variable: str, outcome: Outcome, words: str) -> None:
+    """Each variable of the guides is judged as NCCL's own sources treat it."""
+    (result,) = results("nccl-variables", job(variable))
+    assert result.outcome is outcome, result.text
+    assert words in result.text
+
+
+def test_loopback_between_nodes() -> None:
+    """The loopback interface alone serves one node, and none of several."""
+    assert [one.outcome for one in results("nccl-variables", job("NCCL_SOCKET_IFNAME=lo"))] == [OK]
+    (result,) = results("nccl-variables", job("NCCL_SOCKET_IFNAME=lo", nodes=2))
+    assert result.outcome is CRITICAL
+    assert "the loopback interface alone" in result.text
+
+
+@pytest.mark.parametrize(
+    ("variable", "outcome", "words"),
+    [
+        ("NCCL_IB_HCA==mlx5_0", OK, "as set"),
+        ("NCCL_IB_HCA==mlx5_1", CRITICAL, "names what is down"),
+        ("NCCL_IB_HCA==mlx5_9", CRITICAL, "names nothing that this node has"),
+        ("NCCL_IB_DISABLE=1", WARNING, "switches off InfiniBand, which works on this node"),
+        ("NCCL_IB_DISABLE=0", OK, "as set"),
+    ],
+)
+def test_adapters(adapters: Host, variable: str, outcome: Outcome, words: str) -> None:
+    """Adapters that are named exist and work; InfiniBand is off only where there is none."""
+    (result,) = results("nccl-variables", job(variable, host=adapters))
+    assert result.outcome is outcome, result.text
+    assert words in result.text
+
+
+def test_infiniband_off_where_there_is_none(tmp_path: Path) -> None:
+    """On a node without adapters it is right to switch InfiniBand off."""
+    found = results("nccl-variables", job("NCCL_IB_DISABLE=1", host=Host(sysfs=tmp_path)))
+    assert [result.outcome for result in found] == [OK]
+
+
+@pytest.mark.parametrize(
+    "variable", ["NCCL_P2P_DISABLE=1", "NCCL_P2P_LEVEL=LOC", "NCCL_SHM_DISABLE=1"]
+)
+def test_transports(variable: str) -> None:
+    """A work-around that was left on is a warning of its own symptom, with the way back."""
+    made = job(variable)
+    (result,) = results("transports", made)
+    assert result.outcome is WARNING
+    assert variable in result.text
+    assert result.remedy == f"unset {variable.partition('=')[0]}"
+    assert [one.outcome for one in results("nccl-variables", made)] == [OK]
+    assert [one.outcome for one in results("transports", job("NCCL_P2P_DISABLE=0"))] == [OK]
+
+
+def test_environment_file(tmp_path: Path) -> None:
+    """Variables come from a file as people and `env -0` write it; secrets are not kept."""
+    file = tmp_path / "environment"
+    file.write_text("# of the job\nexport NCCL_DEBUG='INFO'\nAWS_SECRET_ACCESS_KEY=x\n")
+    assert asked("--environment", str(file)).variables == {"NCCL_DEBUG": "INFO"}
+    file.write_bytes(b"NCCL_DEBUG=WARN\0PATH=/bin\0")
+    assert asked("--environment", str(file)).variables == {"NCCL_DEBUG": "WARN"}
+    file.write_text("this is no variable\n")
+    found = results("launcher", asked("--environment", str(file), "--launch", "torchrun x.py"))
+    assert "is not NAME=VALUE" in texts(found)
+    assert {result.outcome for result in found} == {UNKNOWN}
