@@ -214,6 +214,11 @@ def idle_dump() -> bytes:
     return pickle.dumps({"version": "2.10", "entries": []}, protocol=2)
 
 
+def purpose(name: str) -> str:
+    """Return what a group is for: all but that of all ranks have one name."""
+    return "DATA_PARALLEL" if name == "3" else "TENSOR_PARALLEL"
+
+
 def group_dump(groups: dict[str, tuple[list[int], int, int]]) -> bytes:
     """Return the dump of a rank in several groups of one name: members, last entered, completed."""
     return pickle.dumps(
@@ -221,7 +226,7 @@ def group_dump(groups: dict[str, tuple[list[int], int, int]]) -> bytes:
             "version": "2.10",
             "entries": [
                 {
-                    "record_id": 0, "pg_id": int(name), "process_group": (name, "TENSOR_PARALLEL"),
+                    "record_id": 0, "pg_id": int(name), "process_group": (name, purpose(name)),
                     "collective_seq_id": step, "profiling_name": "nccl:all_reduce",
                     "input_sizes": [[8]], "state": "scheduled", "is_p2p": False, "frames": [],
                 }
@@ -229,7 +234,7 @@ def group_dump(groups: dict[str, tuple[list[int], int, int]]) -> bytes:
                 for step in range(completed + 1, entered + 1)
             ],
             "pg_config": {
-                name: {"name": name, "desc": "TENSOR_PARALLEL", "ranks": str(ranks)}
+                name: {"name": name, "desc": purpose(name), "ranks": str(ranks)}
                 for name, (ranks, _, _) in groups.items()
             },
             "pg_status": {
@@ -256,14 +261,15 @@ def test_ranks_that_entered_nothing_more_are_named(tmp_path: Path) -> None:
 
 
 def test_groups_of_one_name_are_kept_apart(tmp_path: Path) -> None:
-    """Rank 5 is stuck at what rank 4 has left; that another group of the name waits clears it not."""
+    """Ranks 5 and 7 are stuck at what the others have left, each in a group of its own."""
     for rank in range(8):
         pair = rank // 2 * 2
-        at = (39, 38) if rank == 5 else (42, 41) if rank == 4 else (50, 49)
-        groups = {str(20 + pair): ([pair, pair + 1], *at)}
+        is_stuck = rank in {5, 7}
+        at, of_all = ((39, 38), (7, 6)) if is_stuck else ((42, 41), (9, 8))
+        groups = {str(20 + pair): ([pair, pair + 1], *at), "3": (list(range(8)), *of_all)}
         (tmp_path / f"_dump_{rank}").write_bytes(group_dump(groups))
     recogniser, _ = command.read([str(tmp_path)])
-    assert command.conclude(recogniser).ranks == (5,)
+    assert command.conclude(recogniser).ranks == (5, 7)
 
 
 TRACES = os.environ.get("DSHEALTHD_FLIGHT_RECORDERS", "")
