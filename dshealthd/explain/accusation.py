@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from dshealthd.explain.case import Case
     from dshealthd.explain.events import Event, Place
-    from dshealthd.explain.ledger import Verdict
+    from dshealthd.explain.group_verdicts import Verdict
 
 MAX_NAMED = 8
 """Ranks that one line names."""

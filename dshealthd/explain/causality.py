@@ -14,7 +14,7 @@ from dshealthd.explain import clocks
 from dshealthd.explain.accusation import absent_ranks, accused, is_timeout, left_silently, listed
 from dshealthd.explain.case import prepare
 from dshealthd.explain.events import Event, Place, Stamp
-from dshealthd.explain.ledger import Verdict
+from dshealthd.explain.group_verdicts import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

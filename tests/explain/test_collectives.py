@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,8 +17,6 @@ from dshealthd.explain.recognition import Recogniser
 from tests.explain.watchdogs import OPERATIONS, RELEASES, Group, Rank, printed
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dshealthd.explain.causality import Finding
 
 CASES = 20
@@ -206,3 +207,85 @@ def test_a_dump_that_names_a_class_is_not_loaded(tmp_path: Path) -> None:
     assert command.conclude(recogniser).slug == "cuda-oom"
     assert "it names" in unread[0]
     assert not (tmp_path / "harmed").exists()
+
+
+def idle_dump() -> bytes:
+    """Return what the flight recorder of a rank writes that waits for nothing: no entry at all."""
+    return pickle.dumps({"version": "2.10", "entries": []}, protocol=2)
+
+
+def purpose(name: str) -> str:
+    """Return what a group is for: all but that of all ranks have one name."""
+    return "DATA_PARALLEL" if name == "3" else "TENSOR_PARALLEL"
+
+
+def group_dump(groups: dict[str, tuple[list[int], int, int]]) -> bytes:
+    """Return the dump of a rank in several groups of one name: members, last entered, completed."""
+    return pickle.dumps(
+        {
+            "version": "2.10",
+            "entries": [
+                {
+                    "record_id": 0, "pg_id": int(name), "process_group": (name, purpose(name)),
+                    "collective_seq_id": step, "profiling_name": "nccl:all_reduce",
+                    "input_sizes": [[8]], "state": "scheduled", "is_p2p": False, "frames": [],
+                }
+                for name, (_, entered, completed) in groups.items()
+                for step in range(completed + 1, entered + 1)
+            ],
+            "pg_config": {
+                name: {"name": name, "desc": purpose(name), "ranks": str(ranks)}
+                for name, (ranks, _, _) in groups.items()
+            },
+            "pg_status": {
+                name: {"last_enqueued_collective": entered, "last_completed_collective": completed}
+                for name, (_, entered, completed) in groups.items()
+            },
+        },
+        protocol=2,
+    )  # fmt: skip
+
+
+def test_ranks_that_entered_nothing_more_are_named(tmp_path: Path) -> None:
+    """They hold the GIL, say: their recorder is empty, while each group that they are in waits."""
+    for rank in range(8):
+        first = rank // 4 * 4
+        members = list(range(first, first + 4))
+        data = group_dump({str(10 + first): (members, 30, 29), "3": (list(range(8)), 7, 6)})
+        (tmp_path / f"_dump_{rank}").write_bytes(idle_dump() if rank in {1, 6} else data)
+    recogniser, unread = command.read([str(tmp_path)])
+    finding = command.conclude(recogniser)
+    assert unread == []
+    assert (finding.slug, finding.ranks) == ("nccl-timeout", (1, 6))
+    assert "had nothing pending" in finding.statement
+
+
+def test_groups_of_one_name_are_kept_apart(tmp_path: Path) -> None:
+    """Ranks 5 and 7 are stuck at what the others have left, each in a group of its own."""
+    for rank in range(8):
+        pair = rank // 2 * 2
+        is_stuck = rank in {5, 7}
+        at, of_all = ((39, 38), (7, 6)) if is_stuck else ((42, 41), (9, 8))
+        groups = {str(20 + pair): ([pair, pair + 1], *at), "3": (list(range(8)), *of_all)}
+        (tmp_path / f"_dump_{rank}").write_bytes(group_dump(groups))
+    recogniser, _ = command.read([str(tmp_path)])
+    assert command.conclude(recogniser).ranks == (5, 7)
+
+
+TRACES = os.environ.get("DSHEALTHD_FLIGHT_RECORDERS", "")
+"""The folder `tests/attribution/unit/fr_traces` of NVIDIA/nvidia-resiliency-ext."""
+FAULT = re.compile(r"Fault ranks: \[([\d, ]+)\]")
+
+
+@pytest.mark.skipif(not TRACES, reason="DSHEALTHD_FLIGHT_RECORDERS names no folder")
+def test_the_faults_that_nvidia_injected_are_named() -> None:
+    """Each folder says in which ranks a GPU failed or the GIL was held; all are named, no other."""
+    folders = sorted(Path(TRACES).glob("*/fault_injection.log"))
+    assert len(folders) >= 4
+    for told in folders:
+        match = FAULT.search(told.read_text())
+        assert match
+        recogniser, _ = command.read([str(file) for file in sorted(told.parent.glob("_dump_*"))])
+        finding = command.conclude(recogniser)
+        wanted = tuple(int(rank) for rank in match[1].split(","))
+        assert finding.ranks == wanted, (told.parent.name, finding.statement)
