@@ -10,6 +10,7 @@ import contextlib
 import re
 import shlex
 import shutil
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ import pytest
 
 from tests.deploy.machine import FETCH, booted
 from tests.deploy.test_hardened import good_rounds, wire
+from tests.web import certificates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +61,34 @@ def nodes() -> Iterator[list[Machine]]:
         ]
 
 
-def test_the_page_from_top_to_bottom(nodes: list[Machine], package: Path) -> None:
+def certify(nodes: list[Machine], directory: Path) -> None:
+    """Have the nodes probe each other by certificates, as the page makes them, and go back."""
+    certificates.authority(directory, "ca")
+    heading = "Certificates instead of the key"
+    (table,) = blocks(heading, "toml")
+    kept = [node.sh("cat /etc/dshealthd/dshealthd.toml") for node in nodes]
+    for node, address, before in zip(nodes, ADDRESSES, kept, strict=True):
+        for command in commands(heading):
+            made = command.replace("NODE", address)
+            subprocess.run(["sh", "-c", made], check=True, cwd=directory, capture_output=True)
+        for source, target in ((f"{address}.pem", "node.pem"), ("ca.pem", "ca.pem")):
+            node.write(f"/etc/dshealthd/{target}", (directory / source).read_text())
+        node.write("/etc/dshealthd/node.key", (directory / f"{address}.key").read_text(), 0o600)
+        members = before.partition("[probe.peer]")[0]
+        text = members + table.replace("10.0.0.17", address)
+        node.write("/etc/dshealthd/dshealthd.toml", text)
+        node.sh("systemctl reload dshealthd")
+    expiry = "dshealthd_probe_peer_certificate_expiry_timestamp_seconds"
+    for node in nodes:
+        node.wait(lambda node=node: node.scrape().value(expiry), "a certificate in force")  # type: ignore[misc] # bound here
+        before_now = good_rounds(node)
+        node.wait(lambda node=node, had=before_now: good_rounds(node) >= had + 2, "rounds")  # type: ignore[misc] # bound here
+    for node, text in zip(nodes, kept, strict=True):
+        node.write("/etc/dshealthd/dshealthd.toml", text)
+        node.sh("systemctl reload dshealthd; rm /etc/dshealthd/*.pem /etc/dshealthd/node.key")
+
+
+def test_the_page_from_top_to_bottom(nodes: list[Machine], package: Path, tmp_path: Path) -> None:
     """Install, ask, configure, probe, go without rights, and remove: as written."""
     make, copy, install, ask = commands("Debian 12 and 13, Ubuntu 24.04")
     assert make == "make package"  # which made `package`
@@ -91,6 +120,8 @@ def test_the_page_from_top_to_bottom(nodes: list[Machine], package: Path) -> Non
     for node in nodes:
         node.wait(lambda node=node: node.scrape().value("dshealthd_probe_up") == 1, "probe_up")  # type: ignore[misc] # bound here
         node.wait(lambda node=node: good_rounds(node) >= 2, "rounds")  # type: ignore[misc] # bound here
+
+    certify(nodes, tmp_path)
 
     for command in commands("Rights"):
         nodes[0].sh(command)
