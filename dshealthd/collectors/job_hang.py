@@ -15,6 +15,7 @@ from dshealthd.jobs.hangs.exits import ExitWatcher
 from dshealthd.jobs.hangs.hang import Class, Hang, Hangs, judge
 from dshealthd.jobs.hangs.watch import Watch
 from dshealthd.jobs.heartbeats.reception import Reception
+from dshealthd.jobs.shares import shared
 from dshealthd.training.message import Stage
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ ENDED = gauge(
 )
 
 MAX_RANKS = 64
-"""Ranks of a node that are shown; more are watched, and count."""
+"""Ranks of a node that are shown, users and jobs in turn; more are watched, and count."""
 MAX_NAMED = 8
 STAGES = 3
 SLACK = 3.0
@@ -150,7 +151,13 @@ class JobHang(Collector):
             if any(rank.ended is None for rank in ranks):
                 yield from verdict(job, hangs.get(job))
         shown = [(job, rank) for job, ranks in jobs.items() for rank in ranks]
-        for job, rank in sorted(shown, key=lambda entry: entry[1].start)[:MAX_RANKS]:
+        for job, rank in shared(
+            shown,
+            MAX_RANKS,
+            lambda entry: entry[1].user,
+            lambda entry: entry[0],
+            lambda entry: entry[1].start,
+        ):
             yield from samples(job, rank)
 
     def close(self) -> None:

@@ -27,6 +27,7 @@ from dshealthd.core.options import option
 from dshealthd.jobs.heartbeats.receiver import Receiver
 from dshealthd.jobs.heartbeats.reception import Reception
 from dshealthd.jobs.heartbeats.sender import Rejected
+from dshealthd.jobs.shares import shared
 from dshealthd.training.message import Phase, Stage
 from dshealthd.training.page import DEFAULT_PATH
 
@@ -187,7 +188,7 @@ class Training(Collector):
         )
         max_ranks: int = option(
             64,
-            "Ranks that get series of their own, those that started first.",
+            "Ranks that get series of their own: users take turns, then their jobs, the oldest first.",
             minimum=1,
             maximum=256,
         )
@@ -220,9 +221,13 @@ class Training(Collector):
         ranks = group(self._receiver.senders())
         yield LEFT_OUT(max(0, len(ranks) - self.options.max_ranks))
         infos = set()
-        for (job, rank), senders in sorted(
-            ranks.items(), key=lambda entry: entry[1][0][0].process.start
-        )[: self.options.max_ranks]:
+        for (job, rank), senders in shared(
+            ranks.items(),
+            self.options.max_ranks,
+            lambda entry: entry[1][0][0].process.user,
+            lambda entry: entry[0][0],
+            lambda entry: entry[1][0][0].process.start,
+        ):
             who, sender = senders[-1]
             place = who.process.launch
             infos.add(
