@@ -350,7 +350,12 @@ class Supervisor:
                         "untried": [str(part) for part in message["untried"]],
                         "memory": dict(message.get("memory", self._memory)),
                     }
-                take(message["result"], process.decoder.unpack(message))
+                result = process.decoder.unpack(message)
+                if result.reason is Reason.OUT_OF_MEMORY:
+                    _, collector, part = process.progress.read()
+                    if part:  # the others are read without it
+                        raise Broken(result.reason, result.detail, process, collector, part)
+                take(message["result"], result)
             except wire.type_error as error:
                 raise Broken(
                     Reason.MALFORMED,

@@ -59,9 +59,7 @@ def main(page: int, descriptor: int) -> None:
     channel = socket.socket(fileno=descriptor)
     messages = wire.frames(channel)
     hello = next(messages)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(WorkerFormatter(f"worker {hello['worker']}: %(levelname)s %(message)s"))
-    logging.basicConfig(level=hello["log_level"], handlers=[handler])
+    _log(hello["worker"], hello["log_level"])
     blocked: dict[str, Fault] = {}
     touched: set[str] = set()
     untried: dict[str, None] = {}
@@ -107,7 +105,8 @@ def main(page: int, descriptor: int) -> None:
             result = attempt(collectors[current], time.monotonic)
             if progress.stopped:
                 sys.exit()  # nobody listens any more
-            progress.write(time.monotonic(), current, "")
+            if result.reason is not Reason.OUT_OF_MEMORY:  # else the agent sees at which part
+                progress.write(time.monotonic(), current, "")
             channel.sendall(encoder.pack(current, result))
         done: dict[str, Any] = {"touched": list(touched), "untried": list(untried)[:_UNTRIED]}
         if context.memory != handed_on:
@@ -118,6 +117,13 @@ def main(page: int, descriptor: int) -> None:
     for collector in collectors.values():
         collector.close()
     context.close()
+
+
+def _log(worker: str, level: int) -> None:
+    """Have this process's log go to standard error, which the agent reads."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(WorkerFormatter(f"worker {worker}: %(levelname)s %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def _collector(name: str, options: dict[str, Any], context: Context) -> Collector:

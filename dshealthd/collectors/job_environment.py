@@ -37,6 +37,7 @@ from dshealthd.jobs.nccl.settings import parse_configuration
 from dshealthd.jobs.network_devices import NetworkDevices
 from dshealthd.jobs.processes import ProcessTable, parse_stat
 from dshealthd.jobs.ranks import Ranks, digest
+from dshealthd.jobs.shares import shared
 from dshealthd.linux.pci import bus
 from dshealthd.linux.process_files import Root
 from dshealthd.linux.socket_owners import started_by
@@ -161,7 +162,10 @@ class JobEnvironment(Collector):
             "15s", "Time from one look at the training processes to the next.", minimum="100ms"
         )
         max_runs: int = option(
-            16, "Runs that get series of their own, the oldest first.", minimum=1, maximum=1000
+            16,
+            "Runs that get series of their own: users take turns, the oldest first.",
+            minimum=1,
+            maximum=1000,
         )
         max_ranks: int = option(
             64,
@@ -183,7 +187,13 @@ class JobEnvironment(Collector):
         yield LEFT_OUT(max(0, len(runs) - self.options.max_runs))
         before, self._told = self._told, {}
         network, gpus = NetworkDevices(self.context), self._gpus() if runs else None
-        for run in runs[: self.options.max_runs]:
+        for run in shared(
+            runs,
+            self.options.max_runs,
+            lambda run: run.processes[0].user,
+            lambda run: (run.job, run.name),
+            lambda run: min(process.start for process in run.processes),
+        ):
             for process in run.processes:
                 key = process.pid, process.start
                 self._told[key] = (

@@ -10,6 +10,7 @@ from dshealthd.core.collector import Collector, gauge
 from dshealthd.jobs.hangs.hang import Class
 from dshealthd.jobs.options import HangOptions
 from dshealthd.jobs.service import Jobs
+from dshealthd.jobs.shares import shared
 from dshealthd.training.message import Stage
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ ENDED = gauge(
 )
 
 MAX_RANKS = 64
-"""Ranks of a node that are shown; more are watched, and count."""
+"""Ranks of a node that are shown, users and jobs in turn; more are watched, and count."""
 MAX_NAMED = 8
 STAGES = 3
 
@@ -96,7 +97,13 @@ class JobHang(Collector):
             if any(rank.ended is None for rank in ranks):
                 yield from verdict(job, detector.hangs.get(job))
         shown = [(job, rank) for job, ranks in detector.jobs.items() for rank in ranks]
-        for job, rank in sorted(shown, key=lambda entry: entry[1].start)[:MAX_RANKS]:
+        for job, rank in shared(
+            shown,
+            MAX_RANKS,
+            lambda entry: entry[1].user,
+            lambda entry: entry[0],
+            lambda entry: entry[1].start,
+        ):
             yield from samples(job, rank)
 
 

@@ -28,6 +28,7 @@ from dshealthd.core.collector import (
     gauge,
 )
 from dshealthd.core.options import Bytes, Duration, option
+from dshealthd.jobs import shares
 from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ras import client as ras_client
@@ -215,7 +216,10 @@ class NcclRasOptions(CollectorOptions):
         minimum="1s",
     )
     max_jobs: int = option(
-        8, "Training jobs that are asked, the oldest first.", minimum=1, maximum=100
+        8,
+        "Training jobs that are asked: users take turns, the oldest first.",
+        minimum=1,
+        maximum=100,
     )
     max_bytes: Bytes = option(
         Bytes(16 << 20),
@@ -262,11 +266,10 @@ class NcclRas(Collector):
 
         A job that does not answer is a fault, and its numbers are absent.
         """
-        jobs: dict[str, list[TrainingProcess]] = {}
-        for process in self.context.shared(ProcessTable).refresh():
-            jobs.setdefault(process.job, []).append(process)
-        yield LEFT_OUT(max(0, len(jobs) - self.options.max_jobs))
-        jobs = dict(list(jobs.items())[: self.options.max_jobs])
+        jobs, left_out = shares.jobs(
+            self.context.shared(ProcessTable).refresh(), self.options.max_jobs
+        )
+        yield LEFT_OUT(left_out)
         self._jobs = {job: known for job, known in self._jobs.items() if job in jobs}
         asked: dict[str, Query] = {}
         for job, members in jobs.items():

@@ -22,6 +22,7 @@ from dshealthd.core.collector import (
 from dshealthd.core.host import read, read_bytes
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import os_reason
+from dshealthd.jobs import shares
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.process_limits import Descriptors, Limits, Usage, parse_locked
 
@@ -120,7 +121,7 @@ class OpenFiles(Collector):
         interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
         max_jobs: int = option(
             16,
-            "Training jobs that get series of their own, the oldest first.",
+            "Training jobs that get series of their own: users take turns, the oldest first.",
             minimum=1,
             maximum=1000,
         )
@@ -180,11 +181,9 @@ class OpenFiles(Collector):
         if now >= self._slow_until:
             remembered, self._slow_until = {}, now + self.options.full_interval
         self._slow = {}
-        jobs: dict[str, list[TrainingProcess]] = {}
-        for process in processes:
-            jobs.setdefault(process.job, []).append(process)
-        yield LEFT_OUT(max(0, len(jobs) - self.options.max_jobs))
-        for job, members in list(jobs.items())[: self.options.max_jobs]:
+        jobs, left_out = shares.jobs(processes, self.options.max_jobs)
+        yield LEFT_OUT(left_out)
+        for job, members in jobs.items():
             yield from self._job(descriptors, job, members, remembered)
 
     def _job(

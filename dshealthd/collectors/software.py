@@ -28,6 +28,7 @@ from dshealthd.core.host import read, read_bytes
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import os_reason
 from dshealthd.core.watched_file import signature
+from dshealthd.jobs import shares
 from dshealthd.jobs.installation import Installations
 from dshealthd.jobs.loaded import libraries
 from dshealthd.jobs.loaded import versions as running
@@ -198,7 +199,7 @@ class Software(Collector):
         )
         max_jobs: int = option(
             8,
-            "Training jobs whose environments are looked at; the oldest come first.",
+            "Training jobs whose environments are looked at: users take turns, the oldest first.",
             minimum=0,
             maximum=100,
         )
@@ -276,11 +277,9 @@ class Software(Collector):
 
     def _jobs(self) -> Iterator[Sample | Fault]:
         """Yield what the jobs run with."""
-        jobs: dict[str, list[TrainingProcess]] = {}
-        for process in self.context.shared(ProcessTable).refresh():
-            jobs.setdefault(process.job, []).append(process)
+        jobs, _ = shares.jobs(self.context.shared(ProcessTable).refresh(), self.options.max_jobs)
         before, self._loaded = self._loaded, {}
-        for job, members in list(jobs.items())[: self.options.max_jobs]:
+        for job, members in jobs.items():
             found = self._attempt(f"job {job}", self._job, f"job {job}", members, before)
             if found is not None:
                 yield from [found] if isinstance(found, Fault) else _show(found, job=job)

@@ -11,6 +11,7 @@ from dshealthd.core.collector import Collector, Fault, Sample, counter, gauge
 from dshealthd.jobs.heartbeats.sender import Rejected
 from dshealthd.jobs.options import HeartbeatOptions
 from dshealthd.jobs.service import Jobs
+from dshealthd.jobs.shares import shared
 from dshealthd.training.message import Phase, Stage
 
 if TYPE_CHECKING:
@@ -171,9 +172,13 @@ class Training(Collector):
         ranks = reception.ranks()
         yield LEFT_OUT(max(0, len(ranks) - self.options.max_ranks))
         infos = set()
-        for (job, rank), senders in sorted(
-            ranks.items(), key=lambda entry: entry[1][0][0].process.start
-        )[: self.options.max_ranks]:
+        for (job, rank), senders in shared(
+            ranks.items(),
+            self.options.max_ranks,
+            lambda entry: entry[1][0][0].process.user,
+            lambda entry: entry[0][0],
+            lambda entry: entry[1][0][0].process.start,
+        ):
             who, sender = senders[-1]
             place = who.process.launch
             infos.add(

@@ -36,6 +36,12 @@ PRIVATE = frozenset(
     }
 )
 """Variables by which systemd talks to the agent alone."""
+MEMORY = 512 << 20
+"""Bytes of private memory (RLIMIT_DATA) that a child may have; the largest worker has some 40 MiB.
+
+What others write is bounded where it is read; this is for what was forgotten: the child is refused
+memory, or ends, before the kernel looks for a training to kill.
+"""
 _LINE = 4096
 """Bytes of a line of a child's standard error; a longer one is cut into several."""
 _CHUNK = 1 << 16
@@ -202,13 +208,14 @@ def spawn(
     env: Mapping[str, str] | None = None,
     output: int | None = None,
     cwd: str | None = None,
+    memory: int = MEMORY,
 ) -> Child:
     """Start `command`, called `what` in errors; StartError if that is not possible.
 
     `descriptors` are inherited. `env` replaces the agent's scrubbed environment. `output` is a
     descriptor for standard output and error; without one, output is discarded and errors go to the
-    `ErrorPipe`, or where there is none to the agent's. Starting our interpreter takes about a
-    millisecond.
+    `ErrorPipe`, or where there is none to the agent's. `memory` bounds the bytes of it and of each
+    process that it starts. Starting our interpreter takes about a millisecond.
     """
     _reap_orphans()
     errors = output
@@ -234,12 +241,21 @@ def spawn(
         raise StartError(what, error) from error
     finally:
         os.close(place)
+    _bound(popen.pid, memory)
     try:
         return Child(popen, os.pidfd_open(popen.pid))
     except OSError as error:
         popen.kill()
         _orphans.append(popen)
         raise StartError(what, error) from error
+
+
+def _bound(pid: int, memory: int) -> None:
+    """Bound the private memory of a child that has just been started."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
+        hard = resource.prlimit(pid, resource.RLIMIT_DATA)[1]
+        limit = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
+        resource.prlimit(pid, resource.RLIMIT_DATA, (limit, limit))
 
 
 @contextlib.contextmanager

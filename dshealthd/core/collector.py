@@ -65,6 +65,8 @@ class Reason(enum.StrEnum):
 
     Tried again after a back-off.
     """
+    OUT_OF_MEMORY = "out_of_memory"
+    """Reading it needed more memory than a worker may have; the worker was replaced."""
     CRASHED = "crashed"
     """The worker ended during the call."""
     NOT_LOADED = "not_loaded"

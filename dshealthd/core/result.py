@@ -90,6 +90,11 @@ def attempt(collector: Collector, monotonic: Callable[[], float]) -> Result:
         )
     except OSError as error:
         outcome, reason, detail = Outcome.ERROR, os_reason(error), str(error)
+    except MemoryError:
+        # what holds it is freed with this frame, but the worker's allocator may not give it back
+        outcome, reason, replace = Outcome.ERROR, Reason.OUT_OF_MEMORY, True
+        detail = "it takes more memory than a worker may have"
+        samples.clear()
     except Exception as error:
         # the one place that catches everything: a defect in one collector must not end the agent
         log.exception("collector %s failed; this is a defect of dshealthd", collector.name)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import subprocess
 import sys
 
 _MODE = 0o644  # nothing in them is secret, and the agent may later run as another user
+
+MEMORY = 256 << 20
+"""Bytes of private memory that a child which touches a disk may have."""
 
 
 def replace(place: str | os.PathLike[str], content: bytes, *, durable: bool) -> None:
@@ -86,6 +90,7 @@ def _in_child(operation: str, place: str, content: bytes = b"") -> bytes:
 
 def _main(operation: str, place: str) -> int:
     """Do what `_in_child` asks for; return the error's number, or 0."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     content = sys.stdin.buffer.read()
     try:
         if operation == "read":

@@ -20,7 +20,7 @@ class HeartbeatOptions(CollectorOptions):
     )
     max_ranks: int = option(
         64,
-        "Ranks that get series of their own, those that started first.",
+        "Ranks that get series of their own: users take turns, then their jobs, the oldest first.",
         minimum=1,
         maximum=256,
     )

@@ -13,6 +13,7 @@ import pytest
 
 from dshealthd.collection import registry
 from dshealthd.collection.supervisor import REPLACED, STARTS, STUCK, UP, Backoff, Supervisor
+from dshealthd.core import child
 from dshealthd.core.collector import Metric, Reason
 from dshealthd.core.options import encode
 from dshealthd.core.result import Outcome, Result
@@ -200,6 +201,54 @@ def test_crash_is_told_from_hang(play: Callable[..., None]) -> None:
         bench.script.write_text("a value 1\nc exit\n")
         result = await bench.sweep()
         assert "status 3" in next(f.detail for f in result.faults if f.part == "c")
+
+    play(scene)
+
+
+def test_27_memory_of_a_worker_is_bounded(play: Callable[..., None]) -> None:
+    """A part that takes more memory than a worker may have is left out with that reason.
+
+    The others are read in the same sweep, and no worker is started for it before its back-off.
+    """
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text(f"a value 1\nb hog {2 * child.MEMORY}\nc value 3\n")
+        for _ in range(20):
+            result = await bench.sweep()
+            assert values(result) == {"a": 1.0, "c": 3.0}
+            assert reasons(result) == {"b": Reason.OUT_OF_MEMORY}
+        assert bench.metric(STARTS) == 2
+        assert bench.metric(REPLACED, "out_of_memory") == 1
+
+    play(scene, backoff=Backoff(600, 600))
+
+
+def test_27_memory_without_a_part(play: Callable[..., None]) -> None:
+    """A collector that runs out of memory before it has named a part is down until its back-off
+    is over, and returns when it needs less.
+    """
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text(f"- hog {2 * child.MEMORY}\n")
+        assert (await bench.sweep()).reason is Reason.OUT_OF_MEMORY
+        assert (await bench.sweep()).reason is Reason.OUT_OF_MEMORY
+        assert bench.metric(STARTS) == 1
+        bench.script.write_text("a value 1\n")
+        await asyncio.sleep(0.25)
+        assert values(await bench.sweep()) == {"a": 1.0}
+
+    play(scene)
+
+
+def test_27_worker_killed_for_its_memory(play: Callable[..., None]) -> None:
+    """The kernel's OOM killer ends a worker at a part by SIGKILL: crashed, with the others read."""
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text("a value 1\nb kill\n")
+        result = await bench.sweep()
+        assert values(result) == {"a": 1.0}
+        assert reasons(result) == {"b": Reason.CRASHED}
+        assert "SIGKILL" in result.faults[0].detail
 
     play(scene)
 

@@ -338,6 +338,7 @@ def test_sram_status_needs_root(node: Node) -> None:
     node.simulator.fault("fail", 4, function="nvmlDeviceGetSramEccErrorStatus")
     seen = node.collect(advance=61.0)
     assert set(seen.values("gpu_ecc_location_errors_total", gpu="3")) == set(before)
+    assert not seen.values("gpu_sram_threshold_exceeded")
     assert seen.value("gpu_up", gpu="3") == 1
     assert not seen.reasons("ecc")
     assert not seen.reasons("gpu")

@@ -66,6 +66,10 @@ def act(action: str, argument: str = "") -> None:
             time.sleep(float(argument))
         case "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
+        case "hog":
+            bytearray(int(argument))
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
             sys.stdout.flush()
             os._exit(3)

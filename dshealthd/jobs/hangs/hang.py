@@ -94,6 +94,8 @@ class RankState:
     """Unix time in seconds at which that was noticed."""
     settled: bool = True
     """Whether it has made more than its first steps, since it was first heard."""
+    user: int | None = None
+    """Its real uid; None where the kernel does not tell."""
     cpu: float | None = None
     """Share of a core's time that its process took, or was ready to take, since its last heartbeat;
     None where that tells nothing: it

@@ -80,6 +80,7 @@ class Watched:
             silence=self.baseline.silence(clock),
             bound=self.baseline.bound,
             state=self.state,
+            user=self.who.process.user,
             ended=self.end.how if self.end is not None else None,
             ended_at=self.end.at if self.end is not None else None,
             settled=self.baseline.knows_training,

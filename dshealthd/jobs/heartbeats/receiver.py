@@ -44,6 +44,11 @@ MAX_CLOSING = 512
 """Descriptors that wait to be closed, as no thread starts; meanwhile no connection is taken."""
 SILENT = 10.0
 """Seconds after which a connection that brought no page gives way; a rank hands it over at once."""
+IDLE = 900.0
+"""Seconds without a heartbeat after which a rank gives way to another one of its user.
+
+By then its hang has been told and its evidence taken.
+"""
 PERIOD = 0.25
 """Seconds from one turn to the next."""
 CONNECTIONS = 32
@@ -188,17 +193,22 @@ class Receiver:
                 continue
             self._users[user] += 1
             now = self._monotonic()
-            self._senders[connection.fileno()] = Sender(connection, pid, user, now, now)
+            self._senders[connection.fileno()] = Sender(connection, pid, user, now, now, now)
             self._poll.register(connection, select.POLLIN)
 
     def _has_place(self, user: int) -> bool:
         """Tell whether a user may have one more connection; make room where others have more.
 
         When all places are taken, the user who has most gives the youngest of them, one without a
-        page first, so that no number of users with full shares shuts another one out.
+        page first, so that no number of users with full shares shuts another one out. When all of a
+        user's own are, the longest idle of them does.
         """
         if self._users[user] >= MAX_SENDERS_PER_USER:
-            return False
+            own = (sender for sender in self._senders.values() if sender.user == user)
+            idlest = min(own, key=lambda sender: sender.moved)
+            if self._monotonic() - idlest.moved < IDLE:
+                return False
+            self._reject(idlest, Rejected.SENDERS)
         if len(self._senders) < MAX_SENDERS:
             return True
         greediest, count = self._users.most_common(1)[0]
@@ -269,6 +279,7 @@ class Receiver:
             # It was written after the page was last read, whatever it says.
             age = min(max(now - message.sent, 0.0), now - sender.looked)
             sender.data, sender.message, sender.heard = data, message, self._wall() - age
+            sender.moved = now
             self.received += 1
         sender.torn, sender.looked = 0, now
 

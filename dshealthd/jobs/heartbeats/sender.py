@@ -57,6 +57,8 @@ class Sender:
     """
     since: float
     """Monotonic time at which its connection was taken."""
+    moved: float
+    """Monotonic time at which its page was last seen to have changed, before that as `since`."""
     who: Identity | Unidentified | None = None
     """None before it has handed over a page."""
     page: int | None = None

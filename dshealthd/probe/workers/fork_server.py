@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MEMORY = 16 << 30
+"""Bytes of private memory that the parent and each worker may have; torch with a CUDA context on a
+GPU takes some 4 GiB.
+"""
 BOARD = 64 << 10
 PRINTED = 64
 """Where on a board the printed text begins, behind the counters."""
@@ -183,6 +187,7 @@ class ForkServer:
                     env={**ENVIRONMENT, **environment},
                     output=self.board.descriptor,
                     cwd="/",
+                    memory=MEMORY,
                 )
             except StartError:
                 self.board.close()

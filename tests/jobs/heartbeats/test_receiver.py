@@ -24,6 +24,7 @@ from dshealthd.jobs.heartbeats import receiver as receiver_module
 from dshealthd.jobs.heartbeats.identity import Unidentified
 from dshealthd.jobs.heartbeats.receiver import (
     CONNECTIONS,
+    IDLE,
     MAX_CLOSING,
     MAX_SENDERS,
     MAX_SENDERS_PER_USER,
@@ -447,6 +448,44 @@ def test_too_many_connections(path: Path) -> None:
             await until(lambda: list(shown(receiver).values()) == [3])
 
     scene(path, play)
+
+
+def test_idle_ranks_give_way_to_their_users_next_job(path: Path) -> None:
+    """When a user's places are all held by ranks that have been silent for IDLE, one gives way.
+
+    Before that it does not.
+    """
+    code = f"""
+data = bytes.fromhex("{encode(beat(1)).hex()}")
+kept = [s]
+hand(s, page(data))
+for _ in range({MAX_SENDERS_PER_USER - 1}):
+    kept.append(connect())
+    hand(kept[-1], page(data))
+time.sleep(60)
+"""
+    passed = 0.0
+
+    async def run() -> None:
+        nonlocal passed
+        receiver = Receiver(str(path), Host(), monotonic=lambda: time.monotonic() + passed)
+        receiver.open(asyncio.get_running_loop())
+        try:
+            with sending(path, {**TORCH, "RANK": "9"}, code):
+                await until(lambda: receiver.received == MAX_SENDERS_PER_USER, 30.0)
+                with sending(path, TORCH):
+                    await until(lambda: receiver.rejected[Rejected.SENDERS] == 1)
+                    assert receiver.connections == MAX_SENDERS_PER_USER
+                passed = IDLE
+                with sending(path, TORCH) as sender:
+                    await until(lambda: receiver.rejected[Rejected.SENDERS] == 2)
+                    sender.tell(beat(3))
+                    await until(lambda: 3 in shown(receiver).values())
+                    assert receiver.connections == MAX_SENDERS_PER_USER
+        finally:
+            receiver.close()
+
+    asyncio.run(run())
 
 
 def test_connections_that_come_and_go(path: Path) -> None:

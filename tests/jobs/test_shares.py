@@ -1,0 +1,79 @@
+"""Who gets a place: users and jobs take turns, and age decides only among equals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshealthd.jobs.environment import launch
+from dshealthd.jobs.processes import TrainingProcess
+from dshealthd.jobs.shares import jobs, shared
+
+
+class Entry(NamedTuple):
+    """One that wants a place."""
+
+    user: int
+    job: str
+    start: int
+
+
+def chosen(entries: list[Entry], places: int) -> list[Entry]:
+    """Return who gets one."""
+    return shared(entries, places, lambda one: one.user, lambda one: one.job, lambda one: one.start)
+
+
+def test_idle_ranks_of_one_user_keep_nobody_out() -> None:
+    """Sixty-four old ranks give eight of sixty-four places to another user's new job."""
+    idle = [Entry(1, "idle", start) for start in range(64)]
+    new = [Entry(2, "new", 1000 + rank) for rank in range(8)]
+    assert set(new) <= set(chosen(idle + new, 64))
+    assert len(chosen(idle + new, 64)) == 64
+
+
+def test_an_idle_job_does_not_keep_out_the_same_users_next() -> None:
+    """Of one user the jobs take turns."""
+    idle = [Entry(1, "idle", start) for start in range(64)]
+    new = [Entry(1, "new", 1000 + rank) for rank in range(8)]
+    assert set(new) <= set(chosen(idle + new, 64))
+
+
+def test_many_small_jobs_of_one_user_keep_nobody_out() -> None:
+    """A user with a hundred jobs has no more turns than one with a single job."""
+    many = [Entry(1, f"job-{count}", count) for count in range(100)]
+    new = [Entry(2, "new", 1000)]
+    assert new[0] in chosen(many + new, 16)
+
+
+def test_jobs_of_processes() -> None:
+    """Sixteen old `sleep` of one user leave another user's job its series."""
+    place = launch({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "x", "MASTER_PORT": "1"})
+    assert place is not None
+    processes = [
+        TrainingProcess(pid, pid, 1, f"sleep-{pid}", place, {}, user=1) for pid in range(2, 18)
+    ]
+    processes.append(TrainingProcess(90, 90, 1, "run", place, {}, user=2))
+    found, left_out = jobs(processes, 8)
+    assert "run" in found
+    assert (len(found), left_out) == (8, 9)
+
+
+@given(
+    st.lists(
+        st.builds(Entry, st.integers(0, 4), st.sampled_from(["a", "b", "c"]), st.integers(0, 1000)),
+        max_size=60,
+    ),
+    st.integers(0, 40),
+)
+def test_nobody_has_two_more_than_who_wants_more(entries: list[Entry], places: int) -> None:
+    """All places are given, and no user has two more than another one who got less than all."""
+    found = chosen(entries, places)
+    assert len(found) == min(places, len(entries))
+    wanted, got = Counter(one.user for one in entries), Counter(one.user for one in found)
+    assert all(got[user] <= wanted[user] for user in got)
+    short = [got[user] for user in wanted if got[user] < wanted[user]]
+    if short:
+        assert max(got.values(), default=0) <= min(short) + 1
