@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from concurrent.futures import ThreadPoolExecutor, wait
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dshealthd.core import background
 from dshealthd.jobs.environment import is_loopback, natural
 
 if TYPE_CHECKING:
@@ -91,18 +92,30 @@ class Resolved:
 def resolve(names: Iterable[str], seconds: float = RESOLVE_DEADLINE) -> dict[str, Resolved]:
     """Return the addresses of names, by name, within so many seconds in all.
 
-    A look-up that hangs is left behind: the process must end by itself.
+    A look-up that hangs is left behind. StartError if no thread can be started.
     """
-    executor = ThreadPoolExecutor(_AT_ONCE)
-    futures = {name: executor.submit(_look_up, name) for name in dict.fromkeys(names)}
-    wait(futures.values(), seconds)
-    executor.shutdown(wait=False, cancel_futures=True)
-    return {
-        name: future.result()
-        if future.done() and not future.cancelled()
-        else Resolved(problem=f"no answer from the name server within {seconds:g} s", hung=True)
-        for name, future in futures.items()
-    }
+    waiting = list(dict.fromkeys(names))
+    found: dict[str, Resolved] = {}
+    changed = threading.Condition()
+    remaining = iter(tuple(waiting))
+
+    def look_up() -> None:
+        while True:
+            with changed:
+                name = next(remaining, None)
+            if name is None:
+                return
+            answer = _look_up(name)
+            with changed:
+                found[name] = answer
+                changed.notify_all()
+
+    for _ in range(min(_AT_ONCE, len(waiting))):
+        background.start(look_up, "names")
+    with changed:
+        changed.wait_for(lambda: len(found) == len(waiting), seconds)
+        late = Resolved(problem=f"no answer from the name server within {seconds:g} s", hung=True)
+        return {name: found.get(name, late) for name in waiting}
 
 
 def _look_up(name: str) -> Resolved:
