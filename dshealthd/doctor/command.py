@@ -242,7 +242,10 @@ def _of_the_job(
     if not wanted:
         return []
     context = module.context(options)
-    return [(check, context) for check in wanted]
+    # what nobody named cannot be looked at; a check that was asked for by name says so
+    suited = module.applicable(context)
+    chosen = [check for check in wanted if options.only or check in suited]
+    return [(check, context) for check in chosen or wanted[:1]]
 
 
 def _several(options: argparse.Namespace, loaded: Config) -> bool:

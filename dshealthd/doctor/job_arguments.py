@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 
+from dshealthd.jobs.environment import natural
+
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _COUNT = re.compile(r"(\d{1,15}(?:\.\d{1,6})?(?:e\d{1,2})?)([kmbgt]?)", re.IGNORECASE)
 
@@ -72,8 +74,8 @@ def count(text: str) -> int:
 
 def positive(text: str) -> int:
     """Return a number from 1 on; ValueError."""
-    found = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0  # noqa: PLR2004 - digits
-    if found < 1:
+    found = natural(text)
+    if not found:
         message = f"{text!r} is no number from 1 on"
         raise argparse.ArgumentTypeError(message)
     return found

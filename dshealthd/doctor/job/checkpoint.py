@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 ENGINE = "deepspeed/runtime/engine.py"
 MAX_NAMED = 8
+PARTITIONED = 3
+"""The ZeRO stage that saves parameters in parts; 1 and 2 load each other's."""
 
 
 def applies(context: JobContext) -> bool:
@@ -78,8 +80,8 @@ def _tag(checkpoint: Checkpoint) -> Iterator[Result]:
         yield Result(
             Outcome.CRITICAL,
             printable(
-                f"{directory} has no file `{pointer}`: DeepSpeed only warns, and training starts from"
-                f" nothing{tags}"
+                f"{directory} has no file `{pointer}`: DeepSpeed only warns, and training starts"
+                f" from nothing{tags}"
             ),
             remedy=f"echo {shlex.quote(newest)} > {shlex.quote(directory)}/{pointer}",
             source=f"{ENGINE}, load_checkpoint",
@@ -200,7 +202,7 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
     if checkpoint.is_universal or universal or checkpoint.stage is None:
         return
     stage = _configured_stage(context)
-    if stage is not None and (stage == 3) != (checkpoint.stage == 3):  # noqa: PLR2004 - ZeRO's stage
+    if stage is not None and (stage == PARTITIONED) != (checkpoint.stage == PARTITIONED):
         yield Result(
             Outcome.CRITICAL,
             printable(

@@ -108,8 +108,8 @@ def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Res
         if settings[key] != "none" and stage < least:
             yield Result(
                 Outcome.WARNING,
-                f"{name}: {key} is for ZeRO stage {least}{'' if least == 3 else ' and above'},"  # noqa: PLR2004 - the highest stage
-                f" and the stage is {stage}: nothing is offloaded",
+                f"{name}: {key} is for ZeRO stages from {least} on, and the stage is {stage}:"
+                " nothing is offloaded",
                 remedy=f"grep -n '\"stage\"' {name}",
                 value=str(stage),
                 limit=str(least),

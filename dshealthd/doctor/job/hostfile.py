@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job_context import JobContext
 
 SOURCE = "deepspeed/launcher/runner.py, _parse_hostfile"
+_GOOD_LINE = "^(#.*|[A-Za-z0-9_.:][A-Za-z0-9_.:-]* +slots=[0-9]+.*)?$"
 
 
 def applies(context: JobContext) -> bool:
@@ -47,7 +48,7 @@ def run(context: JobContext) -> Iterator[Result]:
             yield Result(
                 Outcome.CRITICAL,
                 printable(line),
-                remedy=f"grep -nvE '^(#.*|[A-Za-z0-9_.:][A-Za-z0-9_.:-]* +slots=[0-9]+.*)?$' {name}",
+                remedy=f"grep -nvE '{_GOOD_LINE}' {name}",
                 source=SOURCE,
                 component=name,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
@@ -45,7 +46,7 @@ def run(context: JobContext) -> Iterator[Result]:
 def _readable(context: JobContext) -> Iterator[Result]:
     for source in (context.command, context.script, context.environment):
         if source is not None and source.value is None:
-            shown = source.name if len(source.name) <= 80 else f"{source.name[:77]}..."  # noqa: PLR2004 - a line
+            shown = textwrap.shorten(source.name, 80)
             yield Result(
                 Outcome.UNKNOWN,
                 printable(
@@ -119,7 +120,8 @@ def _options(context: JobContext) -> Iterator[Result]:
         if outer is None and nodes is not None and nodes > 1 and program == "torchrun":
             yield Result(
                 Outcome.CRITICAL,
-                f"the job has {nodes} nodes and torchrun starts on the first alone: srun is missing",
+                f"the job has {nodes} nodes and torchrun starts on the first alone: srun is"
+                " missing",
                 remedy="srun --ntasks-per-node=1 torchrun ...",
                 source="sbatch(1): the script runs on the first node",
                 component="torchrun",
@@ -139,7 +141,8 @@ def _options(context: JobContext) -> Iterator[Result]:
         if program == "torchrun" and listed and context.layout.nodes not in (None, listed):
             yield Result(
                 Outcome.CRITICAL,
-                f"torchrun waits for {context.layout.nodes} nodes, and Slurm gives the job {listed}",
+                f"torchrun waits for {context.layout.nodes} nodes, and Slurm gives the job"
+                f" {listed}",
                 remedy=f"torchrun --nnodes={listed} ...",
                 value=str(context.layout.nodes),
                 limit=str(listed),

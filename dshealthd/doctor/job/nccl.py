@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Context
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.environment_problems import MEANINGS
 from dshealthd.jobs import environment_problems as problems
 from dshealthd.jobs.environment import nccl_variables
 from dshealthd.jobs.nccl.names import Misnomer
@@ -21,16 +22,9 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job_context import JobContext
 
 WORDS: Mapping[str, str] = {
-    Misnomer.UNREAD: "is read by no release of any library, whatever guides say",
-    Misnomer.RETIRED: "is no longer read",
-    Misnomer.RENAMED: "still works, and has another name by now",
+    **MEANINGS,
     Misnomer.MISSPELT: "is what a misspelt name seems to mean",
     Misnomer.UNKNOWN: "is read by nothing that is known; a plugin may",
-    Misfit.OUT_OF_RANGE: "is out of the range that NCCL takes",
-    Misfit.NO_NUMBER: "is no number to NCCL",
-    problems.Problem.ABSENT: "names nothing that this node has",
-    problems.Problem.DOWN: "names what is down on this node",
-    problems.Problem.LOOPBACK: "leaves a job of several nodes the loopback interface alone",
     problems.Problem.DISABLED: "switches off InfiniBand, which works on this node",
 }
 _CRITICAL = frozenset({*Misfit, *problems.Problem, Misnomer.MISSPELT} - {problems.Problem.DISABLED})

@@ -75,7 +75,8 @@ def _ranks(context: JobContext) -> Iterator[Result]:
                 Outcome.WARNING,
                 f"deepspeed ignores CUDA_VISIBLE_DEVICES={printable(text[:40])} because of"
                 f" {ignored}",
-                remedy=f"unset CUDA_VISIBLE_DEVICES; deepspeed --include localhost:{printable(text[:40])}",
+                remedy="unset CUDA_VISIBLE_DEVICES;"
+                f" deepspeed --include localhost:{printable(text[:40])}",
                 source="deepspeed/launcher/runner.py, main",
                 component="CUDA_VISIBLE_DEVICES",
             )

@@ -42,7 +42,7 @@ def run(context: JobContext) -> Iterator[Result]:
             Outcome.CRITICAL,
             printable(f"{name} is not reachable by SSH: {answer.problem}"),
             remedy=remote.remedy(name, answer.problem),
-            source="deepspeed/launcher/runner.py: pdsh and its own check use SSH without a password",
+            source="deepspeed/launcher/runner.py, which uses SSH without a password",
             component=name,
         )
     if len(bad) > MAX_NAMED:

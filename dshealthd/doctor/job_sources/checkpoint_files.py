@@ -25,7 +25,8 @@ _SHARD = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_st
 _MODEL_SHARD = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt")
 _MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _EXPERT = re.compile(
-    r"(layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt|expp_rank_\d+_mp_rank_\d+_optim_states\.pt"
+    r"(layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt"
+    r"|expp_rank_\d+_mp_rank_\d+_optim_states\.pt"
 )
 _ZIP_HEAD, _ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
 _END_SIZE = 22

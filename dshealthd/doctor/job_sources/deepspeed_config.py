@@ -17,7 +17,7 @@ MAX_SHOWN = 20
 """Duplicate keys and numbers that are listed."""
 
 Parsed = dict[str, Any]
-"""`text` (of what is no JSON), `document` (None if it is none), `duplicates`, `constants` and `syntax`."""
+"""`text` of what is no JSON, `document` of what is, `duplicates`, `constants` and `syntax`."""
 
 
 def parse(text: str, name: str) -> Parsed:

@@ -61,7 +61,8 @@ _TORCHRUN_FLAGS = "standalone module no-python run-path virtual-local-rank help 
 _TORCHRUN_VALUED = """
 nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf max-restarts monitor-interval
 start-method event-log-handler role log-dir redirects tee local-ranks-filter node-rank master-addr
-master-port local-addr logs-specs numa-binding shutdown-timeout signals-to-handle duplicate-stdout-filters
+master-port local-addr logs-specs numa-binding shutdown-timeout signals-to-handle
+duplicate-stdout-filters
 duplicate-stderr-filters
 """
 _SRUN_FLAGS = """
@@ -206,7 +207,7 @@ def launcher(
     if _PYTHON.fullmatch(program):
         while rest and rest[0] in {"-u", "-O", "-P", "-s", "-B"}:
             rest.pop(0)
-        if rest[:1] != ["-m"] or len(rest) < 2 or rest[1] not in _MODULES:  # noqa: PLR2004 - `-m MODULE`
+        if rest[:1] != ["-m"] or rest[1:2] == [] or rest[1] not in _MODULES:
             return None
         program, rest = _MODULES[rest[1]], rest[2:]
     if program in _SHELLS:

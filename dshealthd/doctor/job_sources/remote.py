@@ -14,6 +14,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dshealthd.doctor.hosts import command, last_line
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -27,11 +29,8 @@ _AT_ONCE = 64
 _CHUNK = 1 << 16
 _MARK = "--sockets--"
 _LOOK = f"ls /proc/driver/nvidia/gpus 2>/dev/null; echo {_MARK}; cat /proc/net/tcp /proc/net/tcp6"
-_OPTIONS = (
-    *("-T", "-n", "-x", "-a", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT}"),
-    *("-o", "ConnectionAttempts=1", "-o", "ClearAllForwardings=yes"),
-    *("-o", "PermitLocalCommand=no", "-o", "ControlMaster=no", "-o", "LogLevel=ERROR"),
-)
+_OPTIONS = ("-n", "-x", "-a", "-o", "ConnectionAttempts=1", "-o", "ControlMaster=no")
+"""Beside those of all our calls: nothing is read, forwarded, or left behind for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,8 @@ class Answer:
 def look(hosts: Sequence[str], ssh: str, options: Sequence[str] = ()) -> dict[str, Answer]:
     """Ask hosts side by side, and return their answers by name.
 
-    `ssh` is the program and `options` are of it. A name is never taken for an option. One that has not answered by the
-    deadline is killed.
+    `ssh` is the program and `options` are of it. A name is never taken for an option. One that has
+    not answered by the deadline is killed.
     """
     end = time.monotonic() + DEADLINE
     waiting = list(dict.fromkeys(hosts))
@@ -60,7 +59,9 @@ def look(hosts: Sequence[str], ssh: str, options: Sequence[str] = ()) -> dict[st
         while waiting or running:
             while waiting and len(running) < _AT_ONCE:
                 name = waiting.pop(0)
-                running[name] = _Call([ssh, *_OPTIONS, *options, "--", name, _LOOK], selector)
+                program = [ssh, *_OPTIONS, *options]
+                arguments = command(program, name, ("sh", "-c", _LOOK), CONNECT)
+                running[name] = _Call(arguments, selector)
             over = time.monotonic() >= end
             for key, _ in selector.select(0 if over else min(0.2, end - time.monotonic())):
                 key.data()
@@ -140,5 +141,5 @@ def _answer(code: int, output: bytes, errors: bytes, *, over: bool) -> Answer:
         return Answer("", len(names) or None, sockets)
     if over:
         return Answer(f"no answer within {DEADLINE:g} s")
-    said = [line.strip() for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    return Answer(said[-1][:300] if said else f"ssh ended with status {code}")
+    said = last_line(errors.decode(errors="replace"))
+    return Answer(said if errors.strip() else f"ssh ended with status {code}")

@@ -147,7 +147,12 @@ def test_no_false_alarm(inspected: dict[str, Inspection], case: str, check: str)
         ("removed inner", "config-deprecated", CRITICAL, "MiCS"),
         ("both halves", "config-conflicts", CRITICAL, "fp16 and bf16 are both enabled"),
         ("both halves", "config-keys", CRITICAL, "mean 'zero_optimization'"),
-        ("offload_param", "config-conflicts", WARNING, "offload_param is for ZeRO stage 3"),
+        (
+            "offload_param",
+            "config-conflicts",
+            WARNING,
+            "offload_param is for ZeRO stages from 3 on",
+        ),
         ("ratio", "config-conflicts", CRITICAL, "Partial offloading"),
         ("stage", "config-conflicts", CRITICAL, "zero_optimization.stage"),
         ("optimizer", "config-conflicts", CRITICAL, "has the optimizer OneBitAdam"),

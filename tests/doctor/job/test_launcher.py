@@ -72,8 +72,10 @@ pool, filters = json.load(sys.stdin)
 found = []
 for one in filters:
     try:
-        active = runner.parse_inclusion_exclusion(pool, one.get("include", ""), one.get("exclude", ""))
-        active = runner.apply_num_nodes_and_gpus(active, one.get("num_nodes", -1), one.get("num_gpus", -1))
+        active = runner.parse_inclusion_exclusion(
+            pool, one.get("include", ""), one.get("exclude", ""))
+        active = runner.apply_num_nodes_and_gpus(
+            active, one.get("num_nodes", -1), one.get("num_gpus", -1))
         found.append({name: len(slots) for name, slots in active.items()})
     except ValueError as error:
         found.append(str(error))
