@@ -35,11 +35,12 @@ from dshealthd.jobs.nccl.names import Misnomer, newer
 from dshealthd.jobs.nccl.release import MappedReleases, Unidentified
 from dshealthd.jobs.nccl.settings import parse_configuration
 from dshealthd.jobs.network_devices import NetworkDevices
-from dshealthd.jobs.processes import ProcessTable, parse_stat
+from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ranks import Ranks, digest
 from dshealthd.jobs.shares import shared
 from dshealthd.linux.pci import bus
 from dshealthd.linux.process_files import Root
+from dshealthd.linux.process_stat import parse_stat
 from dshealthd.linux.socket_owners import started_by
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from dshealthd.core.collector import Collector, Reason, SourceError, gauge
-from dshealthd.core.host import read
+from dshealthd.core.host import integer, read
 from dshealthd.core.parts import read_parts
 
 if TYPE_CHECKING:
@@ -289,6 +289,6 @@ def _number(host: Host, sysctl: str) -> int | None:
     place = host.proc(_path(sysctl))
     text = _text(place)
     try:
-        return None if text is None else int(text)
+        return None if text is None else integer(place, text)
     except ValueError as error:
-        raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error
+        raise SourceError(Reason.MALFORMED, str(error)) from error

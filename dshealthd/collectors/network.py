@@ -27,7 +27,7 @@ from dshealthd.core.collector import (
     counter,
     gauge,
 )
-from dshealthd.core.host import read
+from dshealthd.core.host import integer, read
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import os_reason
 
@@ -292,12 +292,7 @@ class Network(Collector):
             yield SPEED(interface.speed, name)
 
     def _number(self, place: str) -> int:
-        text = self._reader(place)
-        try:
-            return int(text)
-        except ValueError as error:
-            message = f"{place}: {text[:40]!r} is no number"
-            raise ValueError(message) from error
+        return integer(place, self._reader(place))
 
 
 def _info(name: str, place: str) -> Sample:

@@ -74,11 +74,15 @@ def read_bytes(place: str, limit: int = 1 << 20) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def read_int(place: str) -> int:
-    """Return the integer that a file holds; ValueError names the file when it holds none."""
-    text = read(place).strip()
+def integer(place: str, text: str | bytes, base: int = 10) -> int:
+    """Return the integer that a file of the kernel holds; ValueError names the file otherwise."""
     try:
-        return int(text, 0)
+        return int(text, base)
     except ValueError as error:
-        message = f"{place}: {text[:40]!r} is no integer"
+        message = f"{place}: {text[:40]!r} is no number"
         raise ValueError(message) from error
+
+
+def read_int(place: str) -> int:
+    """Return the integer that a file holds, decimal or 0x…; OSError, or ValueError with its name."""
+    return integer(place, read(place).strip(), 0)

@@ -14,16 +14,16 @@ from dshealthd.jobs.processes import (
     ProcessTable,
     TrainingProcess,
     namespace,
-    parse_stat,
     standing,
     with_owners,
 )
+from dshealthd.linux.process_stat import parse_stat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dshealthd.core.collector import Context
-    from dshealthd.jobs.processes import Stat
+    from dshealthd.linux.process_stat import Stat
 
 _UNINTERRUPTIBLE = "D"
 

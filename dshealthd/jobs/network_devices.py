@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Fault, Reason
-from dshealthd.core.host import read
+from dshealthd.core.host import integer, read
 from dshealthd.core.result import os_reason
 from dshealthd.linux.infiniband import parse_state, read_attribute
 
@@ -95,7 +95,7 @@ class NetworkDevices:
         place = self._host.sys(f"class/net/{name}")
         try:
             return (
-                bool(int(read(f"{place}/flags"), 16) & _IFF_UP)
+                bool(integer(place, read(f"{place}/flags"), 16) & _IFF_UP)
                 and read(f"{place}/operstate").strip() in _RUNNING
             )
         except (OSError, ValueError):

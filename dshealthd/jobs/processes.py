@@ -15,13 +15,14 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Reason
 from dshealthd.core.host import read, read_bytes
 from dshealthd.core.result import os_reason
 from dshealthd.jobs import ownership
 from dshealthd.jobs.environment import Launch, job, launch, nccl_variables, parse_environ
+from dshealthd.linux.process_stat import Stat, parse_stat
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -69,23 +70,6 @@ class Unseen(enum.StrEnum):
     """There was too much to read in one sweep; its turn comes."""
     UNREADABLE = "unreadable"
     """Its environment is longer than what is read, or the kernel's answer is not understood."""
-
-
-class Stat(NamedTuple):
-    """What `/proc/<pid>/stat` says."""
-
-    state: str
-    parent: int
-    flags: int
-    start: int
-    """Clock ticks from boot to start; with the pid, this is what makes a process unique."""
-    environment: int
-    """Address of the environment, which changes with exec; 0 where one may not know."""
-
-    @property
-    def image(self) -> tuple[int, int]:
-        """What is the same for as long as the process is the same and runs the same program."""
-        return self.start, self.environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,26 +147,6 @@ def namespace(host: Host, pid: int) -> str:
         return "" if theirs == os.readlink(host.proc("self/ns/net")) else theirs
     except OSError:
         return ""
-
-
-def parse_stat(data: bytes) -> Stat:
-    """Return what `/proc/<pid>/stat` says; the name in it may hold anything.
-
-    ValueError if malformed.
-    """
-    fields = data[data.rfind(b")") + 1 :].split()
-    try:
-        state, parent, flags, start = (
-            fields[0].decode("ascii"),
-            int(fields[1]),
-            int(fields[6]),
-            int(fields[19]),
-        )
-        environment = int(fields[47]) if len(fields) > 47 else 0  # noqa: PLR2004 - since Linux 3.5
-    except (IndexError, ValueError) as error:
-        message = f"no process status: {data[:80]!r}"
-        raise ValueError(message) from error
-    return Stat(state, parent, flags, start, environment)
 
 
 class ProcessTable:

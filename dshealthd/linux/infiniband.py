@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dshealthd.core.host import integer
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -100,13 +102,12 @@ class Adapter:
             self.unsupported.add(place)
             return None
         try:
-            value = int(text)
-        except ValueError as error:
+            value = integer(place, text)
+        except ValueError:
             if text.startswith(b"N/A"):  # the kernel's words for a driver without this counter
                 self.unsupported.add(place)
                 return None
-            message = f"{place}: {text[:40]!r} is no number"
-            raise ValueError(message) from error
+            raise
         return None if value == _UNKNOWN else value
 
     def text(self, path: str) -> str:

@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.host import read, read_bytes
+from dshealthd.linux.process_stat import TICKS, parse_stat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -24,7 +25,6 @@ PATIENCE = 60.0
 
 Doubled each time, up to sixteen-fold.
 """
-_TICKS = os.sysconf("SC_CLK_TCK")
 _SYSTEMD = ("systemd", "init")
 
 
@@ -35,16 +35,6 @@ class Process(NamedTuple):
     """Its parent's pid: 1, or a subreaper's, once the parent is gone."""
     started: float
     """Seconds from boot to its start."""
-
-
-def parse_stat(text: str) -> Process:
-    """Return what `/proc/<pid>/stat` tells. ValueError if malformed."""
-    fields = text.rpartition(")")[2].split()
-    try:
-        return Process(int(fields[1]), int(fields[19]) / _TICKS)
-    except IndexError as error:
-        message = f"no process: {text[:60]!r}"
-        raise ValueError(message) from error
 
 
 def parse_inode(link: str) -> int | None:
@@ -83,7 +73,8 @@ class Owner:
         return None if self._parent_started_it is None else not self._parent_started_it
 
     def _read(self) -> Process:
-        return parse_stat(read(self._host.proc(f"{self._pid}/stat")))
+        stat = parse_stat(read_bytes(self._host.proc(f"{self._pid}/stat"), 4096))
+        return Process(stat.parent, stat.start / TICKS)
 
 
 def started_by(host: Host, pid: int, parent: int) -> bool | None:

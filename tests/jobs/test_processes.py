@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from dshealthd.core.collector import Context, Fault, Reason
 from dshealthd.core.host import Host, read_bytes
-from dshealthd.jobs.processes import ENVIRON_LIMIT, SWEEP_LIMIT, ProcessTable, Unseen, parse_stat
+from dshealthd.jobs.processes import ENVIRON_LIMIT, SWEEP_LIMIT, ProcessTable, Unseen
+from dshealthd.linux.process_stat import parse_stat
 from tests.jobs.machines import TORCH, Machine, environ, stat_line
 
 if TYPE_CHECKING:
@@ -57,9 +58,9 @@ def test_stat_is_found_behind_any_name(comm: bytes) -> None:
 
     Brackets, newlines and bytes that are no text do not move the fields.
     """
-    assert parse_stat(
-        stat_line(7, comm=comm, state="R", parent=5, flags=64, start=12345, image=99)
-    ) == ("R", 5, 64, 12345, 99)
+    stat = parse_stat(stat_line(7, comm=comm, state="R", parent=5, flags=64, start=12345, image=99))
+    assert (stat.state, stat.parent, stat.flags) == ("R", 5, 64)
+    assert stat.image == (stat.start, stat.environment) == (12345, 99)
 
 
 @given(st.binary())

@@ -5,16 +5,14 @@ without waiting for the process.
 from __future__ import annotations
 
 import enum
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read_bytes
+from dshealthd.linux.process_stat import TICKS, parse_stat
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host
-
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class State(enum.StrEnum):
@@ -72,18 +70,13 @@ class Activity:
 
 def parse_activity(data: bytes) -> Activity:
     """Return what `/proc/<pid>/stat` says; ValueError if malformed."""
-    fields = data[data.rfind(b")") + 1 :].split()
-    try:
-        ticks = int(fields[11]) + int(fields[12])
-        return Activity(
-            _STATES.get(fields[0].decode("ascii"), State.UNKNOWN),
-            int(fields[19]),
-            ticks / _TICKS,
-            int(fields[49]),
-        )
-    except (IndexError, ValueError) as error:
-        message = f"no process status: {data[:80]!r}"
-        raise ValueError(message) from error
+    stat = parse_stat(data)
+    return Activity(
+        _STATES.get(stat.state, State.UNKNOWN),
+        stat.start,
+        stat.cpu_ticks / TICKS,
+        stat.exit_status,
+    )
 
 
 def parse_queued(data: bytes) -> float:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from dshealthd.core.host import read, read_bytes
 from dshealthd.jobs.environment import job, launch, parse_environ
 from dshealthd.jobs.ownership import parse_user
-from dshealthd.jobs.processes import ENVIRON_LIMIT, TrainingProcess, namespace, parse_stat, standing
+from dshealthd.jobs.processes import ENVIRON_LIMIT, TrainingProcess, namespace, standing
+from dshealthd.linux.process_stat import parse_stat
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Sample
 from dshealthd.core.host import read_bytes
-from dshealthd.jobs.processes import parse_stat
 from dshealthd.jobs.ras.progress import Progress
 from dshealthd.jobs.ras.question import Loaded
 from dshealthd.jobs.ras.split import dead_here
 from dshealthd.jobs.ras.status import Status
+from dshealthd.linux.process_stat import parse_stat
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host

@@ -18,6 +18,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.child import StartError, channel, how_ended, spawn
+from dshealthd.core.host import read_bytes
+from dshealthd.linux.process_stat import parse_stat
 from dshealthd.probe.workers import launch, worker
 
 if TYPE_CHECKING:
@@ -131,9 +133,8 @@ class Worker:
         T for stopped, D for a wait in the kernel that no signal ends; empty if it is gone.
         """
         try:
-            with open(f"/proc/{self.pid}/stat", encoding="utf-8", errors="replace") as stat:
-                return stat.read().rpartition(")")[2].split()[0]
-        except OSError:
+            return parse_stat(read_bytes(f"/proc/{self.pid}/stat", 4096)).state
+        except (OSError, ValueError):
             return ""
 
     def _kill_group(self) -> None:
