@@ -198,7 +198,7 @@ def _request(url: str, path: str, who: str, document: object = None) -> bytes:
         url + path, data, {"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310 - checked above
             body: bytes = answer.read()
             return body
     except urllib.error.HTTPError as error:

@@ -119,7 +119,7 @@ def commit_time() -> int:
     if given:
         return int(given)
     command = ["git", "log", "-1", "--format=%ct"]
-    done = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True)  # noqa: S603
+    done = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True)  # noqa: S603 - a fixed program
     return int(done.stdout)
 
 
@@ -159,7 +159,7 @@ def fetch(arch: str, directory: Path) -> list[Path]:
             command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps"]
             command += ["--require-hashes", "--only-binary=:all:", "--implementation=cp"]
             command += ["--disable-pip-version-check", f"--python-version={version}", *platforms]
-            subprocess.run([*command, "-d", directory, "-r", list_file], check=True)  # noqa: S603
+            subprocess.run([*command, "-d", directory, "-r", list_file], check=True)  # noqa: S603 - a fixed program
         stamp.touch()
     by_name: dict[str, list[Path]] = {}
     for file in sorted(directory.glob("*.whl")):
@@ -297,7 +297,7 @@ def system_files(root: Path, epoch: int) -> None:
         write(root / target, source.read_text(encoding="utf-8"))
     specification = importlib.util.spec_from_file_location("manual", HERE / "manual.py")
     assert specification is not None  # noqa: S101 - the file is there
-    assert specification.loader is not None  # noqa: S101
+    assert specification.loader is not None  # noqa: S101 - a file has a loader
     manual = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(manual)
     date = time.strftime("%Y-%m-%d", time.gmtime(epoch))

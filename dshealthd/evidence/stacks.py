@@ -94,7 +94,7 @@ def _run(program: int, pid: int) -> tuple[bytes, str]:
         cwd="/",
     ) as process:
         assert process.stdout is not None  # noqa: S101 - as it was asked for
-        assert process.stderr is not None  # noqa: S101
+        assert process.stderr is not None  # noqa: S101 - as it was asked for
         output = process.stdout.read(MAX_OUTPUT + 1)
         if len(output) > MAX_OUTPUT:
             process.kill()
