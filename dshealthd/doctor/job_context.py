@@ -27,6 +27,7 @@ from dshealthd.doctor.job_sources.layout import FilterError, Layout, layout
 from dshealthd.doctor.job_sources.rendezvous import Rendezvous, rendezvous
 from dshealthd.doctor.job_sources.slurm_script import SlurmScript
 from dshealthd.doctor.job_sources.source import Source, read_all, read_text
+from dshealthd.printable import printable
 from dshealthd.probe.members.membership import Member, MembershipError, parse_hostfile
 
 if TYPE_CHECKING:
@@ -281,7 +282,7 @@ def _mapped(source: Source[Any] | None, name: str, make: Callable[[Any], Any]) -
     if source is None:
         return None
     value = None if source.value is None else make(source.value)
-    return Source(name, value, source.problem)
+    return Source(printable(name), value, source.problem)
 
 
 def _read_config(path: str) -> deepspeed_config.Parsed:

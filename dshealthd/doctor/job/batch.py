@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.job_sources.remedies import add_key, edit, find_key
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def run(context: JobContext) -> Iterator[Result]:
         yield Result(
             Outcome.CRITICAL,
             f"{name} has neither {TRAIN} nor {MICRO}; DeepSpeed needs one of them",
-            remedy=f"sed -i '0,/{{/s//{{\\n  \"{MICRO}\": 1,/' {name}",
+            remedy=add_key(name, MICRO, "1"),
             source=SOURCE,
             component=f"{name}: {TRAIN}",
         )
@@ -67,7 +68,7 @@ def _wrong(name: str, given: dict[str, Any]) -> Iterator[Result]:
         yield Result(
             Outcome.CRITICAL,
             printable(f"{name}: {key} is {str(value)[:40]!r}, not a whole number above 0"),
-            remedy=f"grep -n '\"{key}\"' {name}",
+            remedy=find_key(name, key),
             value=printable(str(value)[:40]),
             limit="a whole number from 1 on",
             source=SOURCE,
@@ -171,7 +172,7 @@ def _without_ranks(name: str, train: int, micro: int | None, steps: int | None) 
 
 
 def _set(name: str, key: str, value: int) -> str:
-    return f"sed -i -E 's/(\"{key}\"[^0-9]*)[0-9]+/\\1{value}/' {name}"
+    return edit(name, f's/("{key}"[^0-9]*)[0-9]+/\\1{value}/', "-E")
 
 
 CHECK: Check[JobContext] = Check(

@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.job_sources.remedies import find_key, paste, show
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def run(context: JobContext) -> Iterator[Result]:
         yield Result(
             Outcome.UNKNOWN if hung else Outcome.CRITICAL,
             printable(f"{source.name}: {source.problem}" if hung else source.problem),
-            remedy=f"ls -l {shlex.quote(source.name)}",
+            remedy=show(source.name),
             component=printable(source.name),
         )
         return
@@ -57,6 +58,10 @@ def run(context: JobContext) -> Iterator[Result]:
                 f"{_place(checkpoint)}: {len(checkpoint.files)} files are complete, {kind}{saved}"
             ),
         )
+
+
+def _shown(command: str) -> str:
+    return command if command.isprintable() else ""
 
 
 def _place(checkpoint: Checkpoint) -> str:
@@ -83,7 +88,7 @@ def _tag(checkpoint: Checkpoint) -> Iterator[Result]:
                 f"{directory} has no file `{pointer}`: DeepSpeed only warns, and training starts"
                 f" from nothing{tags}"
             ),
-            remedy=f"echo {shlex.quote(newest)} > {shlex.quote(directory)}/{pointer}",
+            remedy=_shown(f"echo {shlex.quote(newest)} > {shlex.quote(f'{directory}/{pointer}')}"),
             source=f"{ENGINE}, load_checkpoint",
             component=printable(directory),
         )
@@ -92,7 +97,7 @@ def _tag(checkpoint: Checkpoint) -> Iterator[Result]:
         yield Result(
             Outcome.CRITICAL,
             printable(f"{_place(checkpoint)}, {origin}does not exist{tags}"),
-            remedy=f"ls -d {shlex.quote(directory)}/*/",
+            remedy=show(directory),
             source=f"{ENGINE}, load_checkpoint",
             component=printable(_place(checkpoint)),
         )
@@ -100,7 +105,7 @@ def _tag(checkpoint: Checkpoint) -> Iterator[Result]:
         yield Result(
             Outcome.CRITICAL,
             printable(f"{_place(checkpoint)} has no files"),
-            remedy=f"ls -la {shlex.quote(_place(checkpoint))}",
+            remedy=show(_place(checkpoint)),
             component=printable(_place(checkpoint)),
         )
 
@@ -114,7 +119,7 @@ def _files(checkpoint: Checkpoint) -> Iterator[Result]:
             yield Result(
                 Outcome.CRITICAL,
                 printable(f"{place}/{name} {what}: it was not written to its end"),
-                remedy=f"ls -l {shlex.quote(place)}; df -h {shlex.quote(checkpoint.directory)}",
+                remedy=paste("df", "-h", "--", checkpoint.directory),
                 value=f"{checkpoint.files[name]} bytes",
                 component=printable(name),
             )
@@ -138,14 +143,14 @@ def _files(checkpoint: Checkpoint) -> Iterator[Result]:
                     f"{place} has the parameters of {saved} ranks and the optimizer states of"
                     f" {optimizers}"
                 ),
-                remedy=f"ls {shlex.quote(place)}",
+                remedy=show(place),
                 component=printable(place),
             )
     if not models and not checkpoint.models():
         yield Result(
             Outcome.CRITICAL,
             printable(f"{place} has no model: mp_rank_00_model_states.pt is missing"),
-            remedy=f"ls {shlex.quote(place)}",
+            remedy=show(place),
             source=f"{ENGINE}, _get_ckpt_name",
             component=printable(place),
         )
@@ -164,7 +169,7 @@ def _absent(place: str, kind: str, model_rank: int, absent: list[int], whole: in
             f"{place}: {len(absent)} of {whole} {kind}_states files are missing, of data-parallel"
             f" ranks {shown}"
         ),
-        remedy=f"ls {shlex.quote(place)} | grep {kind}_states | sort -V",
+        remedy=show(place),
         value=str(whole - len(absent)),
         limit=str(whole),
         source=f"{ENGINE}, _get_all_zero_checkpoint_names",
@@ -181,10 +186,9 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
         "load_universal", isinstance(block, dict) and block.get("load_universal") is True
     )
     place = _place(checkpoint)
-    convert = (
-        "python -m deepspeed.checkpoint.ds_to_universal --input_folder"
-        f" {shlex.quote(place)} --output_folder {shlex.quote(f'{place}_universal')}"
-    )
+    program = ("python", "-m", "deepspeed.checkpoint.ds_to_universal")
+    target = f"{place}_universal"
+    convert = paste(*program, "--input_folder", place, "--output_folder", target)
     if checkpoint.is_universal != universal and (context.config is not None or universal):
         have = "a universal checkpoint" if checkpoint.is_universal else "no universal checkpoint"
         yield Result(
@@ -195,7 +199,7 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
             ),
             remedy=convert
             if universal
-            else "python -c \"print('set checkpoint.load_universal to true')\"",
+            else find_key(context.config.name if context.config else "", "checkpoint", "-A4"),
             source=f"{ENGINE}, _load_zero_checkpoint",
             component="checkpoint.load_universal",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.job_sources.remedies import add_key, find_key
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _refused(name: str, error: Mapping[str, str], source: str) -> Result:
     return Result(
         Outcome.CRITICAL,
         printable(f"{name}: DeepSpeed refuses {path or 'it'}: {error['text']}"),
-        remedy=f"grep -n '\"{printable(path.rpartition('.')[2])}\"' {name}",
+        remedy=find_key(name, path.rpartition(".")[2]),
         source=source,
         component=printable(f"{name}: {path}" if path else name),
     )
@@ -75,7 +76,7 @@ def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
         yield Result(
             Outcome.CRITICAL,
             f"{name}: fp16 and bf16 are both enabled; DeepSpeed ends the start",
-            remedy=f'sed -n \'/"fp16"/,/}}/p;/"bf16"/,/}}/p\' {name}',
+            remedy=find_key(name, "bf16", "-A2"),
             source="deepspeed/runtime/config.py, _initialize_params",
             component=f"{name}: bf16",
         )
@@ -84,7 +85,7 @@ def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
             Outcome.CRITICAL,
             f"{name}: max_grad_norm is no parameter of an optimizer, which ends the start; use"
             " gradient_clipping at top level",
-            remedy=f"grep -n '\"max_grad_norm\"' {name}",
+            remedy=find_key(name, "max_grad_norm"),
             source="deepspeed/runtime/engine.py, _configure_basic_optimizer",
             component=f"{name}: optimizer.params.max_grad_norm",
         )
@@ -95,7 +96,7 @@ def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
             yield Result(
                 Outcome.CRITICAL,
                 f"{name}: {key} goes to NVMe and has no nvme_path",
-                remedy=f"grep -n -A4 '\"{key}\"' {name}",
+                remedy=find_key(name, key, "-A4"),
                 source="deepspeed/runtime/zero/offload_config.py",
                 component=f"{name}: zero_optimization.{key}.nvme_path",
             )
@@ -110,7 +111,7 @@ def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Res
                 Outcome.WARNING,
                 f"{name}: {key} is for ZeRO stages from {least} on, and the stage is {stage}:"
                 " nothing is offloaded",
-                remedy=f"grep -n '\"stage\"' {name}",
+                remedy=find_key(name, "stage"),
                 value=str(stage),
                 limit=str(least),
                 source="deepspeed/runtime/zero/offload_config.py",
@@ -123,7 +124,7 @@ def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Res
                 f"{name}: the optimizer is offloaded to the CPU, and DeepSpeed has no {optimizer}"
                 " for the CPU"
             ),
-            remedy=f"grep -n -A2 '\"optimizer\"' {name}",
+            remedy=find_key(name, "optimizer", "-A2"),
             value=printable(optimizer),
             limit=", ".join(_CPU),
             source=source,
@@ -133,7 +134,7 @@ def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Res
         yield Result(
             Outcome.CRITICAL,
             printable(f"{name}: neither DeepSpeed nor torch.optim has the optimizer {optimizer}"),
-            remedy=f"grep -n -A2 '\"optimizer\"' {name}",
+            remedy=find_key(name, "optimizer", "-A2"),
             value=printable(optimizer),
             source=source,
             component=f"{name}: optimizer.type",
@@ -145,7 +146,7 @@ def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Res
                 f"{name}: ZeRO is not tested with {optimizer}, and ends the start unless"
                 " zero_allow_untested_optimizer is true"
             ),
-            remedy=f"sed -i '0,/{{/s//{{\\n  \"zero_allow_untested_optimizer\": true,/' {name}",
+            remedy=add_key(name, "zero_allow_untested_optimizer", "true"),
             source=source,
             component=f"{name}: optimizer.type",
         )

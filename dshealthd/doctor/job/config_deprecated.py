@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.job_sources.remedies import find_key
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def run(context: JobContext) -> Iterator[Result]:
             yield Result(
                 Outcome.CRITICAL,
                 printable(f"{name}: {error['path']!r} ends the start: {error['text']}"),
-                remedy=f"grep -n '\"{error['path'].rpartition('.')[2]}\"' {name}",
+                remedy=find_key(name, error["path"].rpartition(".")[2]),
                 source=source,
                 component=f"{name}: {error['path']}",
             )
@@ -54,7 +55,7 @@ def run(context: JobContext) -> Iterator[Result]:
                 if match
                 else f"{name}: DeepSpeed warns: {line.partition(chr(10))[0][:300]}"
             ),
-            remedy=f"grep -n '\"{printable(key)}\"' {name}" if key else "",
+            remedy=find_key(name, key) if key else "",
             source=source,
             component=printable(f"{name}: {key}") if key else name,
         )

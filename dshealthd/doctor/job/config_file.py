@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources import deepspeed_config
+from dshealthd.doctor.job_sources.remedies import find_key, paste, show
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def run(context: JobContext) -> Iterator[Result]:
             Outcome.UNKNOWN if hung else Outcome.CRITICAL,
             printable(text),
             component=config.name,
-            remedy=f"ls -l {config.name}",
+            remedy=show(config.name),
             limit=f"{deepspeed_config.MAX_BYTES >> 10} KiB, {deepspeed_config.MAX_DEPTH} levels",
         )
         return
@@ -50,7 +51,7 @@ def _form(context: JobContext, name: str, parsed: deepspeed_config.Parsed) -> It
             yield Result(
                 Outcome.CRITICAL,
                 printable(f"{name} is neither JSON nor Hjson: {inspection.syntax}"),
-                remedy=f"python -m json.tool {name}",
+                remedy=paste("python3", "-m", "json.tool", name),
                 source=f"DeepSpeed {inspection.version}",
                 component=name,
             )
@@ -59,7 +60,7 @@ def _form(context: JobContext, name: str, parsed: deepspeed_config.Parsed) -> It
                 Outcome.UNKNOWN,
                 f"{name} is no JSON ({parsed['syntax']}); whether it is Hjson only DeepSpeed can"
                 f" tell: {printable(context.why_not_inspected)}",
-                remedy=f"python -m json.tool {name}",
+                remedy=paste("python3", "-m", "json.tool", name),
                 component=name,
             )
     if context.document is None and (parsed["document"] is not None or _is_read(inspection)):
@@ -70,7 +71,7 @@ def _form(context: JobContext, name: str, parsed: deepspeed_config.Parsed) -> It
         yield Result(
             Outcome.CRITICAL,
             printable(f"{name} has the key {key!r} twice in one block; DeepSpeed ends the start"),
-            remedy=f"grep -n '\"{printable(key)}\"' {name}",
+            remedy=find_key(name, key),
             source="deepspeed/runtime/config_utils.py, dict_raise_error_on_duplicate_keys",
             component=name,
         )
@@ -78,7 +79,7 @@ def _form(context: JobContext, name: str, parsed: deepspeed_config.Parsed) -> It
         yield Result(
             Outcome.CRITICAL,
             f"{name} has the number {word}, which neither JSON nor Hjson has",
-            remedy=f"grep -n {word.removeprefix('-')} {name}",
+            remedy=paste("grep", "-nw", "-e", word.removeprefix("-"), "--", name),
             component=name,
         )
 

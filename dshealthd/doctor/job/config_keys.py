@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.job_sources.remedies import edit, find_key
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 LIKENESS = 0.75
 """Share of letters that a misspelt key has in common with the right one: `zero_optimisation`."""
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+")
+"""A key in which sed finds nothing of its own."""
 GUIDES = {
     "communication_backend": "use init_distributed(timeout=...) or DEEPSPEED_TIMEOUT in minutes",
     "communication": "use communication_data_type or zero_quantized_gradients",
@@ -97,9 +101,9 @@ def _unread(name: str, path: str, inspection: Inspection, source: str) -> Result
 
 
 def _rename(key: str, near: str, name: str) -> str:
-    if not near:
-        return f"grep -n '\"{printable(key)}\"' {name}"
-    return f'sed -i \'s/"{printable(key)}"/"{near}"/\' {name}'
+    if not near or not _PLAIN.fullmatch(key):
+        return find_key(name, key)
+    return edit(name, f's/"{key}"/"{near}"/')
 
 
 def _nearest(key: str, known: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.layout import FilterError
+from dshealthd.doctor.job_sources.remedies import paste, show
 from dshealthd.printable import printable
 from dshealthd.probe.members.membership import MembershipError, parse_hostfile
 
@@ -36,7 +37,7 @@ def run(context: JobContext) -> Iterator[Result]:
             Outcome.UNKNOWN if hung else Outcome.CRITICAL,
             # a hostfile that is not there is no error to deepspeed, which then runs on one node
             printable(f"{name}: {hostfile.problem}" if hung else hostfile.problem),
-            remedy=f"ls -l {name}",
+            remedy=show(name),
             source="deepspeed/launcher/runner.py, fetch_hostfile",
             component=name,
         )
@@ -48,7 +49,7 @@ def run(context: JobContext) -> Iterator[Result]:
             yield Result(
                 Outcome.CRITICAL,
                 printable(line),
-                remedy=f"grep -nvE '{_GOOD_LINE}' {name}",
+                remedy=paste("grep", "-nvE", "-e", _GOOD_LINE, "--", name),
                 source=SOURCE,
                 component=name,
             )
@@ -60,7 +61,7 @@ def run(context: JobContext) -> Iterator[Result]:
             yield Result(
                 Outcome.WARNING,
                 f"{name}: {member.name} has slots=0 and takes no part",
-                remedy=f"grep -n '^{member.name} ' {name}",
+                remedy=paste("grep", "-nw", "-e", member.name, "--", name),
                 source=SOURCE,
                 component=f"{name}: {member.name}",
             )
@@ -70,7 +71,7 @@ def run(context: JobContext) -> Iterator[Result]:
         yield Result(
             Outcome.CRITICAL,
             printable(f"options of deepspeed do not fit {name}: {error}"),
-            remedy=f"cat {name}",
+            remedy=paste("cat", "--", name),
             source="deepspeed/launcher/runner.py, parse_resource_filter",
             component=name,
         )

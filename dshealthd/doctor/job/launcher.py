@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.job_sources.remedies import paste
 from dshealthd.doctor.job_sources.slurm_script import gpus_per_node
 from dshealthd.jobs.environment import natural
 from dshealthd.printable import printable
@@ -76,7 +76,7 @@ def _script(context: JobContext) -> Iterator[Result]:
         yield Result(
             Outcome.WARNING,
             f"{name}:{line}: #SBATCH below the first command is a comment to Slurm",
-            remedy=f"sed -n {line}p {name}",
+            remedy=paste("sed", "-n", f"{line}p", "--", name),
             source="sbatch(1)",
             component=f"{name}:{line}",
         )
@@ -111,7 +111,7 @@ def _options(context: JobContext) -> Iterator[Result]:
                 Outcome.CRITICAL,
                 f"srun starts {tasks} {program} on each node, and each starts all ranks of the"
                 " node: every rank is there more than once",
-                remedy=f"srun --ntasks-per-node=1 {shlex.quote(program)} ...",
+                remedy=f"srun --ntasks-per-node=1 {program} ...",
                 value=str(tasks),
                 limit="1",
                 source="--ntasks-per-node or --ntasks",

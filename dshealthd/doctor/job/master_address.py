@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources import rendezvous
+from dshealthd.doctor.job_sources.remedies import paste
 from dshealthd.jobs.environment import is_loopback
 from dshealthd.printable import printable
 
@@ -40,7 +41,7 @@ def run(context: JobContext) -> Iterator[Result]:
         yield Result(
             Outcome.UNKNOWN if resolved.hung else Outcome.CRITICAL,
             f"{where} does not resolve: {resolved.problem}",
-            remedy=f"getent hosts {shown}" if address == shown else REMEDY,
+            remedy=paste("getent", "hosts", address),
             component="MASTER_ADDR",
         )
         return

@@ -7,6 +7,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.job_sources.remedies import paste
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def run(context: JobContext) -> Iterator[Result]:
             yield Result(
                 Outcome.CRITICAL,
                 f"{key}: {shown} {problem}",
-                remedy=f"mkdir -p {shown}; ls -ld {shown}",
+                remedy=paste("mkdir", "-p", "--", path),
                 source="deepspeed/runtime/zero/stage3.py",
                 component=f"zero_optimization.{key}.nvme_path",
             )

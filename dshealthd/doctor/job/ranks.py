@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.job_sources.remedies import paste
 from dshealthd.jobs.visible_devices import visible
 from dshealthd.printable import printable
 
@@ -75,8 +76,7 @@ def _ranks(context: JobContext) -> Iterator[Result]:
                 Outcome.WARNING,
                 f"deepspeed ignores CUDA_VISIBLE_DEVICES={printable(text[:40])} because of"
                 f" {ignored}",
-                remedy="unset CUDA_VISIBLE_DEVICES;"
-                f" deepspeed --include localhost:{printable(text[:40])}",
+                remedy=paste("deepspeed", "--include", f"localhost:{text}"),
                 source="deepspeed/launcher/runner.py, main",
                 component="CUDA_VISIBLE_DEVICES",
             )

@@ -35,7 +35,7 @@ def test_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_names_and_symptoms() -> None:
     """Names are unique among all checks and in kebab case; each symptom has a runbook."""
-    names = [check.name for check in (*CHECKS, *node.CHECKS)]
+    names = [check.name for check in CHECKS] + [check.name for check in node.CHECKS]
     assert len(set(names)) == len(names)
     symptoms = files("dshealthd") / "symptoms"
     for check in CHECKS:

@@ -333,6 +333,23 @@ def test_neither(inspected: dict[str, Inspection], case: str, words: str) -> Non
         assert [result.outcome for result in found] == [UNKNOWN]
 
 
+def test_interpreter_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter that hangs at its import is killed with what it started, and named."""
+    monkeypatch.setattr("dshealthd.doctor.job_sources.inspection.DEADLINE", 2.0)
+    python, pids = tmp_path / "python", tmp_path / "pids"
+    python.write_text(f"#!/bin/sh\nsleep 600 &\necho $$ $! > {pids}\nwait\n")
+    python.chmod(0o755)
+    file = tmp_path / NAME
+    file.write_text('{"train_batch_size": 8}')
+    job = asked("--deepspeed-config", str(file), "--python", str(python))
+    (result,) = results("config-keys", job)
+    assert result.outcome is UNKNOWN
+    assert "not within 2 s" in result.text
+    for pid in pids.read_text().split():
+        status = Path(f"/proc/{pid}/status")
+        assert not status.exists() or "State:\tZ" in status.read_text()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_interpreter_of_a_user() -> None:
     """Root runs the interpreter of another user's environment as that user, not as itself."""

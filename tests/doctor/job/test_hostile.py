@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,12 +17,12 @@ import pytest
 from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.job import CHECKS, applicable
 from dshealthd.doctor.job_sources import deepspeed_config, launcher_command, slurm_script
+from dshealthd.doctor.job_sources.inspection import Inspection
 from dshealthd.doctor.job_sources.source import Source, read_all
 from tests.doctor.job.asking import asked, results, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 SOON = 30.0
 """Seconds; a bound for a loaded machine. What is tested takes less than one."""
@@ -297,3 +299,54 @@ def test_depth_is_of_brackets_outside_strings() -> None:
     """Brackets in a string are no nesting, also behind an escaped quote."""
     text = '{"a": "\\"%s"}' % ("{" * 1000)
     assert deepspeed_config.parse(text, "x")["document"] == {"a": '"' + "{" * 1000}
+
+
+ERRORS = ("unknown", "value", "removed", "refused")
+HOSTILE_NAMES = (
+    "ds'; touch {proof}; '.json",
+    "$(touch {proof}).json",
+    "`touch {proof}`.json",
+    "a b; touch {proof}.json",
+    "-e touch.json",
+    "\x1b[2J.json",
+    "line\nbreak.json",
+)
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_remedies_run_nothing_that_a_name_or_key_says(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A remedy that is pasted runs the command that it shows, whatever files and keys are called."""
+    monkeypatch.chdir(tmp_path)
+    file = Path(name.format(proof="proof"))
+    evil = "'; touch proof; '"
+    document = {
+        "train_batch_size": 7,
+        "train_micro_batch_size_per_gpu": 4,
+        evil: 1,
+        "$(touch proof)": 1,
+        "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": evil}},
+        "optimizer": {"type": evil, "params": {"max_grad_norm": 1}},
+        "fp16": {"enabled": True},
+        "bf16": {"enabled": True},
+    }
+    text = json.dumps(document)
+    file.write_text(f"{text[:-1]}, {json.dumps(evil)}: 2}}")
+    job = asked("--deepspeed-config", str(file), "--ranks", "8")
+    inspected = Inspection(
+        version="0",
+        errors=tuple({"kind": kind, "path": evil, "text": evil} for kind in ERRORS),
+        unread=(evil, "$(touch proof)"),
+        settings=None,
+        warnings=(f"Config parameter {evil.replace(' ', '')} is deprecated",),
+    )
+    fields = {one: getattr(job, one) for one in type(job).__dataclass_fields__}
+    job = type(job)(**{**fields, "inspected": Source("python", inspected)})
+    remedies = [result.remedy for check in applicable(job) for result in check.run(job)]
+    assert len(list(filter(None, remedies))) > 5 or not name.isprintable()
+    for remedy in filter(None, remedies):
+        assert remedy.isprintable()
+        if not remedy.startswith("mkdir"):
+            subprocess.run(remedy, shell=True, capture_output=True, check=False, timeout=20)
+    assert not Path("proof").exists()
