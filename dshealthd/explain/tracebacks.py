@@ -121,7 +121,7 @@ class Assembler:
                 self._closing[key] = current
                 return True, []
             return False, []
-        if not line.prefixed and text[:1].isalpha() and _BARE.fullmatch(text[:1000]):
+        if not line.prefixed and text[:1].isidentifier() and _BARE.fullmatch(text[:1000]):
             chained = self._chained.pop(key, False)
             self._closing[key] = Traceback(place, line, message=[text], bare=True, chained=chained)
             return True, []
