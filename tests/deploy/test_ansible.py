@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.deploy.machine import booted
+from tests.web import certificates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,15 +111,14 @@ class Nodes:
         return {entry["task"] for entry in self.play(**variables) if entry["changed"]}
 
     def rounds(self, outcome: str) -> list[float]:
-        """Return how many rounds each node has had with an outcome, or with any other."""
+        """Return how many rounds each node has had with an outcome; "other" is any but "ok"."""
         found = []
         for machine in self.machines:
-            series = machine.scrape().series.get("dshealthd_probe_rounds_total", {})
-            good = {
-                labels: value for labels, value in series.items() if ("outcome", "ok") in labels
-            }
-            total = sum(series.values())
-            found.append(sum(good.values()) if outcome == "ok" else total - sum(good.values()))
+            scrape, name = machine.scrape(), "dshealthd_probe_rounds_total"
+            if outcome == "other":
+                found.append(sum(scrape.all(name)) - sum(scrape.all(name, outcome="ok")))
+            else:
+                found.append(sum(scrape.all(name, outcome=outcome)))
         return found
 
 
@@ -229,6 +229,54 @@ def test_nodes_probe_each_other_and_the_key_is_rotated(nodes: Nodes) -> None:
     assert nodes.rounds("other") == before
     shutil.copy(nodes.directory / "new.key", nodes.directory / "peer.key")
     assert nodes.changed() == set()
+
+
+def test_certificates_of_the_probes(nodes: Nodes) -> None:
+    """Certificates in place of the key, one for each node; renewed, and no round fails by that."""
+    directory = nodes.directory / "issued"
+    directory.mkdir()
+    certificates.authority(directory, "ca")
+    variables: dict[str, Any] = {
+        "dshealthd_probe_key_file": "",
+        "dshealthd_probe_tls_cert_file": f"{directory}/{{{{ inventory_hostname }}}}.pem",
+        "dshealthd_probe_tls_key_file": f"{directory}/{{{{ inventory_hostname }}}}.key",
+        "dshealthd_probe_tls_ca_file": f"{directory}/ca.pem",
+    }
+
+    def issue() -> None:
+        for machine in nodes.machines:
+            certificates.certificate(directory, machine.name, "ca", f"DNS:{machine.name}")
+
+    def more_rounds() -> None:
+        before = nodes.rounds("ok")
+        nodes.machines[0].wait(
+            lambda: min(new - old for new, old in zip(nodes.rounds("ok"), before, strict=True)) > 2,
+            "rounds with certificates",
+        )
+
+    issue()
+    nodes.play(**variables)
+    for machine in nodes.machines:
+        assert 'key_file = "/etc/dshealthd/peer.key"' not in machine.sh(
+            "cat /etc/dshealthd/dshealthd.toml"
+        )
+        mode = machine.sh("stat -c '%a %U' /etc/dshealthd/peer-tls.key")
+        assert mode == "600 root\n"
+    more_rounds()
+    assert nodes.changed(**variables) == set()
+    expiry = "dshealthd_probe_peer_certificate_expiry_timestamp_seconds"
+    refused, pids = nodes.rounds("unauthorized"), [m.property("MainPID") for m in nodes.machines]
+    first = [machine.scrape().value(expiry) for machine in nodes.machines]
+    time.sleep(1.1)  # certificates end at whole seconds
+    issue()
+    assert nodes.changed(**variables) == {"dshealthd : Distribute certificates and their keys"}
+    for machine, before in zip(nodes.machines, first, strict=True):
+        assert before is not None
+        machine.wait(lambda m=machine, b=before: m.scrape().value(expiry) > b, "the new one")  # type: ignore[misc] # bound here
+    more_rounds()
+    assert nodes.rounds("unauthorized") == refused
+    assert [machine.property("MainPID") for machine in nodes.machines] == pids
+    nodes.play()
 
 
 def test_configuration_that_is_wrong_changes_nothing(nodes: Nodes) -> None:

@@ -239,6 +239,26 @@ def test_never_gives_up(machine: Machine) -> None:
             "has mode 0644, so that others than its owner can reach it; it must be 0600",
             id="wrong key permissions",
         ),
+        pytest.param(
+            "[web]\nconfig_file = '/etc/dshealthd/web.yml'\n",
+            "printf 'tls_server_config:\\n  cert_file: [' >/etc/dshealthd/web.yml",
+            "/etc/dshealthd/web.yml: is not YAML",
+            id="half-written web config",
+        ),
+        pytest.param(
+            "[web]\nconfig_file = '/etc/dshealthd/web.yml'\n",
+            "printf 'tls_server_config: {cert_file: a.crt, key_file: a.key}' "
+            ">/etc/dshealthd/web.yml",
+            "/etc/dshealthd/web.yml: tls_server_config.cert_file: ",
+            id="no certificate",
+        ),
+        pytest.param(
+            "[probe.members]\nhostfile = '/etc/dshealthd/hostfile'\n[probe.peer]\n"
+            "listen_address = '127.0.0.1:10062'\nkey_file = '/etc/dshealthd/probe.key'\n",
+            "dshealthd keys new >/dev/null",
+            "/etc/dshealthd/hostfile",
+            id="no members",
+        ),
         pytest.param("", "", "no GPUs: no NVIDIA GPU on the PCI bus", id="no NVML"),
         pytest.param(
             "",
@@ -264,7 +284,9 @@ def test_bad_input_is_named(machine: Machine, config: str, prepare: str, expecte
         if "no GPUs" not in expected:
             assert any(expected in line for line in machine.log(since).splitlines())
     finally:
-        machine.sh("systemctl stop taken 2>/dev/null; rm -f /etc/dshealthd/probe.key; true")
+        machine.sh(
+            "systemctl stop taken 2>/dev/null; rm -f /etc/dshealthd/probe.key /etc/dshealthd/web.yml"
+        )
         machine.sh("systemctl stop dshealthd; umount -q /var/lib/dshealthd; true")
 
 
