@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 UNKNOWN = EXIT[Outcome.UNKNOWN]
 
 
-def _job() -> tuple[Any, tuple[Check[Any], ...]]:
+def job() -> tuple[Any, tuple[Check[Any], ...]]:
     """Return the module that makes the context of a job's checks, and the checks.
 
     Nothing where this installation has none.
@@ -136,8 +136,8 @@ def parser(common: argparse.ArgumentParser) -> Parser:
     access = added.add_argument_group("the agent of this node")
     access.add_argument("--user", default="", metavar="NAME", help="user name for the agent")
     access.add_argument("--password-file", metavar="FILE", help="file with that user's password")
-    if (job := _job()[0]) is not None:
-        job.add_arguments(added)
+    if (of_jobs := job()[0]) is not None:
+        of_jobs.add_arguments(added)
     return added
 
 
@@ -176,7 +176,7 @@ def _chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
 
     With `--job` those of a job come first.
     """
-    checks: list[Check[Any]] = [*_job()[1], *node.CHECKS]
+    checks: list[Check[Any]] = [*job()[1], *node.CHECKS]
     known = [check.name for check in checks]
     wanted = [name for name in options.only.split(",") if name]
     left_out = [name for name in options.skip.split(",") if name]
@@ -194,7 +194,7 @@ def _chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
         if errors:
             raise ConfigError(source, errors)
     if not getattr(options, "job", False) and not options.listed:
-        checks = [check for check in checks if check not in _job()[1]]
+        checks = [check for check in checks if check not in job()[1]]
     if wanted:
         checks = [check for check in checks if check.name in wanted]
     skipped = {*left_out, *(() if wanted else loaded.doctor.skip)}
@@ -237,7 +237,7 @@ def _of_the_job(
     options: argparse.Namespace, checks: Sequence[Check[Any]]
 ) -> list[tuple[Check[Any], Any]]:
     """Return the checks of a job with their context, read once."""
-    module, known = _job()
+    module, known = job()
     wanted = [check for check in checks if check in known]
     if not wanted:
         return []
