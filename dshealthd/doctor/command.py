@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dshealthd import config
+from dshealthd import config, flags
 from dshealthd.config import ConfigError
 from dshealthd.core.options import unknown
 from dshealthd.doctor import callers, node, support_file
@@ -31,12 +31,25 @@ from dshealthd.http.client import Access
 from dshealthd.status.paint import Paint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from dshealthd.config import Config
     from dshealthd.doctor.check import Check
 
 UNKNOWN = EXIT[Outcome.UNKNOWN]
+DESCRIPTION = """\
+Say whether this node, or each of several, is fit to start a training: what is
+wrong, how bad, by which limit, and the command that mends it. Nothing is changed.
+"""
+EPILOG = """\
+examples:
+  dshealthd doctor
+  dshealthd doctor --path /checkpoints --python /opt/train/bin/python
+  dshealthd doctor --hosts 'node[01-16]' --json
+  dshealthd doctor --for slurm-prolog
+
+Exit status: 0 ok, 1 warning, 2 critical, 3 unknown or wrong usage; of the worst.
+"""
 
 
 def job() -> tuple[Any, tuple[Check[Any], ...]]:
@@ -50,23 +63,20 @@ def job() -> tuple[Any, tuple[Check[Any], ...]]:
     return importlib.import_module("dshealthd.doctor.job_context"), checks
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(flags.Parser):
     """Ends with the status of *unknown* where its arguments are wrong: 2 would be critical."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the error."""
-        self.print_usage(sys.stderr)
-        self.exit(UNKNOWN, f"{self.prog}: error: {message}\n")
+        """Print the mistake."""
+        self.exit(UNKNOWN, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
 
 
-def parser(common: argparse.ArgumentParser) -> Parser:
+def parser() -> Parser:
     """Return the parser of the command."""
     added = Parser(
         prog="dshealthd doctor",
-        parents=[common],
-        description="Say whether this node, or each of several, is fit to start a training: what "
-        "is wrong, how bad, by which limit, and the command that mends it. Nothing is changed.",
-        epilog="Exit status: 0 ok, 1 warning, 2 critical, 3 unknown, of the worst.",
+        description=DESCRIPTION,
+        epilog=EPILOG,
         conflict_handler="resolve",  # what a job says too, such as --python, it declares itself
     )
     output = added.add_mutually_exclusive_group()
@@ -79,8 +89,8 @@ def parser(common: argparse.ArgumentParser) -> Parser:
         help="lines and exit status as this caller expects them",
     )
     added.add_argument("--verbose", "-v", action="store_true", help="also what is ok")
-    added.add_argument("--only", metavar="CHECK,…", default="", help="run these checks alone")
-    added.add_argument("--skip", metavar="CHECK,…", default="", help="leave these checks out")
+    added.add_argument("--only", metavar="CHECK,...", default="", help="run these checks alone")
+    added.add_argument("--skip", metavar="CHECK,...", default="", help="leave these checks out")
     added.add_argument("--list", dest="listed", action="store_true", help="list the checks")
     added.add_argument(
         "--path",
@@ -138,21 +148,15 @@ def parser(common: argparse.ArgumentParser) -> Parser:
     access.add_argument("--password-file", metavar="FILE", help="file with that user's password")
     if (of_jobs := job()[0]) is not None:
         of_jobs.add_arguments(added)
+    flags.add_flags(added)
     return added
 
 
-def main(
-    arguments: Sequence[str],
-    common: argparse.ArgumentParser,
-    flags: Callable[[argparse.Namespace], Mapping[str, Mapping[str, Any]]],
-) -> int:
-    """Run the command and return its exit status: 0 ok, 1 warning, 2 critical, 3 unknown.
-
-    `common` are the options of the configuration, and `flags` takes them out again.
-    """
-    options = parser(common).parse_args(arguments)
+def main(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit status: 0 ok, 1 warning, 2 critical, 3 unknown."""
+    options = parser().parse_args(arguments)
     try:
-        loaded = config.load(options.config_file, flags(options))
+        loaded = config.load(options.config_file, flags.tables(options))
         checks = _chosen(options, loaded)
     except ConfigError as error:
         print(error, file=sys.stderr)
