@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import faulthandler
@@ -18,7 +17,7 @@ from typing import Any
 from dshealthd import __version__, arguments, config, config_warnings, logs
 from dshealthd.arguments import ACCESS, Command
 from dshealthd.config import Config, ConfigError
-from dshealthd.flags import EXIT_USAGE, Parser, add_flags, tables
+from dshealthd.flags import EXIT_USAGE, Parser, tables
 from dshealthd.notify import ServiceManager
 from dshealthd.status_line import first_of
 
@@ -48,11 +47,11 @@ def main(words: list[str] | None = None) -> int:
     if words[:1] == ["doctor"]:  # exit statuses of its own, for bad usage too
         from dshealthd.doctor import command as doctor
 
-        return doctor.main(words[1:], configuration(), tables)
+        return doctor.main(words[1:])
     if words[:1] == ["free-port"]:  # starts processes and becomes one: no thread of the log
         from dshealthd import free_port_command
 
-        return free_port_command.main(words[1:], configuration(), tables)
+        return free_port_command.main(words[1:])
     options = parser().parse_args(words)
     flags = tables(options)
     manager = ServiceManager.from_environment(os.environ)  # no child inherits it
@@ -321,13 +320,6 @@ APART = {
     "free-port": "Print a free port for a rendezvous, and hold it.",
 }
 """Commands with a parser of their own."""
-
-
-def configuration() -> argparse.ArgumentParser:
-    """Return a parser of the configuration's flags, the parent of one with others."""
-    parent = argparse.ArgumentParser(add_help=False)
-    add_flags(parent)
-    return parent
 
 
 def parser() -> Parser:

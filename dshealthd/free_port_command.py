@@ -11,9 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dshealthd import config
+from dshealthd import config, flags
 from dshealthd.collectors.rendezvous import parse_ports
 from dshealthd.config import ConfigError
 from dshealthd.core.host import read
@@ -22,7 +22,7 @@ from dshealthd.doctor.processes import Pool
 from dshealthd.free_port import Held, NoPort, candidates, free, hold
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from dshealthd.config import Config
 
@@ -35,17 +35,23 @@ TRIES = 3
 HELD = 60.0
 """Seconds for which a port is held where nobody says for how long."""
 EXIT_FAILURE, EXIT_USAGE = 1, 2
+DESCRIPTION = """\
+Print a port for a rendezvous: free, not in TIME_WAIT, outside the ephemeral range,
+here and on all --hosts. Held until COMMAND starts, or for as long as --hold says.
+"""
+EPILOG = """\
+examples:
+  export MASTER_PORT=$(dshealthd free-port)
+  dshealthd free-port --hosts slurm -- deepspeed train.py
+  dshealthd free-port --hold 300
+
+Exit status: 0 ok, 1 no such port, 2 wrong usage; with COMMAND, its own.
+"""
 
 
-def parser(common: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def parser() -> flags.Parser:
     """Return the parser of the command."""
-    made = argparse.ArgumentParser(
-        prog="dshealthd free-port",
-        parents=[common],
-        description="Print a port for a rendezvous: free, not in TIME_WAIT, outside the ephemeral "
-        "range, here and on all --hosts. With --hold nobody else can bind it meanwhile.",
-        epilog="Exit status: 0 ok, 1 no such port, 2 bad usage; with COMMAND, its own.",
-    )
+    made = flags.Parser(prog="dshealthd free-port", description=DESCRIPTION, epilog=EPILOG)
     made.add_argument(
         "--range", metavar="FIRST-LAST", help="ports to choose from; collectors.rendezvous.ports"
     )
@@ -67,28 +73,36 @@ def parser(common: argparse.ArgumentParser) -> argparse.ArgumentParser:
     made.add_argument(
         "--hosts", metavar="NODES", help="free on these nodes too: node[01-16], @HOSTFILE, slurm"
     )
-    made.add_argument("--host-timeout", type=float, default=20.0, metavar="SECONDS")
-    made.add_argument("--remote-command", metavar="PROGRAM", default="dshealthd")
-    made.add_argument("--ssh", metavar="PROGRAM", default="ssh")
-    made.add_argument("--among", metavar="PORT,…", help=argparse.SUPPRESS)
+    made.add_argument(
+        "--host-timeout",
+        type=float,
+        default=20.0,
+        metavar="SECONDS",
+        help="deadline for each node (default: 20)",
+    )
+    made.add_argument(
+        "--remote-command",
+        metavar="PROGRAM",
+        default="dshealthd",
+        help="dshealthd on the other nodes, where it is not in their PATH",
+    )
+    made.add_argument("--ssh", metavar="PROGRAM", default="ssh", help="SSH client (default: ssh)")
+    made.add_argument("--among", metavar="PORT,...", help=argparse.SUPPRESS)
     made.add_argument(
         "run",
         metavar="COMMAND",
         nargs="*",
         help="after --: run this with MASTER_PORT set, the port held until it starts",
     )
+    flags.add_flags(made)
     return made
 
 
-def main(
-    arguments: Sequence[str],
-    common: argparse.ArgumentParser,
-    flags: Callable[[argparse.Namespace], Mapping[str, Mapping[str, Any]]],
-) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit status."""
-    options = parser(common).parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
-        loaded = config.load(options.config_file, flags(options))
+        loaded = config.load(options.config_file, flags.tables(options))
         if options.among:
             found = ",".join(map(str, free(map(int, options.among.split(",")))))
             print(f"{found} {_identity()}")

@@ -77,6 +77,12 @@ FABRIC_HEALTHY = gauge(
     "1 if the registration with the NVLink fabric succeeded and the fabric calls itself healthy.",
     *_ID,
 )
+FABRIC_CLIQUE = gauge(
+    "dshealthd_gpu_fabric_clique",
+    "Clique of GPUs that reach each other over NVLink; only for a fabric of several nodes, which "
+    "has a cluster UUID.",
+    *_ID,
+)
 
 _WHOLE: Mapping[str, str | tuple[str, int]] = {
     "count": "NVML_FI_DEV_NVLINK_LINK_COUNT",
@@ -189,6 +195,8 @@ def _fabric(gpu: Gpu, device: Device) -> Iterator[Sample]:
     yield FABRIC_STATE(fabric.state, *gpu.labels)
     if fabric.state == _REGISTERED:
         yield FABRIC_HEALTHY(float(fabric.status == 0 and _healthy(fabric)), *gpu.labels)
+        if any(fabric.clusterUuid):
+            yield FABRIC_CLIQUE(fabric.cliqueId, *gpu.labels)
 
 
 def _healthy(fabric: Any) -> bool:

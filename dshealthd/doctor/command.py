@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dshealthd import config
+from dshealthd import config, flags
 from dshealthd.config import ConfigError
 from dshealthd.core.options import unknown
 from dshealthd.doctor import callers, node, support_file
@@ -31,15 +31,28 @@ from dshealthd.http.client import Access
 from dshealthd.status.paint import Paint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from dshealthd.config import Config
     from dshealthd.doctor.check import Check
 
 UNKNOWN = EXIT[Outcome.UNKNOWN]
+DESCRIPTION = """\
+Say whether this node, or each of several, is fit to start a training: what is
+wrong, how bad, by which limit, and the command that mends it. Nothing is changed.
+"""
+EPILOG = """\
+examples:
+  dshealthd doctor
+  dshealthd doctor --path /checkpoints --python /opt/train/bin/python
+  dshealthd doctor --hosts 'node[01-16]' --json
+  dshealthd doctor --for slurm-prolog
+
+Exit status: 0 ok, 1 warning, 2 critical, 3 unknown or wrong usage; of the worst.
+"""
 
 
-def _job() -> tuple[Any, tuple[Check[Any], ...]]:
+def job() -> tuple[Any, tuple[Check[Any], ...]]:
     """Return the module that makes the context of a job's checks, and the checks.
 
     Nothing where this installation has none.
@@ -50,23 +63,20 @@ def _job() -> tuple[Any, tuple[Check[Any], ...]]:
     return importlib.import_module("dshealthd.doctor.job_context"), checks
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(flags.Parser):
     """Ends with the status of *unknown* where its arguments are wrong: 2 would be critical."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the error."""
-        self.print_usage(sys.stderr)
-        self.exit(UNKNOWN, f"{self.prog}: error: {message}\n")
+        """Print the mistake."""
+        self.exit(UNKNOWN, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
 
 
-def parser(common: argparse.ArgumentParser) -> Parser:
+def parser() -> Parser:
     """Return the parser of the command."""
     added = Parser(
         prog="dshealthd doctor",
-        parents=[common],
-        description="Say whether this node, or each of several, is fit to start a training: what "
-        "is wrong, how bad, by which limit, and the command that mends it. Nothing is changed.",
-        epilog="Exit status: 0 ok, 1 warning, 2 critical, 3 unknown, of the worst.",
+        description=DESCRIPTION,
+        epilog=EPILOG,
         conflict_handler="resolve",  # what a job says too, such as --python, it declares itself
     )
     output = added.add_mutually_exclusive_group()
@@ -79,8 +89,8 @@ def parser(common: argparse.ArgumentParser) -> Parser:
         help="lines and exit status as this caller expects them",
     )
     added.add_argument("--verbose", "-v", action="store_true", help="also what is ok")
-    added.add_argument("--only", metavar="CHECK,…", default="", help="run these checks alone")
-    added.add_argument("--skip", metavar="CHECK,…", default="", help="leave these checks out")
+    added.add_argument("--only", metavar="CHECK,...", default="", help="run these checks alone")
+    added.add_argument("--skip", metavar="CHECK,...", default="", help="leave these checks out")
     added.add_argument("--list", dest="listed", action="store_true", help="list the checks")
     added.add_argument(
         "--path",
@@ -136,23 +146,17 @@ def parser(common: argparse.ArgumentParser) -> Parser:
     access = added.add_argument_group("the agent of this node")
     access.add_argument("--user", default="", metavar="NAME", help="user name for the agent")
     access.add_argument("--password-file", metavar="FILE", help="file with that user's password")
-    if (job := _job()[0]) is not None:
-        job.add_arguments(added)
+    if (of_jobs := job()[0]) is not None:
+        of_jobs.add_arguments(added)
+    flags.add_flags(added)
     return added
 
 
-def main(
-    arguments: Sequence[str],
-    common: argparse.ArgumentParser,
-    flags: Callable[[argparse.Namespace], Mapping[str, Mapping[str, Any]]],
-) -> int:
-    """Run the command and return its exit status: 0 ok, 1 warning, 2 critical, 3 unknown.
-
-    `common` are the options of the configuration, and `flags` takes them out again.
-    """
-    options = parser(common).parse_args(arguments)
+def main(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit status: 0 ok, 1 warning, 2 critical, 3 unknown."""
+    options = parser().parse_args(arguments)
     try:
-        loaded = config.load(options.config_file, flags(options))
+        loaded = config.load(options.config_file, flags.tables(options))
         checks = _chosen(options, loaded)
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -176,7 +180,7 @@ def _chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
 
     With `--job` those of a job come first.
     """
-    checks: list[Check[Any]] = [*_job()[1], *node.CHECKS]
+    checks: list[Check[Any]] = [*job()[1], *node.CHECKS]
     known = [check.name for check in checks]
     wanted = [name for name in options.only.split(",") if name]
     left_out = [name for name in options.skip.split(",") if name]
@@ -194,7 +198,7 @@ def _chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
         if errors:
             raise ConfigError(source, errors)
     if not getattr(options, "job", False) and not options.listed:
-        checks = [check for check in checks if check not in _job()[1]]
+        checks = [check for check in checks if check not in job()[1]]
     if wanted:
         checks = [check for check in checks if check.name in wanted]
     skipped = {*left_out, *(() if wanted else loaded.doctor.skip)}
@@ -237,7 +241,7 @@ def _of_the_job(
     options: argparse.Namespace, checks: Sequence[Check[Any]]
 ) -> list[tuple[Check[Any], Any]]:
     """Return the checks of a job with their context, read once."""
-    module, known = _job()
+    module, known = job()
     wanted = [check for check in checks if check in known]
     if not wanted:
         return []

@@ -32,8 +32,10 @@ class NodeContext:
     """Interpreters or prefixes of training environments."""
 
     def with_document(self, document: Mapping[str, Any]) -> NodeContext:
-        """Return the same with a status document."""
-        return dataclasses.replace(self, document=document)
+        """Return the same with a status document, taken apart once for all checks."""
+        made = dataclasses.replace(self, document=document)
+        _ = made.series, made.collectors  # kept, so that no check's process does it again
+        return made
 
     @property
     def host(self) -> Host:

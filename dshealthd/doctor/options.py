@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core.options import option
+from dshealthd.core.options import Bytes, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,8 +59,8 @@ class DoctorOptions:
     open_files: int = option(
         4096, "Soft limit of open files below which a node with GPUs gets a warning.", minimum=1
     )
-    locked_memory_bytes: int = option(
-        1 << 30,
+    locked_memory_bytes: Bytes = option(
+        Bytes.parse("1GiB"),
         "Limit of locked memory below which a node with InfiniBand gets a warning: RDMA pins "
         "every buffer.",
         minimum=0,

@@ -48,6 +48,9 @@ def snapshot_check(
     """
 
     def run(context: NodeContext) -> Iterator[Result]:
+        if not collectors and context.document.get("source") != "agent":
+            yield _without_agent(context)
+            return
         found = [_result(finding) for finding in _findings(context, slug, alerts)]
         found += more(context)
         yield from found
@@ -56,6 +59,17 @@ def snapshot_check(
             yield Result(Outcome.OK, looked(context) if text == "ok" else text)
 
     return SnapshotCheck(slug, name, title, run, collectors=collectors, alerts=alerts)
+
+
+def _without_agent(context: NodeContext) -> Result:
+    """Return the result of a check that only an agent can answer, where none has."""
+    if context.config.probe.wanted:
+        return Result(
+            Outcome.UNKNOWN,
+            "probes are configured, and no agent answers that could say how they go",
+            remedy="systemctl status dshealthd; journalctl -u dshealthd -n 50",
+        )
+    return Result(Outcome.OK, "not on this machine: neither an agent nor probes")
 
 
 def _findings(context: NodeContext, slug: str, alerts: str) -> list[Mapping[str, Any]]:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     import pytest
 
 FIXTURES = Path(__file__).parents[1] / "collectors" / "fixtures"
-OF_THIS_MACHINE = "clock,host-memory,disk-space,loopback,listeners,job-ranks"
+OF_THIS_MACHINE = (
+    "clock,host-memory,disk-space,loopback,listeners,rendezvous-connections,open-files,"
+    "job-devices,job-hangs,job-losses,job-nccl-settings,job-ranks,job-transports,nccl-releases"
+)
 """Checks that look at the machine that the tests run on, which may be ill."""
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
+from dshealthd.core.options import Bytes
 from dshealthd.doctor.node import (
     kernel_log,
     kernel_settings,
@@ -69,7 +70,7 @@ def test_limits_of_open_files_and_locked_memory(
     assert low["nofile of this shell"].remedy == "ulimit -n $(ulimit -Hn)"
     assert low["nofile of this shell"].value == "1024"
     assert "memlock" in low["memlock of this shell"].remedy
-    lifted = dataclasses.replace(context.config.doctor, open_files=16, locked_memory_bytes=0)
+    lifted = dataclasses.replace(context.config.doctor, open_files=16, locked_memory_bytes=Bytes(0))
     config = dataclasses.replace(context.config, doctor=lifted)
     assert outcomes(process_limits.CHECK, dataclasses.replace(context, config=config)) == ["ok"]
 

@@ -10,12 +10,8 @@ if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
 
 
-def _looked(context: NodeContext) -> str:
-    return (
-        "no file failed to be read again"
-        if context.document.get("source") == "agent"
-        else "no agent runs"
-    )
+def _looked(_context: NodeContext) -> str:
+    return "no file failed to be read again"
 
 
 CHECK = snapshot_check(

@@ -12,6 +12,7 @@ import resource
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read, read_bytes
+from dshealthd.core.options import Bytes
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.linux.process_limits import Limits, parse_limits
@@ -71,8 +72,8 @@ def _judge(context: NodeContext, who: str, limits: Limits) -> Iterator[Result]:
             remedy="systemctl edit slurmd  # [Service] LimitMEMLOCK=infinity"
             if slurm
             else "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/90-memlock.conf",
-            value=f"{limits.locked:g} B",
-            limit=f"{options.locked_memory_bytes} B",
+            value=str(Bytes(limits.locked)),
+            limit=str(options.locked_memory_bytes),
             source="doctor.locked_memory_bytes",
             component=f"memlock of {who}",
         )

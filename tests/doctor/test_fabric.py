@@ -1,0 +1,71 @@
+"""IMEX, judged only where GPUs are part of a fabric of several nodes; and torch against NVML."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from dshealthd.core.host import Host
+from dshealthd.doctor.node import cuda_devices, imex
+from tests.doctor.looks import look, outcomes, results
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import pytest
+
+    from tests.doctor.machine import Machine
+
+
+def test_imex(make_machine: Callable[..., Machine], tmp_path: Path) -> None:
+    """Set up for several nodes and not running is found in such a fabric alone; running, it passes."""
+    machine = make_machine(4, "b200")
+    root = tmp_path / "root"
+    nodes = root / imex.NODES.lstrip("/")
+    nodes.parent.mkdir(parents=True)
+    host = Host(sysfs=machine.sys, dev=machine.dev, rootfs=root)
+    nodes.write_text("# nodes of the rack\n10.0.0.1\n10.0.0.2\n")
+    assert outcomes(imex.CHECK, look("nvlink", host=host)) == ["ok"]
+    machine.simulator.set(None, "fabric_cluster_uuid", "0123456789abcdef0123456789abcdef")
+    in_fabric = look("nvlink", host=host)
+    (found,) = results(imex.CHECK, in_fabric)
+    assert (found.outcome.value, found.component) == ("warning", "imex")
+    assert "systemctl restart nvidia-imex" in found.remedy
+    daemon = tmp_path / imex.DAEMON
+    shutil.copy("/bin/sleep", daemon)
+    with subprocess.Popen([daemon, "60"]) as process:
+        try:
+            end = time.monotonic() + 20
+            while outcomes(imex.CHECK, in_fabric) != ["ok"]:  # until its name is its own
+                assert time.monotonic() < end
+                time.sleep(0.05)
+        finally:
+            process.kill()
+    nodes.write_text("# none yet\n")
+    assert outcomes(imex.CHECK, in_fabric) == ["ok"]
+
+
+def test_torch_that_does_not_see_the_gpus(
+    make_machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real torch of this environment sees no CUDA device, where NVML has eight; an interpreter
+    that cannot be run is unknown.
+    """
+    machine = make_machine()
+    context = look("gpu", host=Host(sysfs=machine.sys, dev=machine.dev))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)  # nobody may not enter root's directories
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    blind = dataclasses.replace(context, python=(sys.executable,))
+    (found,) = results(cuda_devices.CHECK, blind)
+    assert (found.outcome.value, found.value, found.limit) == ("warning", "0", "8")
+    broken = machine.directory / "python3"
+    broken.write_text("#!/bin/sh\necho 'libcudart.so: cannot open' >&2; exit 1\n")
+    broken.chmod(0o755)
+    (unknown,) = results(cuda_devices.CHECK, dataclasses.replace(context, python=(str(broken),)))
+    assert (unknown.outcome.value, "libcudart" in unknown.text) == ("unknown", True)
