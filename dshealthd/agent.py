@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dshealthd.evidence.service import Evidence
     from dshealthd.findings.finding import Verdict
     from dshealthd.findings.series import Series
+    from dshealthd.fleet.view import Fleet
     from dshealthd.jobs.hangs.hang import Hang
     from dshealthd.nvrx.fitness import Fitness
     from dshealthd.nvrx.service import Service as HealthCheck
@@ -76,6 +77,7 @@ class Agent:
         self._problems: dict[str, str] = {}
         """What is wrong with the agent itself, by what it concerns; each is one line."""
         self._probes: Service | None = None
+        self._fleet: Fleet | None = None
         self._evidence: Evidence | None = None
         self._health_check: HealthCheck | None = None
         self._server = Server(
@@ -86,6 +88,7 @@ class Agent:
             self._sections,
             self._targets,
             self._fitness,
+            self._fleet_document,
         )
 
     async def run(
@@ -233,6 +236,7 @@ class Agent:
             return
         await self._stop_probes()
         if options.wanted:
+            from dshealthd.fleet.view import fleet_of
             from dshealthd.probe.service import (
                 Service,
             )  # an agent without probes does without what they need
@@ -245,10 +249,15 @@ class Agent:
                 snapshot=self._snapshot,
                 monotonic=time.monotonic,
                 wall=time.time,
+                summary=(summary := self._summary()),
             )
+            self._fleet = fleet_of(self._probes, summary)
             self._probes.start()
 
     async def _stop_probes(self) -> None:
+        fleet, self._fleet = self._fleet, None
+        if fleet is not None:
+            await fleet.close()
         probes, self._probes = self._probes, None
         if probes is not None:
             await probes.close()
@@ -349,6 +358,24 @@ class Agent:
         from dshealthd.targets import document  # with what probes need
 
         return document(self._probes.membership, port)
+
+    def _summary(self) -> Callable[[], dict[str, Any]]:
+        """Return what makes the summary of this node that other members ask for."""
+        from dshealthd.fleet.summary import Summary  # with what probes need
+
+        def series() -> Series:
+            return series_of(self._snapshot, self._own_samples())
+
+        return Summary(
+            lambda: self._verdict(series()), lambda: overview(series(), ""), time.monotonic
+        )
+
+    def _fleet_document(self) -> bytes:
+        """Return what the members say of themselves; LookupError where none are known."""
+        if self._fleet is None:
+            message = "no probes are configured"
+            raise LookupError(message)
+        return self._fleet.document()
 
     def _sections(self) -> Mapping[str, Any]:
         """Return the parts of the status document that are not collectors'."""

@@ -103,6 +103,8 @@ class ProbeState:
     again: asyncio.Event
     """Set where the members are to be read again."""
     save: Callable[[Baselines], Coroutine[Any, Any, None]]
+    summary: Callable[[], dict[str, Any]]
+    """What this node tells of itself; see `fleet.summary`."""
     monotonic: Callable[[], float]
     wall: Callable[[], float]
 
@@ -187,11 +189,17 @@ class SlotRunner:
             options.peer,
             self._me,
             lambda: self._local_membership.membership,
-            {**self.rounds.handlers(), "status": self._status, "lead": self._asked},
+            {
+                **self.rounds.handlers(),
+                "status": self._status,
+                "summary": self._summarise,
+                "lead": self._asked,
+            },
             credentials=credentials,
             monotonic=self._monotonic,
             resolver=resolver,
         )
+        self._summary = probe_state.summary
         self._names = membership.names
         self._gone: dict[str, int] = {}
         self._recent: deque[Observation] = deque(maxlen=2 * (TRIES + SUBSTITUTES))
@@ -465,6 +473,9 @@ class SlotRunner:
                 for suspect in self.detector.suspects()[:SAMPLE_PEERS]
             ],
         }
+
+    async def _summarise(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:
+        return self._summary()
 
 
 def jitter(epoch: int, group: Iterable[str], period: float) -> float:
