@@ -52,6 +52,7 @@ def service(directory: Path, members: tuple[str, ...], name: str, period: float)
         snapshot=Snapshot(time.monotonic, time.time),
         monotonic=time.monotonic,
         wall=time.time,
+        summary=dict,
     )
 
 

@@ -29,7 +29,7 @@ from dshealthd.jobs.service import Jobs
 from dshealthd.notify import ServiceManager
 from dshealthd.nvrx.fitness import fitness
 from dshealthd.nvrx.service import Service as HealthCheck
-from dshealthd.probe.lifecycle import Probes
+from dshealthd.probes import Probes
 from dshealthd.self_metrics import SelfMetrics
 from dshealthd.status_line import first_of, status_line
 from dshealthd.web.server import Server
@@ -76,7 +76,13 @@ class Agent:
         self._history = History()
         self._problems: dict[str, str] = {}
         """What is wrong with the agent itself, by what it concerns; each is one line."""
-        self._probes = Probes(self._snapshot, time.monotonic, time.time)
+        self._probes = Probes(
+            self._snapshot,
+            lambda: self._verdict(series_of(self._snapshot, self._own_samples())),
+            lambda: overview(series_of(self._snapshot, self._own_samples()), ""),
+            time.monotonic,
+            time.time,
+        )
         self._evidence = Evidence(
             config.evidence,
             config.path.state,
@@ -106,6 +112,7 @@ class Agent:
             self._sections,
             self._targets,
             self._fitness,
+            self._probes.fleet_document,
         )
 
     async def run(

@@ -113,7 +113,7 @@ def test_an_agent_without_probes_does_without_them() -> None:
     ).stdout.split()
     assert set(loaded) == {
         "dshealthd.probe",
-        "dshealthd.probe.lifecycle",
+        "dshealthd.probes",
         "dshealthd.probe.members",
         "dshealthd.probe.members.hostlist",
         "dshealthd.probe.options",

@@ -81,16 +81,19 @@ class Service:
         snapshot: Snapshot,
         monotonic: Callable[[], float],
         wall: Callable[[], float],
+        summary: Callable[[], dict[str, Any]],
         hostname: Callable[[], str] = hostname,
     ) -> None:
         """Prepare; nothing is read or opened before `start`.
 
-        `state` is the directory for what outlives the agent.
+        `state` is the directory for what outlives the agent, `summary` what this node tells other
+        members of itself.
         """
         self.options = options
         self._host = host
         self._state = state
         self._monotonic, self._wall = monotonic, wall
+        self._summary = summary
         self._local_membership = LocalMembership(
             options.members, host, options.group_size, hostname, monotonic
         )
@@ -120,6 +123,11 @@ class Service:
     def membership(self) -> Membership:
         """The members as this agent believes them to be; LookupError while it does not know."""
         return self._local_membership.membership
+
+    @property
+    def me(self) -> str:
+        """This node's name among the members; LookupError while it is not known."""
+        return self._local_membership.me
 
     def start(self) -> None:
         """Begin, if the configuration asks for it."""
@@ -188,11 +196,21 @@ class Service:
             }
         if running is not None:
             document["score"] = running.detector.score()
-            document["suspects"] = [
-                {"kind": suspect.part, "component": suspect.component, "reason": suspect.reason}
-                for suspect in running.detector.suspects()
-            ]
+            document["suspects"] = self.suspects()
         return document
+
+    def suspects(self) -> list[dict[str, str]]:
+        """Return what this agent suspects now."""
+        return [
+            {"kind": suspect.part, "component": suspect.component, "reason": suspect.reason}
+            for suspect in (() if self._running is None else self._running.detector.suspects())
+        ]
+
+    async def ask_summary(self, peer: str, deadline: float) -> dict[str, Any]:
+        """Return a member's summary. Raises PeerError; LookupError while probes do not run."""
+        if self._running is None:
+            raise LookupError(self._problem or "probes are starting")
+        return await self._running.client.call(peer, "summary", {}, deadline)
 
     def _fallen(self, task: asyncio.Task[None]) -> None:
         """Say that the probes have ended by a defect; the agent goes on without them."""
@@ -258,6 +276,7 @@ class Service:
             metrics=self._metrics,
             again=self._again,
             save=self._save,
+            summary=self._summary,
             monotonic=self._monotonic,
             wall=self._wall,
         )

@@ -105,6 +105,8 @@ class ProbeState:
     again: asyncio.Event
     """Set where the members are to be read again."""
     save: Callable[[Baselines], Coroutine[Any, Any, None]]
+    summary: Callable[[], dict[str, Any]]
+    """What this node tells of itself; see `fleet.summary`."""
     monotonic: Callable[[], float]
     wall: Callable[[], float]
 
@@ -195,12 +197,14 @@ class SlotRunner:
                 "invite": self._invited,
                 "absent": self._absences.answer,
                 "status": self._status,
+                "summary": self._summarise,
                 "lead": self._asked,
             },
             credentials=credentials,
             monotonic=self._monotonic,
             resolver=resolver,
         )
+        self._summary = probe_state.summary
         self._names = membership.names
         self._gone: dict[str, int] = {}
         self._recent: deque[Observation] = deque(maxlen=2 * (TRIES + SUBSTITUTES))
@@ -518,6 +522,9 @@ class SlotRunner:
                 for suspect in self.detector.suspects()[:SAMPLE_PEERS]
             ],
         }
+
+    async def _summarise(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:
+        return self._summary()
 
 
 def jitter(epoch: int, group: Iterable[str], period: float) -> float:

@@ -1,7 +1,7 @@
 """The HTTP server.
 
-`/`, `/metrics`, `/runbooks/SLUG`, `/api/v1/status`, `/api/v1/targets`, `/-/healthy`, `/-/ready`,
-`/-/fit`.
+`/`, `/fleet`, `/metrics`, `/runbooks/SLUG`, `/api/v1/status`, `/api/v1/fleet`, `/api/v1/targets`,
+`/-/healthy`, `/-/ready`, `/-/fit`.
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ FIT = "/-/fit"
 FIT_CHARACTERS = 80
 """Of the answer to `/-/fit`: what node-problem-detector takes of a plugin."""
 ASSETS = "/page/"
+PAGES = {"page.html": "/", "fleet.html": "/fleet"}
+"""Files of the page that have paths of their own."""
 CHALLENGE = 'Basic realm="dshealthd", charset="UTF-8"'
 
 
@@ -119,7 +121,7 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     for name in sorted(os.listdir(PAGE)):
         kind = CONTENT_TYPES.get(os.path.splitext(name)[1])
         if kind is not None:
-            files["/" if name == "page.html" else ASSETS + name] = (
+            files[PAGES.get(name, ASSETS + name)] = (
                 read_bytes(os.path.join(PAGE, name)),
                 kind,
             )
@@ -138,6 +140,7 @@ class Server:
         sections: Callable[[], Mapping[str, Any]] = dict,
         targets: Callable[[int], bytes] | None = None,
         fitness: Callable[[], Fitness] | None = None,
+        fleet: Callable[[], bytes] | None = None,
     ) -> None:
         """Prepare to serve `snapshot` and the agent's `own` samples; `start` opens the socket.
 
@@ -145,8 +148,10 @@ class Server:
 
         `sections` are further parts of the status document, by name; `targets` gives, for the port
         that this agent is served on, what Prometheus is to scrape, or LookupError; `fitness` judges
-        whether a job can be started on this node.
+        whether a job can be started on this node; `fleet` gives what all members say of themselves,
+        or LookupError.
         """
+        self._fleet = fleet
         self._fitness = fitness
         self._targets = targets
         self._sections = sections
@@ -176,6 +181,7 @@ class Server:
             "/metrics": self._metrics,
             "/api/v1/status": self._api_status,
             "/api/v1/targets": self._api_targets,
+            "/api/v1/fleet": self._api_fleet,
             HEALTHY: self._healthy,
             "/-/ready": self._ready,
             FIT: self._fit,
@@ -379,6 +385,25 @@ class Server:
         return Response(
             body=body, headers={"Content-Type": "application/json", "Cache-Control": "no-store"}
         )
+
+    def _api_fleet(self, request: BaseRequest) -> Response:
+        """Answer the fleet page; 404 without probes, 503 while the members are not known."""
+        if self._fleet is None:
+            return plain(HTTPStatus.NOT_FOUND)
+        try:
+            body = self._fleet()
+        except LookupError as error:
+            return plain(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        headers = {
+            "Content-Type": "application/json",
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "Vary": "Accept-Encoding",
+        }
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            headers["Content-Encoding"] = "gzip"
+            body = gzip.compress(body, 1)
+        return Response(body=body, headers=headers)
 
     def _page_file(self, request: BaseRequest) -> Response:
         body, kind = self._page[request.path]

@@ -24,14 +24,20 @@ from tests.lab.catalogue import FAULTS, WITHOUT_PROBES
 from tests.lab.forward import forwarded
 from tests.lab.paging import Paging
 from tests.lab.station import NotPermitted
+from tests.lab.tour import FAREWELL, STOPS, WELCOME
 
 if TYPE_CHECKING:
     from typing import Any
 
     from tests.lab.receiver import Notification
+    from tests.lab.servers import Server
 
 PAGE_SECONDS, OVER_SECONDS = 90.0, 150.0
 SLACK = "slack"
+PERIOD = 2.0
+"""Seconds from one round of the probes to the next."""
+PAUSE = 15.0
+"""Seconds to look around at a stop of the tour where no terminal can be asked."""
 
 
 def say(text: str) -> None:
@@ -46,7 +52,13 @@ class Demo:
         """Prepare."""
         self._directory = directory
         self.paging = Paging(
-            directory, nodes, gpus=gpus, progress=say, show=self._show, adapt=self._write_texts
+            directory,
+            nodes,
+            gpus=gpus,
+            progress=say,
+            show=self._show,
+            adapt=self._write_texts,
+            period=PERIOD if nodes > 1 else None,
         )
         self._began = time.monotonic()
         self._waits_for = ""
@@ -120,20 +132,69 @@ class Demo:
             answer = input("\nWhich fault? (a number; q ends) ").strip()
             if answer in {"q", "quit", "exit"}:
                 return
-            if answer.isdecimal() and 1 <= int(answer) <= len(names):
+            if answer in names:
+                self.play(answer, attended=True)
+            elif answer.isdecimal() and 1 <= int(answer) <= len(names):
                 self.play(names[int(answer) - 1], attended=True)
+            else:
+                print(f"{answer!r} is none of these: type a number from 1 to {len(names)}, or q")
+
+    def tour(self) -> bool:
+        """Tell a story: one fault after the other, with what to look at; tell whether all came."""
+        narrate(WELCOME)
+        pause("Enter begins the tour ")
+        for number, stop in enumerate(STOPS, start=1):
+            narrate(f"{number} of {len(STOPS)}. {stop.before}")
+            if not self.play(stop.fault, attended=sys.stdin.isatty()):
+                return False
+            narrate(stop.after)
+            pause("Enter goes on ")
+        narrate(FAREWELL)
+        return True
+
+
+def narrate(text: str) -> None:
+    """Print a paragraph of the tour."""
+    print(f"\n{textwrap.indent(text, '  ▌ ')}\n", flush=True)
+
+
+def pause(prompt: str) -> None:
+    """Wait for a person, or for a moment where there is none."""
+    if sys.stdin.isatty():
+        input(prompt)
+    else:
+        time.sleep(PAUSE)
 
 
 def addresses(demo: Demo, stack: contextlib.ExitStack) -> None:
     """Print where to look, from this machine."""
     lab = demo.paging
-    places = [("Prometheus", lab.prometheus.station, lab.prometheus.port, "/alerts")]
-    places += [("Alertmanager", lab.alertmanager.station, lab.alertmanager.port, "/")]
+    prometheus, alertmanager = lab.prometheus, lab.alertmanager
+    first = lab.lab.nodes[0]
+    places = (
+        [("fleet", first.station, first.agent.port, "/fleet")] if len(lab.lab.nodes) > 1 else []
+    )
     places += [(node.name, node.station, node.agent.port, "/") for node in lab.lab.nodes]
+    # Debian's Prometheus has its old pages alone, its Alertmanager none.
+    pages = (
+        (prometheus, "/alerts", "/classic/alerts"),
+        (alertmanager, "/#/alerts", "/api/v2/alerts"),
+    )
+    for name, (server, usual, other) in zip(("Prometheus", "Alertmanager"), pages, strict=True):
+        places.append((name, server.station, server.port, usual if shown(server, usual) else other))
     print()
     for name, station, port, path in places:
         print(f"  {name:13} http://{stack.enter_context(forwarded(station, port))}{path}")
     print(flush=True)
+
+
+def shown(server: Server, path: str) -> bool:
+    """Tell whether a server has a page there, which is more than a line of text."""
+    try:
+        answer = server.ask(path.partition("#")[0])
+    except (RuntimeError, OSError):
+        return False
+    return isinstance(answer, str) and "<script" in answer
 
 
 def main() -> int:
@@ -146,6 +207,11 @@ def main() -> int:
         choices=WITHOUT_PROBES,
         metavar="NAME",
         help=f"inject one, show its page and its end: {', '.join(WITHOUT_PROBES)}",
+    )
+    parser.add_argument(
+        "--tour",
+        action="store_true",
+        help="tell a story of five minutes, one fault after the other",
     )
     parser.add_argument("--nodes", type=int, default=3, help="how many nodes (%(default)s)")
     parser.add_argument("--gpus", type=int, default=8, help="simulated GPUs of each (%(default)s)")
@@ -167,6 +233,8 @@ def main() -> int:
         demo.paging.until_watched()
         if options.fault is not None:
             return 0 if demo.play(options.fault, attended=False) else 1
+        if options.tour:
+            return 0 if demo.tour() else 1
         demo.menu()
     return 0
 

@@ -63,6 +63,14 @@ class Agent:
     def __init__(self, options: ProbeOptions, state: Path, shot: Snapshot) -> None:
         self.name = options.members.name
         self.clock_off = 0.0
+        self.summary: dict[str, Any] = {
+            "version": "0",
+            "verdict": "ok",
+            "problems": 0,
+            "unreadable": 0,
+            "findings": [],
+            "jobs": [],
+        }
         self.service = Service(
             options,
             host=Host(),
@@ -70,6 +78,7 @@ class Agent:
             snapshot=shot,
             monotonic=time.monotonic,
             wall=self.wall,
+            summary=lambda: dict(self.summary),
         )
 
     def wall(self) -> float:

@@ -267,7 +267,7 @@ def test_requests_are_counted_by_path_and_code(served: Served) -> None:
     assert served.server is not None
     assert {
         sample.labels[0] for sample in served.server.samples() if sample.metric is REQUESTS
-    } <= {"/", "/page/", *PATHS, "other"}
+    } <= {"/", "/fleet", "/page/", *PATHS, "other"}
 
 
 FRAGMENTS = (

@@ -33,6 +33,8 @@ MAX_KEY, MAX_VALUE = 256, 45000
 """Characters of a key and bytes of a value of the rendezvous store."""
 MAX_PAYLOAD = 48000
 """Bytes of an echo: with base64 and the other fields, what a body may have."""
+MAX_FINDINGS, MAX_JOBS, MAX_SUMMARY_TEXT = 4, 16, 128
+"""Findings and jobs of a node that its summary names, and characters of each of its texts."""
 MAX_WAIT = 20.0
 """Seconds that one operation of the store may wait for its keys."""
 
@@ -87,6 +89,26 @@ TIMING = Record(
         "part": Text(64),
     }
 )
+
+JOB = Record(
+    {
+        "job": Text(MAX_SUMMARY_TEXT),
+        "state": Text(16),
+        "ranks": Integer(0, 100_000),
+        "loss": Text(16),
+    },
+    {
+        "world_size": Integer(0, 10**7),
+        "step": Integer(0),
+        "step_highest": Integer(0),
+        "steps_per_minute": Number(0, 1e9),
+        "cause": Text(16),
+        "culprits": Array(Integer(0, 10**7), 8),
+        "slowest": Integer(0, 10**7),
+        "slowest_ratio": Number(0, 1e9),
+    },
+)
+"""The share of a node in a training job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +219,29 @@ METHODS: Mapping[str, Method] = {
                 "scores": SCORES,
                 "suspects": Array(SUSPECT, 64),
             },
+        ),
+    ),
+    "summary": Method(  # of a node, for people who look at the fleet
+        Record({}),
+        Record(
+            {
+                "version": VERSION,
+                "verdict": Text(16),
+                "problems": Integer(0, 100_000),
+                "unreadable": Integer(0, 100_000),
+                "findings": Array(
+                    Record(
+                        {
+                            "slug": Text(MAX_SUMMARY_TEXT),
+                            "severity": Text(16),
+                            "part": Text(MAX_SUMMARY_TEXT),
+                            "summary": Text(MAX_SUMMARY_TEXT),
+                        }
+                    ),
+                    MAX_FINDINGS,
+                ),
+                "jobs": Array(JOB, MAX_JOBS),
+            }
         ),
     ),
 }

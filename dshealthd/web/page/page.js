@@ -27,6 +27,7 @@ function render() {
       { id: "top" },
       h("h1", {}, node),
       h("span", { class: "quiet" }, `dshealthd ${version}, running for ${duration(uptime)}`),
+      page.last.probe && page.last.probe.state !== "off" ? h("a", { href: "fleet" }, "fleet") : null,
       h(
         "span",
         { class: "live" },

@@ -1,4 +1,5 @@
-"""The probes as a service of the agent: set up where the configuration asks for them.
+"""The probes as a service of the agent, and the view of the fleet that they allow: set up where
+the configuration asks for them.
 
 An agent without probes imports nothing of what they need.
 """
@@ -8,11 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from dshealthd.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot
+    from dshealthd.findings.finding import Verdict
+    from dshealthd.fleet.view import Fleet
     from dshealthd.probe.members.membership import Membership
     from dshealthd.probe.service import Service
 
@@ -23,13 +26,23 @@ class Probes:
     name = "probe"
 
     def __init__(
-        self, snapshot: Snapshot, monotonic: Callable[[], float], wall: Callable[[], float]
+        self,
+        snapshot: Snapshot,
+        verdict: Callable[[], Verdict],
+        jobs: Callable[[], Iterable[Mapping[str, Any]]],
+        monotonic: Callable[[], float],
+        wall: Callable[[], float],
     ) -> None:
-        """Prepare; `apply` starts."""
+        """Prepare; `apply` starts.
+
+        `verdict` and `jobs` say what is known of this node now, which other members ask for.
+        """
         self._snapshot = snapshot
+        self._verdict, self._jobs = verdict, jobs
         self._monotonic = monotonic
         self._wall = wall
         self._running: Service | None = None
+        self._fleet: Fleet | None = None
 
     @property
     def membership(self) -> Membership:
@@ -49,8 +62,11 @@ class Probes:
             return
         await self.close()
         if config.probe.wanted:
+            from dshealthd.fleet.summary import Summary
+            from dshealthd.fleet.view import fleet_of
             from dshealthd.probe.service import Service
 
+            summary = Summary(self._verdict, self._jobs, self._monotonic)
             self._running = Service(
                 config.probe,
                 host=config.path.host,
@@ -58,7 +74,9 @@ class Probes:
                 snapshot=self._snapshot,
                 monotonic=self._monotonic,
                 wall=self._wall,
+                summary=summary,
             )
+            self._fleet = fleet_of(self._running, summary)
             self._running.start()
 
     def samples(self) -> Iterator[Sample]:
@@ -70,8 +88,18 @@ class Probes:
         """Return what the status document says of the probes."""
         return {"state": "off"} if self._running is None else self._running.status()
 
+    def fleet_document(self) -> bytes:
+        """Return what the members say of themselves; LookupError where none are known."""
+        if self._fleet is None:
+            message = "no probes are configured"
+            raise LookupError(message)
+        return self._fleet.document()
+
     async def close(self) -> None:
         """End all rounds and close what is open."""
+        fleet, self._fleet = self._fleet, None
+        if fleet is not None:
+            await fleet.close()
         running, self._running = self._running, None
         if running is not None:
             await running.close()

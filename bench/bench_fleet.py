@@ -1,0 +1,137 @@
+"""The fleet page of a thousand nodes: one agent asks the others, all with real peer servers.
+
+`python -m bench.bench_fleet 1000`. The servers are in a process of their own, each on an address of
+127.0.0.0/8; what the agent that asks takes is measured in this one: seconds until all answers are
+there, CPU, and how much its memory grows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.fleet.view import Fleet
+from dshealthd.probe.members.membership import Member, Membership
+from dshealthd.probe.options import PeerOptions
+from dshealthd.probe.peers.client import PeerClient
+from dshealthd.probe.peers.server import PeerServer
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Event
+
+PORT = 28461
+LOST = {"slug": "gpu-lost", "severity": "critical", "part": "GPU 3", "summary": "A GPU is lost"}
+JOB = {"job": "slurm-4711", "state": "training", "ranks": 8, "loss": "finite", "step": 48210}
+ANSWER: dict[str, Any] = {
+    "version": "0.1.0",
+    "verdict": "critical",
+    "problems": 1,
+    "unreadable": 0,
+    "findings": [LOST],
+    "jobs": [JOB],
+}
+
+
+def names(count: int) -> tuple[str, ...]:
+    """Return the members: addresses, as nothing else resolves here."""
+    return tuple(f"127.2.{number // 250}.{number % 250 + 1}" for number in range(count))
+
+
+def membership(members: tuple[str, ...]) -> Membership:
+    """Return the members with forty to a leaf."""
+    leaves = {name: f"leaf-{number // 40}" for number, name in enumerate(members)}
+    return Membership(tuple(map(Member, members)), leaves, "bench")
+
+
+async def answer(_sender: str, _body: dict[str, Any]) -> dict[str, Any]:
+    """Answer as a node with a finding and a job."""
+    return ANSWER
+
+
+def serve(members: tuple[str, ...], key: Path, ready: Event) -> None:
+    """Serve all members but the first until the process is ended."""
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (16384, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    )
+    known = membership(members)
+
+    async def run() -> None:
+        for name in members[1:]:
+            options = PeerOptions(
+                listen_address=f"{name}:{PORT}", key_file=key, off_file=None, check_addresses=False
+            )
+            await PeerServer(options, name, lambda: known, {"summary": answer}).start()
+        ready.set()
+        await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
+def memory() -> int:
+    """Return this process's resident bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def look(members: tuple[str, ...], key: Path) -> dict[str, Any]:
+    """Ask all, twice, and return what it took."""
+    known = membership(members)
+    options = PeerOptions(listen_address=f"{members[0]}:{PORT}", key_file=key, off_file=None)
+    client = PeerClient(options, members[0], lambda name: (name, PORT))
+
+    async def ask(name: str, deadline: float) -> dict[str, Any]:
+        return await client.call(name, "summary", {}, deadline)
+
+    fleet = Fleet(lambda: known, lambda: (members[0], ANSWER), list, ask, time.monotonic, time.time)
+    before, cpu, began = memory(), time.process_time(), time.monotonic()
+    fleet.document()
+    first = time.monotonic() - began
+    await fleet.settled()
+    seconds = time.monotonic() - began
+    await asyncio.sleep(1.0)
+    began_document = time.perf_counter()
+    body = fleet.document()
+    made = time.perf_counter() - began_document
+    view = json.loads(body)
+    result = {
+        "nodes": len(members),
+        "answered": sum(node["state"] == "critical" for node in view["nodes"]),
+        "page answers in ms": round(first * 1e3, 1),
+        "all answers in s": round(seconds, 2),
+        "CPU s": round(time.process_time() - cpu, 2),
+        "document ms": round(made * 1e3, 1),
+        "document KiB": len(body) >> 10,
+        "memory grows MiB": round((memory() - before) / 2**20, 1),
+    }
+    await client.close()
+    await fleet.close()
+    return result
+
+
+def main() -> None:
+    """Print a line."""
+    members = names(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)
+    with tempfile.TemporaryDirectory() as directory:
+        key = Path(directory) / "key"
+        with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="ascii") as file:
+            file.write("0123456789abcdef" * 4 + "\n")
+        ready = multiprocessing.Event()
+        server = multiprocessing.Process(target=serve, args=(members, key, ready), daemon=True)
+        server.start()
+        assert ready.wait(60)
+        try:
+            print(json.dumps(asyncio.run(look(members, key))))
+        finally:
+            server.kill()
+            server.join()
+
+
+if __name__ == "__main__":
+    main()

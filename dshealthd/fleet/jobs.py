@@ -1,0 +1,61 @@
+"""The training jobs of all members, put together from what each node says of its own ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+MAX_JOBS = 200
+"""Jobs that are shown."""
+
+
+def merged(answers: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return each job of these nodes' summaries with all its nodes; hung ones first."""
+    jobs: dict[str, dict[str, Any]] = {}
+    for node, answer in answers:
+        for told in answer["jobs"]:
+            job = jobs.setdefault(
+                told["job"],
+                {
+                    "job": told["job"],
+                    "nodes": [],
+                    "ranks": 0,
+                    "world_size": None,
+                    "step": None,
+                    "step_highest": None,
+                    "steps_per_minute": None,
+                    "state": "no heartbeats",
+                    "loss": "unknown",
+                    "culprits": [],
+                    "slowest": None,
+                },
+            )
+            _add(job, node, told)
+    return sorted(jobs.values(), key=lambda job: (job["state"] != "hung", job["job"]))[:MAX_JOBS]
+
+
+def _add(job: dict[str, Any], node: str, told: Mapping[str, Any]) -> None:
+    """Add one node's share of a job."""
+    job["nodes"].append(node)
+    job["ranks"] += told["ranks"]
+    job["world_size"] = job["world_size"] or told.get("world_size")
+    lowest, highest = told.get("step"), told.get("step_highest")
+    if lowest is not None:
+        job["step"] = lowest if job["step"] is None else min(job["step"], lowest)
+    if highest is not None:
+        job["step_highest"] = max(job["step_highest"] or 0, highest)
+    pace = told.get("steps_per_minute")
+    if pace is not None:
+        job["steps_per_minute"] = min(job["steps_per_minute"] or pace, pace)
+    if told["state"] == "hung" or job["state"] == "no heartbeats":
+        job["state"] = told["state"]
+    if told["loss"] == "not finite" or job["loss"] == "unknown":
+        job["loss"] = told["loss"]
+    cause = told.get("cause")
+    for rank in told.get("culprits", ()):
+        job["culprits"].append({"rank": rank, "node": node, "cause": cause})
+    ratio = told.get("slowest_ratio")
+    if ratio is not None and ratio > (job["slowest"] or {"ratio": 0})["ratio"]:
+        job["slowest"] = {"rank": told["slowest"], "node": node, "ratio": ratio}

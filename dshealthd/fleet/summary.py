@@ -1,0 +1,94 @@
+"""What a node tells other members of itself: its verdict, its worst findings, its jobs.
+
+A few hundred bytes, of bounded lists and texts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dshealthd import __version__
+from dshealthd.findings.finding import State
+from dshealthd.probe.peers.messages import MAX_FINDINGS, MAX_JOBS, MAX_SUMMARY_TEXT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from dshealthd.findings.finding import Verdict
+
+KEPT = 2.0
+"""Seconds for which a summary is told again: members may ask often, and making it takes 2 ms."""
+MAX_CULPRITS = 8
+MAX_CAUSE = 16
+MAX_RANK = 10**7
+MAX_NUMBERS = {"world_size": 10**7, "step": 2**53, "step_highest": 2**53, "steps_per_minute": 1e9}
+"""What messages take: an environment may claim any world size."""
+
+
+class Summary:
+    """Makes a node's summary, and keeps it for a moment."""
+
+    def __init__(
+        self,
+        verdict: Callable[[], Verdict],
+        jobs: Callable[[], Iterable[Mapping[str, Any]]],
+        monotonic: Callable[[], float],
+    ) -> None:
+        """`verdict` and `jobs` say what is known now, as the status document has it."""
+        self._verdict, self._jobs, self._monotonic = verdict, jobs, monotonic
+        self._made = -KEPT
+        self._kept: dict[str, Any] = {}
+
+    def __call__(self) -> dict[str, Any]:
+        """Return it as the method `summary` of the peer API has it."""
+        now = self._monotonic()
+        if now - self._made >= KEPT:
+            self._kept, self._made = summary(self._verdict(), self._jobs()), now
+        return self._kept
+
+
+def summary(verdict: Verdict, jobs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what is told of a verdict and of the jobs of the node, hung ones first."""
+    found = verdict.findings
+    return {
+        "version": text(__version__),
+        "verdict": str(verdict.state),
+        "problems": sum(finding.severity is not State.UNKNOWN for finding in found),
+        "unreadable": sum(finding.severity is State.UNKNOWN for finding in found),
+        "findings": [
+            {
+                "slug": text(finding.slug),
+                "severity": str(finding.severity),
+                "part": text(finding.part),
+                "summary": text(finding.summary),
+            }
+            for finding in found[:MAX_FINDINGS]
+        ],
+        "jobs": [_job(job) for job in list(jobs)[:MAX_JOBS]],
+    }
+
+
+def _job(job: Mapping[str, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "job": text(job["job"]),
+        "state": text(job["state"]),
+        "ranks": job["ranks_here"],
+        "loss": text(job["loss"]),
+    }
+    for name, most in MAX_NUMBERS.items():
+        if job[name] is not None and 0 <= job[name] <= most:
+            told[name] = job[name]
+    if job["hang"]:
+        told["cause"] = text(job["hang"]["cause"])[:MAX_CAUSE]
+        ranks = [entry["rank"] for entry in job["hang"]["culprits"]]
+        told["culprits"] = [rank for rank in ranks if rank <= MAX_RANK][:MAX_CULPRITS]
+    if job["slowest_rank"] and job["slowest_rank"]["rank"] <= MAX_RANK:
+        told["slowest"] = job["slowest_rank"]["rank"]
+        told["slowest_ratio"] = job["slowest_rank"]["ratio"]
+    return told
+
+
+def text(value: object) -> str:
+    """Return a text as peers take it: printable ASCII, of a bounded length."""
+    shown = str(value)[:MAX_SUMMARY_TEXT]
+    return "".join(char if char.isascii() and char.isprintable() else "?" for char in shown)

@@ -1,0 +1,192 @@
+"""Asks all members for their summaries while somebody looks at the fleet, and keeps the answers.
+
+Nothing is asked while nobody looks, and at most once in ten seconds however many do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.findings.finding import State
+from dshealthd.fleet.jobs import merged
+from dshealthd.probe.peers.contract import PeerError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from dshealthd.probe.members.membership import Membership
+    from dshealthd.probe.service import Service
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 1
+"""Version of `/api/v1/fleet`; see docs/status-api.md."""
+EVERY = 10.0
+"""Seconds from one round of questions to the next, while somebody looks."""
+DEADLINE = 4.0
+"""Seconds for one member's answer."""
+AT_ONCE = 64
+"""Members asked at a time, each on a connection of its own."""
+DOCUMENT_KEPT = 1.0
+"""Seconds for which the document is served again; a thousand nodes take some 10 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is known of one member."""
+
+    at: float
+    """Unix time."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """Empty where it has not answered."""
+    problem: str = ""
+    """Why there is no answer."""
+
+    @property
+    def state(self) -> str:
+        """The verdict; `unreachable` without an answer, and unknown for one of no known state."""
+        if self.problem:
+            return "unreachable"
+        try:
+            return str(State(self.summary["verdict"]))
+        except ValueError:
+            return str(State.UNKNOWN)
+
+
+class Fleet:
+    """What the members say of themselves, as this agent has heard last."""
+
+    def __init__(
+        self,
+        membership: Callable[[], Membership],
+        own: Callable[[], tuple[str, Mapping[str, Any]]],
+        suspects: Callable[[], list[dict[str, str]]],
+        ask: Callable[[str, float], Awaitable[Mapping[str, Any]]],
+        monotonic: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        """`membership` raises LookupError while it is not known.
+
+        `own` gives this node's name and summary, `suspects` what this agent suspects; `ask` returns
+        a member's summary within a time, or raises PeerError or LookupError.
+        """
+        self._membership, self._own, self._suspects = membership, own, suspects
+        self._ask = ask
+        self._monotonic, self._wall = monotonic, wall
+        self._answers: dict[str, Answer] = {}
+        self._asked = float("-inf")
+        self._round: asyncio.Task[None] | None = None
+        self._document: tuple[float, bytes] = (float("-inf"), b"")
+
+    def document(self) -> bytes:
+        """Return `/api/v1/fleet` as it is known now, and have it asked for if it is due.
+
+        LookupError while the members are not known.
+        """
+        membership = self._membership()
+        now = self._monotonic()
+        if self._round is None and now - self._asked >= EVERY:
+            self._asked = now
+            self._round = asyncio.create_task(self._ask_all(membership.names), name="fleet")
+            self._round.add_done_callback(self._ended)
+        made, body = self._document
+        if now - made >= DOCUMENT_KEPT:
+            body = json.dumps(self._view(membership), separators=(",", ":")).encode()
+            self._document = now, body
+        return body
+
+    async def settled(self) -> None:
+        """Wait until a round that is under way has ended."""
+        if self._round is not None:
+            await asyncio.wait({self._round})
+
+    async def close(self) -> None:
+        """End a round that is under way."""
+        if self._round is not None:
+            self._round.cancel()
+            await asyncio.gather(self._round, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._round = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("fleet: ended by a defect: %r", error, exc_info=error)
+
+    async def _ask_all(self, names: tuple[str, ...]) -> None:
+        """Ask every member once, the ones that are not known first."""
+        me, summary = self._own()
+        for gone in self._answers.keys() - set(names):
+            del self._answers[gone]
+        if me in names:
+            self._answers[me] = Answer(self._wall(), summary)
+        left = sorted(set(names) - {me}, key=lambda name: (name in self._answers, name))
+        waiting = iter(left)
+
+        async def work() -> None:
+            for name in waiting:
+                self._answers[name] = await self._answer(name)
+
+        await asyncio.gather(*(work() for _ in range(min(AT_ONCE, len(left)))))
+
+    async def _answer(self, name: str) -> Answer:
+        try:
+            summary = await self._ask(name, DEADLINE)
+        except PeerError as error:
+            return Answer(self._wall(), problem=f"{error.outcome}: {error.reason}")
+        except LookupError as error:
+            return Answer(self._wall(), problem=str(error))
+        return Answer(self._wall(), summary)
+
+    def _view(self, membership: Membership) -> dict[str, Any]:
+        me, own = self._own()
+        known = {**self._answers, me: Answer(self._wall(), own)}
+        answered = [(name, known[name].summary) for name in membership.names if name in known]
+        return {
+            "schema": SCHEMA,
+            "node": me,
+            "time": round(self._wall(), 3),
+            "asking": self._round is not None,
+            "suspects": self._suspects(),
+            "nodes": [
+                _node(name, membership.leaves.get(name, ""), known.get(name))
+                for name in membership.names
+            ],
+            "jobs": merged((name, summary) for name, summary in answered if summary),
+        }
+
+
+def fleet_of(service: Service, summary: Callable[[], Mapping[str, Any]]) -> Fleet:
+    """Return the view of the members of an agent's probes."""
+    return Fleet(
+        lambda: service.membership,
+        lambda: (service.me, summary()),
+        service.suspects,
+        service.ask_summary,
+        time.monotonic,
+        time.time,
+    )
+
+
+def _node(name: str, leaf: str, answer: Answer | None) -> dict[str, Any]:
+    """Return one square."""
+    if answer is None:
+        return {"name": name, "leaf": leaf, "state": "not asked yet"}
+    node: dict[str, Any] = {
+        "name": name,
+        "leaf": leaf,
+        "state": answer.state,
+        "time": round(answer.at, 3),
+    }
+    if answer.problem:
+        return node | {"problem": answer.problem}
+    told = answer.summary
+    return node | {
+        name: told[name]
+        for name in ("version", "problems", "unreadable", "findings")
+        if told.get(name)
+    }

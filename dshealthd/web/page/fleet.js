@@ -1,0 +1,182 @@
+// All members at a glance: what each says of itself, by leaf, and the jobs across nodes.
+
+import { h, patch } from "./elements.js";
+import { clock, count, duration, known, plural, unknown, words, zone } from "./numbers.js";
+import { LEVELS, MARKS, mark, table } from "./pieces.js";
+
+const LOST_AFTER = 15000; // milliseconds without an answer until the page says so
+const PATIENCE = 5000; // milliseconds for an answer
+const EVERY = 3000; // milliseconds between two questions
+const LISTED = 50; // nodes with problems that are named one by one
+const STATES = { ...LEVELS, unreachable: "bad", "not asked yet": "quiet" };
+const page = { last: null, answered: 0, failed: "" };
+
+const level = (node) => STATES[node.state] || "unknown";
+// The other agents are taken to serve as this one does, on the same port.
+const address = (name) => `${location.protocol}//${name}${location.port ? `:${location.port}` : ""}/`;
+const RANK = { bad: 0, unknown: 1, warn: 2, quiet: 3, good: 4 };
+const byState = (one, other) =>
+  RANK[level(one)] - RANK[level(other)] || one.name.localeCompare(other.name, "en", { numeric: true });
+
+function says(node) {
+  if (node.problem) return `unreachable: ${words(node.problem)}`;
+  if (node.findings) {
+    const more = (node.problems || 0) + (node.unreadable || 0) - node.findings.length;
+    const texts = node.findings.map((finding) => `${finding.part ? `${finding.part}: ` : ""}${finding.summary}`);
+    return `${texts.join("; ")}${more > 0 ? `; and ${more} more` : ""}`;
+  }
+  return node.state === "ok" ? "healthy" : node.state;
+}
+
+function summary(fleet, nodes) {
+  const some = (state) => nodes.filter((node) => node.state === state).length;
+  const parts = [
+    ["critical", "critical"],
+    ["unreachable", "unreachable"],
+    ["unknown", "unknown"],
+    ["warning", "with warnings"],
+    ["not asked yet", "not asked yet"],
+  ].flatMap(([state, text]) => (some(state) ? [`${some(state)} ${text}`] : []));
+  const worst = nodes.length ? level([...nodes].sort(byState)[0]) : "unknown";
+  const troubled = nodes.filter((node) => !["good", "quiet"].includes(level(node))).sort(byState);
+  return h(
+    "section",
+    { class: `verdict ${worst}`, "aria-label": "Summary" },
+    h("h2", {}, mark(worst), parts.length ? parts.join(", ") : "All nodes healthy", h("span", { class: "quiet" }, `  of ${plural(nodes.length, "node")}`)),
+    troubled.length
+      ? h(
+          "ul",
+          {},
+          troubled
+            .slice(0, LISTED)
+            .map((node) =>
+              h(
+                "li",
+                {},
+                h("span", {}, mark(level(node)), h("span", { class: "spoken" }, MARKS[level(node)][1])),
+                h("b", {}, h("a", { href: address(node.name) }, node.name)),
+                h("div", {}, says(node)),
+              ),
+            ),
+        )
+      : null,
+    troubled.length > LISTED ? h("p", { class: "quiet" }, `and ${troubled.length - LISTED} more`) : null,
+    fleet.suspects.map(({ kind, component, reason }) =>
+      h("p", { class: "warn" }, `\u25b2 This node's probes suspect ${kind} ${component}: ${words(reason)}`),
+    ),
+  );
+}
+
+function squares(nodes) {
+  const leaves = new Map();
+  nodes.forEach((node) => leaves.set(node.leaf, [...(leaves.get(node.leaf) || []), node]));
+  return h(
+    "section",
+    { class: "panel", "aria-label": "Nodes" },
+    h("h2", {}, h("span", {}, "Nodes"), h("span", { class: "about" }, leaves.size > 1 ? "by leaf switch" : "")),
+    [...leaves].map(([leaf, those]) =>
+      h(
+        "div",
+        { class: "leaf" },
+        leaf || leaves.size > 1 ? h("h3", {}, leaf || "no leaf known") : null,
+        h(
+          "ul",
+          { class: "squares" },
+          those.map((node) =>
+            h(
+              "li",
+              {},
+              h(
+                "a",
+                { class: level(node), href: address(node.name), title: `${node.name}: ${says(node)}` },
+                h("span", { "aria-hidden": "true" }, MARKS[level(node)][0]),
+                h("span", { class: "spoken" }, `${node.name}: ${node.state}`),
+              ),
+            ),
+          ),
+        ),
+      ),
+    ),
+    h(
+      "p",
+      { class: "legend quiet" },
+      [["good", "healthy"], ["warn", "warning"], ["bad", "critical or unreachable"], ["unknown", "unknown"], ["quiet", "not asked yet"]].map(([kind, text]) =>
+        h("span", {}, mark(kind), `${text}  `),
+      ),
+    ),
+  );
+}
+
+function jobs(found) {
+  const rows = found.map((job) => {
+    const bad = job.state === "hung" || job.loss === "not finite";
+    const apart = known(job.step) && known(job.step_highest) && job.step_highest !== job.step ? `\u2013${count(job.step_highest)}` : "";
+    const culprits = job.culprits.map(({ rank, node, cause }) => `rank ${rank} on ${node} (${words(cause || "unknown")})`);
+    const slow = job.slowest && job.slowest.ratio >= 1.05 ? `slowest rank ${job.slowest.rank} on ${job.slowest.node}, ${job.slowest.ratio.toFixed(2)}\u00d7` : "";
+    return h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, mark(bad ? "bad" : job.state === "training" ? "good" : "quiet"), job.job),
+      h("td", { class: bad ? "bad" : null }, job.state, job.loss === "not finite" ? ", loss not finite" : ""),
+      h("td", {}, culprits.join(", ") || slow || "\u2013"),
+      h("td", { class: "num" }, `${job.ranks}${known(job.world_size) ? ` of ${job.world_size}` : ""}`),
+      h("td", { class: "num" }, String(job.nodes.length)),
+      h("td", { class: "num" }, known(job.step) ? [count(job.step), apart] : unknown()),
+      h("td", { class: "num" }, known(job.steps_per_minute) ? job.steps_per_minute.toFixed(1) : "\u2013"),
+    );
+  });
+  return h(
+    "section",
+    { class: "panel wide", "aria-label": "Jobs" },
+    h("h2", {}, h("span", {}, "Jobs"), h("span", { class: "about" }, plural(found.length, "training job"))),
+    rows.length
+      ? h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Table of jobs" }, table(["job", "state", "culprit or slowest rank", "#ranks", "#nodes", "#step", "#steps per minute"], rows))
+      : h("p", { class: "quiet" }, "no training jobs"),
+  );
+}
+
+function render() {
+  const fleet = page.last;
+  const { nodes } = fleet;
+  const problems = nodes.filter((node) => !["good", "quiet"].includes(level(node))).length;
+  document.title = `${problems ? `(${problems}) ` : ""}Fleet \u2013 dshealthd`;
+  patch(
+    document.getElementById("top"),
+    h(
+      "header",
+      { id: "top" },
+      h("h1", {}, "Fleet"),
+      h("span", { class: "quiet" }, `${plural(nodes.length, "node")}, as seen from ${fleet.node}`),
+      h("span", { class: "live" }, h("span", { class: "beat" }), `${fleet.asking ? "asking, " : ""}last seen `, clock(new Date(page.answered)), h("span", { class: "unit" }, ` ${zone()}`)),
+    ),
+  );
+  patch(document.getElementById("page"), h("main", { id: "page" }, summary(fleet, nodes), squares(nodes), jobs(fleet.jobs)));
+}
+
+function watch() {
+  const silence = Date.now() - page.answered;
+  const lost = silence > LOST_AFTER || (!page.last && page.failed);
+  const banner = document.getElementById("banner");
+  document.body.classList.toggle("lost", Boolean(lost && page.last));
+  banner.hidden = !lost;
+  if (!lost) return;
+  const text = `${page.last ? `The agent has not answered for ${duration(silence / 1000)}.` : "The fleet is not known here."} ${page.failed}`;
+  if (banner.textContent !== text) banner.textContent = text;
+}
+
+async function ask() {
+  try {
+    const answer = await fetch("api/v1/fleet", { cache: "no-store", signal: AbortSignal.timeout(PATIENCE) });
+    if (!answer.ok) throw new Error((await answer.text()).trim());
+    page.last = await answer.json();
+    page.answered = Date.now();
+    page.failed = "";
+  } catch (error) {
+    page.failed = error.name === "TimeoutError" ? "timed out" : error.message;
+  }
+  if (page.last) render();
+  watch();
+  setTimeout(ask, document.hidden ? 10 * EVERY : EVERY);
+}
+
+ask();

@@ -1,0 +1,123 @@
+"""The fleet page, over real agents that ask each other by the authenticated channel of the probes."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.agents import RunningAgent, running
+from tests.web.accessible import SPECIFICATION, violations
+from tests.web.browser import CHROMIUM, PHONE, Visit, chromium
+from tests.web.serving import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NODES = ("127.0.0.51", "127.0.0.52", "127.0.0.53")
+CONFIG = """
+[probe]
+period = "2s"
+[probe.members]
+nodes = {nodes}
+name = "{name}"
+[probe.peer]
+listen_address = "{name}:{port}"
+key_file = "{key}"
+off_file = "{key}.off"
+"""
+
+
+@contextlib.contextmanager
+def cluster(directory: Path, live: int) -> Iterator[list[RunningAgent]]:
+    """Run the first agents of three members; the others are down."""
+    key = directory / "key"
+    with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="ascii") as secret:
+        secret.write("0123456789abcdef" * 4 + "\n")
+    with socket.create_server((NODES[0], 0)) as listener:
+        port = int(listener.getsockname()[1])
+    with contextlib.ExitStack() as stack:
+        agents = []
+        for name in NODES[:live]:
+            place = directory / name
+            place.mkdir()
+            text = CONFIG.format(name=name, port=port, key=key, nodes=json.dumps(NODES))
+            agents.append(stack.enter_context(running(place, text)))
+        yield agents
+
+
+def fleet(agent: RunningAgent) -> dict[str, Any]:
+    """Return what an agent says of the fleet; nothing while it is not known."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", agent.port)) as client:
+        client.request("GET", "/api/v1/fleet")
+        answer = client.getresponse()
+        return dict(json.loads(answer.read())) if answer.status == http.client.OK else {}
+
+
+def states(agent: RunningAgent) -> dict[str, str]:
+    """Return each node's state."""
+    return {node["name"]: node["state"] for node in fleet(agent).get("nodes", ())}
+
+
+def test_members_are_asked(tmp_path: Path) -> None:
+    """A member that answers has a verdict of its own, one that is down is unreachable."""
+    verdicts = {"ok", "warning", "unknown", "critical"}
+    with cluster(tmp_path, 2) as (agent, other):
+        eventually(
+            lambda: (
+                set(states(agent).values()) & {"unreachable"} != set()
+                and states(agent)[NODES[1]] in verdicts
+            ),
+            30.0,
+        )
+        assert states(agent)[NODES[2]] == "unreachable"
+        assert fleet(agent)["node"] == NODES[0]
+        assert fleet(agent)["nodes"][1]["version"]
+        calls = "dshealthd_probe_peer_requests_total"
+        assert other.scrape().value(calls, method="summary", result="ok") is not None
+        if CHROMIUM is None:
+            return
+        with chromium() as browser:
+            visit = Visit(browser, f"http://127.0.0.1:{agent.port}/fleet", PHONE)
+            visit.wait(".verdict", "1 unreachable")
+            assert NODES[2] in visit.text(".verdict")
+            assert visit.page.locator(".squares a").count() == len(NODES)
+            assert "training job" in visit.panel("Jobs")  # of this machine, whatever runs on it
+            assert visit.is_as_wide_as_its_window()
+            assert visit.complaints == []
+            assert {url.split("/")[2] for url in visit.requests if url.startswith("http")} == {
+                f"127.0.0.1:{agent.port}"
+            }
+            if SPECIFICATION is not None:
+                assert violations(visit.page) == []
+            visit.page.goto(f"http://127.0.0.1:{agent.port}/")
+            visit.page.wait_for_selector("header a")
+            visit.page.click("header a")
+            visit.page.wait_for_url("**/fleet")
+
+
+def test_off_without_probes(tmp_path: Path) -> None:
+    """Without probes nobody is asked, and the page says that there are none."""
+    with running(tmp_path) as agent:
+        assert fleet(agent) == {}
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", agent.port)) as client:
+            client.request("GET", "/api/v1/fleet")
+            answer = client.getresponse()
+            assert answer.status == http.client.SERVICE_UNAVAILABLE
+            assert b"no probes are configured" in answer.read()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+def test_the_page_without_probes(tmp_path: Path) -> None:
+    """The page opens, and says why there is nothing on it."""
+    with running(tmp_path) as agent, chromium() as browser:
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{agent.port}/fleet")
+        page.wait_for_selector("#banner", state="visible")
+        assert "no probes are configured" in page.inner_text("#banner")

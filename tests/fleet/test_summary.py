@@ -1,0 +1,89 @@
+"""What a node tells of itself fits the peer API, whatever it is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dshealthd.findings.finding import Finding, State, Verdict
+from dshealthd.fleet.summary import KEPT, Summary, summary
+from dshealthd.probe.peers import schema
+from dshealthd.probe.peers.messages import METHODS
+
+ANSWER = METHODS["summary"].answer
+
+
+def finding(**given: Any) -> Finding:
+    """Return a finding."""
+    values: dict[str, Any] = {
+        "slug": "gpu-lost",
+        "alert": "DshealthdGpuLost",
+        "severity": State.CRITICAL,
+        "component": "gpu",
+        "part": "GPU 3",
+        "summary": "A GPU fell off the bus",
+        "detail": "x" * 900,
+        "first_step": "drain",
+        "runbook": "/runbooks/gpu-lost",
+    }
+    return Finding(**(values | given))
+
+
+def job(**given: Any) -> dict[str, Any]:
+    """Return a job as the status document has it."""
+    values: dict[str, Any] = {
+        "job": "bert",
+        "state": "hung",
+        "ranks_here": 8,
+        "loss": "not finite",
+        "world_size": 64,
+        "step": 10,
+        "step_highest": 12,
+        "steps_per_minute": None,
+        "hang": {"cause": "process", "culprits": [{"rank": 9, "reason": "stopped"}]},
+        "slowest_rank": {"rank": 11, "ratio": 1.5},
+    }
+    return values | given
+
+
+def test_a_few_hundred_bytes() -> None:
+    """A GPU that is lost and a hung job are a message of a few hundred bytes."""
+    body = schema.dumps(summary(Verdict((finding(),)), [job()]), ANSWER)
+    told = schema.loads(body, ANSWER)
+    assert len(body) < 600
+    assert (told["verdict"], told["problems"], told["unreadable"]) == ("critical", 1, 0)
+    assert told["findings"][0]["part"] == "GPU 3"
+    assert told["jobs"][0]["culprits"] == (9,)
+
+
+def test_whatever_users_name_fits() -> None:
+    """Long and strange names, absurd numbers and hundreds of findings make a valid message."""
+    strange = job(
+        job="\u202ejob\n\x1b[2J" * 100,
+        world_size=10**12,
+        step=2**60,
+        hang={"cause": "c" * 99, "culprits": [{"rank": 10**9}] * 50 + [{"rank": 1}]},
+        slowest_rank={"rank": 10**9, "ratio": 2.0},
+    )
+    found = Verdict(tuple(finding(summary="\u2603" * 5000) for _ in range(300)))
+    body = schema.dumps(summary(found, [strange] * 100), ANSWER)
+    told = schema.loads(body, ANSWER)
+    assert len(body) < 8000
+    assert told["problems"] == 300
+    assert "world_size" not in told["jobs"][0]
+    assert told["jobs"][0]["culprits"] == (1,)
+
+
+def test_it_is_kept_for_a_moment() -> None:
+    """Members that ask often do not have it made each time."""
+    made, now = [], [100.0]
+
+    def verdict() -> Verdict:
+        made.append(now[0])
+        return Verdict(())
+
+    tell = Summary(verdict, list, lambda: now[0])
+    for _ in range(50):
+        assert tell()["verdict"] == "ok"
+    now[0] += KEPT
+    tell()
+    assert made == [100.0, 100.0 + KEPT]

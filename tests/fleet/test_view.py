@@ -1,0 +1,157 @@
+"""The view of all members: who is asked, what is kept, what is said of those who do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.fleet.view import AT_ONCE, EVERY, Fleet
+from dshealthd.probe.members.membership import Member, Membership
+from dshealthd.probe.observation import Outcome
+from dshealthd.probe.peers.contract import PeerError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WELL: dict[str, Any] = {
+    "version": "1",
+    "verdict": "ok",
+    "problems": 0,
+    "unreadable": 0,
+    "findings": (),
+    "jobs": (),
+}
+PART = {"job": "bert", "state": "training", "ranks": 8, "loss": "finite", "world_size": 16}
+
+
+class Cluster:
+    """Members that answer as they are made to."""
+
+    def __init__(self, count: int) -> None:
+        self.names = tuple(f"n{number:04}" for number in range(count))
+        self.now = 1000.0
+        self.asked: Counter[str] = Counter()
+        self.answers: dict[str, Mapping[str, Any] | Exception] = {}
+        self.at_once = self.most = 0
+        self.leaves = {name: f"leaf-{index // 2}" for index, name in enumerate(self.names)}
+        self.fleet = Fleet(
+            lambda: Membership(tuple(map(Member, self.names)), self.leaves, "test"),
+            lambda: (self.names[0], WELL),
+            lambda: [{"kind": "link", "component": "n0000--n0001", "reason": "slow"}],
+            self.ask,
+            lambda: self.now,
+            lambda: self.now,
+        )
+
+    async def ask(self, name: str, _deadline: float) -> Mapping[str, Any]:
+        """Answer, a moment later."""
+        self.asked[name] += 1
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        await asyncio.sleep(0)
+        self.at_once -= 1
+        answer = self.answers.get(name, WELL)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def view(self) -> dict[str, Any]:
+        """Return the document."""
+        return dict(json.loads(self.fleet.document()))
+
+    async def settled(self) -> dict[str, Any]:
+        """Return the document after a round."""
+        self.view()
+        await self.fleet.settled()
+        self.now += 2  # the document is kept for a moment
+        return self.view()
+
+
+def test_states() -> None:
+    """A node is shown as what it says; one that does not answer is unreachable, with the reason."""
+
+    async def scene() -> None:
+        cluster = Cluster(5)
+        lost = {"slug": "gpu-lost", "severity": "critical", "part": "GPU 3", "summary": "lost"}
+        cluster.answers = {
+            "n0001": WELL | {"verdict": "critical", "problems": 1, "findings": (lost,)},
+            "n0002": PeerError(Outcome.UNREACHABLE, "timed_out"),
+            "n0003": WELL | {"verdict": "splendid"},
+            "n0004": LookupError("probes are starting"),
+        }
+        before = cluster.view()
+        assert [node["state"] for node in before["nodes"]] == ["ok", *["not asked yet"] * 4]
+        view = await cluster.settled()
+        states = {node["name"]: node["state"] for node in view["nodes"]}
+        assert list(states.values()) == ["ok", "critical", "unreachable", "unknown", "unreachable"]
+        assert view["nodes"][1]["findings"] == [lost]
+        assert view["nodes"][2]["problem"] == "unreachable: timed_out"
+        assert view["nodes"][3]["leaf"] == "leaf-1"
+        assert view["suspects"][0]["component"] == "n0000--n0001"
+        await cluster.fleet.close()
+
+    asyncio.run(scene())
+
+
+def test_nobody_is_asked_while_nobody_looks() -> None:
+    """However many look, each member is asked once in ten seconds, and a bounded number at a time."""
+
+    async def scene() -> None:
+        cluster = Cluster(300)
+        await asyncio.sleep(0)
+        assert not cluster.asked
+        cluster.now += EVERY
+        for _ in range(20):
+            cluster.view()
+            await asyncio.sleep(0)
+        await cluster.fleet.settled()
+        assert set(cluster.asked.values()) == {1}
+        assert len(cluster.asked) == 299  # not itself
+        assert cluster.most <= AT_ONCE
+        cluster.now += EVERY
+        await cluster.settled()
+        assert max(cluster.asked.values()) == 2
+        await cluster.fleet.close()
+
+    asyncio.run(scene())
+
+
+def test_a_member_that_leaves_is_forgotten() -> None:
+    """Who is no member any more is not shown."""
+
+    async def scene() -> None:
+        cluster = Cluster(4)
+        await cluster.settled()
+        cluster.names = cluster.names[:2]
+        cluster.now += EVERY
+        view = await cluster.settled()
+        assert [node["name"] for node in view["nodes"]] == ["n0000", "n0001"]
+        assert len(cluster.fleet._answers) == 2
+        await cluster.fleet.close()
+
+    asyncio.run(scene())
+
+
+def test_jobs_across_nodes() -> None:
+    """A job of two nodes is one, with all its ranks, its culprit and its slowest rank by node."""
+
+    async def scene() -> None:
+        cluster = Cluster(3)
+        hung = {"state": "hung", "cause": "input", "culprits": (9,), "step": 99, "step_highest": 99}
+        slow = {"slowest": 3, "slowest_ratio": 1.2, "step": 100, "step_highest": 100}
+        cluster.answers = {
+            "n0001": WELL | {"jobs": (PART | slow, PART | {"job": "other", "loss": "not finite"})},
+            "n0002": WELL | {"jobs": (PART | hung | {"slowest": 8, "slowest_ratio": 1.1},)},
+        }
+        first, second = (await cluster.settled())["jobs"]
+        assert (first["job"], first["state"], first["ranks"]) == ("bert", "hung", 16)
+        assert first["nodes"] == ["n0001", "n0002"]
+        assert (first["step"], first["step_highest"]) == (99, 100)
+        assert first["culprits"] == [{"rank": 9, "node": "n0002", "cause": "input"}]
+        assert first["slowest"] == {"rank": 3, "node": "n0001", "ratio": 1.2}
+        assert (second["job"], second["loss"]) == ("other", "not finite")
+        await cluster.fleet.close()
+
+    asyncio.run(scene())
