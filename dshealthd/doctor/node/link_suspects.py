@@ -1,4 +1,4 @@
-"""No probe accuses a link of this node."""
+"""No probe suspects a link of this node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _looked(context: NodeContext) -> str:
 CHECK = snapshot_check(
     "bad-link",
     "link-suspects",
-    "No probe accuses a link of this node",
+    "No probe suspects a link of this node",
     (),
     _looked,
     alerts="DshealthdLink",
