@@ -1,0 +1,263 @@
+"""Every parser of what others write, on text that it was not made for.
+
+It returns something, or refuses with ValueError (LookupError where its caller expects that); nothing
+else, and in time that grows no faster than the text. A parser without a property test is found.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dshealthd.core.options import Errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parent.parent
+WORDS = [
+    "0",
+    "1",
+    "-1",
+    "18446744073709551616",
+    "nan",
+    "inf",
+    "1e999",
+    "0x",
+    ":",
+    "::",
+    "/",
+    ",",
+    ";",
+    "=",
+    "-",
+    ".",
+    "..",
+    "[",
+    "]",
+    "{",
+    "}",
+    "(",
+    ")",
+    "#",
+    "%",
+    "@",
+    "é",
+    "1:",
+    "cpu",
+    "cpu0",
+    "btime",
+    "some",
+    "avg10",
+    "total",
+    "MemTotal:",
+    "kB",
+    "Inter-|",
+    "Tcp:",
+    "sl",
+    ":0050",
+    "0100007F",
+    "PRETTY_NAME",
+    "Package:",
+    "Status:",
+    "install",
+    "Version:",
+    "socket:[",
+    "+--",
+    "LOCAL",
+    "32",
+    "host",
+    "eth0:",
+    "Max",
+    "Limit",
+    "unlimited",
+    "Uid:",
+    "nan%",
+    "slots=",
+    "null",
+    "true",
+    "29500-29600",
+]
+PIECES = st.sampled_from([*WORDS, '"', "'", "\\", "\n", "\t", "\r", "\0", "\x1b"])
+TEXT = st.lists(st.one_of(PIECES, st.text(max_size=6)), max_size=40).map(" ".join)
+LINES = st.lists(TEXT, max_size=8).map("\n".join)
+BYTES = st.one_of(
+    st.binary(max_size=400), LINES.map(lambda text: text.encode(errors="surrogatepass"))
+)
+DOCUMENTS = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def module(name: str) -> Any:
+    """Return a module of ours."""
+    return importlib.import_module(f"dshealthd.{name}")
+
+
+def plain(name: str, function: str) -> Callable[[Any], object]:
+    """Return a call of a parser that takes the text alone."""
+
+    def call(text: Any) -> object:
+        found = getattr(module(name), function)(text)
+        return list(found) if hasattr(found, "__next__") else found
+
+    return call
+
+
+HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any]]] = {
+    (name, function): (plain(name, function), strategy)
+    for name, function, strategy in (
+        ("collectors.kernel", "parse_boot_time", LINES),
+        ("collectors.kernel", "parse_choice", LINES),
+        ("collectors.kernel", "parse_command_line", LINES),
+        ("collectors.kernel", "parse_cpus", LINES),
+        ("collectors.kernel", "parse_loadavg", LINES),
+        ("collectors.memory", "parse_meminfo", LINES),
+        ("collectors.memory", "parse_vmstat", LINES),
+        ("collectors.network", "parse_columns", LINES),
+        ("collectors.network", "parse_net_dev", LINES),
+        ("collectors.open_files", "parse_file_nr", LINES),
+        ("collectors.pressure", "parse_pressure", LINES),
+        ("collectors.rendezvous", "parse_ports", TEXT),
+        ("collectors.software", "parse_command_line", TEXT),
+        ("collectors.software", "parse_configuration", LINES),
+        ("collectors.software", "parse_os_release", LINES),
+        ("collectors.tcp_limits", "parse_range", TEXT),
+        ("collectors.tcp_limits", "parse_reserved", TEXT),
+        ("evidence.bundle", "parse_name", TEXT),
+        ("evidence.exposition_text", "parse", LINES),
+        ("evidence.stacks", "parse", BYTES),
+        ("jobs.hangs.activity", "parse_activity", BYTES),
+        ("jobs.hangs.activity", "parse_queued", BYTES),
+        ("jobs.installation", "parse_assignments", LINES),
+        ("jobs.installation", "parse_settings", LINES),
+        ("jobs.installation", "parse_distributions", st.lists(TEXT)),
+        ("jobs.loaded", "parse_maps", BYTES),
+        ("jobs.nccl.inspector", "parse", LINES),
+        ("jobs.nccl.release", "parse_maps", BYTES),
+        ("jobs.nccl.selection", "parse_selection", TEXT),
+        ("jobs.nccl.settings", "parse_configuration", BYTES),
+        ("jobs.network_devices", "parse_names", LINES),
+        ("jobs.ownership", "parse_user", BYTES),
+        ("jobs.environment", "parse_environ", BYTES),
+        ("jobs.processes", "parse_stat", BYTES),
+        ("jobs.ras.address", "parse_address", TEXT),
+        ("jobs.ras.bootstrap", "parse_bound", BYTES),
+        ("jobs.ras.from_json", "parse_json", BYTES),
+        ("jobs.ras.from_text", "parse_text", BYTES),
+        ("linux.credentials", "parse_user", BYTES),
+        ("linux.infiniband", "parse_rate", BYTES),
+        ("linux.infiniband", "parse_state", BYTES),
+        ("linux.kmsg", "parse", BYTES),
+        ("linux.mounts", "parse_mountinfo", LINES),
+        ("linux.process_limits", "parse_limits", BYTES),
+        ("linux.process_limits", "parse_locked", BYTES),
+        ("linux.socket_owners", "parse_inode", TEXT),
+        ("linux.socket_owners", "parse_stat", LINES),
+        ("linux.sockets", "parse_sockstat", LINES),
+        ("linux.sockets", "parse_tcp", LINES),
+        ("probe.members.identity", "parse_fib_trie", LINES),
+        ("probe.members.identity", "parse_if_inet6", LINES),
+        ("probe.members.membership", "parse_nodes", st.lists(TEXT)),
+        ("probe.peers.contract", "parse_answer", TEXT),
+        ("probe.peers.link", "parse_head", BYTES),
+        ("probe.peers.secret_files", "parse_keys", BYTES),
+        ("slurm.controller", "parse_nodes", LINES),
+        ("training.message", "decode", BYTES),
+        ("training.message", "newest", BYTES),
+        ("web.hostnames", "parse_domains", LINES),
+    )
+}
+HERE |= {
+    ("collectors.software", "parse_dpkg_version"): (
+        lambda data: module("collectors.software").parse_dpkg_version(data, "libc6"),
+        BYTES,
+    ),
+    ("linux.netlink", "parse"): (
+        lambda data: list(module("linux.netlink").parse(data, 1)),
+        st.binary(max_size=200),
+    ),
+    ("probe.members.topology", "parse"): (
+        lambda text: module("probe.members.topology").parse(text, "file"),
+        LINES,
+    ),
+    ("probe.members.membership", "parse_hostfile"): (
+        lambda text: module("probe.members.membership").parse_hostfile(text, "file"),
+        LINES,
+    ),
+    ("slurm.agent", "parse"): (
+        lambda document: module("slurm.agent").parse(document, frozenset({"x"})),
+        st.dictionaries(
+            st.one_of(st.text(max_size=8), st.sampled_from(["findings", "verdict", "state"])),
+            DOCUMENTS,
+            max_size=4,
+        ),
+    ),
+    ("web.config_file", "from_document"): (
+        lambda document: module("web.config_file").from_document(document, "file", Errors()),
+        DOCUMENTS,
+    ),
+}
+REFUSALS: dict[tuple[str, str], tuple[str, str]] = {
+    ("probe.members.membership", "parse_hostfile"): ("probe.members.membership", "MembershipError"),
+    ("probe.members.membership", "parse_nodes"): ("probe.members.membership", "MembershipError"),
+    ("probe.members.topology", "parse"): ("probe.members.topology", "TopologyError"),
+    ("probe.peers.link", "parse_head"): ("probe.peers.link", "BadAnswer"),
+    ("slurm.controller", "parse_nodes"): ("slurm.controller", "ControllerError"),
+}
+"""Errors of their own, which their callers take."""
+OURS = {
+    ("symptoms.entry", "parse"): "files of this repository",
+    ("explain.patterns", "parse"): "files of this repository",
+    ("probe.command", "parse_steps"): "the administrator's own arguments",
+}
+"""Parsers of what nobody else writes."""
+
+
+def parsers() -> set[tuple[str, str]]:
+    """Return module and name of each parser that the product has, by its name."""
+    found = set()
+    for file in (ROOT / "dshealthd").rglob("*.py"):
+        name = ".".join(file.relative_to(ROOT / "dshealthd").with_suffix("").parts)
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and (
+                node.name == "parse" or node.name.startswith("parse_")
+            ):
+                found.add((name, node.name))
+    return found
+
+
+def test_no_parser_is_without_a_property() -> None:
+    """One that is new is added to the table here, or to those of our own files."""
+    assert parsers() - HERE.keys() - OURS.keys() == set()
+    assert OURS.keys() <= parsers()
+
+
+@pytest.mark.parametrize("place", sorted(HERE), ids=".".join)
+def test_parser(place: tuple[str, str]) -> None:
+    """Whatever it is given, it returns or refuses."""
+    call, strategy = HERE[place]
+
+    own = REFUSALS.get(place)
+    refusal = getattr(module(own[0]), own[1]) if own else ValueError
+
+    @settings(max_examples=30)
+    @given(strategy)
+    def refuses(text: Any) -> None:
+        try:
+            call(text)
+        except (ValueError, LookupError, refusal) as refused:
+            json.dumps(str(refused))
+
+    refuses()
