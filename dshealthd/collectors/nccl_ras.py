@@ -14,12 +14,10 @@ that its processes have mapped is known to be safe (`dshealthd.jobs.ras.policy`)
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import (
     Collector,
-    CollectorOptions,
     Fault,
     Reason,
     Sample,
@@ -27,7 +25,6 @@ from dshealthd.core.collector import (
     counter,
     gauge,
 )
-from dshealthd.core.options import Bytes, Duration, option
 from dshealthd.jobs import shares
 from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.processes import ProcessTable
@@ -35,6 +32,7 @@ from dshealthd.jobs.ras import client as ras_client
 from dshealthd.jobs.ras import plausibility, policy, question
 from dshealthd.jobs.ras.address import enabled
 from dshealthd.jobs.ras.client import Query
+from dshealthd.jobs.ras.options import NcclRasOptions
 from dshealthd.jobs.ras.protocol import Answer, NoListener, Stranger, Unanswered
 from dshealthd.jobs.ras.question import Member
 from dshealthd.jobs.ras.split import own_pid
@@ -182,62 +180,6 @@ LEFT_OUT = gauge(
     "dshealthd_job_nccl_jobs_left_out",
     "Training jobs on this node that are not asked, as there are more than max_jobs.",
 )
-
-SPARE = 2.0
-"""Seconds that a collection needs beside the queries."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NcclRasOptions(CollectorOptions):
-    """Options of this collector."""
-
-    interval: Duration = option(
-        "15s",
-        "Time from one look at the jobs to the next, and from one query to the next of a job "
-        "that is not well.",
-        minimum="1s",
-    )
-    # Each query goes through all processes of a job. 30 s halves them against asking at each look;
-    # longer would delay pages by as much, as no progress shows in the second answer after a hang.
-    healthy_interval: Duration = option(
-        "30s",
-        "Time from one query to the next of a job that is well: no rank in trouble, and operations "
-        "launched since the answer before.",
-        minimum="1s",
-    )
-    deadline: Duration = option(
-        "20s",
-        "How long all queries, or reading one answer, may take until the worker is given up.",
-        minimum="1s",
-    )
-    timeout: Duration = option(
-        "12s",
-        "How long a job may take to answer; NCCL needs up to 10 s where processes are stopped.",
-        minimum="1s",
-    )
-    max_jobs: int = option(
-        8,
-        "Training jobs that are asked: users take turns, the oldest first.",
-        minimum=1,
-        maximum=100,
-    )
-    max_bytes: Bytes = option(
-        Bytes(16 << 20),
-        "Length of an answer beyond which it is refused. A rank takes some 600 bytes for "
-        "each communicator.",
-        minimum=Bytes(1 << 16),
-    )
-
-    ask_unknown_releases: bool = option(
-        False,
-        "Whether to ask jobs whose NCCL release is unknown or is not known to be safe, in JSON "
-        "alone. Releases that are known to be unsafe are never asked.",
-    )
-
-    def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong although its type is right."""
-        if self.deadline < self.timeout + SPARE:
-            yield "deadline", f"must be at least {SPARE:g} s more than timeout ({self.timeout})"
 
 
 class NcclRas(Collector):

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.evidence import members
 from dshealthd.evidence.bundle import SUMMARY
 from dshealthd.evidence.findings import Case
-from dshealthd.evidence.options import job_log_paths
-from dshealthd.evidence.service import Evidence
+from dshealthd.evidence.service import Evidence, job_log_paths
 from dshealthd.evidence.step import Step, run
 from dshealthd.http.client import Unreachable, local
 from dshealthd.printable import printable

@@ -10,7 +10,6 @@ from dshealthd.core.options import Bytes, Duration, option
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.config import Config
 
 MIB = 1 << 20
 
@@ -58,9 +57,3 @@ class EvidenceOptions:
         """Yield what is wrong although its type is right."""
         if self.max_bytes < self.max_bundle_bytes:
             yield "max_bytes", f"must be at least max_bundle_bytes ({self.max_bundle_bytes})"
-
-
-def job_log_paths(config: Config) -> tuple[str, ...]:
-    """Return the patterns of the jobs' logs, which evidence of a hang looks at too."""
-    paths: tuple[str, ...] = getattr(config.collectors.get("job_logs"), "paths", ())
-    return paths

@@ -20,7 +20,6 @@ from dshealthd.core.collector import counter, gauge
 from dshealthd.core.options import encode
 from dshealthd.evidence.bundle import bundles, parse_name
 from dshealthd.evidence.findings import Case
-from dshealthd.evidence.options import job_log_paths
 from dshealthd.evidence.process import Process
 
 if TYPE_CHECKING:
@@ -90,6 +89,12 @@ def case(hang: Hang) -> Case:
         culprits=tuple((rank, str(culprit)) for rank, culprit in hang.culprits),
         ranks=tuple((rank.rank, rank.pid) for rank in hang.ranks if rank.ended is None),
     )
+
+
+def job_log_paths(config: Config) -> tuple[str, ...]:
+    """Return the patterns of the jobs' logs, which evidence of a hang looks at too."""
+    paths: tuple[str, ...] = getattr(config.collectors.get("job_logs"), "paths", ())
+    return paths
 
 
 class Evidence:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.observation import Op, Outcome
+from dshealthd.probe.rounds.conclusion import timings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -120,3 +121,14 @@ def matrix(names: Sequence[str], cells: Mapping[frozenset[str], str], what: str)
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
     """Return the outcome that counts of several."""
     return min(outcomes, key=WORST.index, default=Outcome.OK)
+
+
+def timing_of(entry: Mapping[str, Any]) -> Timing:
+    """Return the timing of a document's entry."""
+    (timing,) = timings_of(
+        [
+            {name: entry[name] for name in ("op", "size", "seconds", "part")}
+            | {"bus_bandwidth": entry["busbw"]}
+        ]
+    )
+    return timing

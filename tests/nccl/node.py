@@ -6,11 +6,12 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd.collectors.nccl_ras import NcclRas, NcclRasOptions
+from dshealthd.collectors.nccl_ras import NcclRas
 from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import attempt
+from dshealthd.jobs.ras.options import NcclRasOptions
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.config import Config, ConfigError
-from dshealthd.probe import command, report
+from dshealthd.probe import local_probe, pairs, report
 from dshealthd.probe.observation import Kind, Outcome, Stage, Timing
 from dshealthd.probe.options import MembershipOptions
 from dshealthd.probe.rounds.conclusion import Findings
@@ -145,7 +145,7 @@ def test_matrix(tmp_path: Path) -> None:
             await gone.service.close()
             told: list[str] = []
             names = NAMES[:3]
-            document = await command.between(
+            document = await pairs.between(
                 config(one, one.name),
                 "test",
                 hostfile(tmp_path, names),
@@ -168,7 +168,7 @@ def test_matrix(tmp_path: Path) -> None:
                 gone.name in entry["late"] for pair, entry in found.items() if gone.name in pair
             )
             assert document["outcome"] is Outcome.REFUSED
-            text = command.show_pairs(document)
+            text = pairs.show_pairs(document)
             assert text.count("refused") >= 5
             assert "   2 127.0.0.22" in text
             json.dumps(document)
@@ -185,12 +185,12 @@ def test_light_and_group_on_demand(tmp_path: Path) -> None:
     async def scene() -> None:
         async with agents(tmp_path, 3) as members:
             await until(lambda: all(agent.value("probe_up") for agent in members))
-            light = await command.between(
+            light = await pairs.between(
                 config(members[0]), "test", None, Kind.LIGHT, (), lambda _: None
             )
             assert light["outcome"] is Outcome.OK
             assert [entry["reason"] for entry in light["rounds"]] == [""] * 3
-            group = await command.between(
+            group = await pairs.between(
                 config(members[0]), "test", None, Kind.GROUP, ((8, 3),), lambda _: None
             )
             (entry,) = group["rounds"]
@@ -206,7 +206,7 @@ def test_no_member(tmp_path: Path) -> None:
     async def scene() -> None:
         async with agents(tmp_path, 2) as members:
             with pytest.raises(ConfigError, match="is none of the 1 members"):
-                await command.between(
+                await pairs.between(
                     config(members[0], NAMES[0]),
                     "test",
                     hostfile(tmp_path, (NAMES[1],)),
@@ -240,7 +240,7 @@ def test_gpus_alone_are_all_listed() -> None:
         ),
         *(Timing("matrix_product", 64, 1e-3, 1.0, part) for part in ("1", "0")),
     )
-    found = command.replace_parts(Findings(Outcome.OK, Stage.DONE, timings))
+    found = local_probe.replace_parts(Findings(Outcome.OK, Stage.DONE, timings))
     assert [(timing.op, timing.part, timing.seconds) for timing in found] == [
         ("all_reduce", "", 2e-5),
         ("matrix_product", "0", 1e-3),

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.collection.registry import all_collectors
-from dshealthd.collectors.nccl_ras import IMPLAUSIBLE, STATE, NcclRas, NcclRasOptions
+from dshealthd.collectors.nccl_ras import IMPLAUSIBLE, STATE, NcclRas
 from dshealthd.core.collector import Context, Fault, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.jobs.ras.options import NcclRasOptions
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
 from tests.jobs.machines import Clock, Machine
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library

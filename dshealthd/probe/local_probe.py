@@ -1,0 +1,178 @@
+"""The probe of one machine: its GPUs among themselves, or its CPUs where it has none."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.linux.pci import bus
+from dshealthd.probe import report
+from dshealthd.probe.members.local_membership import hostname
+from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.peers.messages import Backend
+from dshealthd.probe.rounds.conclusion import Findings, MemberResult, combine
+from dshealthd.probe.rounds.plan import ON_DEMAND, Plan, local_job, new_round
+from dshealthd.probe.workers.job import DeviceSteps
+from dshealthd.probe.workers.store import LocalStore
+from dshealthd.probe.workers.worker_pool import WorkerPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dshealthd.config import Config
+    from dshealthd.core.host import Host
+    from dshealthd.probe.workers.job import RankResult
+
+DEADLINES = {
+    Stage.IMPORT: 120.0,
+    **dict.fromkeys((Stage.STORE, Stage.INIT, Stage.WARM_UP, Stage.SIZES, Stage.VERIFY), 60.0),
+}
+"""Seconds for each stage of the local probe: nothing waits for it."""
+
+
+def interpreter(loaded: Config) -> str:
+    """Return the interpreter to run workers with.
+
+    The configured one, this one if it has torch, or the first python3.
+    """
+    if loaded.probe.python is not None:
+        return str(loaded.probe.python)
+    if importlib.util.find_spec("torch") is not None:
+        return sys.executable
+    return shutil.which("python3") or sys.executable
+
+
+def count_gpus(host: Host) -> int:
+    """Return how many GPUs the bus has; 0 where no driver is loaded for them."""
+    if not os.path.exists(host.device("nvidiactl")):
+        return 0
+    try:
+        return len(bus(host).gpus())
+    except OSError:  # no PCI bus
+        return 0
+
+
+async def local(
+    loaded: Config, steps: tuple[tuple[int, int], ...], tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Run the local probe and return its document."""
+    gpus = count_gpus(loaded.path.host)
+    python = interpreter(loaded)
+    worker_pool = WorkerPool(python, 1.0, time.monotonic, environment=loaded.probe.worker.variables)
+    tell(f"importing torch with {python}")
+    try:
+        reason = await worker_pool.prepare(DEADLINES[Stage.IMPORT])
+        about = dict(worker_pool.about)
+        if gpus and not about.get("cuda") and not reason:
+            tell(
+                f"torch {about['torch']} is built without CUDA: the {gpus} GPUs are not "
+                "probed, only two processes over loopback"
+            )
+            gpus = 0
+        job = local_job(
+            gpus, steps, device_steps=DeviceSteps() if gpus else None, deadlines=DEADLINES
+        )
+        results = await worker_pool.run(
+            job, LocalStore(), Progress(len(job.rank_specs), len(steps), tell)
+        )
+    finally:
+        await worker_pool.close()
+    backend = Backend(job.backend)
+    plan = Plan(
+        round=new_round(),
+        epoch=ON_DEMAND,
+        kind=Kind.LOCAL,
+        backend=backend,
+        members=(hostname(),),
+        digest="",
+        ranks=len(results),
+    )
+    found = combine(plan, plan.root, {plan.root: MemberResult(tuple(results))}, {})
+    collectives = replace_parts(found)
+    return {
+        "kind": Kind.LOCAL,
+        "backend": job.backend,
+        "gpus": gpus,
+        "ranks": len(results),
+        "python": python,
+        "versions": {name: about[name] for name in ("torch", "cuda", "python") if name in about},
+        "outcome": found.outcome,
+        "stage": found.stage,
+        "reason": found.reason,
+        "units": report.UNITS,
+        "timings": [report.fields(timing) for timing in collectives],
+        "failures": [failure(result) for result in results if result.outcome is not Outcome.OK],
+    }
+
+
+def replace_parts(found: Findings) -> list[Any]:
+    """Return the slowest rank's time of each collective, and every GPU's own of what it does alone."""
+    slowest: dict[tuple[str, int], Any] = {}
+    alone = []
+    for timing in found.timings:
+        if timing.op != "all_reduce":
+            alone.append(timing)
+        elif timing.seconds > getattr(slowest.get((timing.op, timing.size)), "seconds", 0.0):
+            slowest[timing.op, timing.size] = replace(timing, part="")
+    return [*slowest.values(), *sorted(alone, key=lambda timing: (timing.op, timing.part))]
+
+
+def failure(result: RankResult) -> dict[str, Any]:
+    """Return what became of one rank."""
+    return {
+        "rank": result.rank,
+        "outcome": result.outcome,
+        "stage": result.stage,
+        "reason": result.reason,
+        "detail": result.detail,
+    }
+
+
+class Progress:
+    """Tells when all ranks have come to a stage."""
+
+    def __init__(self, ranks: int, sizes: int, tell: Callable[[str], None]) -> None:
+        self._ranks, self._sizes, self._tell = ranks, sizes, tell
+        self._at: dict[tuple[Stage, int], int] = {}
+        self._counts: dict[tuple[int, Stage], int] = {}
+
+    def __call__(self, rank: int, stage: Stage) -> None:
+        """Note that a rank has come to a stage; it comes to `sizes` once for each size."""
+        time_of = self._counts[rank, stage] = self._counts.get((rank, stage), 0) + 1
+        there = self._at[stage, time_of] = self._at.get((stage, time_of), 0) + 1
+        if there == self._ranks:
+            which = f" {min(time_of, self._sizes)} of {self._sizes}" if stage is Stage.SIZES else ""
+            self._tell(f"{self._ranks} ranks: {str(stage).replace('_', ' ')}{which}")
+
+
+def show_local(document: dict[str, Any]) -> str:
+    """Return the table of a local probe."""
+    versions = " ".join(f"{name} {value}" for name, value in document["versions"].items() if value)
+    lines = [
+        f"# local probe, {document['ranks']} ranks, {document['backend']}: {versions or document['python']}"
+    ]
+    if not document["gpus"] and document["timings"]:
+        lines.append(
+            "# no GPU: processes on this machine over loopback, which says that the software "
+            "works and nothing of GPUs or links"
+        )
+    if document["timings"]:
+        lines.append(report.table([report.timing_of(entry) for entry in document["timings"]]))
+        lines.append(report.sums(Outcome(document["outcome"])))
+    rank = "# rank {rank}: {outcome} at {stage}: {reason}: {detail}"
+    lines += [rank.format(**entry) for entry in document["failures"]]
+    if document["reason"] in {"no_torch", "no_python"}:
+        lines.append(
+            f"# {document['python']} cannot import torch: name the interpreter of the training "
+            "environment, such as --probe.python /opt/train/bin/python"
+        )
+    lines.append(
+        f"# outcome: {document['outcome']}"
+        + (f", {document['reason']}" if document["reason"] else "")
+    )
+    return "\n".join(lines)

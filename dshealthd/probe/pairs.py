@@ -1,0 +1,176 @@
+"""Rounds between pairs of nodes, which their agents are asked to lead, many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.config import ConfigError
+from dshealthd.core.address import listen_address
+from dshealthd.probe import report
+from dshealthd.probe.members.identity import local_addresses, own_name
+from dshealthd.probe.members.local_membership import hostname
+from dshealthd.probe.members.membership import MembershipError, load
+from dshealthd.probe.members.schedule import Timetable
+from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.options import MembershipOptions
+from dshealthd.probe.peers.client import PeerClient
+from dshealthd.probe.peers.contract import PeerError
+from dshealthd.probe.peers.credentials import CredentialError
+from dshealthd.probe.rounds.conclusion import timings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dshealthd.config import Config
+
+LEAD = 28.0
+"""Seconds for another agent to lead a round."""
+TRIES = 4
+"""Times that a pair is tried while one of the two is in another round."""
+AT_ONCE = 64
+"""Pairs that are probed at a time."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked of the agents."""
+
+    kind: Kind
+    steps: tuple[tuple[int, int], ...]
+
+
+async def between(
+    loaded: Config,
+    source: str,
+    hostfile: str | None,
+    kind: Kind,
+    steps: tuple[tuple[int, int], ...],
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """Have the agents of a hostfile's nodes, or of the configured members, probe each other, and
+    return the document; ConfigError.
+    """
+    from pathlib import Path
+
+    options = loaded.probe
+    members = (
+        MembershipOptions(hostfile=Path(hostfile), name=options.members.name)
+        if hostfile is not None
+        else options.members
+    )
+    if not options.peer.listen_address:
+        raise ConfigError(
+            source,
+            [
+                (
+                    "probe.peer: between nodes their agents' key and address are needed: "
+                    "--config.file of an agent"
+                )
+            ],
+        )
+    try:
+        names = load(members).names
+        me = own_name(names, hostname(), local_addresses(loaded.path.host), members.name)
+        _, port = listen_address(options.peer.listen_address)
+        client = PeerClient(options.peer, me, lambda name: (name, port))
+    except (MembershipError, CredentialError) as error:
+        raise ConfigError(source, list(error.errors)) from error
+    ask = Ask(kind, steps)
+    entries: list[dict[str, Any]] = []
+    try:
+        if kind is Kind.GROUP:
+            others = [name for name in names if name != me]
+            entries.append(await one(client, (*others, me), ask))
+            tell(_line(entries[0]))
+        else:
+            timetable = Timetable(names, {})
+            pairs: set[frozenset[str]] = set()
+            limit = asyncio.Semaphore(AT_ONCE)
+
+            async def pair(group: Sequence[str]) -> None:
+                async with limit:
+                    # This node's own agent takes no calls of its own name, so the other one leads.
+                    entry = await one(
+                        client, tuple(sorted(group, key=lambda name: name == me)), ask
+                    )
+                entries.append(entry)
+                tell(_line(entry))
+
+            for epoch in range(timetable.cycle):
+                groups = [
+                    group for group in timetable.groups(epoch) if frozenset(group) not in pairs
+                ]
+                pairs.update(map(frozenset, groups))
+                await asyncio.gather(*map(pair, groups))
+    finally:
+        await client.close()
+    return {
+        "kind": kind,
+        "members": list(names),
+        "outcome": report.worst(Outcome(entry["outcome"]) for entry in entries),
+        "units": report.UNITS,
+        "rounds": entries,
+    }
+
+
+async def one(client: PeerClient, members: tuple[str, ...], ask: Ask) -> dict[str, Any]:
+    """Have the first of the members lead a round with the others."""
+    body = {
+        "members": members,
+        "kind": ask.kind,
+        "steps": [{"size": size, "repetitions": repetitions} for size, repetitions in ask.steps],
+    }
+    entry: dict[str, Any] = {
+        "members": list(members),
+        "kind": ask.kind,
+        "backend": "",
+        "stage": Stage.INVITE,
+        "late": [],
+        "timings": [],
+    }
+    for attempt in range(TRIES):
+        try:
+            answer = await client.call(members[0], "lead", body, LEAD)
+        except PeerError as error:
+            late = [] if error.outcome is Outcome.DECLINED else [members[0]]
+            entry |= {"outcome": error.outcome, "reason": error.reason, "late": late}
+        else:
+            timings = [report.fields(timing) for timing in timings_of(answer["timings"])]
+            entry |= {**answer, "late": list(answer["late"]), "timings": timings}
+        if entry["reason"] != "already_testing":
+            break
+        await asyncio.sleep(1.0 + attempt)
+    return entry
+
+
+def show_pairs(document: dict[str, Any]) -> str:
+    """Return the matrix of the pairs, and a line for each that is not well."""
+    cells: dict[frozenset[str], str] = {}
+    largest = 0
+    for entry in document["rounds"]:
+        timing = max(entry["timings"], key=lambda timing: timing["size"], default=None)
+        if entry["outcome"] != Outcome.OK or timing is None:
+            cells[frozenset(entry["members"])] = str(entry["outcome"])
+        else:
+            light = "~" if entry["kind"] is Kind.LIGHT else ""
+            cells[frozenset(entry["members"])] = f"{light}{timing['busbw'] / 1e9:.3f}"
+            largest = max(largest, timing["size"])
+    lines = []
+    if document["kind"] is not Kind.GROUP:
+        what = f"{document['kind']}: bus bandwidth (GB/s) at {largest} bytes; ~ is an echo between the agents, no GPU was used"
+        lines.append(report.matrix(document["members"], cells, what))
+    for entry in document["rounds"]:
+        if document["kind"] is Kind.GROUP and entry["timings"]:
+            lines.append(report.table([report.timing_of(timing) for timing in entry["timings"]]))
+        if entry["outcome"] != Outcome.OK or entry["reason"] or document["kind"] is Kind.GROUP:
+            lines.append(f"# {_line(entry)}")
+    lines.append(f"# outcome: {document['outcome']}")
+    return "\n".join(lines)
+
+
+def _line(entry: dict[str, Any]) -> str:
+    reason = f", {entry['reason']}" if entry["reason"] else ""
+    late = f" (late: {', '.join(entry['late'])})" if entry["late"] else ""
+    return f"{' -- '.join(entry['members'])}: {entry['kind']} {entry['outcome']}{reason}{late}"
