@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
+from dshealthd.core.options import Bytes
 from dshealthd.jobs.environment import natural
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def count(text: str) -> int:
-    """Return a number such as `7e9`, `7B` or `350M`; ValueError."""
+    """Return a number such as `7e9`, `7B` or `350M`."""
     match = _COUNT.fullmatch(text)
     if match is None:
         message = f"{text!r} is no number such as 7e9 or 7B"
@@ -73,7 +74,7 @@ def count(text: str) -> int:
 
 
 def positive(text: str) -> int:
-    """Return a number from 1 on; ValueError."""
+    """Return a number from 1 on."""
     found = natural(text)
     if not found:
         message = f"{text!r} is no number from 1 on"
@@ -82,12 +83,8 @@ def positive(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """Return bytes of a size such as `80GiB`, `80GB` or `80G`; ValueError."""
-    match = re.fullmatch(r"(\d{1,9})\s*([kmgt])?(i?b)?", text, re.IGNORECASE)
-    if match is None:
-        message = f"{text!r} is no size such as 80GiB"
-        raise argparse.ArgumentTypeError(message)
-    power = " kmgt".index((match[2] or " ").lower())
-    base = 1000 if (match[3] or "").lower() == "b" else 1024
-    factor: int = base**power
-    return int(match[1]) * factor
+    """Return bytes of a size such as `80GiB`, as the configuration writes sizes."""
+    try:
+        return Bytes.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
