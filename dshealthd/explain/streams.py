@@ -40,11 +40,11 @@ _LETTER = re.compile(
     r"(?P<syslog>[A-Z][a-z]{2}[ ][ \d]\d[ ]\d\d:\d\d:\d\d)[ ](?P<syslog_host>[\w.-]+)[ ]"
     r"(?P<tag>[\w./@-]+(?:\[\d+\])?):[ ](?:\[[ ]*\d+\.\d+\][ ])?"
     r"|(?P<level>[EWIF])(?P<glog>\d{4} \d\d:\d\d:\d\d\.\d+)[ ]+\d+[ ][^\]\s]{1,160}\][ ]?"
-    r"|(?P<nccl_host>[\w.-]{1,255}):(?P<nccl_pid>\d+):\d+[ ](?:\[(?P<gpu>\d+)\][ ])?"
+    r"|(?P<nccl_host>[\w.-]{1,255}):(?P<nccl_pid>\d{1,10}):\d{1,10}[ ](?:\[(?P<gpu>\d{1,6})\][ ])?"
     r"(?=.{0,80}NCCL[ ](?:WARN|INFO|TRACE|CALL))"
 )
 _RAY = re.compile(
-    r"\((?P<actor>[\w.]+)[^()]{0,80}?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:-]+))?\)[ ]?"
+    r"\((?P<actor>[\w.]+)[^()]{0,80}?pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\w.:-]+))?\)[ ]?"
 )
 _TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
 _NODE = re.compile(r"(?P<node>[A-Za-z][\w.-]*[\w]):(?:[ ]|$)")
