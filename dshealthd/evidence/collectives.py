@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dshealthd.evidence.dump import MAX_TEXT
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -27,7 +29,7 @@ def compare(digests: Mapping[int, Digest]) -> list[str]:
             groups[group["name"], group["ranks"]][rank] = group
     lines = []
     for (name, members), ranks in groups.items():
-        where = f"group {name}" + (f" of ranks {members}" if members else "")
+        where = f"group {name}" + (f" of ranks {members[:MAX_TEXT]}" if members else "")
         lines += [f"{where}: {line}" for line in [*_apart(ranks), *_different(ranks)]]
     return lines
 

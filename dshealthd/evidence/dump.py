@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 from typing import Any, NoReturn
 
 MAX_GROUPS = 64
@@ -19,6 +20,9 @@ MAX_ENTRIES = 20_000
 MAX_PENDING = 8
 """Operations of one group that are listed, the first ones that are not completed."""
 MAX_TEXT = 200
+MAX_RANKS_TEXT = 1 << 20
+"""Characters of the members of all groups together: those of one that is cut would be wrong."""
+_RANKS = re.compile(r"\[?(?:\d{1,7}(?:, ?\d{1,7})*)?\]?")
 _STATES = ("scheduled", "started", "completed")
 _LIBRARIES = ("/torch/", "/deepspeed/", "/accelerate/", "/lightning/", "/transformers/")
 
@@ -167,7 +171,13 @@ def _members(value: Any) -> dict[str, str]:
         for _, group in zip(range(MAX_GROUPS), value.values(), strict=False)
         if isinstance(group, dict)
     ]
-    return {_text(group.get("name", "")): _text(group.get("ranks", "")) for group in found}
+    told, left = {}, MAX_RANKS_TEXT
+    for group in found:
+        ranks = group.get("ranks", "")
+        whole = isinstance(ranks, str) and len(ranks) <= left and _RANKS.fullmatch(ranks)
+        told[_text(group.get("name", ""))] = ranks if whole else ""
+        left -= len(ranks) if whole else 0
+    return told
 
 
 def _completed(value: Any) -> dict[str, int]:

@@ -6,6 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks
+from dshealthd.explain.group_verdicts import MAX_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,6 +107,8 @@ def absent_ranks(case: Case) -> list[int]:
     if not told:
         return []
     size = case.world or max(case.seen | told) + 1
+    if size > MAX_SIZE:
+        return []
     absent = sorted(set(range(size)) - told)
     if absent and (2 * len(absent) < size or len(absent) == 1):
         return absent

@@ -101,9 +101,13 @@ def _signals(case: Case) -> None:
     pids = {failure.pid for failure in case.found.failures if failure.root}
     causes = [event for event in case.found.events if event.role == "cause"]
     ranked = {event.rank for event in causes}
+    lost = any(event.slug == "nccl-remote-error" for event in causes)
     for failure in case.found.failures:
-        # A rank that its launcher saw fail and that printed nothing, while all others did.
-        silent = None not in ranked and failure.rank not in ranked and (failure.exit or 0) > 0
+        # A rank that its launcher saw fail and that printed nothing, while the others lost it. An
+        # error or a time-out of theirs would be its own as well, in a part that is not here.
+        silent = (
+            lost and None not in ranked and failure.rank not in ranked and (failure.exit or 0) > 0
+        )
         if failure.root and (failure.exit in _CRASHES or silent):
             told.add(failure.rank)
             case.found.events.append(_crash(failure, case))

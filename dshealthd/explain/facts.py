@@ -32,6 +32,8 @@ MAX_KNOWN = 100_000
 MAX_STREAMS = 10_000
 """Streams of one file whose last stamp is remembered."""
 MAX_FAILURES = 10_000
+SEVERAL = 3
+"""Ranks that are enough to show that there are several."""
 MAX_CLOCKS = 1000
 MAX_SHARED = 200
 """Moments of one clock that are compared with those of others."""
@@ -95,10 +97,10 @@ class Recognised:
     ledger: Ledger = field(default_factory=Ledger)
     ranks_by_pid: dict[tuple[int, int], int] = field(default_factory=lambda: Bounded(MAX_KNOWN))
     """Rank by source and pid."""
-    ranks_by_local: dict[tuple[int, int | None, int], int] = field(
+    ranks_by_local: dict[tuple[int, int | None, int], set[int]] = field(
         default_factory=lambda: Bounded(MAX_KNOWN)
     )
-    """Rank by source, task and local rank."""
+    """Ranks by source, task and local rank; several where a file is of several nodes."""
     ranks_seen: set[int] = field(default_factory=set)
     tasks_with_ranks: dict[tuple[int, int], set[int]] = field(
         default_factory=lambda: Bounded(MAX_KNOWN)
@@ -117,10 +119,12 @@ class Recognised:
         if origin.rank is not None:
             self.see(origin.rank)
             if origin.local is not None:
-                self.ranks_by_local[source, origin.task, origin.local] = origin.rank
+                ranks = self.ranks_by_local.setdefault((source, origin.task, origin.local), set())
+                if len(ranks) < SEVERAL:
+                    ranks.add(origin.rank)
             if origin.task is not None:
                 seen = self.tasks_with_ranks.setdefault((source, origin.task), set())
-                if len(seen) < 3:  # noqa: PLR2004 - two ranks make a task a node
+                if len(seen) < SEVERAL:
                     seen.add(origin.rank)
         if origin.local is not None:
             facts.is_launcher = True

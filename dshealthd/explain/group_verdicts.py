@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from dshealthd.explain.ledger import Ledger, Member
 
+MAX_SIZE = 200_000
+"""Ranks of the largest job that is believed."""
 _GATHERS = ("ALLGATHER", "_ALLGATHER_BASE", "ALLGATHER_COALESCED")
 _SCATTERS = ("REDUCE_SCATTER", "_REDUCE_SCATTER_BASE")
 _UNEVEN = frozenset({
@@ -47,14 +49,8 @@ def judge(
 
     `world` is the number of ranks of the job and `present` those that any log tells of.
     """
-    is_whole = group in {"0", "?"} or ledger.names.get(group) == "default_pg"
-    size = (
-        len(ledger.ranks_of.get(group, ()))
-        or (world if is_whole else None)
-        or _size(members.values())
-    )
-    if size is None and is_whole:
-        size = max((*present, *members)) + 1
+    is_whole = _is_whole(ledger, group)
+    size = _group_size(ledger, group, members, world, present)
     label = ledger.names.get(group) or ("default group" if is_whole else f"group {group}")
     waiting = [member for member in members.values() if member.timed_out is not None]
     waiting = waiting or [member for member in members.values() if member.waits]
@@ -130,6 +126,26 @@ def judge(
             return verdict("symmetric", [], text)
     text = f"{what} of the {label} timed out on {len(waiting)} ranks"
     return verdict("unknown", [], text)
+
+
+def _group_size(
+    ledger: Ledger, group: str, members: Mapping[int, Member], world: int | None, present: set[int]
+) -> int | None:
+    """Return how many ranks a group has; None where nothing tells, or more than anybody has."""
+    is_whole = _is_whole(ledger, group)
+    size = (
+        len(ledger.ranks_of.get(group, ()))
+        or (world if is_whole else None)
+        or _size(members.values())
+    )
+    if size is None and is_whole:
+        size = max((*present, *members)) + 1
+    return size if size is not None and size <= MAX_SIZE else None
+
+
+def _is_whole(ledger: Ledger, group: str) -> bool:
+    """Tell whether a group is that of all ranks."""
+    return group in {"0", "?"} or ledger.names.get(group) == "default_pg"
 
 
 def _missed(

@@ -21,10 +21,11 @@ class Identities:
         self._first: dict[object, set[int]] = defaultdict(set)
         """The rank of local rank 0, by file and task, and by folder of a node's torchrun; several
         where a file holds the output of several nodes."""
-        for (source, task, local), rank in found.ranks_by_local.items():
-            self._first[source, task].add(rank - local)
+        for (source, task, local), ranks in found.ranks_by_local.items():
+            first = {rank - local for rank in ranks}
+            self._first[source, task] |= first
             if match := self._folder(source):
-                self._first[match["node"]].add(rank - local)
+                self._first[match["node"]] |= first
         for failure in found.failures:
             if failure.rank is not None and failure.local is not None:
                 self._first[failure.source, failure.task].add(failure.rank - failure.local)

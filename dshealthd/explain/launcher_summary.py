@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _SUMMARY = re.compile(r"\s+(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
 _SUMMARY_ENTRY = re.compile(r"\[\d+\]:\s*$")
-_SUMMARY_RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
-_SUMMARY_EXIT = re.compile(r"(-?\d+) +\(pid: (\d+)\)")
+_SUMMARY_RANK = re.compile(r"(\d{1,9}) \(local_rank: (\d{1,9})\)")
+_SUMMARY_EXIT = re.compile(r"(-?\d{1,9}) +\(pid: (\d{1,10})\)")
 
 
 class LauncherSummary:

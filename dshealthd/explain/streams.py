@@ -40,11 +40,11 @@ _LETTER = re.compile(
     r"(?P<syslog>[A-Z][a-z]{2}[ ][ \d]\d[ ]\d\d:\d\d:\d\d)[ ](?P<syslog_host>[\w.-]+)[ ]"
     r"(?P<tag>[\w./@-]+(?:\[\d+\])?):[ ](?:\[[ ]*\d+\.\d+\][ ])?"
     r"|(?P<level>[EWIF])(?P<glog>\d{4} \d\d:\d\d:\d\d\.\d+)[ ]+\d+[ ][^\]\s]{1,160}\][ ]?"
-    r"|(?P<nccl_host>[\w.-]{1,255}):(?P<nccl_pid>\d+):\d+[ ](?:\[(?P<gpu>\d+)\][ ])?"
+    r"|(?P<nccl_host>[\w.-]{1,255}):(?P<nccl_pid>\d{1,10}):\d{1,10}[ ](?:\[(?P<gpu>\d{1,6})\][ ])?"
     r"(?=.{0,80}NCCL[ ](?:WARN|INFO|TRACE|CALL))"
 )
 _RAY = re.compile(
-    r"\((?P<actor>[\w.]+)[^()]{0,80}?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:-]+))?\)[ ]?"
+    r"\((?P<actor>[\w.]+)[^()]{0,80}?pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\w.:-]+))?\)[ ]?"
 )
 _TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
 _NODE = re.compile(r"(?P<node>[A-Za-z][\w.-]*[\w]):(?:[ ]|$)")
@@ -65,11 +65,10 @@ _PATH_TASK = re.compile(
     r"(?:^|[/_-])(?:task|log|out|err|stdout|stderr|proc)[_.-]?(?P<task>\d{1,6})(?:\.\w+)*$"
 )
 _PATH_HOST = re.compile(
-    r"(?:^|/)(?!(?:slurm|job|run|(?:global_?)?rank|task|log|out|err|std(?:out|err)|attempt|proc|exp"
-    r"|version|worker|train|epoch|step|trial|part)s?[-_.]?\d+[./])"
-    r"(?P<host>[a-z][a-z0-9-]{0,62}\d)(?=\.(?:log|txt|out|err)|/)"
+    r"(?:^|/)(?P<host>(?:node|host|gpu|dgx|hgx|nid|cn|compute|pod)[a-z]{0,20}"
+    r"(?:-?[a-z]{0,10}\d{1,6}){1,4})(?:/[^/]*|\.(?:log|txt|out|err))$"
 )
-"""A host that keeps its log under its name, but for what trainings number otherwise."""
+"""A host that has a log, or a folder of logs, by its name; of other names nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,3 +309,12 @@ def test_the_reader_is_nobody_and_can_open_nothing() -> None:
     assert step.answer["file"] is False
     if os.geteuid() == 0:
         assert step.answer == {"user": 65534, "file": False, "process": False}
+
+
+def test_the_members_of_a_large_group_are_whole() -> None:
+    """A list that is cut would make ranks of a group look as if they were not in it."""
+    ranks = str(list(range(1024)))
+    for members, told in ((ranks, ranks), ("[" + "9" * 5000 + "]", ""), ("[1, x]", "")):
+        document = {"entries": [entry(1)], "pg_config": {"0": {"name": "0", "ranks": members}}}
+        (group,) = digest(pickle.dumps(document, protocol=2))["groups"]
+        assert group["ranks"] == told

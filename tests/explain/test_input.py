@@ -89,6 +89,9 @@ def test_long_names_take_no_time() -> None:
     assert time.process_time() - start < 2
     assert Splitter(0, "/logs/gpu-17.log").base.host == "gpu-17"
     assert Splitter(0, "/logs/node3/rank_5.log").base.host == "node3"
+    assert Splitter(0, "/logs/dgx-a100-07.out").base.host == "dgx-a100-07"
+    for folder in ("/tmp/tmp0r6oq4x5/x/job.out", "/home/user7/job.out", "/runs/exp12/slurm-7.out"):
+        assert Splitter(0, folder).base.host is None
 
 
 def test_line_numbers_are_those_of_the_file(tmp_path: Path) -> None:
