@@ -88,6 +88,14 @@ def _now(source: Source) -> list[dashboard.Panel]:
             unknown=NO_RULES,
         ),
         number(
+            "Jobs hung",
+            f"Training jobs of which every rank has been silent for longer than is usual. “{NO_RULES}”: "
+            "Prometheus evaluates no rules.",
+            f"count(dshealthd:job:hang{{@rules}}) or 0 * {alerts.RULES_LOADED}",
+            steps=ANY,
+            unknown=NO_RULES,
+        ),
+        number(
             "Suspects",
             f"Nodes, GPUs, links and leaves that the probes suspect. “{NO_PROBES}”: no agent "
             "takes part in probes.",

@@ -84,7 +84,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
             size=(6, 9),
         ),
         rows(
-            "GPUs that wait",
+            "GPUs possibly stuck",
             f"""Nodes with GPUs that look as they do while a collective waits for ever: kernels all the time, memory and bus idle, little
             power. A sign of a hang, no proof. At most {SERIES}.""",
             [

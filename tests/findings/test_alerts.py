@@ -55,7 +55,7 @@ BY_HISTORY = {
     "DshealthdNvlinkFault": "its alert knows how many links were up an hour or a day ago",
     "DshealthdInfinibandPortDown": "its alert knows whether the port was up, here and elsewhere",
     "DshealthdJobHang": "its alert knows the job's ranks on other nodes",
-    "DshealthdCollectiveStuck": "its alert knows the GPUs that wait",
+    "DshealthdCollectiveStuck": "its alert knows the GPUs possibly stuck",
     "DshealthdLossNotFinite": "its alert names the ranks at which it began",
     "DshealthdProbeResultWrong": "its alert leaves out nodes that are gone",
     "DshealthdProbeFails": "its alert leaves out nodes that are gone",

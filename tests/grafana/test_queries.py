@@ -61,7 +61,7 @@ QUIET: Mapping[tuple[str, str, str], str] = {
     ("probes", "Suspects", ANY): "the probes suspect nothing",
     ("fleet", "GPUs needing action", ANY): "no GPU asks for anything",
     ("fleet", "GPUs throttled", ANY): "no GPU is throttled",
-    ("fleet", "GPUs that wait", ANY): "no GPU looks as in a hang",
+    ("fleet", "GPUs possibly stuck", ANY): "no GPU looks as in a hang",
     ("fleet", "Nodes that differ", ANY): "the nodes are alike",
     ("node", "Sources that fail", ANY): "no source fails",
     ("node", "GPU faults", ANY): "no GPU fails",
