@@ -198,11 +198,19 @@ def _chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
         if errors:
             raise ConfigError(source, errors)
     if not getattr(options, "job", False) and not options.listed:
-        checks = [check for check in checks if check not in job()[1]]
+        of_jobs = {check.name for check in job()[1]}
+        if errors := [
+            f"{name}: is a check of a job: add --job" for name in wanted if name in of_jobs
+        ]:
+            raise ConfigError("--only", errors)
+        checks = [check for check in checks if check.name not in of_jobs]
     if wanted:
         checks = [check for check in checks if check.name in wanted]
     skipped = {*left_out, *(() if wanted else loaded.doctor.skip)}
-    return [check for check in checks if check.name not in skipped]
+    checks = [check for check in checks if check.name not in skipped]
+    if not checks and not options.paths:
+        raise ConfigError("--skip", ["no check is left"])
+    return checks
 
 
 def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[Any]]) -> Report:
@@ -246,7 +254,9 @@ def _of_the_job(
     if not wanted:
         return []
     context = module.context(options)
-    return [(check, context) for check in wanted]
+    named = set(options.only.split(","))  # what is asked for by its name says why it cannot look
+    concerned = importlib.import_module("dshealthd.doctor.job").applicable(context)
+    return [(check, context) for check in wanted if check in concerned or check.name in named]
 
 
 def _several(options: argparse.Namespace, loaded: Config) -> bool:
