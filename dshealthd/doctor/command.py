@@ -182,6 +182,7 @@ def _chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
     """
     checks: list[Check[Any]] = [*job()[1], *node.CHECKS]
     known = [check.name for check in checks]
+    only = "--only and --skip"
     wanted = [name for name in options.only.split(",") if name]
     left_out = [name for name in options.skip.split(",") if name]
     for source, names_given in (
@@ -202,14 +203,14 @@ def _chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
         if errors := [
             f"{name}: is a check of a job: add --job" for name in wanted if name in of_jobs
         ]:
-            raise ConfigError("--only", errors)
+            raise ConfigError(only, errors)
         checks = [check for check in checks if check.name not in of_jobs]
     if wanted:
         checks = [check for check in checks if check.name in wanted]
     skipped = {*left_out, *(() if wanted else loaded.doctor.skip)}
     checks = [check for check in checks if check.name not in skipped]
     if not checks and not options.paths:
-        raise ConfigError("--skip", ["no check is left"])
+        raise ConfigError(only, ["no check is left"])
     return checks
 
 
