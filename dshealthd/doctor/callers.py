@@ -33,7 +33,7 @@ def summary(report: Report, least: Outcome, most: int) -> str:
     parts = [f"{safe(node.node)} unreachable" for node in report.nodes if node.problem]
     for node in report.nodes:
         parts += [
-            " ".join(filter(None, (one.slug, safe(result.component).replace(" ", "="))))
+            " ".join(filter(None, (safe(one.slug), safe(result.component).replace(" ", "="))))
             for one, result, accepted in found((*node.checks, *report.across))
             if result.outcome in wanted and not accepted
         ]

@@ -182,6 +182,7 @@ def _chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
     """
     checks: list[Check[Any]] = [*job()[1], *node.CHECKS]
     known = [check.name for check in checks]
+    only = "--only and --skip"
     wanted = [name for name in options.only.split(",") if name]
     left_out = [name for name in options.skip.split(",") if name]
     for source, names_given in (
@@ -198,11 +199,19 @@ def _chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
         if errors:
             raise ConfigError(source, errors)
     if not getattr(options, "job", False) and not options.listed:
-        checks = [check for check in checks if check not in job()[1]]
+        of_jobs = {check.name for check in job()[1]}
+        if errors := [
+            f"{name}: is a check of a job: add --job" for name in wanted if name in of_jobs
+        ]:
+            raise ConfigError(only, errors)
+        checks = [check for check in checks if check.name not in of_jobs]
     if wanted:
         checks = [check for check in checks if check.name in wanted]
     skipped = {*left_out, *(() if wanted else loaded.doctor.skip)}
-    return [check for check in checks if check.name not in skipped]
+    checks = [check for check in checks if check.name not in skipped]
+    if not checks and not options.paths:
+        raise ConfigError(only, ["no check is left"])
+    return checks
 
 
 def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[Any]]) -> Report:
@@ -246,9 +255,9 @@ def _of_the_job(
     if not wanted:
         return []
     context = module.context(options)
-    # what nobody named cannot be looked at; a check that was asked for by name says so
-    suited = module.applicable(context)
-    chosen = [check for check in wanted if options.only or check in suited]
+    named = set(options.only.split(","))  # what is asked for by its name says why it cannot look
+    concerned = module.applicable(context)
+    chosen = [check for check in wanted if check in concerned or check.name in named]
     return [(check, context) for check in chosen or wanted[:1]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -127,12 +128,16 @@ def parse_node(document: Mapping[str, Any], name: str) -> NodeReport:
 
 
 def _parse_check(document: Mapping[str, Any]) -> Examined:
+    seconds = float(document["seconds"])
+    if not math.isfinite(seconds):
+        message = f"{seconds} are no seconds"
+        raise ValueError(message)
     return Examined(
         str(document["slug"]),
         str(document["check"]),
         str(document["title"]),
         tuple(decode(one) for one in document["results"]),
-        float(document["seconds"]),
+        seconds,
         tuple(str(one["accepted"] or "") for one in document["results"]),
     )
 

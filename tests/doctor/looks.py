@@ -5,18 +5,24 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import config
+from dshealthd.config import load
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.doctor.status_document import collect
 
 if TYPE_CHECKING:
+    from dshealthd.config import Config
     from dshealthd.core.host import Host
     from dshealthd.doctor.check import Check, Result
 
 
-def look(*collectors: str, host: Host | None = None, several: bool = False) -> NodeContext:
+def look(
+    *collectors: str,
+    host: Host | None = None,
+    several: bool = False,
+    config: Config | None = None,
+) -> NodeContext:
     """Return the context of the node as these collectors see it; without any, nothing is read."""
-    loaded = config.load(None)
+    loaded = config or load(None)
     options = {
         name: dataclasses.replace(one, enabled=name in collectors)
         for name, one in loaded.collectors.items()

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
+import pty
 import stat
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
@@ -87,6 +91,9 @@ def test_json_is_versioned_and_read_back() -> None:
     assert [one.results for one in read] == [one.results for one in made.nodes[0].checks]
     with pytest.raises(ValueError, match="version 2"):
         parse_node({**document, "schema": 2}, "node-1")
+    document["nodes"][0]["checks"][0]["seconds"] = float("nan")  # as json.loads takes it
+    with pytest.raises(ValueError, match="no seconds"):
+        parse_node(document, "node-1")
 
 
 def test_junit_is_xml() -> None:
@@ -269,3 +276,30 @@ def test_list_and_colours(capsys: pytest.CaptureFixture[str]) -> None:
     output = capsys.readouterr().out
     assert all(check.name in output for check in node.CHECKS)
     assert "\x1b" not in output
+
+
+def test_progress_on_a_terminal_alone() -> None:
+    """While checks run a terminal shows how far they are and which are awaited, and the line is
+    wiped; a file or pipe gets nothing.
+    """
+    command = [sys.executable, "-m", "dshealthd", "doctor", "--only", "host-name,stuck-processes"]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        while chunk := _read(ours):
+            shown += chunk
+    os.close(ours)
+    assert process.returncode in {0, 1, 2, 3}
+    assert b"/2 checks, waiting for " in shown
+    assert shown.endswith(b"\r\x1b[K")
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert done.stderr == b""
+
+
+def _read(terminal: int) -> bytes:
+    """Return what a terminal shows; nothing once nobody writes to it."""
+    try:
+        return os.read(terminal, 4096)
+    except OSError:
+        return b""

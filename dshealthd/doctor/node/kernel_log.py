@@ -30,7 +30,6 @@ SERIOUS = {
     "open_files_exhausted": "the system ran out of open files",
     "time_wait_overflow": "more sockets in TIME_WAIT than tcp_max_tw_buckets",
     "conntrack_full": "the firewall's connection table was full, and packets were dropped",
-    "fork_rejected": "processes could not be started for pids.max",
     "hung_task": "tasks hung in the kernel",
     "soft_lockup": "a CPU was locked up",
     "hard_lockup": "a CPU was locked up",

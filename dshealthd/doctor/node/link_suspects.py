@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def _looked(context: NodeContext) -> str:
     rounds = sum(point.value for point in context.series("probe_rounds_total"))
-    return f"{rounds:g} rounds with other nodes, none that accuses a link of this node"
+    return f"{rounds:g} rounds with other nodes, none that suspects a link of this node"
 
 
 CHECK = snapshot_check(

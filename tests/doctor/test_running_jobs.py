@@ -1,0 +1,200 @@
+"""Trainings that run on this node: ranks, devices and variables of real processes; the versions of
+their environment; and what processes use up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dshealthd.core.host import Host
+from dshealthd.doctor.node import (
+    aio,
+    host_memory,
+    job_devices,
+    job_nccl_settings,
+    job_ranks,
+    job_transports,
+    nccl_releases,
+    open_files_used,
+)
+from tests.doctor.looks import look, outcomes, results
+from tests.doctor.test_host_checks import installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dshealthd.doctor.check import Check, Result
+    from dshealthd.doctor.node_context import NodeContext
+    from tests.doctor.machine import Machine
+
+JOB = "987654"
+
+
+@contextlib.contextmanager
+def ranks(*each: dict[str, str]) -> Iterator[None]:
+    """Run a process for each environment."""
+    common = {
+        "SLURM_JOB_ID": JOB,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29599",
+        "WORLD_SIZE": "2",
+        "PATH": os.environ["PATH"],
+    }
+    script = "import time; print(flush=True); time.sleep(120)"
+    with contextlib.ExitStack() as stack:
+        for one in each:
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", script], env=common | one, stdout=subprocess.PIPE
+                )
+            )
+            stack.callback(process.kill)
+            assert process.stdout
+            process.stdout.readline()
+        yield
+
+
+def of_the_job(check: Check[NodeContext], context: NodeContext) -> list[Result]:
+    """Return what is said of this test's job; others may run on the machine."""
+    return [one for one in results(check, context) if JOB in one.component]
+
+
+def test_ranks_devices_and_variables(make_machine: Callable[..., Machine]) -> None:
+    """A rank that is used twice, a GPU that its rank cannot see, an interface that is not there and
+    NVLink switched off are found; with the right variables nothing is.
+    """
+    machine = make_machine()
+    host = Host(sysfs=machine.sys, dev=machine.dev)
+    sources = ("job_environment", "nvlink", "infiniband")
+    wrong = {"RANK": "0", "LOCAL_RANK": "5", "CUDA_VISIBLE_DEVICES": "0,1"}
+    wrong |= {"NCCL_SOCKET_IFNAME": "nothere0", "NCCL_P2P_DISABLE": "1"}
+    with ranks(wrong, wrong):
+        context = look(*sources, host=host)
+        found = {
+            check.name: (check.slug, [one.outcome.value for one in of_the_job(check, context)])
+            for check in (
+                job_ranks.CHECK,
+                job_devices.CHECK,
+                job_nccl_settings.CHECK,
+                job_transports.CHECK,
+            )
+        }
+    assert found == {
+        "job-ranks": ("rendezvous-env-mismatch", ["warning"]),
+        "job-devices": ("device-ordinal", ["warning"]),
+        "job-nccl-settings": ("nccl-environment", ["warning"]),
+        "job-transports": ("p2p-disabled", ["warning"]),
+    }
+    right = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    with ranks(
+        {**right, "RANK": "0", "LOCAL_RANK": "0"}, {**right, "RANK": "1", "LOCAL_RANK": "1"}
+    ):
+        context = look(*sources, host=host)
+        for check in (job_ranks, job_devices, job_nccl_settings, job_transports):
+            assert of_the_job(check.CHECK, context) == []
+
+
+def test_nccl_release_with_a_defect(tmp_path: Path) -> None:
+    """An environment of the configuration with NCCL 2.29.2 is found; with the next release it is
+    not.
+    """
+
+    def context(prefix: Path) -> NodeContext:
+        made = look()
+        options = made.config.collectors["software"]
+        configured = dataclasses.replace(options, enabled=True, environments=(prefix,))  # type: ignore[call-arg] # the software collector's
+        collectors = {**made.config.collectors, "software": configured}
+        return look("software", config=dataclasses.replace(made.config, collectors=collectors))
+
+    for release, outcome in (("2.29.2", "warning"), ("2.29.3", "")):
+        prefix = tmp_path / release
+        installed(prefix, f"nvidia_nccl_cu12-{release}", torch="2.9.0", cuda="12.8")
+        found = [
+            one for one in results(nccl_releases.CHECK, context(prefix)) if str(prefix) in one.text
+        ]
+        assert [one.outcome.value for one in found] == ([outcome] if outcome else [])
+        assert all("pip install" in one.remedy for one in found)
+
+
+def test_process_at_its_limit_of_open_files() -> None:
+    """A process that has opened nearly as many files as it may is found, and passes once it has
+    closed them.
+    """
+    script = (
+        "import resource, sys, time; resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))\n"
+        "held = [open('/dev/null') for _ in range(115)]; print(flush=True)\n"
+        "sys.stdin.readline(); held.clear(); print(flush=True); time.sleep(120)"
+    )
+
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        try:
+            process.stdout.readline()
+            (found,) = results(open_files_used.CHECK, look("open_files"))
+            assert (open_files_used.CHECK.slug, found.outcome.value) == ("open-files", "warning")
+            assert found.remedy
+            print(file=process.stdin, flush=True)
+            process.stdout.readline()
+            end = time.monotonic() + 20
+            while outcomes(open_files_used.CHECK, look("open_files")) != ["ok"]:
+                assert time.monotonic() < end
+        finally:
+            process.kill()
+
+
+def overlaid(directory: Path, files: dict[str, str]) -> Path:
+    """Return a /proc in which some files are others'."""
+    shown = {Path(name).parts for name in files}
+
+    def fill(at: Path, real: Path, below: tuple[str, ...]) -> None:
+        at.mkdir()
+        replaced = {parts[len(below)] for parts in shown if parts[: len(below)] == below}
+        for name in os.listdir(real):
+            if name not in replaced and not name.isdecimal():
+                (at / name).symlink_to(real / name)
+        for name in replaced:
+            if (*below, name) in shown:
+                (at / name).write_text(files["/".join((*below, name))])
+            else:
+                fill(at / name, real / name, (*below, name))
+
+    fill(directory, Path("/proc"), ())
+    return directory
+
+
+def test_memory_and_asynchronous_requests_that_run_out(tmp_path: Path) -> None:
+    """Little memory, a full swap and requests near fs.aio-max-nr are found. The kernel's figures
+    stand in files here, as the machine is not to be driven there.
+    """
+    meminfo = "".join(
+        {"MemAvailable": "MemAvailable: 100000 kB\n", "SwapTotal": "", "SwapFree": ""}.get(
+            line.partition(":")[0], line
+        )
+        for line in Path("/proc/meminfo").read_text().splitlines(keepends=True)
+    )
+    files = {
+        "meminfo": f"{meminfo}SwapTotal: 1000 kB\nSwapFree: 100 kB\n",
+        "sys/fs/aio-nr": "65000\n",
+        "sys/fs/aio-max-nr": "65536\n",
+    }
+    host = Host(procfs=overlaid(tmp_path / "proc", files))
+    context = look("memory", "pressure", "kernel", host=host)
+    memory = {one.component: one for one in results(host_memory.CHECK, context)}
+    assert memory["swap"].value == "90%"
+    assert {one.limit for one in memory.values()} == {"50%", "0.05"}
+    (requests,) = [one for one in results(aio.CHECK, context) if one.value]
+    assert (aio.CHECK.slug, requests.outcome.value) == ("nvme-offload", "warning")
+    assert "fs.aio-max-nr" in requests.remedy
