@@ -88,7 +88,7 @@ class Service:
         """Serve the socket that the configuration names; one that is served already runs on."""
         if config.nvrx != self.options:
             await self.close()
-            self.options = config.nvrx
+            self.options, self._problem = config.nvrx, ""
         self.start()
 
     def start(self) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from dshealthd.config import Config
 from dshealthd.nvrx.fitness import Check, Failure, Fitness
 from dshealthd.nvrx.options import NvrxOptions
 from dshealthd.nvrx.service import FINDINGS, UP, VERDICTS, Service
@@ -145,6 +146,29 @@ def test_socket(node: Node) -> None:
     node.close()
     assert not node.path.exists()
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_follows_the_configuration(tmp_path: Path) -> None:
+    """Without a socket it is off and has no series; one that cannot be made is failing, with why;
+    and a configuration without it ends what was begun.
+    """
+
+    async def scene() -> None:
+        service = Service(NvrxOptions(), lambda: pytest.fail("nobody asks"), time.monotonic)
+        await service.apply(Config())
+        assert (service.status(), list(service.samples())) == ({"state": "off"}, [])
+        nowhere = NvrxOptions(socket=tmp_path / "none" / "nvhcd.sock")
+        await service.apply(Config(nvrx=nowhere))
+        async with asyncio.timeout(60):
+            while service.status()["state"] != "failing":
+                await asyncio.sleep(0.05)
+        assert str(nowhere.socket) in service.status()["detail"]
+        assert [sample.value for sample in service.samples() if sample.metric is UP] == [0.0]
+        await service.apply(Config())
+        assert (service.status(), list(service.samples())) == ({"state": "off"}, [])
+        await service.close()
+
+    asyncio.run(scene())
 
 
 def test_deadline(node: Node) -> None:
