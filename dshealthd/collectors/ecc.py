@@ -56,6 +56,12 @@ ROWS_FAILED = gauge(
     "1 once a row could not be replaced: no spare is left, the GPU is to be exchanged.",
     *_ID,
 )
+BANKS = gauge(
+    "dshealthd_gpu_row_remapper_exhausted_banks",
+    "Memory banks with few or no spare rows left (low and none of NVML's histogram). The next row "
+    "that fails in one without cannot be replaced.",
+    *_ID,
+)
 PAGES = gauge(
     "dshealthd_gpu_retired_pages",
     "Memory pages out of use for good, by the type of error that led to it; before Ampere.",
@@ -99,7 +105,7 @@ _ASKED = Fields(*_COUNTS.values(), *(field for field, _, _ in _REST))
 
 
 class Ecc(GpuCollector):
-    """Reads all counts in one call, and those of SRAM in a second one."""
+    """Reads all counts in one call, those of SRAM and the spare rows in one each."""
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield what the part counts; which that is depends on its generation."""
@@ -111,6 +117,10 @@ class Ecc(GpuCollector):
                 yield from told(LOCATED, value, *gpu.labels, place, kind, span)
         for (_, metric, labels), value in zip(_REST, values[len(_COUNTS) :], strict=True):
             yield from told(metric, value, *gpu.labels, *labels)
+        if (banks := device.ask("nvmlDeviceGetRowRemapperHistogram")) is not None:
+            few = number(banks.low), number(banks.none)
+            if None not in few:
+                yield BANKS(sum(filter(None, few)), *gpu.labels)
         sram = device.fill("nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t")
         if sram is not None:
             yield from _sram(gpu, ("corrected", "volatile"), sram.volatileCor)

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import counter, gauge
-from dshealthd.nvml.collector import GpuCollector
+from dshealthd.core.options import option
+from dshealthd.nvml.collector import GpuCollector, SlowGpuCollectorOptions
 from dshealthd.nvml.values import ALL_LINKS, Fields, number, told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dshealthd.core.collector import Sample
     from dshealthd.nvml.device import Device, Gpu
@@ -38,6 +40,32 @@ BER = gauge(
     "dshealthd_nvlink_effective_bit_error_ratio",
     "Bit errors per bit after correction, of the GPU's worst link; NVLink 5.",
     *_ID,
+)
+SYMBOL_BER = gauge(
+    "dshealthd_nvlink_symbol_bit_error_ratio",
+    "Symbol errors per bit, of the GPU's worst link; NVLink 5, where collectors.nvlink.sums is set.",
+    *_ID,
+)
+SUMS = counter(
+    "dshealthd_gpu_nvlink_errors_total",
+    "Errors of all links of the GPU together, NVLink 5, where collectors.nvlink.sums is set: effective (after correction), symbol, "
+    "discards (packets not sent), malformed, overrun, recovery_failed (fields 206, 207, 212, 214, "
+    "219, 221).",
+    *_ID,
+    "type",
+)
+C2C = gauge(
+    "dshealthd_gpu_c2c_links",
+    "Links between the GPU and its CPU on one module (GH200, GB200), by state: all, up.",
+    *_ID,
+    "state",
+)
+C2C_ERRORS = counter(
+    "dshealthd_gpu_c2c_errors_total",
+    "Errors of all links between the GPU and its CPU: interrupt, replay, replay_b2b (fields "
+    "231-233).",
+    *_ID,
+    "type",
 )
 SPEED = gauge(
     "dshealthd_nvlink_speed_bytes_per_second",
@@ -69,7 +97,8 @@ LINKS_UP = gauge(
 
 FABRIC_STATE = gauge(
     "dshealthd_gpu_fabric_state",
-    "Registration with the NVLink fabric: 1 not started, 2 in progress, 3 completed.",
+    "Registration with the NVLink fabric: 0 not supported, 1 not started, 2 in progress, 3 "
+    "completed. 0 is a fault where links of NVLink 5 lead to a switch.",
     *_ID,
 )
 FABRIC_HEALTHY = gauge(
@@ -105,7 +134,26 @@ _ERRORS_5 = {
     "retransmit": "NVML_FI_DEV_NVLINK_PLR_XMIT_RETRY_BLOCKS",
 }
 _BER = "NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER"
+_SUMS = {
+    "effective": "NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS",
+    "symbol": "NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS",
+    "discards": "NVML_FI_DEV_NVLINK_COUNT_XMIT_DISCARDS",
+    "malformed": "NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS",
+    "overrun": "NVML_FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS",
+    "recovery_failed": "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS",
+}
+"""NVLink 5; one series for all links, as seldom other than 0."""
+_SYMBOL_BER = "NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER"
 _EACH = (_STATE, *(field for field, _ in _ERRORS.values()), *_ERRORS_5.values(), _BER)
+_MORE = (_SYMBOL_BER, *_SUMS.values())
+"""Asked only if wanted, and where one of `_ERRORS_5` is told: of NVLink 4 each would be refused, link by link."""
+_C2C_COUNT = Fields("NVML_FI_DEV_C2C_LINK_COUNT")
+_C2C_STATUS = "NVML_FI_DEV_C2C_LINK_GET_STATUS"
+_C2C_ERRORS = {
+    "interrupt": "NVML_FI_DEV_C2C_LINK_ERROR_INTR",
+    "replay": "NVML_FI_DEV_C2C_LINK_ERROR_REPLAY",
+    "replay_b2b": "NVML_FI_DEV_C2C_LINK_ERROR_REPLAY_B2B",
+}
 _UP = (1, 2)
 """Active, asleep; not 0 inactive, nor 3 active with traffic disabled."""
 _VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
@@ -115,9 +163,15 @@ _REGISTERED = 3
 
 
 @functools.cache
-def _link_fields(links: int) -> Fields:
+def _link_fields(names: tuple[str, ...], links: int) -> Fields:
     """Field by field, each for all links."""
-    return Fields(*((name, link) for name in _EACH for link in range(links)))
+    return Fields(*((name, link) for name in names for link in range(links)))
+
+
+def _of_links(device: Device, names: tuple[str, ...], links: int) -> dict[str, list[float | None]]:
+    """Return what each link tells, by field."""
+    values = device.fields(_link_fields(names, links))
+    return {name: values[place * links : (place + 1) * links] for place, name in enumerate(names)}
 
 
 def bit_error_ratio(code: float) -> float:
@@ -127,12 +181,26 @@ def bit_error_ratio(code: float) -> float:
     return (int(code) >> 8 & 0xF) * 10.0 ** -(int(code) & 0xFF)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NvlinkOptions(SlowGpuCollectorOptions):
+    """Options of this collector."""
+
+    sums: bool = option(
+        False,
+        "Whether NVLink 5 has the sums of its rarer errors, and the symbol error ratio: seven more "
+        "series for each GPU.",
+    )
+
+
 class Nvlink(GpuCollector):
     """Reads all links of a GPU in one or two calls."""
+
+    Options = NvlinkOptions
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield what a GPU's links tell; nothing where it has none."""
         yield from _fabric(gpu, device)
+        yield from _c2c(gpu, device)
         whole = dict(zip(_WHOLE, device.fields(_GPU), strict=True))
         count = int(whole["count"] or 0)
         if not count:
@@ -146,10 +214,10 @@ class Nvlink(GpuCollector):
         labels = device.keep(
             ("link labels",), lambda: [(*gpu.labels, str(link)) for link in range(count)]
         )
-        values = device.fields(_link_fields(count))
-        field = {
-            name: values[place * count : (place + 1) * count] for place, name in enumerate(_EACH)
-        }
+        field = _of_links(device, _EACH, count)
+        newer = any(errors is not None for name in _ERRORS_5.values() for errors in field[name])
+        if newer and self.options.sums:
+            field |= _of_links(device, _MORE, count)
         states = [
             device.ask("nvmlDeviceGetNvLinkState", link) if state is None else state
             for link, state in enumerate(field[_STATE])
@@ -172,8 +240,11 @@ class Nvlink(GpuCollector):
         for kind, name in _ERRORS_5.items():
             for link, errors in enumerate(field[name]):
                 yield from told(ERRORS, errors, *labels[link], kind)
-        rates = [bit_error_ratio(code) for code in field[_BER] if code is not None]
-        yield from told(BER, max(rates, default=None), *gpu.labels)
+        for metric, name in ((BER, _BER), (SYMBOL_BER, _SYMBOL_BER)):
+            rates = [bit_error_ratio(code) for code in field.get(name, ()) if code is not None]
+            yield from told(metric, max(rates, default=None), *gpu.labels)
+        for kind, name in _SUMS.items():
+            yield from told(SUMS, _sum(field.get(name, ())), *gpu.labels, kind)
 
 
 def _kinds(device: Device, count: int) -> Counter[tuple[str, str]]:
@@ -187,10 +258,31 @@ def _kinds(device: Device, count: int) -> Counter[tuple[str, str]]:
     )
 
 
+def _sum(counts: Sequence[float | None]) -> float | None:
+    """Return the sum of what all links count; None where one does not tell."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
+
+
+def _c2c(gpu: Gpu, device: Device) -> Iterator[Sample]:
+    """Yield the links between the GPU and the CPU of its module; nothing where it has none."""
+    (count,) = device.fields(_C2C_COUNT)
+    links = int(count or 0)
+    if not links:
+        return
+    field = _of_links(device, (_C2C_STATUS, *_C2C_ERRORS.values()), links)
+    states = field[_C2C_STATUS]
+    yield C2C(links, *gpu.labels, "all")
+    if None not in states:
+        yield C2C(sum(state == 1 for state in states), *gpu.labels, "up")
+    for kind, name in _C2C_ERRORS.items():
+        yield from told(C2C_ERRORS, _sum(field[name]), *gpu.labels, kind)
+
+
 def _fabric(gpu: Gpu, device: Device) -> Iterator[Sample]:
     fabric = device.fill("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t")
     fabric = fabric or device.fill("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t")
-    if fabric is None or number(fabric.state) in (None, 0):
+    if fabric is None or number(fabric.state) is None:
         return
     yield FABRIC_STATE(fabric.state, *gpu.labels)
     if fabric.state == _REGISTERED:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 FABRIC_COMPLETE = 3
 """nvmlGpuFabricInfo: GPU_FABRIC_STATE_COMPLETED."""
+FABRIC_VERSIONS = frozenset(("5.0", "6.0"))
+"""Versions of NVLink whose links to a switch need a registration; before, state 0 is no fault."""
 
 
 def nvlink(series: Series, wall: float) -> Iterator[Sign]:
@@ -53,8 +55,13 @@ def nvlink(series: Series, wall: float) -> Iterator[Sign]:
                 since=at,
             )
     sick = {point.labels["gpu"] for point in series("gpu_fabric_healthy") if point.value == 0}
+    wanted = {
+        point.labels["gpu"] for point in series("nvlinks", remote="switch", version=FABRIC_VERSIONS)
+    }
     sick |= {
-        point.labels["gpu"] for point in series("gpu_fabric_state") if point.value < FABRIC_COMPLETE
+        point.labels["gpu"]
+        for point in series("gpu_fabric_state")
+        if 0 < point.value < FABRIC_COMPLETE or (not point.value and point.labels["gpu"] in wanted)
     }
     if sick and settled:
         yield Sign(

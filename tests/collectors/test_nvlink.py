@@ -126,6 +126,57 @@ def test_gpu_without_links(node: Node) -> None:
     assert not seen.reasons("nvlink")
 
 
+def test_sums_of_nvlink_5(tmp_path: Path) -> None:
+    """NVLink 5 has a series for all links of a GPU together, and the worst link's symbol errors."""
+    with Node(tmp_path, profile="b200", options={"nvlink": {"sums": True}}) as node:
+        for link, count in ((3, 5), (7, 2)):
+            node.simulator.set(0, f"nvlink{link}_symbol_errors", count)
+        node.simulator.set(0, "nvlink3_recovery_failed", 1)
+        node.simulator.set(0, "nvlink9_symbol_ber", 0x20C)
+        seen = node.collect("nvlink")
+        assert seen.values("gpu_nvlink_errors_total", gpu="0", uuid=node.uuid(0)) == {
+            ("effective",): 0,
+            ("symbol",): 7,
+            ("discards",): 0,
+            ("malformed",): 0,
+            ("overrun",): 0,
+            ("recovery_failed",): 1,
+        }
+        assert seen.value("nvlink_symbol_bit_error_ratio", gpu="0") == 2e-12
+        # One link that does not tell makes the sum unknown.
+        node.simulator.set(0, "nvlink4_symbol_errors", "na")
+        seen = node.collect("nvlink")
+        assert not seen.values("gpu_nvlink_errors_total", gpu="0", type="symbol")
+        assert seen.value("gpu_nvlink_errors_total", gpu="0", type="recovery_failed") == 1
+
+
+@pytest.mark.parametrize(("profile", "sums"), [("h100", True), ("b200", False)])
+def test_sums_are_shown_where_they_are_wanted(tmp_path: Path, profile: str, sums: bool) -> None:  # noqa: FBT001
+    """Up to NVLink 4 there are no sums, and later they are an option; neither is a fault."""
+    with Node(tmp_path, profile=profile, options={"nvlink": {"sums": sums}}) as node:
+        seen = node.collect("nvlink")
+        assert not seen.values("gpu_nvlink_errors_total")
+        assert not seen.values("nvlink_symbol_bit_error_ratio")
+        assert seen.values("nvlink_errors_total", gpu="0", link="3")
+        assert not seen.reasons("nvlink")
+
+
+def test_links_to_the_cpu(node: Node) -> None:
+    """Links between a GPU and its CPU are counted, those that are up, and their errors."""
+    for field, value in {170: 2, 171: 1, 231: 0, 232: 3, 233: 1}.items():
+        node.simulator.set(0, f"field.{field}", value)
+    seen = node.collect("nvlink")
+    assert seen.values("gpu_c2c_links", gpu="0", uuid=node.uuid(0)) == {("all",): 2, ("up",): 2}
+    assert seen.values("gpu_c2c_errors_total", gpu="0", uuid=node.uuid(0)) == {
+        ("interrupt",): 0,
+        ("replay",): 6,
+        ("replay_b2b",): 2,
+    }
+    node.simulator.set(0, "field.171", 0)
+    assert node.collect("nvlink").value("gpu_c2c_links", gpu="0", state="up") == 0
+    assert not node.collect("nvlink").values("gpu_c2c_links", gpu="1")
+
+
 @pytest.mark.parametrize(
     ("state", "status", "summary", "mask", "healthy"),
     [
@@ -137,6 +188,7 @@ def test_gpu_without_links(node: Node) -> None:
         (3, 0, 0, 0xAA, 1),
         (3, 0, 0, 0x300, 0),
         (2, 0, 1, 0x0, None),
+        (0, 0, 1, 0x0, None),
     ],
 )
 def test_fabric(

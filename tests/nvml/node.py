@@ -65,8 +65,15 @@ class Node:
     """Eight simulated GPUs, the sysfs that goes with them, and a process with the collectors."""
 
     def __init__(
-        self, directory: Path, *, profile: str = "h100", gpus: int = 8, pci: bool = True
+        self,
+        directory: Path,
+        *,
+        profile: str = "h100",
+        gpus: int = 8,
+        pci: bool = True,
+        options: Mapping[str, Mapping[str, object]] = {},
     ) -> None:
+        """Start the process; `options` are those of collectors, by name."""
         self.simulator = Simulator(directory / "simulator", gpus=gpus, profile=profile)
         self.sysfs = directory / "sys"
         (self.sysfs / "bus/pci/devices").mkdir(parents=True, exist_ok=True)
@@ -76,7 +83,7 @@ class Node:
             {name: registry.metrics(registry.load(name)) for name in GPU_COLLECTORS}
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.nvml.node", str(directory)],
+            [sys.executable, "-m", "tests.nvml.node", str(directory), json.dumps(options)],
             env=os.environ | self.simulator.environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -128,7 +135,7 @@ class Node:
         return self._process.wait(timeout=10)
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, options: Mapping[str, Mapping[str, object]]) -> None:
     """Be the process with the collectors."""
     clock = [1000.0]
     running_since: float | None = None
@@ -150,7 +157,7 @@ def main(directory: Path) -> None:
     encoder = wire.Encoder()
     for name in GPU_COLLECTORS:
         kind = registry.load(name)
-        collectors[name] = kind(decode(kind.Options, {}, "", Errors()), context)
+        collectors[name] = kind(decode(kind.Options, options.get(name, {}), "", Errors()), context)
     for line in sys.stdin:
         request = json.loads(line)
         clock[0] += request["advance"]
@@ -176,4 +183,4 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -20,14 +20,14 @@ ADAPTERS = Path(__file__).parents[1] / "collectors" / "fixtures" / "infiniband" 
 MAX_SERIES = 1500
 
 
-@pytest.fixture(scope="module")
-def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
+@pytest.fixture(scope="module", params=["h100", "b200"])
+def scrape(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Scrape:
     """Return what `dshealthd metrics` prints on such a node."""
     directory = tmp_path_factory.mktemp("node")
     shutil.copytree(ADAPTERS, directory / "sys", symlinks=True)
     for odd in ("irdma0", "mlx5_2", "mlx5_3"):
         (directory / "sys/class/infiniband" / odd).unlink()
-    gpus = Simulator(directory)
+    gpus = Simulator(directory, profile=request.param)
     gpus.pci_sysfs(directory / "sys")
     command = [sys.executable, "-m", "dshealthd", "metrics", "--path.sysfs", str(directory / "sys")]
     done = subprocess.run(
