@@ -44,6 +44,11 @@ def accused(
             text = f"{root.says}: {listed(ranks)}, which alone reported no failure of its own"
             return tuple(ranks), tuple(proof), text
         return tuple(ranks), tuple(proof), root.says
+    if case.is_rare(root):
+        ranks = sorted({event.rank for event in alike if event.rank is not None})
+        seen, hosts = case.spread(root)
+        text = f"{root.says}, on {seen} of {hosts} hosts and on no other"
+        return tuple(ranks), tuple(event.place for event in alike[:3]), text
     if root.slug == "rendezvous-unreachable":
         ranks = sorted({event.rank for event in alike if event.rank is not None})
         return tuple(ranks), tuple(event.place for event in alike[:3]), root.says

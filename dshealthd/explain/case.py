@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks
-from dshealthd.explain.clocks import Clocks
+from dshealthd.explain.clocks import Clock, Clocks
 from dshealthd.explain.events import Event, Origin, Stamp
 from dshealthd.explain.facts import Recognised
 from dshealthd.explain.identity import Identities
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 CLEARED_AFTER = 10
 """Lines of progress after an error that say that it ended nothing; ranks print a few more."""
+ENOUGH_HOSTS = 4
+"""Hosts of which one can be the exception."""
+FEW = 4
+"""Where one in so many hosts has a fault, it is an exception."""
+_OF_ITS_OWN = {"nccl-all-reduce-failed", "checkpoint-path"}
+"""Faults of the communication's layer that concern the host which tells of them."""
 _CRASHES = {-4, -7, -8, -9, -11}
 """Exit codes by signals that no launcher and no watchdog sends in an orderly end."""
 
@@ -37,12 +43,35 @@ class Case:
     seen: set[int] = field(default_factory=set)
     world: int | None = None
     clocks: Clocks = field(default_factory=Clocks)
+    seen_on: dict[str, set[Clock]] = field(default_factory=lambda: defaultdict(set))
+    """Hosts by pattern; of all patterns under the empty one."""
+    broken: dict[Origin, int] = field(default_factory=dict)
+    """Where in each stream the communication first broke, by order."""
+    broken_at: dict[Clock, float] = field(default_factory=dict)
+    """The same by time, of each clock."""
 
     def when(self, event: Event) -> float | None:
         """Return the time of an event by the clock that those of all hosts are compared with."""
         if event.time is None:
             return None
         return self.clocks.right(clocks.clock_of(event.origin), event.time)
+
+    def spread(self, event: Event) -> tuple[int, int]:
+        """Return on how many hosts an event's pattern was seen, and how many tell anything.
+
+        A file of which no host is known counts as one.
+        """
+        return len(self.seen_on[event.pattern]), len(self.seen_on[""])
+
+    def is_rare(self, event: Event) -> bool:
+        """Tell whether few hosts alone have a fault of their own that all the others lack.
+
+        What a host says of its peers is no such fault: those who notice first are few, too.
+        """
+        if event.slug not in _OF_ITS_OWN:
+            return False
+        seen, hosts = self.spread(event)
+        return hosts >= ENOUGH_HOSTS and seen * FEW <= hosts
 
     def later(self, event: Event, other: Event) -> float | None:
         """Return by how many seconds an event is later than another, at least; 0 is a tie.
@@ -66,6 +95,7 @@ def prepare(found: Recognised, *, year: int) -> Case:
     _place(case, year)
     _signals(case)
     _sort(case)
+    _index(case)
     return case
 
 
@@ -190,3 +220,18 @@ def _sort(case: Case) -> None:
             case.causes.append(event)
             if event.rank is not None and event.layer != "hardware":
                 case.failed.add(event.rank)
+
+
+def _index(case: Case) -> None:
+    """Prepare what is looked up for each event: there may be thousands of them."""
+    for event in case.found.events:
+        clock = clocks.clock_of(event.origin)
+        case.seen_on[event.pattern].add(clock)
+        case.seen_on[""].add(clock)
+    for event in case.causes:
+        if event.layer != "communication" or event.weak:
+            continue
+        clock = clocks.clock_of(event.origin)
+        case.broken[event.origin] = min(event.order, case.broken.get(event.origin, event.order))
+        if event.exact and event.time is not None:
+            case.broken_at[clock] = min(event.time, case.broken_at.get(clock, event.time))

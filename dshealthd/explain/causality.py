@@ -133,6 +133,8 @@ def _key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
     elif event.layer == "launcher" and event.first:
         ranking = 2
     order: tuple[object, ...] = (_COMMUNICATION.get(event.slug, 2),) if ranking == 2 else (0,)  # noqa: PLR2004 - communication
+    if ranking == _RANKING["communication"] and case.is_rare(event):
+        weak, order = False, (-1,)
     if ranking == 1 and weak and event.bare:
         weak, order = True, (1,)
     return (
@@ -143,14 +145,13 @@ def _key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
 
 def _is_aftermath(event: Event, case: Case) -> bool:
     """Tell whether a rank's failure came after the communication had broken."""
-    for other in case.causes:
-        if other.layer != "communication" or other.weak or other is event:
-            continue
-        if other.origin == event.origin and other.origin.labelled and other.order < event.order:
-            return True
-        if other.exact and (case.later(event, other) or 0.0) > AFTERMATH:
-            return True
-    return False
+    if event.origin.labelled and case.broken.get(event.origin, event.order) < event.order:
+        return True
+    when, clock = case.when(event), clocks.clock_of(event.origin)
+    return when is not None and any(
+        when - case.clocks.right(other, first) - case.clocks.uncertainty(clock, other) > AFTERMATH
+        for other, first in case.broken_at.items()
+    )
 
 
 def _comes_after(event: Event, case: Case) -> bool:

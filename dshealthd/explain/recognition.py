@@ -30,6 +30,9 @@ One of each pattern and stream, so that it takes 10,000 ranks.
 """
 MAX_MATCHED = 2000
 """Characters of a line that patterns look at: their time may grow with the square of it."""
+MAX_REMEMBERED = 1 << 21
+"""Characters of lines without their digits that are remembered with what may match them."""
+_DIGITS = str.maketrans("", "", "0123456789")
 MAX_ERROR_FILE = 1 << 20
 
 _PROGRESS = re.compile(
@@ -70,7 +73,9 @@ class Recogniser:
         self._max_events = max_events
         self._patterns = patterns or known.load()
         self.find = finder or logs.finder(self._patterns.literals)
-        self.table = _by_literal(self._patterns.lines)
+        self._table = _by_literal(self._patterns.lines)
+        self._near: dict[str, tuple[Pattern, ...]] = {}
+        self._near_size = 0
         self._kept: dict[tuple[str, Origin, int], Event] = {}
         self._order = 0
         self._last_exception: dict[object, Event] = {}
@@ -98,6 +103,25 @@ class Recogniser:
         """Begin a log whose lines come one after another; `rank` is the only one that writes it."""
         self.found.sources.append(SourceFacts(name))
         return Reader(self, len(self.found.sources) - 1, self.found.sources[-1], rank)
+
+    def near(self, text: str) -> tuple[Pattern, ...]:
+        """Return the patterns that may match a line, in the order of trial.
+
+        Lines that differ in their digits alone have the same: of most there are thousands.
+        """
+        bare = text.translate(_DIGITS)
+        found = self._near.get(bare)
+        if found is None:
+            numbered = {
+                entry for literal, patterns in self._table if literal in bare for entry in patterns
+            }
+            found = tuple(pattern for _, pattern in sorted(numbered, key=operator.itemgetter(0)))
+            self._near_size += len(bare)
+            if self._near_size > MAX_REMEMBERED:
+                self._near.clear()
+                self._near_size = len(bare)
+            self._near[bare] = found
+        return found
 
     def keep(self, event: Event) -> Event:
         """Keep an event, or count it where its stream has said the same before."""
@@ -191,10 +215,7 @@ class Reader:
         if self._failed_since_restart and _RESTART.search(text):
             self._attempt += 1
             self._failed_since_restart = False
-        near = [patterns for literal, patterns in self._parent.table if literal in text]
-        if not near:
-            return
-        for _, pattern in sorted({entry for patterns in near for entry in patterns}, key=_NUMBER):
+        for pattern in self._parent.near(text):
             if pattern.where == "any" or line.level in {"E", "F"}:
                 match = pattern.regex.search(text)
                 if match:
@@ -293,15 +314,15 @@ _PYTHON = known.Pattern(
 _PYTHON_EXIT = replace(_PYTHON, name="exit", role="consequence", layer="launcher")
 
 
-_NUMBER = operator.itemgetter(0)
-
-
 def _by_literal(patterns: Iterable[Pattern]) -> list[tuple[str, list[tuple[int, Pattern]]]]:
-    """Return the patterns, with their place in the order of trial, by each of their literals."""
+    """Return the patterns, with their place in the order of trial, by each of their literals.
+
+    Of those without digits, as they are looked for in lines without them.
+    """
     table: dict[str, list[tuple[int, Pattern]]] = defaultdict(list)
     for number, pattern in enumerate(patterns):
         for literal in pattern.literals:
-            table[literal].append((number, pattern))
+            table[literal.translate(_DIGITS)].append((number, pattern))
     return list(table.items())
 
 

@@ -209,6 +209,35 @@ def test_a_dump_that_names_a_class_is_not_loaded(tmp_path: Path) -> None:
     assert not (tmp_path / "harmed").exists()
 
 
+@pytest.mark.parametrize(("hosts", "blamed"), [((5,), True), (tuple(range(8)), False)])
+def test_what_few_hosts_say_and_the_rest_do_not_comes_first(
+    hosts: tuple[int, ...],
+    blamed: bool,  # noqa: FBT001 - what the case is about
+) -> None:
+    """All eight time out alike; a CUDA call that failed on one of them alone is why."""
+    recogniser = Recogniser()
+    for host in range(8):
+        lines = [f"gpu-{host}:70{host}:80 [0] NCCL WARN Cuda failure 'unspecified driver error'"]
+        lines = lines if host in hosts else []
+        lines += [
+            (
+                f"[rank{host}]:[E1122 04:44:58.4 ProcessGroupNCCL.cpp:683] [Rank {host}] Watchdog "
+                "caught collective operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE, "
+                "NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600001 milliseconds before "
+                "timing out."
+            ),
+        ]
+        name = f"/logs/gpu-{host}.log"
+        recogniser.add(name, [Raw(number, text) for number, text in enumerate(lines, 1)], host)
+    finding = command.conclude(recogniser)
+    if blamed:
+        assert (finding.slug, finding.ranks) == ("nccl-all-reduce-failed", (5,))
+        assert "on 1 of 8 hosts" in finding.statement
+        assert finding.host == "gpu-5"
+    else:
+        assert (finding.slug, finding.ranks) == ("nccl-timeout", ())
+
+
 def idle_dump() -> bytes:
     """Return what the flight recorder of a rank writes that waits for nothing: no entry at all."""
     return pickle.dumps({"version": "2.10", "entries": []}, protocol=2)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,14 @@ from dshealthd.explain import command
 from dshealthd.explain.finders import Templates
 from dshealthd.explain.patterns import load
 from dshealthd.explain.recognition import Recogniser
+from tests.explain.test_genuine import runs
+from tests.explain.variants import variants
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+MEGABYTES = int(os.environ.get("DSHEALTHD_HEALTHY_MEGABYTES", "2"))
+"""Fifty take a minute or two, as nearly every line of the noise is one that patterns look at."""
 
 NOISE = [
     "[2026-01-05 10:00:{s:02d},123] [WARNING] [stage3.py:2069:step] {n} pytorch allocator "
@@ -124,3 +130,33 @@ def test_a_needle_in_much_noise_is_found_whatever_finder_looks(tmp_path: Path) -
         found.add(str(path))
         places = [event.place.line for event in found.found.events if event.slug == "cuda-oom"]
         assert places == [text[:cut].count("\n") + 1]
+
+
+def test_megabytes_of_healthy_runs_are_no_failure(tmp_path: Path) -> None:
+    """What torch and DeepSpeed printed in runs that went well, and the noise, over and over."""
+    healthy = [
+        "\n".join(line for _, _, line in run["lines"])
+        for run in runs().values()
+        if run["fault"] == "none"
+    ]
+    assert len(healthy) >= 5
+    block = "\n".join([*healthy, noise(20_000, 7)]).encode() + b"\n"
+    path = tmp_path / "job.out"
+    with path.open("wb") as file:
+        for _ in range(MEGABYTES * 1_000_000 // len(block) + 1):
+            file.write(block)
+    assert path.stat().st_size >= MEGABYTES * 1_000_000
+    recogniser, _ = command.read([str(path)])
+    finding = command.conclude(recogniser)
+    assert finding.outcome == "nothing", (finding.slug, finding.statement, finding.proof)
+
+
+@pytest.mark.parametrize(
+    "key", sorted(key for key, run in runs().items() if run["fault"] == "none")
+)
+def test_no_claim_on_a_genuine_run_that_went_well(key: str, tmp_path: Path) -> None:
+    """Under each launcher, with and without DeepSpeed's engine, in every form."""
+    for number, variant in enumerate(variants(runs()[key], 3)):
+        recogniser, _ = command.read([str(variant.write(tmp_path / str(number)))])
+        finding = command.conclude(recogniser)
+        assert finding.outcome == "nothing", (variant.name, finding.slug, finding.proof)
