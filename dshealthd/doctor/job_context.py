@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["JobContext", "add_arguments", "applicable", "context"]
 
 MAX_HOSTFILE = 1 << 20
+DEFAULT_HOSTFILE = "/job/hostfile"
+"""What `deepspeed` takes where it is there and no other is named (launcher/runner.py)."""
 
 
 @dataclass(frozen=True)
@@ -321,5 +323,9 @@ def _named_hostfile(
     if found is None and script is not None and script.value is not None:
         found = script.value.command
     inner = found.find("deepspeed") if found else None
-    name = inner.options.get("hostfile", "") if inner else ""
+    if inner is None:
+        return ""
+    name = inner.options.get("hostfile", "")
+    if not name and os.path.exists(DEFAULT_HOSTFILE):
+        return DEFAULT_HOSTFILE
     return "" if "$" in name else name
