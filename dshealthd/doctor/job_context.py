@@ -241,7 +241,7 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
         else Source("environment of this shell", environment_file.kept(os.environ)),
         checkpoint=_mapped(found.get("checkpoint"), args.checkpoint, checkpoint_files.from_json),
         gpus=_mapped(found["gpus"], "NVML", gpus.from_json),
-        python=args.python,
+        python=args.python[0] if args.python else "",
         ssh=getattr(args, "ssh", "ssh"),
         parameters=args.parameters,
         ranks=args.ranks,
