@@ -34,8 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--python",
         metavar="PYTHON",
-        default="",
-        help="interpreter of the training environment: its DeepSpeed reads the configuration",
+        action="append",
+        default=[],
+        help="interpreter of a training environment, read from its files; may be repeated. With "
+        "--job the first is run, so that its DeepSpeed reads the configuration",
     )
     group.add_argument(
         "--parameters",

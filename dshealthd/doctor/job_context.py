@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["JobContext", "add_arguments", "applicable", "context"]
 
 MAX_HOSTFILE = 1 << 20
+DEFAULT_HOSTFILE = "/job/hostfile"
+"""What `deepspeed` takes where it is there and no other is named (launcher/runner.py)."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,7 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
         else Source("environment of this shell", environment_file.kept(os.environ)),
         checkpoint=_mapped(found.get("checkpoint"), args.checkpoint, checkpoint_files.from_json),
         gpus=_mapped(found["gpus"], "NVML", gpus.from_json),
-        python=args.python,
+        python=args.python[0] if args.python else "",
         ssh=getattr(args, "ssh", "ssh"),
         parameters=args.parameters,
         ranks=args.ranks,
@@ -321,5 +323,9 @@ def _named_hostfile(
     if found is None and script is not None and script.value is not None:
         found = script.value.command
     inner = found.find("deepspeed") if found else None
-    name = inner.options.get("hostfile", "") if inner else ""
+    if inner is None:
+        return ""
+    name = inner.options.get("hostfile", "")
+    if not name and os.path.exists(DEFAULT_HOSTFILE):
+        return DEFAULT_HOSTFILE
     return "" if "$" in name else name

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from dshealthd.doctor.job_context import JobContext
 
+_LEFT_BEHIND = ("TORCH_NCCL_", "DEEPSPEED_TIMEOUT", "CUDA_DEVICE_ORDER", "GLOO_SOCKET_IFNAME")
+"""Variables that matter on every node and that `deepspeed` keeps on the first."""
 _ONE_A_NODE = ("torchrun", "deepspeed")
 """Launchers that start the ranks of a node themselves."""
 
@@ -31,7 +33,10 @@ def run(context: JobContext) -> Iterator[Result]:
     if not applies(context):
         yield Result(Outcome.UNKNOWN, "no launcher command and no script is named (--launch)")
         return
-    found = [*_readable(context), *_script(context), *_options(context), *_environment(context)]
+    found = [
+        *(*_readable(context), *_script(context), *_options(context)),
+        *(*_environment(context), *_left_behind(context)),
+    ]
     yield from found
     if not found:
         launcher = context.launcher
@@ -192,6 +197,26 @@ def _environment(context: JobContext) -> Iterator[Result]:
                 limit=printable(said[:80]),
                 component=name,
             )
+
+
+def _left_behind(context: JobContext) -> Iterator[Result]:
+    """Yield variables that `deepspeed` does not take to the other nodes."""
+    inner = context.launcher.find("deepspeed") if context.launcher else None
+    if inner is None or not context.by_ssh or (context.layout.nodes or 1) < 2:  # noqa: PLR2004 - nodes
+        return
+    names = sorted(name for name in context.variables if name.startswith(_LEFT_BEHIND))
+    if names:
+        yield Result(
+            Outcome.WARNING,
+            printable(
+                f"{', '.join(names[:8])}: deepspeed does not take"
+                f" {'this' if len(names) == 1 else 'these'} to the other nodes, unless"
+                " ~/.deepspeed_env has it"
+            ),
+            remedy="cat ~/.deepspeed_env",
+            source="deepspeed/launcher/runner.py, EXPORT_ENVS: NCCL*, PYTHON*, MLFLOW*, MV2*, UCX*",
+            component=names[0],
+        )
 
 
 def _has_port(context: JobContext) -> bool:

@@ -101,9 +101,18 @@ def _host(context: JobContext, needed: int, source: str) -> Result | None:
         )
     if needed <= total:
         return None
+    inspection = context.inspection
+    settings = (inspection.settings if inspection else None) or {}
+    offloaded = "cpu" in (settings.get("offload_optimizer"), settings.get("offload_param"))
+    # without offload it is what ranks take that load the whole model before they share it
+    subject = (
+        "offloaded states take"
+        if offloaded
+        else "ranks that each load the whole model on the CPU, without deepspeed.zero.Init, take"
+    )
     return Result(
-        Outcome.CRITICAL,
-        f"offloaded states take {needed / GIB:.1f} GiB of each node's memory, and this one has"
+        Outcome.CRITICAL if offloaded else Outcome.WARNING,
+        f"{subject} {needed / GIB:.1f} GiB of each node's memory, and this one has"
         f" {total / GIB:.1f} GiB",
         remedy="free -g",
         value=f"{needed / GIB:.1f} GiB",

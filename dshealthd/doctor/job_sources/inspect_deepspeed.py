@@ -17,6 +17,7 @@ if __name__ == "__main__" and sys.path[0].endswith("job_sources"):
 
 import contextlib
 import copy
+import importlib
 import inspect
 import json
 import logging
@@ -33,6 +34,8 @@ CPU_SECONDS = 120
 MAX_ERRORS = 20
 _OPAQUE = ("optimizer.params", "scheduler.params")
 """Blocks that go to a class which a user may name, so that any key may be right."""
+_EXTRA = ("extra_forbidden", "value_error.extra")
+"""What pydantic 2 and 1 call a key that a block does not have."""
 _LOOKED_UP = re.compile(
     r"""["'](\w+)["'] (?:not )?in (?:self\.)?config\b(?!\[)|\bconfig(?:\.get\(|\[)["'](\w+)["']"""
 )
@@ -170,7 +173,9 @@ def models(base: Any) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for model in base.__subclasses__():
         names: set[str] = set()
-        for name, field in model.model_fields.items():
+        # `__fields__` until DeepSpeed 0.14, which keeps to pydantic 1
+        fields = getattr(model, "model_fields", None) or model.__fields__
+        for name, field in fields.items():
             names.update(filter(None, (name, field.alias)))
         found[model.__name__] = sorted(names)
         found.update(models(model))
@@ -230,13 +235,25 @@ def complaints(error: Any, document: dict[str, Any], looks: Looks) -> list[dict[
             path = [looks.block, *path]
         found.append(
             {
-                "kind": "unknown" if one["type"] == "extra_forbidden" else "value",
+                "kind": "unknown" if one["type"] in _EXTRA else "value",
                 "path": ".".join(path),
                 "text": one["msg"],
-                "model": error.title,
+                "model": getattr(error, "title", None) or error.model.__name__,
             }
         )
     return found
+
+
+def validation_errors() -> tuple[type[Exception], ...]:
+    """Return what pydantic raises: that of version 2, and of version 1 inside of it."""
+    import pydantic
+
+    found: list[type[Exception]] = [pydantic.ValidationError]
+    try:
+        from pydantic import v1
+    except ImportError:  # version 1 itself
+        return tuple(found)
+    return (*found, v1.ValidationError)
 
 
 def first_line(error: BaseException) -> str:
@@ -273,6 +290,11 @@ def understood(config: Any) -> dict[str, Any]:
     """Return the settings that other checks compare, as DeepSpeed understood them."""
     zero = config.zero_config
 
+    def enabled(block: str, flag: str) -> bool:
+        # a flag of the configuration in releases before it became a block of its own
+        found = getattr(config, block, None)
+        return bool(getattr(config, flag, False) if found is None else found.enabled)
+
     def device(block: Any) -> str:
         return str(getattr(getattr(block, "device", "none"), "value", None) or block.device)
 
@@ -281,8 +303,8 @@ def understood(config: Any) -> dict[str, Any]:
         "offload_optimizer": device(zero.offload_optimizer) if zero.offload_optimizer else "none",
         "offload_param": device(zero.offload_param) if zero.offload_param else "none",
         "optimizer": config.optimizer_name,
-        "fp16": bool(config.float16_config.enabled),
-        "bf16": bool(config.bfloat16_config.enabled),
+        "fp16": enabled("float16_config", "fp16_enabled"),
+        "bf16": enabled("bfloat16_config", "bfloat16_enabled"),
         "load_universal": bool(getattr(config, "load_universal_checkpoint", False)),
         "train_batch_size": config.train_batch_size,
         "train_micro_batch_size_per_gpu": config.train_micro_batch_size_per_gpu,
@@ -307,7 +329,6 @@ def world(ranks: int | None) -> Iterator[None]:
 def validate(deepspeed: Any, document: dict[str, Any]) -> dict[str, Any]:
     """Give a configuration to DeepSpeed until it takes it, without the keys it refuses."""
     import deepspeed.runtime.config as module  # type: ignore[import-untyped]
-    import pydantic
     from deepspeed.runtime.config_utils import DeepSpeedConfigModel  # type: ignore[import-untyped]
 
     batch = ""
@@ -328,13 +349,11 @@ def validate(deepspeed: Any, document: dict[str, Any]) -> dict[str, Any]:
     aio = document.get("aio")
     if isinstance(aio, dict):
         aio.pop("use_gds", None)  # refused where there is no GPU, as in this process
-    looks, settings = Looks(), None
+    looks, config = Looks(), None
     while len(errors) < MAX_ERRORS:
         try:
             config = Inspected(Block(document, "", looks))
-            settings = understood(config)
-            settings["optimizer_problem"] = optimizer_problem(module, config)
-        except pydantic.ValidationError as error:
+        except validation_errors() as error:
             found = complaints(error, document, looks)
             errors += found
             gone = [remove(document, one["path"].split(".")) for one in found]
@@ -346,6 +365,10 @@ def validate(deepspeed: Any, document: dict[str, Any]) -> dict[str, Any]:
             if is_enabled(document, "fp16") and remove(document, ["bf16"]):
                 continue  # it refuses both together, and would refuse nothing else for it
         break
+    settings = None
+    if config is not None:
+        settings = understood(config)
+        settings["optimizer_problem"] = optimizer_problem(module, config)
     known = looks.keys.get("", set()) | read_by_source(deepspeed)
     refused = {one["path"] for one in errors}
     return {
@@ -412,10 +435,22 @@ def parse_hjson(text: str) -> Any:
     return json.loads(json.dumps(hjson.loads(text, object_pairs_hook=hook)))
 
 
+def imported() -> Any:
+    """Return DeepSpeed, with the CPU as its accelerator where it knows that one. ImportError."""
+    try:
+        return importlib.import_module("deepspeed")
+    except ValueError:
+        # Early releases take Intel's extension for the CPU. CUDA it is then, here without a GPU.
+        os.environ.pop("DS_ACCELERATOR", None)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
+            del sys.modules[name]
+        return importlib.import_module("deepspeed")
+
+
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Answer a request."""
     try:
-        import deepspeed
+        deepspeed = imported()
     except ImportError as error:
         return {"problem": f"DeepSpeed cannot be imported: {first_line(error)}"}
     except Exception as error:  # noqa: BLE001 - an installation may be broken in any way

@@ -215,11 +215,15 @@ def test_memory(
 
 def test_memory_of_the_host(inspected: dict[str, Inspection], tmp_path: Path) -> None:
     """States that are offloaded are compared with this node's memory."""
-    for total, outcomes in ((64, [OK, CRITICAL]), (512, [OK])):
+    for case, total, outcomes in (
+        ("healthy", 64, [OK, CRITICAL]),
+        ("healthy", 512, [OK]),
+        ("zero 1", 64, [OK, WARNING]),  # where the model is loaded whole by each rank
+    ):
         (tmp_path / "meminfo").write_text(f"MemTotal: {total << 20} kB\n")
         job = with_config(
-            CASES["healthy"],
-            inspected["healthy"],
+            CASES[case],
+            inspected[case],
             ranks=RANKS,
             parameters=PARAMETERS,
             gpu_memory=80 * GIB,

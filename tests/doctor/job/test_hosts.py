@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from bench.processes import free_port
 from dshealthd.core.host import read
 from dshealthd.doctor.check import Outcome
+from dshealthd.doctor.job import applicable
 from dshealthd.doctor.job_context import JobContext
 from tests.doctor.job.asking import asked, results, texts
 from tests.doctor.job.sshd import STRANGER, WITHOUT_KEY, sshd
@@ -139,6 +141,48 @@ def test_ssh_without_answer(tmp_path: Path, client: str, monkeypatch: pytest.Mon
         (result,) = results("ssh", made)
     assert result.outcome is CRITICAL
     assert "no answer within 2 s" in result.text
+
+
+def test_healthy_job(tmp_path: Path, client: str) -> None:
+    """A job that would start has nothing wrong by any check that applies, and is ok by each."""
+    config, environment = tmp_path / "ds_config.json", tmp_path / "environment"
+    config.write_text(
+        '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true},'
+        ' "zero_optimization": {"stage": 2}, "gradient_clipping": 1.0}'
+    )
+    environment.write_text("NCCL_DEBUG=INFO\nCUDA_DEVICE_ORDER=PCI_BUS_ID\n")
+    made = job(
+        tmp_path,
+        "127.0.0.1 slots=8\n",
+        *("--launch", "deepspeed --master_addr=127.0.0.1 --master_port=29501 x.py"),
+        *("--deepspeed-config", str(config), "--environment", str(environment)),
+        *("--gpus-per-node", "8", "--gpu-memory", "80GiB", "--parameters", "100M"),
+        *("--python", sys.executable),
+        ssh=client,
+    )
+    found = {check.name: results(check.name, made) for check in applicable(made)}
+    for name, several in found.items():
+        if name == "master-port":  # which another program of this machine may have
+            continue
+        assert [result.outcome for result in several] == [OK], f"{name}: {texts(several)}"
+    assert len(found) > 12
+
+
+def test_variables_that_stay_behind(tmp_path: Path) -> None:
+    """Variables that deepspeed keeps on the first node are named; torchrun's are each node's own."""
+    environment = tmp_path / "environment"
+    environment.write_text("TORCH_NCCL_BLOCKING_WAIT=1\nNCCL_DEBUG=INFO\n")
+    arguments = ("--environment", str(environment), "--launch")
+    hosts = "192.0.2.1 slots=8\n192.0.2.2 slots=8\n"
+    made = job(tmp_path, hosts, *arguments, "deepspeed --master_addr=192.0.2.1 x.py")
+    (result,) = results("launcher", made)
+    assert result.outcome is WARNING
+    assert (
+        "TORCH_NCCL_BLOCKING_WAIT: deepspeed does not take this to the other nodes" in result.text
+    )
+    for command in ("deepspeed --no_ssh --node_rank=0 x.py", "deepspeed --num_nodes=1 x.py"):
+        made = job(tmp_path, hosts, *arguments, command)
+        assert [one.outcome for one in results("launcher", made)] == [OK]
 
 
 def test_without_ssh(tmp_path: Path) -> None:
