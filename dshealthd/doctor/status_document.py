@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.collection.scheduler import Scheduler
+from dshealthd.collection.supervisor import PATIENCE
 from dshealthd.core.options import Duration
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.judge import judge, series_of
@@ -24,13 +25,18 @@ if TYPE_CHECKING:
 
 ASK_DEADLINE = 1.5
 """Seconds for the agent, which answers from memory; one that is stopped or hung is not waited for."""
-COLLECT_DEADLINE = 6.5
+COLLECT_DEADLINE = 7.0
 """Seconds for one collection of all sources; those that have not answered by then are unknown."""
-SOURCE_DEADLINE = 5.0
-"""Seconds for one source or device; the agent's 10 s for GPUs are for a node under load."""
-CLOSE_DEADLINE = 1.5
+SOURCE_DEADLINE = PATIENCE
+"""Seconds for one source or device, after which it counts as hung.
+
+The agent's 10 s for GPUs are too long for somebody who waits. Not more than a worker waits itself
+before it goes on without an answer, which would be no result here; devices that hang together are
+found in twice that.
+"""
+CLOSE_DEADLINE = 1.2
 """Seconds for the workers to be ended."""
-DEADLINE = ASK_DEADLINE + COLLECT_DEADLINE + CLOSE_DEADLINE + 0.5
+DEADLINE = ASK_DEADLINE + COLLECT_DEADLINE + CLOSE_DEADLINE + 0.3
 
 
 def status_document(config: Config, access: Access) -> dict[str, Any]:
