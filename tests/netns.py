@@ -13,8 +13,6 @@ import subprocess
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -31,6 +29,8 @@ def network_namespace(*, loopback: bool = True) -> Iterator[None]:
     before = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
         if libc.unshare(_CLONE_NEWNET) != 0:
+            import pytest  # not needed by the demonstration, which has none
+
             pytest.skip(
                 f"a network namespace is not permitted here: {os.strerror(ctypes.get_errno())}"
             )

@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from tests.lab.catalogue import WITHOUT_PROBES
+from tests.lab.tour import STOPS
+
 SECONDS = 170
 
 
@@ -38,3 +41,20 @@ def test_a_fault_is_shown_from_beginning_to_end() -> None:
     assert "node-1 GPU 1" in page[1]
     assert "first step: " in page[1]
     assert re.search(r"fault over: .*\n.*OVER, [\d.]+ s later", done.stdout), done.stdout
+
+
+def test_it_needs_nothing_that_only_tests_do() -> None:
+    """`make demo` installs the agent's own dependencies: whatever it imports is among them."""
+    only_tests = ("pytest", "torch", "playwright", "blockbuster", "hypothesis", "psutil")
+    code = "import sys\n"
+    code += f"sys.modules.update(dict.fromkeys({only_tests!r}))\n"  # an import of None fails
+    code += "import tests.lab.demo, tests.lab.tour, tests.frozen, tests.netns"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_tour_has_faults_of_the_demonstration() -> None:
+    """Each stop of the tour is a fault that the demonstration can inject."""
+    assert {stop.fault for stop in STOPS} <= set(WITHOUT_PROBES)

@@ -132,7 +132,7 @@ export function sockets(status) {
       ]),
       figure("rendezvous listeners", [
         count(listeners),
-        orphans > 0 ? h("span", { class: orphaned || "quiet" }, ` ${flag(orphaned)}${orphans} orphaned`) : null,
+        orphans > 0 ? h("span", { class: orphaned || "quiet" }, ` ${flag(orphaned)}${orphans} detached (parent process ended)`) : null,
       ]),
       figure(
         "loopback connect",
