@@ -1,0 +1,1 @@
+"""A simulated GPU node under random faults for hours, its invariants checked all the while."""
