@@ -13,7 +13,7 @@ from dshealthd.training.message import Message
 from tests.agents import RunningAgent, running
 from tests.jobs.heartbeats.senders import sending
 from tests.jobs.machines import TORCH
-from tests.lab.hardware import KernelLog
+from tests.kernel_log import KernelLog
 from tests.nvml.simulator import Simulator
 
 if TYPE_CHECKING:
