@@ -184,6 +184,22 @@ HERE |= {
         lambda data: module("collectors.software").parse_dpkg_version(data, "libc6"),
         BYTES,
     ),
+    ("doctor.job_sources.deepspeed_config", "parse"): (
+        lambda text: module("doctor.job_sources.deepspeed_config").parse(text, "file"),
+        st.one_of(LINES, DOCUMENTS.map(json.dumps)),
+    ),
+    ("doctor.job_sources.launcher_command", "parse"): (
+        lambda text: module("doctor.job_sources.launcher_command").parse(
+            f"srun torchrun {text}", {"A": "1"}
+        ),
+        LINES,
+    ),
+    ("doctor.job_sources.slurm_script", "parse"): (
+        lambda text: module("doctor.job_sources.slurm_script").parse(
+            f"#!/bin/sh\n#SBATCH {text}\nexport A={text}\ndeepspeed {text}"
+        ),
+        LINES,
+    ),
     ("linux.netlink", "parse"): (
         lambda data: list(module("linux.netlink").parse(data, 1)),
         st.binary(max_size=200),

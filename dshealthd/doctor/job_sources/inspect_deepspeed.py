@@ -427,7 +427,7 @@ def estimate(wanted: dict[str, Any], settings: dict[str, Any] | None) -> dict[st
     return {"function": name, "host": host, "gpu": gpu}
 
 
-def parse_hjson(text: str) -> Any:
+def from_hjson(text: str) -> Any:
     """Return what DeepSpeed's parser makes of a text. ValueError, RecursionError."""
     import hjson  # type: ignore[import-untyped]
     from deepspeed.runtime.config_utils import dict_raise_error_on_duplicate_keys as hook
@@ -463,7 +463,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     document = request.get("document")
     try:
         if request.get("text") is not None:
-            document = found["document"] = parse_hjson(request["text"])
+            document = found["document"] = from_hjson(request["text"])
     except (ValueError, RecursionError) as error:
         found["syntax"] = first_line(error)
     if isinstance(document, dict):

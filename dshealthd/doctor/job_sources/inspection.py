@@ -84,7 +84,7 @@ def inspect(python: str, request: Mapping[str, Any], program: Path = PROGRAM) ->
     except OSError as error:
         return {"problem": f"{python} cannot be started: {error.strerror}"}
     assert process.stdin is not None  # noqa: S101 - both are pipes
-    assert process.stdout is not None  # noqa: S101
+    assert process.stdout is not None  # noqa: S101 - as above
     try:
         with process.stdin as stream:
             stream.write(json.dumps(request).encode())
