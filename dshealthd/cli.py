@@ -94,6 +94,9 @@ def run(
 
     try:
         asyncio.run(Agent(loaded, file, flags).run(announce, manager))
+    except ConfigError as error:  # of web.config_file, which is read with what it names
+        manager.say(first_of(str(error)))
+        raise
     except ListenError as error:
         logs.writer.put(f"dshealthd: {error}")
         manager.say(str(error))

@@ -123,6 +123,7 @@ def test_a_stopped_agent_feeds_no_watchdog(tmp_path: Path) -> None:
         ("[web]\nprot = 1\n", (), "web.prot: unknown key"),
         ("[web]\nprot = 1\nhost = 2\n", (), "(and 1 more)"),
         ("[web", (), "is not TOML"),
+        ("[web]\nconfig_file = '/nowhere/web.yml'\n", (), "/nowhere/web.yml: cannot be read"),
         ("", ("--web.listen-address", "192.0.2.1:10061"), "cannot serve on 192.0.2.1:10061"),
     ],
 )
