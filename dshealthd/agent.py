@@ -92,7 +92,7 @@ class Agent:
             monotonic=time.monotonic,
             wall=time.time,
         )
-        jobs = Jobs(time.monotonic, time.time, self._evidence.see)
+        jobs = Jobs(time.monotonic, time.time, self._evidence.see, config.path.state)
         self._scheduler = Scheduler(
             self._snapshot, time.monotonic, time.time, config.path.state, services=(jobs,)
         )

@@ -7,21 +7,30 @@ The collectors `training` and `job_hang` read from here, and have the options.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any, cast
 
+from dshealthd.core import state_writer
 from dshealthd.core.collector import NotAvailable, Reason, SourceError
 from dshealthd.core.periodic import Periodic
 from dshealthd.jobs.hangs.detector import HangDetector
+from dshealthd.jobs.hangs.pace import Pace
 from dshealthd.jobs.heartbeats.reception import Reception
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from dshealthd.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.core.host import Host
     from dshealthd.jobs.hangs.hang import Hang
     from dshealthd.jobs.options import HangOptions, HeartbeatOptions
+
+log = logging.getLogger(__name__)
+
+SAVE_DEADLINE = 2.0
+"""Seconds for the last write at the end; it takes some 20 ms."""
 
 
 class Jobs:
@@ -34,14 +43,18 @@ class Jobs:
         monotonic: Callable[[], float],
         wall: Callable[[], float],
         on_look: Callable[[Iterable[Hang]], object] = lambda _hangs: None,
+        state: Path | None = None,
     ) -> None:
         """Prepare; `apply` starts.
 
         `on_look` is called in the loop after each look, with all hangs that are confirmed by then;
-        it must return at once.
+        it must return at once. `state` is the directory for what is usual for ranks, which an agent
+        that is started anew goes on from; None where nothing is to be kept.
         """
         self._clocks: dict[str, Callable[[], float]] = {"monotonic": monotonic, "wall": wall}
         self._on_look = on_look
+        self._state = state
+        self._pace: Pace | None = None
         self._heartbeat_options: HeartbeatOptions | None = None
         self._hang_options: HangOptions | None = None
         self._host: Host | None = None
@@ -63,15 +76,20 @@ class Jobs:
         if (host, heartbeats) != (self._host, self._heartbeat_options):
             self._stop_receiving()
         self._host, self._heartbeat_options, self._hang_options = host, heartbeats, hangs
+        known: list[tuple[int, int, int]] = []
         if heartbeats.enabled and self._tending is None:
             self._reception = Reception(heartbeats.socket, host, **self._clocks)
             self._tending = Periodic(self._reception.tend, heartbeats.interval)
         if hangs.enabled and self._looking is None:
             self._detector = HangDetector(hangs, host, **self._clocks)
+            known = await self._resume(self._detector, host)
             self._looking = Periodic(self._look, hangs.interval)
         if not hangs.enabled:
             self._report()
         await asyncio.sleep(0)  # the first turns: collectors find the socket open
+        if self._reception is not None and self._receiving():
+            for process in known:
+                self._reception.receiver.adopt(*process)
 
     def heartbeats(self) -> Reception:
         """Return where heartbeats come in; NotAvailable or SourceError where none can."""
@@ -108,9 +126,28 @@ class Jobs:
         return {"state": "ok"}
 
     async def close(self) -> None:
-        """Stop listening, and let go of all processes."""
+        """Stop listening, let go of all processes, and keep what is usual for them."""
         self._stop_looking()
         self._stop_receiving()
+        if self._pace is not None:
+            await state_writer.settled(SAVE_DEADLINE)
+
+    async def _resume(self, detector: HangDetector, host: Host) -> list[tuple[int, int, int]]:
+        """Take up what an agent of this boot knew before.
+
+        Return pid, start and user of its ranks: one that hangs sends nothing to make itself known.
+        """
+        if self._state is None:
+            return []
+        try:
+            self._pace = self._pace or Pace(self._state, host)
+            rows = await self._pace.load()
+            known = [(int(row["pid"]), int(row["start"]), int(row["user"])) for row in rows]
+            detector.restore(rows)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("what is usual for ranks is learnt anew: %s", error)
+            return []
+        return known
 
     def _receiving(self) -> bool:
         return self._reception is not None and self._reception.receiver.is_open
@@ -120,6 +157,8 @@ class Jobs:
         if self._reception is None or self._detector is None or not self._receiving():
             return
         self._detector.look(self._reception.ranks())
+        if self._pace is not None:
+            self._pace.keep(self._detector.rows(), self._clocks["monotonic"]())
         self._report()
 
     def _report(self) -> None:
@@ -131,6 +170,9 @@ class Jobs:
         if self._looking is not None:
             self._looking.close()
         if self._detector is not None:
+            if self._pace is not None:
+                now = self._clocks["monotonic"]()
+                self._pace.keep(self._detector.rows(), now, at_once=True)
             self._detector.close()
         self._looking = self._detector = None
 

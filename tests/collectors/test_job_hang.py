@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.job_hang import JobHang
+from dshealthd.config import Config
 from dshealthd.core.collector import Context
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
@@ -43,6 +44,7 @@ class Node:
     def __init__(self, path: Path, service: Jobs, context: Context) -> None:
         self.service = service
         self.hang = JobHang(HangOptions(), context)
+        self.config = Config()
         self.told: list[frozenset[str]] = []
         """The jobs that were hung, at each look that saw others than the one before."""
         self.ranks = [
@@ -61,6 +63,11 @@ class Node:
             )
             for number in (0, 1)
         ]
+
+    async def restart(self) -> None:
+        """End the agent's service, which keeps what it knows, and start it as a new agent does."""
+        await self.service.close()
+        await self.service.apply(self.config)
 
     def tell(self, number: int, what: str) -> None:
         """Have something go wrong with a rank."""
@@ -120,9 +127,9 @@ async def node(path: Path) -> AsyncIterator[Node]:
         HeartbeatOptions(socket=str(path / "h.sock")),
         HangOptions(interval=Duration(0.1), floor=Duration(1.0)),
     )
-    async with jobs(config, on_look) as (service, context):
+    async with jobs(config, on_look, path) as (service, context):
         with contextlib.closing(Node(path, service, context)) as found:
-            found.told = told
+            found.told, found.config = told, config
             yield found
 
 
@@ -206,6 +213,63 @@ def test_a_rank_that_fails(tmp_path: Path) -> None:
             assert ("hang", "none") not in values
 
     asyncio.run(asyncio.wait_for(run(), 15))
+
+
+def test_an_agent_that_is_started_anew_hears_ranks_that_hang(tmp_path: Path) -> None:
+    """Ranks that hang send nothing more: the next agent takes their pages, and knows their pace."""
+
+    async def run() -> None:
+        async with node(tmp_path) as found:
+            await found.trained()
+            found.tell(1, "input")
+            await asyncio.sleep(0.2)
+            found.tell(0, "wait")
+            before = await found.until(hanging)
+            await found.restart()
+            after = await found.until(hanging)
+            assert after["hang", "input"] == 1
+            assert after["hang_culprit_info", "1", "input", "input"] == 1
+            assert after["step_bound_seconds", "0"] == before["step_bound_seconds", "0"] == 1.0
+            assert after["overdue_seconds", "0"] >= before["overdue_seconds", "0"] > 0
+            await found.restart()  # and once more, with nothing heard in between
+            await found.until(hanging)
+            found.ranks[0].kill()
+            values = await found.until(lambda values: ("overdue_seconds", "0") not in values)
+            assert ("overdue_seconds", "1") in values
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_an_agent_that_is_started_anew_knows_the_pace_of_ranks_that_go_on(tmp_path: Path) -> None:
+    """What is usual need not be learnt again, and each rank is there once."""
+
+    async def run() -> None:
+        async with node(tmp_path) as found:
+            await found.trained()
+            await found.restart()
+            values = await found.until(lambda values: ("step_bound_seconds", "1") in values)
+            assert values["step_bound_seconds", "1"] == 1.0
+            receiver = found.service.heartbeats().receiver
+            await found.until(lambda _: receiver.received > 20 and receiver.connections == 2)
+            ranks = found.service.heartbeats().ranks()
+            assert [len(senders) for senders in ranks.values()] == [1, 1]
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_damaged_pace_is_learnt_anew(tmp_path: Path) -> None:
+    """Whatever is in the file, ranks are watched."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+
+    async def run(ranks: str) -> None:
+        text = f'{{"boot_id": "{boot}", "ranks": {ranks}}}'
+        (tmp_path / "job_hang.json").write_text(text, encoding="utf-8")
+        async with node(tmp_path) as found:
+            await found.until(lambda values: ("step_bound_seconds", "1") in values)
+
+    row = '[{"pid": 1, "start": 1, "user": 0, "sent": 0, "baseline": {}}]'
+    for ranks in ("[]", "7", "[7]", "[{}]", row):
+        asyncio.run(asyncio.wait_for(run(ranks), 15))
 
 
 def test_pauses_are_no_hang(tmp_path: Path) -> None:

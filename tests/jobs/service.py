@@ -14,6 +14,7 @@ from dshealthd.jobs.service import Jobs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
+    from pathlib import Path
 
     from dshealthd.jobs.hangs.hang import Hang
 
@@ -31,10 +32,12 @@ def configured(
 
 @contextlib.asynccontextmanager
 async def jobs(
-    config: Config, on_look: Callable[[Iterable[Hang]], object] = lambda _: None
+    config: Config,
+    on_look: Callable[[Iterable[Hang]], object] = lambda _: None,
+    state: Path | None = None,
 ) -> AsyncIterator[tuple[Jobs, Context]]:
     """Run the service; yield it, and what collectors of the same agent are given."""
-    service = Jobs(time.monotonic, time.time, on_look)
+    service = Jobs(time.monotonic, time.time, on_look, state)
     await service.apply(config)
     try:
         yield (

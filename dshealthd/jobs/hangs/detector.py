@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.jobs.hangs.exits import ExitWatcher
 from dshealthd.jobs.hangs.hang import judge
 from dshealthd.jobs.hangs.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from dshealthd.core.host import Host
     from dshealthd.jobs.hangs.hang import Hang, RankState
@@ -67,6 +67,14 @@ class HangDetector:
         }
         self.hangs = {job: hang for job, hang in found.items() if job in self._suspected}
         self._suspected = frozenset(found)
+
+    def restore(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Go on from what `rows` gave to an agent before this one. ValueError, TypeError, KeyError."""
+        self._watch.restore(rows)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what is usual for the ranks that run, for an agent after this one."""
+        return self._watch.rows()
 
     def close(self) -> None:
         """Let go of the processes."""

@@ -10,7 +10,9 @@ steps, which compile and warm up, and in a phase that has not been seen to end y
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 from dshealthd.training.message import Phase
 
@@ -88,6 +90,42 @@ class SilenceBaseline:
         if step < self._step:  # it went back to a checkpoint: its first steps are slow again
             self._first, self._began = step, at
         self._step, self._phase = step, phase
+
+    def document(self, now: float) -> dict[str, Any]:
+        """Return what is kept over a restart of the agent, its times as seconds before `now`."""
+        return {
+            "first": self._first,
+            "began": now - self._began,
+            "step": self._step,
+            "phase": self._phase,
+            "silence": now - self.heard,
+            "longest": {
+                str(phase): [longest.current, longest.before, now - longest.until]
+                for phase, longest in self._longest.items()
+            },
+        }
+
+    @classmethod
+    def restored(cls, document: Any, at: float, floor: float = FLOOR) -> SilenceBaseline:
+        """Return what was kept, as if no time had passed until `at`.
+
+        ValueError, TypeError or KeyError for what `document` never returned.
+        """
+        times = [document["began"], document["silence"]]
+        longest = dict(document["longest"])
+        known = [seconds for entry in longest.values() for seconds in entry if seconds is not None]
+        if any(not math.isfinite(seconds) for seconds in (*times, *known)) or min(times) < 0:
+            message = "times must be seconds"
+            raise ValueError(message)
+        self = cls(at - float(times[0]), int(document["first"]), int(document["phase"]), floor)
+        self._step, self.heard = int(document["step"]), at - float(times[1])
+        for phase, (current, before, until) in longest.items():
+            self._longest[int(phase)] = _Longest(current, before, at - until)
+        return self
+
+    def resume(self, at: float, step: int, phase: int) -> None:
+        """Go on with a heartbeat that came while nobody listened: how late it was is not known."""
+        self.heard, self._step, self._phase = at, step, phase
 
     @property
     def knows_training(self) -> bool:

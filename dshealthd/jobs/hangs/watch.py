@@ -8,9 +8,10 @@ set.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.jobs.hangs.activity import State, activity
 from dshealthd.jobs.hangs.exits import End
@@ -20,10 +21,12 @@ from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.training.message import Message, Phase, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from dshealthd.core.host import Host
     from dshealthd.jobs.hangs.exits import ExitWatcher
+
+log = logging.getLogger(__name__)
 
 GRACE = 3
 """Looks for which a process that reports no longer is kept.
@@ -32,6 +35,8 @@ Its connection ends a little before it does.
 """
 SELDOM = 5
 """Looks from one at the process itself to the next, while it is heard."""
+REMEMBERED = 60.0
+"""Seconds within which a rank must report again for what was known of it to count."""
 FRESH = 2.0
 """Seconds of silence below which a rank is heard."""
 KEPT = 600.0
@@ -108,6 +113,26 @@ class Watch:
         self._clock = 0.0
         self._looks = 0
         self.watched: dict[Place, Watched] = {}
+        self._saved: dict[tuple[int, int], dict[str, Any]] = {}
+        """What an agent before this one knew of ranks, by pid and start."""
+
+    def restore(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Go on from what `rows` gave once, with those processes that report again."""
+        self._saved = {(row["pid"], row["start"]): row for row in rows}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what is kept of the ranks that run, for an agent after this one."""
+        return [
+            {
+                "pid": watched.who.process.pid,
+                "start": watched.who.process.start,
+                "user": watched.who.process.user,
+                "sent": watched.message.sent,
+                "baseline": watched.baseline.document(self._clock),
+            }
+            for watched in self.watched.values()
+            if watched.end is None and watched.who.process.user is not None
+        ] + list(self._saved.values())
 
     def look(self, present: Mapping[Place, tuple[Identity, Message]], now: float) -> None:
         """Take in what the processes that report say now, at monotonic time `now` in seconds."""
@@ -115,18 +140,13 @@ class Watch:
         self._now = now
         self._clock += elapsed
         self._looks += 1
+        if self._clock > REMEMBERED:
+            self._saved.clear()
         for place, (who, message) in present.items():
             heard = self._clock - min(max(now - message.sent, 0.0), elapsed)
             watched = self.watched.get(place)
             if watched is None or watched.who != who:
-                self._begin(
-                    place,
-                    Watched(
-                        who,
-                        message,
-                        SilenceBaseline(heard, message.step, message.phase, self._floor),
-                    ),
-                )
+                self._begin(place, Watched(who, message, self._baseline(who, message, heard)))
             elif (watched.message.sent, watched.message.step) != (message.sent, message.step):
                 watched.baseline.hear(
                     max(heard, watched.baseline.heard), message.step, message.phase
@@ -142,6 +162,21 @@ class Watch:
         for (job, _), watched in sorted(self.watched.items()):
             found[job].append(watched.at(self._clock))
         return dict(found)
+
+    def _baseline(self, who: Identity, message: Message, heard: float) -> SilenceBaseline:
+        """Return what is usual for a process that is new here: what was known of it, if any was."""
+        fresh = SilenceBaseline(heard, message.step, message.phase, self._floor)
+        saved = self._saved.pop((who.process.pid, who.process.start), None)
+        if saved is None:
+            return fresh
+        try:
+            baseline = SilenceBaseline.restored(saved["baseline"], self._clock, self._floor)
+        except (ValueError, TypeError, KeyError) as error:
+            log.warning("what is usual for process %s is learnt anew: %r", who.process.pid, error)
+            return fresh
+        if saved["sent"] != message.sent:
+            baseline.resume(heard, message.step, message.phase)
+        return baseline
 
     def _begin(self, place: Place, watched: Watched) -> None:
         """Watch a process that is new: the job goes on, whatever ended before."""

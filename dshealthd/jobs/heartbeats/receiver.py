@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dshealthd.jobs import ownership
+from dshealthd.jobs.heartbeats.adoption import find_page
 from dshealthd.jobs.heartbeats.blocking_tasks import BlockingTasks
 from dshealthd.jobs.heartbeats.closing import Closer
 from dshealthd.jobs.heartbeats.identity import Identity, Unidentified, identify, same
@@ -133,6 +134,26 @@ class Receiver:
         for sender in list(self._senders.values()):
             if isinstance(sender.who, Identity) and not same(self._host, sender.who):
                 self._drop(sender)
+
+    def adopt(self, pid: int, start: int, user: int) -> None:
+        """Take the page of a process that reported to an agent before this one.
+
+        Nothing comes of it where that process is gone, or has connected by itself.
+        """
+        if self._blocking_tasks is None or not self._has_place(user):
+            return
+        connection, kept = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(0.0)
+        # What it told last was told before this agent began: its age is not bounded by a look.
+        sender = Sender(connection, pid, user, 0.0, self._monotonic(), Unidentified.PENDING)
+        sender.kept = kept
+        self._users[user] += 1
+        self._senders[connection.fileno()] = sender
+        self._blocking_tasks.run(
+            user,
+            functools.partial(_adopt, self._host, sender, start),
+            functools.partial(self._met, sender),
+        )
 
     def senders(self) -> Iterator[tuple[Identity, Sender]]:
         """Yield the senders whose job and rank are known, and who they are.
@@ -258,6 +279,9 @@ class Receiver:
             self._drop(sender)
             return
         self._poll.register(sender.connection, select.POLLIN)
+        for other in [one for one in self._senders.values() if one.pid == sender.pid]:
+            if other is not sender and (other.kept is not None or sender.kept is not None):
+                self._drop(other if other.kept is not None else sender)
         self._settle()
 
     def _read(self, sender: Sender, page: int) -> None:
@@ -307,6 +331,9 @@ class Receiver:
         if sender.page is not None:
             os.close(sender.page)
             sender.page = None
+        if sender.kept is not None:
+            sender.kept.close()
+            sender.kept = None
         self._users[sender.user] -= 1
         if not self._users[sender.user]:
             del self._users[sender.user]
@@ -322,3 +349,15 @@ def _meet(host: Host, sender: Sender, closer: Closer) -> tuple[int | Rejected | 
     return page, Unidentified.GONE if isinstance(page, Rejected) else identify(
         host, sender.pid, sender.user
     )
+
+
+def _adopt(host: Host, sender: Sender, start: int) -> tuple[int | None, Answer]:
+    """Return the page of a process that has not connected, and who it is. Blocks."""
+    who = identify(host, sender.pid, sender.user)
+    if not isinstance(who, Identity) or who.process.start != start:
+        return None, Unidentified.GONE
+    try:
+        page = find_page(host, sender.pid)
+    except OSError:
+        page = None
+    return page, Unidentified.GONE if page is None else who

@@ -68,6 +68,8 @@ class Sender:
     torn: int = 0
     """How many times since then it held no whole message."""
     message: Message | None = None
+    kept: socket.socket | None = None
+    """The other end of the connection of one that was adopted, which has none of its own."""
     heard: float = 0.0
     """Unix time at which the last message was written, in seconds."""
 
@@ -97,7 +99,7 @@ def take_page(
     rejected = None
     if not same:
         rejected = Rejected.FORGED
-    elif data != HELLO or len(files) != 1 or not _is_page(files[0]):
+    elif data != HELLO or len(files) != 1 or not is_page(files[0]):
         rejected = Rejected.MALFORMED
     if rejected is None:
         return files[0]
@@ -106,7 +108,8 @@ def take_page(
     return rejected
 
 
-def _is_page(file: int) -> bool:
+def is_page(file: int) -> bool:
+    """Tell whether a descriptor is memory of the size of a page that nobody can shrink."""
     try:
         # First of all, as only memory has seals: another file's system might not answer the calls
         # after it.

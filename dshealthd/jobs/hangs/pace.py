@@ -1,0 +1,63 @@
+"""What is usual for the ranks of this boot, kept for an agent that is started anew."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.core import background, state_file
+from dshealthd.core.counter_file import CounterFile
+from dshealthd.core.host import read
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dshealthd.core.host import Host
+
+log = logging.getLogger(__name__)
+
+MAX_RANKS = 256
+SAVE = 10.0
+"""Seconds from one write to the next, while there are ranks."""
+DEADLINE = 2.0
+"""Seconds for the file to be read; it takes some 20 ms."""
+_LIMIT = 1 << 20
+
+
+class Pace:
+    """The file `job_hang.json` of the agent's state directory."""
+
+    def __init__(self, directory: Path, host: Host) -> None:
+        """Read nothing yet; OSError where the boot has no id."""
+        boot_id = read(host.proc("sys/kernel/random/boot_id")).strip()
+        self._content = ""
+        self._file = CounterFile(directory, "job_hang", boot_id, lambda _place: self._content)
+        self._saved = 0.0
+        self._kept = True
+        """Whether the file may hold ranks."""
+
+    async def load(self) -> list[dict[str, Any]]:
+        """Return the rows that were saved; OSError, ValueError, KeyError, TypeError."""
+        look = functools.partial(state_file.read_in_child, self._file.place, _LIMIT)
+        try:
+            content = await background.call(look, "state of job_hang", DEADLINE, OSError)
+        except FileNotFoundError:
+            return []
+        except TimeoutError as error:
+            raise TimeoutError(errno.ETIMEDOUT, "the disk hangs", self._file.place) from error
+        self._content = content.decode(errors="replace")
+        document = self._file.load()
+        rows = [] if document is None else document["ranks"]
+        return [dict(row) for row in rows][:MAX_RANKS]
+
+    def keep(self, rows: list[dict[str, Any]], now: float, *, at_once: bool = False) -> None:
+        """Have what is usual written in the background, if it is time to; `now` is monotonic."""
+        if (now - self._saved < SAVE and not at_once) or not (rows or self._kept):
+            return
+        self._saved, self._kept = now, bool(rows)
+        try:
+            self._file.save({"ranks": rows[:MAX_RANKS]})
+        except OSError as error:
+            log.warning("what is usual for ranks is not kept: %s", error)

@@ -1,0 +1,52 @@
+"""Pages are found among the descriptors of a process, and nothing that only looks like one."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from typing import TYPE_CHECKING
+
+from dshealthd.core.host import Host
+from dshealthd.jobs.heartbeats import adoption
+from dshealthd.jobs.heartbeats.adoption import find_page
+from dshealthd.training.message import PAGE, Message, encode, newest
+from dshealthd.training.page import Page
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_the_page_of_a_process(tmp_path: Path) -> None:
+    """The page is found, read only, and what it holds is what the process writes."""
+    page = Page(str(tmp_path / "nobody"))
+    assert find_page(Host(), os.getpid()) is None
+    page.write(encode(Message(7, 1.0)), 1.0)
+    found = find_page(Host(), os.getpid())
+    assert found is not None
+    try:
+        assert newest(os.pread(found, PAGE, 0)).step == 7
+        assert fcntl.fcntl(found, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    finally:
+        os.close(found)
+        page.close()
+
+
+def test_what_only_looks_like_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that can shrink, memory of another size, and a file of that name are left alone."""
+    name = "memfd:dshealthd-heartbeat (deleted)"
+    fifo = tmp_path / name
+    os.mkfifo(fifo)  # to open it for reading would block
+    with contextlib.ExitStack() as held:
+        for size in (PAGE, 2 * PAGE):
+            file = os.memfd_create("dshealthd-heartbeat", os.MFD_ALLOW_SEALING)
+            held.callback(os.close, file)
+            os.ftruncate(file, size)
+            if size != PAGE:
+                fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        assert find_page(Host(), os.getpid()) is None
+        held.callback(os.close, os.open(fifo, os.O_RDWR))
+        monkeypatch.setattr(adoption, "_LINK", str(fifo))
+        assert find_page(Host(), os.getpid()) is None
