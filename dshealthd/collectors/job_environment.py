@@ -104,7 +104,7 @@ PROBLEMS = gauge(
     "dshealthd_job_environment_problems",
     "Ranks of the run on this node whose variable has this problem, of which rank is the "
     "lowest. Of a place: beyond, repeated, absent, "
-    "down, loopback; a transport that is disabled; a port that is exposed; of a value: out_of_range, no_number, "
+    "down, loopback, unordered; a transport that is disabled; a port that is exposed; of a value: out_of_range, no_number, "
     "differs (from most ranks here); of a name: unread, "
     "retired, renamed, misspelt (variable is what is meant), unknown (variable is other). "
     "Absent is none.",
@@ -180,6 +180,8 @@ class JobEnvironment(Collector):
         self._ranks = Ranks()
         self._releases = MappedReleases()
         self._told: dict[tuple[int, int], _Told] = {}
+        self._mixed = False
+        """Whether the node has GPUs of several models."""
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the runs and what is wrong with them."""
@@ -188,6 +190,7 @@ class JobEnvironment(Collector):
         yield LEFT_OUT(max(0, len(runs) - self.options.max_runs))
         before, self._told = self._told, {}
         network, gpus = NetworkDevices(self.context), self._gpus() if runs else None
+        self._mixed = bool(runs) and self._models() > 1
         for run in shared(
             runs,
             self.options.max_runs,
@@ -311,7 +314,7 @@ class JobEnvironment(Collector):
                 told = self._of(process)
                 for finding in (
                     *self._believed(process, told),
-                    *problems.place(process.launch, process.environment, gpus),
+                    *problems.place(process.launch, process.environment, gpus, mixed=self._mixed),
                 ):
                     ranks[finding].add(rank)
                 if (text := told.settings.get("NCCL_IB_HCA")) is not None:
@@ -343,6 +346,13 @@ class JobEnvironment(Collector):
             found = {self._of(process).settings.get(variable) for process in run.processes}
             if found != {None}:
                 yield FINGERPRINT(digest(*_ordered(found)), run.job, run.name, variable)
+
+    def _models(self) -> int:
+        """Return of how many models the node's GPUs are; 0 if its bus cannot be read."""
+        try:
+            return len(bus(self.host).models())
+        except OSError:
+            return 0
 
     def _gpus(self) -> int | None:
         """Return how many GPUs the node has; None if its bus cannot be read."""

@@ -48,7 +48,13 @@ _SCHEDULERS = (("slurm", "SLURM_JOB_ID"), ("pbs", "PBS_JOBID"), ("lsf", "LSB_JOB
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 _MPI_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 """Names that mpirun gives to a job, the same for all its processes on all nodes."""
-_PLACES = ("CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV", "CONDA_PREFIX", "LOCAL_WORLD_SIZE")
+_PLACES = (
+    "CUDA_DEVICE_ORDER",
+    "CUDA_VISIBLE_DEVICES",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "LOCAL_WORLD_SIZE",
+)
 _DEEPSPEED = ("CROSS_SIZE", "LOCAL_SIZE")
 """What tells `deepspeed` from others that set RANK.
 

@@ -54,6 +54,10 @@ class Problem(enum.StrEnum):
     """It switches off a transport."""
     EXPOSED = "exposed"
     """It opens NCCL's RAS port, which asks nobody who they are, to other hosts."""
+    UNORDERED = "unordered"
+    """Of CUDA_DEVICE_ORDER: CUDA numbers GPUs that are not alike by its guess of their speed, and
+    not as NVML, and alerts, number them.
+    """
     DIFFERS = "differs"
     """Most ranks of the run on this node have another value."""
 
@@ -83,11 +87,16 @@ def values(settings: Mapping[str, str]) -> Iterator[Finding]:
         yield "NCCL_RAS_ADDR", Problem.EXPOSED
 
 
-def place(launch: Launch, environment: Mapping[str, str], gpus: int | None) -> Iterator[Finding]:
+def place(
+    launch: Launch, environment: Mapping[str, str], gpus: int | None, *, mixed: bool = False
+) -> Iterator[Finding]:
     """Yield what is wrong with a rank's numbers and its GPUs.
 
-    `gpus` is how many the node has; None, or 0, if none can be told.
+    `gpus` is how many the node has; None, or 0, if none can be told. `mixed` says that they are of
+    several models.
     """
+    if mixed and environment.get("CUDA_DEVICE_ORDER", "").strip() != "PCI_BUS_ID":
+        yield "CUDA_DEVICE_ORDER", Problem.UNORDERED
     if launch.world_size is not None and launch.rank >= launch.world_size:
         yield "RANK", Problem.BEYOND
     limits = [] if (local := natural(environment.get("LOCAL_WORLD_SIZE"))) is None else [local]

@@ -31,6 +31,19 @@ class Bus:
         """Look nowhere yet."""
         self._host = host
         self._is_gpu: dict[str, bool] = {}
+        self._models: dict[str, str] = {}
+
+    def models(self) -> set[str]:
+        """Return the device ids of NVIDIA's GPUs: more than one where they are not all alike.
+
+        OSError if the bus cannot be read.
+        """
+        gpus = self.gpus()
+        for address in gpus:
+            if address not in self._models:
+                place = self._host.sys(f"bus/pci/devices/{address}")
+                self._models[address] = read(f"{place}/device").strip()
+        return {self._models[address] for address in gpus}
 
     def gpus(self) -> tuple[str, ...]:
         """Return the addresses of NVIDIA's GPUs, in their order on the bus.

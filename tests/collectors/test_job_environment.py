@@ -102,13 +102,16 @@ class Node:
             place.mkdir(parents=True)
             (place / "state").write_text(f"{state}\n")
 
-    def gpus(self, count: int) -> None:
-        """Give the machine GPUs."""
+    def gpus(self, count: int, *models: str) -> None:
+        """Give the machine GPUs, of these models in turn."""
         for index in range(count):
             place = self.root / f"sys/bus/pci/devices/0000:{index:02x}:00.0"
             place.mkdir(parents=True)
             (place / "vendor").write_text("0x10de\n")
             (place / "class").write_text("0x030200\n")
+            (place / "device").write_text(
+                f"{models[index % len(models)] if models else '0x2330'}\n"
+            )
 
     def sweep(self) -> Result:
         """Collect in a new sweep."""
@@ -762,3 +765,18 @@ def test_real_torchrun() -> None:
     assert of_job(result, "processes", job) == {("0",): 1, ("1",): 1}
     assert of_job(result, "world_size", job) == {(): 2}
     assert of_job(result, "orphaned_ranks", job) == {(): 0}
+
+
+def test_gpus_of_two_models_need_an_order(node: Node) -> None:
+    """Where GPUs are not alike, a rank that does not ask for the order of the bus is told of."""
+    node.rank(0)
+    node.rank(1, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+    node.gpus(2, "0x2330", "0x20b2")
+    assert node.problems() == {("0", "CUDA_DEVICE_ORDER", "unordered"): 1}
+
+
+def test_gpus_of_one_model_need_none(node: Node) -> None:
+    """Where they are alike, every order is the same."""
+    node.rank(0)
+    node.gpus(2, "0x2330")
+    assert node.problems() == {}

@@ -181,6 +181,18 @@ def test_without_driver_and_fabric(base: Path) -> None:
     assert fingerprints(result)["nccl_configuration", "", ""] == fingerprint("")
 
 
+@pytest.mark.parametrize(
+    ("content", "told"), [("1", "enforcing"), ("0", "permissive"), (None, "disabled")]
+)
+def test_selinux(base: Path, content: str | None, told: str) -> None:
+    """Whether SELinux enforces is told, so that a node that differs is seen."""
+    place = base / "sys/fs/selinux"
+    place.mkdir(parents=True)
+    if content is not None:
+        (place / "enforce").write_text(content, encoding="utf-8")
+    assert versions(Node(base).sweep())["selinux", "", ""] == told
+
+
 def test_other_sources(base: Path) -> None:
     """Without their first sources, the driver's version comes from its module and libibverbs' from
     the name of its file.
