@@ -104,6 +104,11 @@ class TrainingProcess:
     """Its network namespace; empty where that is the agent's own, or unknown."""
 
     @property
+    def started(self) -> float:
+        """When it started, in seconds since boot."""
+        return self.start / _TICKS
+
+    @property
     def claimed(self) -> str:
         """The job as the environment names it, whoever's that is."""
         return ownership.claimed(self.job)

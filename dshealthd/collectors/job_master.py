@@ -1,0 +1,206 @@
+"""Whether this node's ranks can reach the address where their run is to meet.
+
+Asked only while they are not connected: a run whose ranks have met is never touched, nor is one that
+started long ago. A connection carries nothing and is closed at once, which rank 0's store takes for a
+client that has gone; it is made with the rights of the ranks' own user.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.core.collector import Collector, CollectorOptions, Fault, gauge
+from dshealthd.core.host import read, read_bytes
+from dshealthd.core.options import Duration, option
+from dshealthd.core.result import os_reason
+from dshealthd.jobs.environment import Launcher, is_loopback, natural
+from dshealthd.jobs.processes import ProcessTable
+from dshealthd.jobs.ranks import Ranks
+from dshealthd.linux.credentials import assumed, parse_user
+from dshealthd.linux.netlink import State
+from dshealthd.linux.sockets import Sockets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from dshealthd.core.collector import Context, Sample
+    from dshealthd.jobs.processes import TrainingProcess
+    from dshealthd.jobs.ranks import Run
+
+CONNECTION = gauge(
+    "dshealthd_job_master_connection",
+    "1 for what a run's ranks here have of MASTER_ADDR and MASTER_PORT: connected; else what a "
+    "connection of the agent's own came to: ok, refused, timed_out, unreachable, name_unknown, "
+    "failed. Of runs without rank 0 here, in their first half hour.",
+    *("job", "run", "outcome"),
+)
+
+MAX_RUNS = 16
+FIRST_PORT = 1024
+"""Lower ports are services', and no run meets there."""
+LAST_PORT = 65535
+YOUNG = 1800.0
+"""Seconds from the start of a run in which it is looked at: torch gives up after as long."""
+AGAIN = 300.0
+"""Seconds after which an address that answered is asked again."""
+MAX_ADDRESSES = 4
+
+
+class Outcome(enum.StrEnum):
+    """What is known of the way to a master."""
+
+    CONNECTED = "connected"
+    OK = "ok"
+    REFUSED = "refused"
+    TIMED_OUT = "timed_out"
+    UNREACHABLE = "unreachable"
+    NAME_UNKNOWN = "name_unknown"
+    FAILED = "failed"
+
+
+_MEANING = {
+    errno.ECONNREFUSED: Outcome.REFUSED,
+    errno.ETIMEDOUT: Outcome.TIMED_OUT,
+    errno.EHOSTUNREACH: Outcome.UNREACHABLE,
+    errno.ENETUNREACH: Outcome.UNREACHABLE,
+    errno.EHOSTDOWN: Outcome.UNREACHABLE,
+}
+_BEST = (Outcome.OK, Outcome.REFUSED, Outcome.TIMED_OUT, Outcome.UNREACHABLE, Outcome.FAILED)
+"""Of several addresses, what counts: the one that came farthest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(CollectorOptions):
+    """Options of the connections to masters."""
+
+    interval: Duration = option("15s", "Time from one look to the next.", minimum="1s")
+    deadline: Duration = option(
+        "10s", "How long resolving and connecting of one run may take.", minimum="1s"
+    )
+    timeout: Duration = option("2s", "How long one address may take to answer.", minimum="100ms")
+
+
+class JobMaster(Collector):
+    """Connects to the masters of young runs."""
+
+    Options = Options
+    worker = "jobs"
+
+    def __init__(self, options: Options, context: Context) -> None:
+        """Look at nothing yet."""
+        super().__init__(options, context)
+        self._ranks = Ranks()
+        self._met: set[tuple[str, str]] = set()
+        """Runs whose ranks have been connected: they are not touched."""
+        self._answered: dict[tuple[str, str], float] = {}
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Yield one outcome for each run that has its rank 0 elsewhere."""
+        table = self.context.shared(ProcessTable)
+        runs = self._ranks.runs(table.refresh(), table.machine)
+        keys = {(run.job, run.name) for run in runs}
+        self._met &= keys
+        self._answered = {key: at for key, at in self._answered.items() if key in keys}
+        wanted = [run for run in runs[:MAX_RUNS] if _elsewhere(run)]
+        if not wanted:
+            return
+        connected = self._connected()
+        uptime = float(read(self.host.proc("uptime")).split()[0])
+        for run in wanted:
+            key = run.job, run.name
+            if _port(run) in connected:
+                self._met.add(key)
+            if key in self._met:
+                yield CONNECTION(1, *key, Outcome.CONNECTED)
+            elif uptime - self._started(run) < YOUNG:
+                yield from self._ask(run)
+
+    def _connected(self) -> set[int]:
+        """Return the ports to which this node has connections."""
+        table = self.context.shared(Sockets).active()
+        return {
+            port
+            for port, state in zip(table.destination_ports, table.states, strict=True)
+            if state == State.ESTABLISHED
+        }
+
+    @staticmethod
+    def _started(run: Run) -> float:
+        """Return when the youngest rank started, in seconds since boot."""
+        return max(process.started for process in run.processes)
+
+    def _ask(self, run: Run) -> Iterator[Sample | Fault]:
+        key = run.job, run.name
+        now = self.context.monotonic()
+        if now - self._answered.get(key, now - AGAIN) < AGAIN:
+            yield CONNECTION(1, *key, Outcome.OK)
+            return
+        part = f"master of {run.job}"
+        if (fault := self.context.entering(part)) is not None:
+            yield fault
+            return
+        try:
+            with self._rights(run.processes[0]):
+                outcome = connect(
+                    run.rendezvous["MASTER_ADDR"], _port(run), float(self.options.timeout)
+                )
+        except (OSError, ValueError) as error:  # the process has ended, or may not be acted for
+            reason = os_reason(error) if isinstance(error, OSError) else None
+            if reason is not None and not isinstance(error, FileNotFoundError | ProcessLookupError):
+                yield Fault(part, reason, str(error))
+            return
+        if outcome is Outcome.OK:
+            self._answered[key] = now
+        yield CONNECTION(1, *key, outcome)
+
+    def _rights(self, process: TrainingProcess) -> AbstractContextManager[None]:
+        """Take on the rights of a rank's user: who chose the address gains nothing by it."""
+        return assumed(parse_user(read_bytes(self.host.proc(f"{process.pid}/status"), 1 << 16)))
+
+
+def _elsewhere(run: Run) -> bool:
+    """Tell whether a run meets on another node, at an address that can be asked for here."""
+    address = run.rendezvous["MASTER_ADDR"]
+    return (
+        0 not in run.ranks
+        and bool(address)
+        and not is_loopback(address)
+        and FIRST_PORT <= _port(run) <= LAST_PORT
+        and all(
+            process.launch.launcher is Launcher.TORCH and not process.network
+            for process in run.processes
+        )
+    )
+
+
+def _port(run: Run) -> int:
+    return natural(run.rendezvous["MASTER_PORT"]) or 0
+
+
+def connect(host: str, port: int, timeout: float) -> Outcome:
+    """Return what a connection comes to that says nothing. Blocks."""
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError):
+        return Outcome.NAME_UNKNOWN
+    found = [
+        _attempt(family, address, timeout) for family, _, _, _, address in addresses[:MAX_ADDRESSES]
+    ]
+    return min(found, key=_BEST.index, default=Outcome.NAME_UNKNOWN)
+
+
+def _attempt(family: int, address: tuple[Any, ...], timeout: float) -> Outcome:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as made:
+            made.settimeout(timeout)
+            made.connect(address)
+    except TimeoutError:
+        return Outcome.TIMED_OUT
+    except OSError as error:
+        return _MEANING.get(error.errno or 0, Outcome.FAILED)
+    return Outcome.OK

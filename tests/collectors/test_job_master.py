@@ -1,0 +1,154 @@
+"""Connections to the masters of runs: told apart, and made only where nobody has met yet.
+
+Real processes and sockets, in a network namespace of the test's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collectors import job_master
+from dshealthd.collectors.job_master import JobMaster, Outcome, connect
+from dshealthd.core.collector import Context
+from dshealthd.core.host import Host
+from dshealthd.core.result import Outcome as Collected
+from dshealthd.core.result import attempt
+from tests.netns import connection, listener, network_namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = "10.99.0.1"
+"""An address of the namespace that is not the loopback's own."""
+
+
+@pytest.fixture
+def network() -> Iterator[None]:
+    """A network with one address that ranks can meet at, and no other node."""
+    with network_namespace():
+        done = subprocess.run(
+            ["ip", "address", "add", f"{HERE}/32", "dev", "lo"], check=False, capture_output=True
+        )
+        if done.returncode:
+            pytest.skip(f"no address can be added: {done.stderr.decode()}")
+        yield
+
+
+@contextlib.contextmanager
+def rank(number: int, port: int, address: str = HERE) -> Iterator[None]:
+    """Run a rank that only waits."""
+    process = subprocess.Popen(
+        ["sleep", "60"],
+        env={
+            "PATH": os.defpath,
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": "2",
+            "RANK": str(number),
+            "LOCAL_RANK": "0",
+        },
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Agent:
+    """The collector, round by round."""
+
+    def __init__(self) -> None:
+        self.context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+        self.collector = JobMaster(JobMaster.Options(), self.context)
+
+    def collect(self, port: int) -> list[str]:
+        """Return the outcomes of a round; there is one run with this port."""
+        self.context.sweep += 1
+        result = attempt(self.collector, time.monotonic)
+        assert result.outcome is Collected.OK, result.detail
+        assert result.faults == ()
+        assert port
+        return [sample.labels[2] for sample in result.samples]
+
+
+def free_port() -> int:
+    """Return a port that is free in the namespace, and high enough for a run."""
+    with listener(HERE) as made:
+        return int(made.getsockname()[1])
+
+
+def test_outcomes(network: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    """Answered, refused, without a route, without a name and without an answer are told apart."""
+    with listener(HERE) as made:
+        assert connect(HERE, made.getsockname()[1], 2.0) is Outcome.OK
+    assert connect(HERE, free_port(), 2.0) is Outcome.REFUSED
+    assert connect("10.98.0.1", 29500, 2.0) is Outcome.UNREACHABLE
+    with listener(HERE, backlog=0) as full, contextlib.ExitStack() as waiting:
+        for _ in range(3):  # who comes next is not answered: the queue is full
+            client = waiting.enter_context(socket.socket())
+            client.settimeout(0)
+            client.connect_ex(full.getsockname())
+        assert connect(HERE, full.getsockname()[1], 0.5) is Outcome.TIMED_OUT
+
+    def unknown(*_: object, **__: object) -> list[object]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert connect("no-such-node", 29500, 1.0) is Outcome.NAME_UNKNOWN
+
+
+def test_a_run_is_asked_for_until_it_has_met(network: None) -> None:  # noqa: ARG001
+    """Refused, then answered and not asked again, then connected, and never touched from then on."""
+    port, agent = free_port(), Agent()
+    with rank(1, port):
+        assert agent.collect(port) == ["refused"]
+        with listener(HERE, port) as made:
+            made.settimeout(5)
+            assert agent.collect(port) == ["ok"]
+            with made.accept()[0] as seen:
+                seen.settimeout(5)
+                assert seen.recv(1) == b""  # it carried nothing, and is closed
+            assert agent.collect(port) == ["ok"]
+            made.settimeout(0)
+            with pytest.raises(BlockingIOError):
+                made.accept()
+            client, server = connection(made)  # as a rank's own
+            assert agent.collect(port) == ["connected"]
+            client.close()
+            server.close()
+            agent.context.monotonic = lambda: time.monotonic() + 10 * job_master.AGAIN
+            assert agent.collect(port) == ["connected"]
+            with pytest.raises(BlockingIOError):
+                made.accept()
+        assert agent.collect(port) == ["connected"]
+
+
+@pytest.mark.parametrize(
+    ("number", "port", "address"),
+    [(0, 29877, HERE), (1, 29877, "127.0.0.1"), (1, 22, HERE), (1, 0, HERE), (1, 70000, HERE)],
+)
+def test_what_is_not_asked_for(
+    network: None,  # noqa: ARG001
+    number: int,
+    port: int,
+    address: str,
+) -> None:
+    """Rank 0's own node, the loopback, and ports that no run meets at are left alone."""
+    with rank(number, port, address):
+        assert Agent().collect(port or 1) == []
+
+
+def test_an_old_run_is_left_alone(network: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    """Who has not met for half an hour, or met before the agent began, is not touched."""
+    monkeypatch.setattr(job_master, "YOUNG", -1.0)
+    port = free_port()
+    with rank(1, port):
+        assert Agent().collect(port) == []
