@@ -13,7 +13,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.collector import Collector, CollectorOptions, Fault, gauge
+from dshealthd.core.collector import Collector, CollectorOptions, Fault, Worker, gauge
 from dshealthd.core.host import read, read_bytes
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import os_reason
@@ -89,9 +89,9 @@ class JobMaster(Collector):
     """Connects to the masters of young runs."""
 
     Options = Options
-    worker = "jobs"
+    worker = Worker.JOBS
 
-    def __init__(self, options: Options, context: Context) -> None:
+    def __init__(self, options: Any, context: Context) -> None:
         """Look at nothing yet."""
         super().__init__(options, context)
         self._ranks = Ranks()

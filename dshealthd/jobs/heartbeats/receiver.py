@@ -145,7 +145,8 @@ class Receiver:
         connection, kept = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(0.0)
         # What it told last was told before this agent began: its age is not bounded by a look.
-        sender = Sender(connection, pid, user, 0.0, self._monotonic(), Unidentified.PENDING)
+        now = self._monotonic()
+        sender = Sender(connection, pid, user, 0.0, now, now, Unidentified.PENDING)
         sender.kept = kept
         self._users[user] += 1
         self._senders[connection.fileno()] = sender
