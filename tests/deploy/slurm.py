@@ -13,14 +13,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
     from types import TracebackType
     from typing import Self
 
@@ -49,7 +50,7 @@ SchedulerType=sched/builtin
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 StateSaveLocation={directory}/state
-SlurmdSpoolDir={directory}/spool-%n
+SlurmdSpoolDir={spool}/%n
 SlurmctldPidFile={directory}/slurmctld.pid
 SlurmdPidFile={directory}/slurmd-%n.pid
 SlurmctldLogFile={directory}/slurmctld.log
@@ -95,6 +96,8 @@ class SlurmCluster:
         """Prepare; `programs` are further lines of slurm.conf, such as `HealthCheckProgram`."""
         self.lab, self.directory = lab, directory
         self.conf = directory / "slurm.conf"
+        # Sockets of jobs are in it, whose paths have 108 characters at most.
+        self._spool = Path(tempfile.mkdtemp(prefix="slurm-"))
         self._programs = dict(programs or {})
         self._timeout = slurmd_timeout
         self._munge: subprocess.Popen[bytes] | None = None
@@ -115,6 +118,7 @@ class SlurmCluster:
                 controller=services.name,
                 controller_address=services.address,
                 directory=self.directory,
+                spool=self._spool,
                 munge=self.directory / "munge.socket",
                 slurmd_timeout=self._timeout,
                 programs="\n".join(f"{key}={value}" for key, value in self._programs.items()),
@@ -169,6 +173,7 @@ class SlurmCluster:
                 process.kill()
                 process.wait(20)
         self._daemons, self._controller, self._munge = {}, None, None
+        shutil.rmtree(self._spool, ignore_errors=True)
 
     def start_controller(self) -> None:
         """Start slurmctld."""
