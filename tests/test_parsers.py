@@ -115,6 +115,14 @@ def plain(name: str, function: str) -> Callable[[Any], object]:
     return call
 
 
+def _but_no_shape(parser: Callable[..., object], *arguments: Any) -> object:
+    """Call a parser that says so by TypeError and AttributeError too, which its callers take."""
+    try:
+        return parser(*arguments)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(str(error)) from error
+
+
 HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any]]] = {
     (name, function): (plain(name, function), strategy)
     for name, function, strategy in (
@@ -151,7 +159,6 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("jobs.network_devices", "parse_names", LINES),
         ("jobs.ownership", "parse_user", BYTES),
         ("jobs.environment", "parse_environ", BYTES),
-        ("jobs.processes", "parse_stat", BYTES),
         ("jobs.ras.address", "parse_address", TEXT),
         ("jobs.ras.bootstrap", "parse_bound", BYTES),
         ("jobs.ras.from_json", "parse_json", BYTES),
@@ -161,10 +168,14 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("linux.infiniband", "parse_state", BYTES),
         ("linux.kmsg", "parse", BYTES),
         ("linux.mounts", "parse_mountinfo", LINES),
+        ("doctor.node.host_memory", "parse_swap", LINES),
+        ("doctor.node.imex", "parse_nodes", LINES),
+        ("doctor.options", "parse_accepted", LINES),
+        ("linux.process_stat", "parse_stat", BYTES),
+        ("maintenance.state", "parse", st.one_of(LINES, DOCUMENTS.map(json.dumps))),
         ("linux.process_limits", "parse_limits", BYTES),
         ("linux.process_limits", "parse_locked", BYTES),
         ("linux.socket_owners", "parse_inode", TEXT),
-        ("linux.socket_owners", "parse_stat", LINES),
         ("linux.sockets", "parse_sockstat", LINES),
         ("linux.sockets", "parse_tcp", LINES),
         ("probe.members.identity", "parse_fib_trie", LINES),
@@ -183,6 +194,14 @@ HERE |= {
     ("collectors.software", "parse_dpkg_version"): (
         lambda data: module("collectors.software").parse_dpkg_version(data, "libc6"),
         BYTES,
+    ),
+    ("doctor.node.host_name", "parse_bridge_routes"): (
+        lambda text: module("doctor.node.host_name").parse_bridge_routes(text, {"docker0", "0"}),
+        LINES,
+    ),
+    ("doctor.report", "parse_node"): (
+        lambda document: _but_no_shape(module("doctor.report").parse_node, document, "node-1"),
+        DOCUMENTS,
     ),
     ("doctor.job_sources.deepspeed_config", "parse"): (
         lambda text: module("doctor.job_sources.deepspeed_config").parse(text, "file"),
