@@ -146,6 +146,7 @@ class Examiner:
 
     def take(self, block: bytes, *, is_last: bool = False) -> Iterator[Raw | Skipped]:
         """Yield what stands in the next whole lines; of the last ones, the end in any case."""
+        before = self._number
         windows = _windows(block, self._find(block), self._until, is_last=is_last)
         self._until = 0
         place = 0
@@ -159,7 +160,7 @@ class Examiner:
             yield self._skip(block, place, len(block))
         elif windows:
             self._until = AFTER
-        self._statistics.lines += block.count(b"\n")
+        self._statistics.lines += self._number - before
 
     def skip(self) -> Skipped:
         """Return what stands for lines that were not read, of which nothing is known."""
