@@ -91,14 +91,15 @@ def decide(found: Recognised, *, year: int) -> Finding:
         key=lambda event: (event.time is None, case.when(event) or 0.0, event.order),
     )
     _argue(root, ordered, case)
+    host, gpu = _whereabouts(root, ranks, case)
     return Finding(
         outcome="found",
         slug=slug,
         statement=says,
         root=root,
         ranks=ranks,
-        host=root.host or root.origin.host or root.fields.get("host"),
-        gpu=int(root.fields["gpu"]) if "gpu" in root.fields else root.origin.gpu,
+        host=host,
+        gpu=gpu,
         time=root.time,
         proof=proof,
         against=tuple(case.against[:6]),
@@ -106,6 +107,20 @@ def decide(found: Recognised, *, year: int) -> Finding:
         chain=tuple(chain[:MAX_CHAIN]),
         verdicts=tuple(verdicts),
     )
+
+
+def _whereabouts(root: Event, ranks: Sequence[int], case: Case) -> tuple[str | None, int | None]:
+    """Return host and GPU of the culprits, and not those of a rank that tells of them."""
+    own = root
+    if ranks and root.rank is not None and root.rank not in ranks:
+        events = (event for event in case.found.events if event.rank in ranks)
+        hosts = {event.host or event.origin.host for event in case.found.events}
+        found = next(events, None)
+        if found is None:
+            return hosts.pop() if len(hosts) == 1 else None, None
+        own = found
+    gpu = int(own.fields["gpu"]) if "gpu" in own.fields else own.origin.gpu
+    return own.host or own.origin.host or own.fields.get("host"), gpu
 
 
 def _first_failure(case: Case) -> float | None:
