@@ -120,6 +120,8 @@ def _whereabouts(root: Event, ranks: Sequence[int], case: Case) -> tuple[str | N
             return hosts.pop() if len(hosts) == 1 else None, None
         own = found
     gpu = int(own.fields["gpu"]) if "gpu" in own.fields else own.origin.gpu
+    if not ranks and root.slug == "nccl-remote-error":
+        gpu = None  # of whoever noticed it
     return own.host or own.origin.host or own.fields.get("host"), gpu
 
 

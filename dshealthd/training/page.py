@@ -117,9 +117,8 @@ class Page:
             connection.close()
             if error.errno == errno.ENOENT and not self._warned:
                 self._warned = True
-                log.warning(
-                    "no agent listens at %s: heartbeats are lost until one does", self._path
-                )
+                path = self._path.encode(errors="backslashreplace").decode()  # any handler's text
+                log.warning("no agent listens at %s: heartbeats are lost until one does", path)
             return
         self._socket = connection
 

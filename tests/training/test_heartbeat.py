@@ -219,10 +219,15 @@ def test_agent_that_stands_still(agents_end: AgentsEnd) -> None:
 @pytest.mark.parametrize(
     "path", ["/proc/nothing/here.sock", "/etc/hostname", "/" + "x" * 200, "relative\udcff.sock"]
 )
-def test_impossible_paths(path: str) -> None:
-    """A path that cannot be a socket's costs nothing but the heartbeats."""
+def test_impossible_paths(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A path that cannot be a socket's costs nothing but the heartbeats.
+
+    What is logged of it is text that every handler can write.
+    """
     heartbeat = Heartbeat(socket=path)
     spaced(heartbeat, 2)
+    for message in caplog.messages:
+        assert message.encode()
 
 
 def test_fork(agents_end: AgentsEnd) -> None:
