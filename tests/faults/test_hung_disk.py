@@ -6,6 +6,7 @@ import contextlib
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ import pytest
 from dshealthd.core import state_file
 from dshealthd.core.state_writer import HUNG, LatestWriter
 from tests import frozen
-from tests.agents import Scrape, running
+from tests.agents import RunningAgent, Scrape, running
 from tests.kernel_log import KernelLog
 
 if TYPE_CHECKING:
@@ -28,6 +29,22 @@ dev = "{dev}"
 interval = "100ms"
 save_interval = "1s"
 """
+
+
+def wait_for_port(agent: RunningAgent) -> None:
+    """Wait until the agent's port is free.
+
+    A connection of another test may have it for a moment; a child that hangs would have it for good.
+    """
+    end = time.monotonic() + 20.0
+    while True:
+        try:
+            socket.create_server((agent.address, agent.port)).close()
+        except OSError:
+            assert time.monotonic() < end, f"port {agent.port} is still taken"
+            time.sleep(0.2)
+        else:
+            return
 
 
 @pytest.fixture
@@ -105,7 +122,7 @@ def test_an_agent_with_a_frozen_state_serves_and_ends(
         agent.process.send_signal(number)
         bound = 8.0 if number is signal.SIGTERM else 1.0
         assert agent.process.wait(bound) == (0 if number is signal.SIGTERM else -number)
-        socket.create_server((agent.address, agent.port)).close()
+        wait_for_port(agent)
 
 
 def test_an_agent_that_starts_on_a_frozen_disk_serves_and_ends(mount: frozen.Mount) -> None:
@@ -117,7 +134,7 @@ def test_an_agent_that_starts_on_a_frozen_disk_serves_and_ends(mount: frozen.Mou
         agent.wait_log("the disk does not answer")
         agent.process.kill()
         assert agent.process.wait(1.0) == -signal.SIGKILL
-        socket.create_server((agent.address, agent.port)).close()
+        wait_for_port(agent)
 
 
 def test_what_a_child_does_to_a_disk_is_an_error_or_done(tmp_path: Path) -> None:

@@ -63,10 +63,10 @@ def test_version() -> None:
 
 
 def test_readme() -> None:
-    """The calls that the README shows are those of the trainings that the tests run."""
+    """The calls that the documentation shows are those of the trainings that the tests run."""
     (block,) = re.findall(
         r"```python\n(from dshealthd\.training .*?)```",
-        (PACKAGE.parents[1] / "README.md").read_text(),
+        (PACKAGE.parents[1] / "docs/jobs.md").read_text(),
         re.DOTALL,
     )
     scripts = "".join(

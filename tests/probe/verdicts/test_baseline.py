@@ -230,6 +230,7 @@ def test_file_with_a_right_checksum_and_wrong_content(tmp_path: Path) -> None:
 
 _WRITER = """
 import sys, pathlib
+from dshealthd.probe.options import BaselineOptions
 from dshealthd.probe.verdicts.baseline import *
 from dshealthd.core.state_file import replace
 known = Baselines(BaselineOptions())
