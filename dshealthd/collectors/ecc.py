@@ -59,7 +59,7 @@ ROWS_FAILED = gauge(
 BANKS = gauge(
     "dshealthd_gpu_row_remapper_exhausted_banks",
     "Memory banks with few or no spare rows left (low and none of NVML's histogram). The next row "
-    "that fails in one without cannot be replaced.",
+    "that fails in one without cannot be replaced. Absent while there is none.",
     *_ID,
 )
 PAGES = gauge(
@@ -119,7 +119,7 @@ class Ecc(GpuCollector):
             yield from told(metric, value, *gpu.labels, *labels)
         if (banks := device.ask("nvmlDeviceGetRowRemapperHistogram")) is not None:
             few = number(banks.low), number(banks.none)
-            if None not in few:
+            if None not in few and any(few):
                 yield BANKS(sum(filter(None, few)), *gpu.labels)
         sram = device.fill("nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t")
         if sram is not None:

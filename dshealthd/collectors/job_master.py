@@ -89,7 +89,7 @@ class JobMaster(Collector):
     """Connects to the masters of young runs."""
 
     Options = Options
-    worker = Worker.JOBS
+    worker = Worker.MASTERS
 
     def __init__(self, options: Any, context: Context) -> None:
         """Look at nothing yet."""

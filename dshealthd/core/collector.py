@@ -99,6 +99,8 @@ class Worker(enum.StrEnum):
     """
     JOBS = "jobs"
     """What the NCCL of training jobs answers."""
+    MASTERS = "masters"
+    """Addresses at which jobs meet: name servers and networks that may not answer."""
     LOGS = "logs"
     """Logs of training jobs, on any file system."""
 

@@ -227,7 +227,8 @@ def test_flood_of_connections_takes_nothing_from_others() -> None:
 
     The server keeps within its cap, and another client is answered within 1 s.
     """
-    latencies, descriptors = [], []
+    latencies: list[float] = []
+    descriptors: list[int] = []
     with server_process() as (served, pid), contextlib.ExitStack() as stack:
         done = threading.Event()
 
