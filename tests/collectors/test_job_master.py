@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -152,3 +153,16 @@ def test_an_old_run_is_left_alone(network: None, monkeypatch: pytest.MonkeyPatch
     port = free_port()
     with rank(1, port):
         assert Agent().collect(port) == []
+
+
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_a_store_is_not_disturbed(*, use_libuv: bool) -> None:
+    """PyTorch's store serves its ranks on while the agent keeps connecting to it."""
+    distributed = pytest.importorskip("torch.distributed")
+    patience = timedelta(seconds=60)
+    options = {"timeout": patience, "wait_for_workers": False, "use_libuv": use_libuv}
+    master = distributed.TCPStore("127.0.0.1", 0, 2, is_master=True, **options)
+    rank = distributed.TCPStore("127.0.0.1", master.port, 2, is_master=False, **options)
+    for number in range(1, 41):
+        assert connect("127.0.0.1", master.port, 20.0) is Outcome.OK
+        assert rank.add("steps", 1) == number
