@@ -2,7 +2,8 @@
 
 Asked only while they are not connected: a run whose ranks have met is never touched, nor is one that
 started long ago. A connection carries nothing and is closed at once, which rank 0's store takes for a
-client that has gone; it is made with the rights of the ranks' own user.
+client that has gone; it is made with the rights of the ranks' own user. Off by default, as stores of
+old releases stall over it.
 """
 
 from __future__ import annotations
@@ -78,6 +79,13 @@ _BEST = (Outcome.OK, Outcome.REFUSED, Outcome.TIMED_OUT, Outcome.UNREACHABLE, Ou
 class Options(CollectorOptions):
     """Options of the connections to masters."""
 
+    # PyTorch's store without libuv (before torch 2.4, or with USE_LIBUV=0) once served nobody for
+    # 5 s after such a connection; with libuv no request took longer than 0.4 ms (torch 2.13.0).
+    enabled: bool = option(
+        False,
+        "Whether this collector runs. Only for jobs with torch 2.4 or newer: an older PyTorch's "
+        "store can stall for 5 seconds when a client connects and says nothing.",
+    )
     interval: Duration = option("15s", "Time from one look to the next.", minimum="1s")
     deadline: Duration = option(
         "10s", "How long resolving and connecting of one run may take.", minimum="1s"
