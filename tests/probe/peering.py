@@ -249,7 +249,7 @@ def run(scene: Coroutine[Any, Any, None]) -> None:
             guard.functions[name].can_block_in("probe/peers/credentials.py", "__init__")
     guard.activate()
     try:
-        asyncio.run(asyncio.wait_for(scene, 60))
+        asyncio.run(asyncio.wait_for(scene, 100))
     finally:
         guard.deactivate()
 

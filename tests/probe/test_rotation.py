@@ -41,7 +41,9 @@ async def go_on(members: list[Agent]) -> None:
     """Let the agents see what has changed, and require that both have good rounds with it."""
     await asyncio.sleep(SETTLED)
     before = [good(agent) for agent in members]
-    await until(lambda: all(good(agent) > had for agent, had in zip(members, before, strict=True)))
+    await until(
+        lambda: all(good(agent) > had for agent, had in zip(members, before, strict=True)), 60.0
+    )
 
 
 def require_no_failure(members: list[Agent]) -> None:
@@ -70,7 +72,7 @@ def test_key(tmp_path: Path) -> None:
         async with agents(tmp_path, PAIR) as members:
             first = keys[0].read_bytes()
             rotate = ["keys", "rotate", "--file", str(keys[0])]
-            await until(lambda: all(good(agent) for agent in members))
+            await until(lambda: all(good(agent) for agent in members), 60.0)
             for _ in range(3):
                 assert await asyncio.to_thread(cli.main, rotate) == 0
                 await go_on(members)
@@ -115,7 +117,7 @@ def test_certificates_and_their_authority(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with agents(tmp_path, PAIR, change=change) as members:
-            await until(lambda: all(good(agent) for agent in members))
+            await until(lambda: all(good(agent) for agent in members), 60.0)
             for step in ("trust", "sign", "forget"):
                 for name in NAMES[:PAIR]:
                     state = tmp_path / name

@@ -305,8 +305,9 @@ def test_real_workers(tmp_path: Path) -> None:
             assert one.suspects == []
             text = render(one.service.samples(), Format.PROMETHEUS)
             assert 'dshealthd_probe_duration_seconds_bucket{kind="pair",le="+Inf"}' in text
-        kept = (tmp_path / members[0].name / "probe-baselines.json").read_bytes()
-        assert b"all_reduce" in kept
+        kept = tmp_path / members[0].name / "probe-baselines.json"
+        await until(kept.exists, 20.0)  # a slow disk does not delay the end of the probes
+        assert b"all_reduce" in kept.read_bytes()
 
     asyncio.run(asyncio.wait_for(scene(), 90))
 
