@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import functools
-import importlib
-import importlib.util
 import os
 import sys
 import time
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dshealthd import config, flags
 from dshealthd.config import ConfigError
 from dshealthd.core.options import unknown
-from dshealthd.doctor import callers, node, support_file
+from dshealthd.doctor import callers, job, job_context, node, support_file
 from dshealthd.doctor.across import compare
 from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.examination import EXIT, Examined, accept, examine
@@ -50,17 +48,6 @@ examples:
 
 Exit status: 0 ok, 1 warning, 2 critical, 3 unknown or wrong usage; of the worst.
 """
-
-
-def job() -> tuple[Any, tuple[Check[Any], ...]]:
-    """Return the module that makes the context of a job's checks, and the checks.
-
-    Nothing where this installation has none.
-    """
-    if importlib.util.find_spec("dshealthd.doctor.job_context") is None:
-        return None, ()
-    checks: tuple[Check[Any], ...] = importlib.import_module("dshealthd.doctor.job").CHECKS
-    return importlib.import_module("dshealthd.doctor.job_context"), checks
 
 
 class Parser(flags.Parser):
@@ -146,8 +133,7 @@ def parser() -> Parser:
     access = added.add_argument_group("the agent of this node")
     access.add_argument("--user", default="", metavar="NAME", help="user name for the agent")
     access.add_argument("--password-file", metavar="FILE", help="file with that user's password")
-    if (of_jobs := job()[0]) is not None:
-        of_jobs.add_arguments(added)
+    job_context.add_arguments(added)
     flags.add_flags(added)
     return added
 
@@ -180,7 +166,7 @@ def _chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
 
     With `--job` those of a job come first.
     """
-    checks: list[Check[Any]] = [*job()[1], *node.CHECKS]
+    checks: list[Check[Any]] = [*job.CHECKS, *node.CHECKS]
     known = [check.name for check in checks]
     only = "--only and --skip"
     wanted = [name for name in options.only.split(",") if name]
@@ -199,7 +185,7 @@ def _chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
         if errors:
             raise ConfigError(source, errors)
     if not getattr(options, "job", False) and not options.listed:
-        of_jobs = {check.name for check in job()[1]}
+        of_jobs = {check.name for check in job.CHECKS}
         if errors := [
             f"{name}: is a check of a job: add --job" for name in wanted if name in of_jobs
         ]:
@@ -250,13 +236,12 @@ def _of_the_job(
     options: argparse.Namespace, checks: Sequence[Check[Any]]
 ) -> list[tuple[Check[Any], Any]]:
     """Return the checks of a job with their context, read once."""
-    module, known = job()
-    wanted = [check for check in checks if check in known]
+    wanted = [check for check in checks if check in job.CHECKS]
     if not wanted:
         return []
-    context = module.context(options)
+    context = job_context.context(options)
     named = set(options.only.split(","))  # what is asked for by its name says why it cannot look
-    concerned = module.applicable(context)
+    concerned = job.applicable(context)
     chosen = [check for check in wanted if check in concerned or check.name in named]
     return [(check, context) for check in chosen or wanted[:1]]
 

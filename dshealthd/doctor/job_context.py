@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from dshealthd.doctor.check import Check
 
-__all__ = ["JobContext", "add_arguments", "applicable", "context"]
+__all__ = ["JobContext", "add_arguments", "context"]
 
 MAX_HOSTFILE = 1 << 20
 DEFAULT_HOSTFILE = "/job/hostfile"
@@ -195,13 +194,6 @@ class JobContext:
         if ranks is None or ranks % self.model_parallel:
             return None
         return ranks // self.model_parallel
-
-
-def applicable(made: JobContext) -> tuple[Check[JobContext], ...]:
-    """Return the checks for which the user named something to look at."""
-    from dshealthd.doctor import job  # whose checks import this module
-
-    return job.applicable(made)
 
 
 def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
