@@ -11,17 +11,20 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.observation import Kind, Observation, Outcome, Stage, Timing
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.server import PeerServer
+from dshealthd.probe.rounds import leader, light, member
 from dshealthd.probe.rounds.plan import Plan, new_round
 from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.workers.job import RankResult, WorkerJob
 from dshealthd.probe.workers.store import StoreError, StoreHandler
-from tests.probe.peering import KEY, secret
+from tests.probe.peering import KEY, PATIENT, secret
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -30,6 +33,14 @@ if TYPE_CHECKING:
     from dshealthd.probe.rounds.active_round import Report, Workers
 
 EPOCH = 1000
+ANSWERS = (
+    (leader, ("INVITATION", "PRESENCE", "CONCLUSION")),
+    (member, ("HANDING_IN", "PRESENCE", "LIGHT_ROUND")),
+    (light, ("DEADLINE",)),
+)
+"""How long an agent waits for another one that is there, and may be slow as this machine is."""
+SHARES = ((leader, ("SHARE",)), (member, ("STRAGGLERS",)))
+"""How long an agent waits for what another one's workers gave."""
 NAMES = tuple(f"127.0.0.{number}" for number in range(11, 19))
 
 
@@ -43,7 +54,7 @@ class FakeWorkers:
         self.seconds = 0.001
         self.silent = self.absent = False
         """Meet the others, or do not, and never come back."""
-        self.deadline = 1.0
+        self.deadline = PATIENT
 
     async def run(
         self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
@@ -197,12 +208,20 @@ async def company(
     *,
     workers: Callable[[str], Workers | None] = lambda _: FakeWorkers(),
     keys: dict[str, str] | None = None,
+    silent: bool = False,
 ) -> AsyncIterator[list[Companion]]:
-    """Run so many nodes; `keys` gives some of them a key of their own."""
+    """Run so many nodes; `keys` gives some of them a key of their own.
+
+    All have time to answer. Unless one is `silent`, they have it for their shares too.
+    """
     names = NAMES[:count]
     ports: dict[str, int] = {}
     companions: list[Companion] = []
     async with contextlib.AsyncExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        for module, deadlines in ANSWERS if silent else ANSWERS + SHARES:
+            for deadline in deadlines:
+                patch.setattr(module, deadline, PATIENT)
         for name in names:
             key = secret(directory, f"key-{name}", (keys or {}).get(name, KEY))
             companion = Companion(
@@ -218,7 +237,7 @@ async def company(
         yield companions
 
 
-async def all_have(companions: list[Companion], count: int = 1, seconds: float = 15.0) -> None:
+async def all_have(companions: list[Companion], count: int = 1, seconds: float = PATIENT) -> None:
     """Wait until each of these nodes has had so many rounds."""
     async with asyncio.timeout(seconds):
         while not all(len(companion.reports) >= count for companion in companions):

@@ -72,7 +72,12 @@ class Member:
                 if error is not None:
                     outcome = Outcome.HUNG if error.outcome is Outcome.DECLINED else error.outcome
                     return combine(plan, me, active.shares, {plan.root: (outcome, error.reason)})
-            return await self._conclude(active)
+            findings = await self._conclude(active)
+            if giving is not None:
+                # A member that is slow to take this node's share would ask for it in vain after
+                # this node has left the round, and dispute a round that went well.
+                await giving
+            return findings
         finally:
             for task in (working, giving):
                 if task is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dshealthd.probe.observation import Kind, Observation, Outcome, Stage
+from dshealthd.probe.rounds import member
 from dshealthd.probe.rounds.plan import Plan
 from tests.probe.company import NAMES, Companion, all_have, company
 from tests.probe.peering import run
@@ -61,15 +63,38 @@ def test_root_blames_a_healthy_member(tmp_path: Path, outcome: Outcome, count: i
     run(scene())
 
 
+def test_member_that_is_slow_to_take_a_share_disputes_nothing(tmp_path: Path) -> None:
+    """Who has all shares stays in the round until the others have its own."""
+
+    async def scene() -> None:
+        async with company(tmp_path, 3, silent=True) as companions:
+            _, quick, slow = companions
+            call = quick.client.call
+
+            async def slowly(
+                peer: str, method: str, body: Mapping[str, Any], deadline: float
+            ) -> dict[str, Any]:
+                if (peer, method) == (slow.name, "result"):
+                    await asyncio.sleep(member.STRAGGLERS / 2)
+                return await call(peer, method, body, deadline)
+
+            quick.client.call = slowly  # type: ignore[method-assign]
+            for observation in await seen(companions):
+                assert (observation.outcome, observation.reason) == (Outcome.OK, "")
+                assert dict(observation.scores) == dict.fromkeys(NAMES[:3], 1.0)
+
+    run(scene())
+
+
 def test_third_member_was_never_invited(tmp_path: Path) -> None:
     """A round of three, of which only two know, blames neither the victim nor the third."""
 
     async def scene() -> None:
-        async with company(tmp_path, 3) as (liar, victim, third):
+        async with company(tmp_path, 3, silent=True) as (liar, victim, third):
             lie(liar, "invite", lambda peer, body: None if peer == third.name else body)
             false = saying(outcome=Outcome.HUNG, stage=Stage.SIZES, late=(victim.name,))
             lie(liar, "conclusion", false)
-            victim.fake.deadline = 0.5
+            liar.fake.deadline, victim.fake.deadline = 1.0, 0.5
             await liar.rounds.lead(liar.plan(victim.name, third.name))
             await all_have([victim])
             assert not third.reports
