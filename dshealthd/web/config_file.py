@@ -211,6 +211,7 @@ class WebConfigFile:
         self._watched = self.config.files
         self._checked = monotonic()
         self._check: asyncio.Task[None] | None = None
+        self._overdue: asyncio.Task[None] | None = None
         self.ok = True
         """Whether the last reading could be used."""
         self.failures = 0
@@ -223,8 +224,11 @@ class WebConfigFile:
         """
         if self._check is None and self._monotonic() - self._checked >= CHECK_INTERVAL:
             self._check = asyncio.create_task(self._refresh(), name="web config file")
-        if self._check is not None:
-            await asyncio.wait({self._check}, timeout=CHECK_PATIENCE)
+        check = self._check
+        if check is not None and check is not self._overdue:
+            _, pending = await asyncio.wait({check}, timeout=CHECK_PATIENCE)
+            if pending:
+                self._overdue = check
         return self.config
 
     async def _refresh(self) -> None:

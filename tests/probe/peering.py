@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 
 KEY, OTHER_KEY = "0123456789abcdef" * 4, "fedcba9876543210" * 4
+PATIENT = 60.0
+"""Seconds for what is to succeed, as this machine may have other work; it ends when it is done."""
 ECHO = "/peer/v1/echo"
 CHALLENGE = "c" * 32
 
@@ -125,7 +127,7 @@ def dated(directory: Path, name: str, host: str, *, start: float, end: float) ->
 
 def openssl(*arguments: str) -> None:
     """Run openssl."""
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=20)
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=PATIENT)
 
 
 def tls(directory: Path, name: str, **given: Any) -> PeerOptions:
@@ -180,7 +182,7 @@ class Node:
         """Return how many requests were refused for a reason."""
         return self.metric("requests_refused_total", reason)
 
-    async def raw(self, data: bytes, patience: float = 2.0) -> bytes:
+    async def raw(self, data: bytes, patience: float = PATIENT) -> bytes:
         """Send bytes and return all that comes until the listener closes, or for so many seconds."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
@@ -200,7 +202,7 @@ async def until_closed(reader: asyncio.StreamReader, patience: float) -> bytes:
     return data
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def eventually(condition: Callable[[], bool], seconds: float = PATIENT) -> None:
     """Wait until a condition holds."""
     async with asyncio.timeout(seconds):
         while not condition():
@@ -249,7 +251,7 @@ def run(scene: Coroutine[Any, Any, None]) -> None:
             guard.functions[name].can_block_in("probe/peers/credentials.py", "__init__")
     guard.activate()
     try:
-        asyncio.run(asyncio.wait_for(scene, 100))
+        asyncio.run(asyncio.wait_for(scene, 200))
     finally:
         guard.deactivate()
 
@@ -305,7 +307,7 @@ class Raw:
         assert parsed[1] == ABSENT
         return parsed[0]
 
-    async def closed(self, patience: float = 2.0) -> bool:
+    async def closed(self, patience: float = PATIENT) -> bool:
         """Tell whether the listener closes the connection within so many seconds."""
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(patience):
@@ -386,7 +388,7 @@ def listener_process(
             process.stdin.close()
             metrics.update(json.loads(process.stdout.read() or "{}"))
             errors = process.stderr.read()
-            assert process.wait(10) == 0, errors
+            assert process.wait(PATIENT) == 0, errors
             assert "Traceback" not in errors, errors
 
 

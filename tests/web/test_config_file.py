@@ -9,13 +9,17 @@ import asyncio
 import logging
 import os
 import subprocess
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dshealthd.cli import main
 from dshealthd.config import ConfigError
-from dshealthd.web.config_file import CHECK_INTERVAL, WebConfigFile, load
+from dshealthd.web import config_file
+from dshealthd.web.config_file import CHECK_INTERVAL, CHECK_PATIENCE, WebConfigFile, load
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -324,6 +328,36 @@ def test_change_is_taken_up(file: Path) -> None:
     assert asyncio.run(config.current()) is before
     assert set(changed(config, clock).config.users) == {"carol"}
     assert (config.ok, config.failures) == (True, 0)
+
+
+def test_file_system_that_hangs_is_waited_for_once(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a look at the files hangs, the first client waits for it a moment, later ones do not."""
+    hanging = threading.Event()
+    clock = Clock()
+    config = WebConfigFile(file, clock)
+    before = config.config
+
+    def hang(_paths: object) -> object:
+        hanging.wait(60)
+        return before
+
+    async def scene() -> None:
+        clock.now += CHECK_INTERVAL
+        first = time.monotonic()
+        assert await config.current() is before
+        assert time.monotonic() - first >= CHECK_PATIENCE
+        watch = Stopwatch()
+        for _ in range(20):
+            assert await config.current() is before
+        assert watch.seconds() < CHECK_PATIENCE
+
+    monkeypatch.setattr(config_file, "signatures", hang)
+    try:
+        asyncio.run(scene())
+    finally:
+        hanging.set()
 
 
 def test_change_that_keeps_time_and_size_is_taken_up(file: Path) -> None:

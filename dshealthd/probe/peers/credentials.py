@@ -44,7 +44,7 @@ CHECK_INTERVAL = 1.0
 CHECK_PATIENCE = 0.5
 """Seconds that a call waits for the files to be looked at.
 
-A file system that hangs costs that once.
+A file system that hangs costs that once: later calls do not wait for the same look.
 """
 SETTLE = 0.2
 """Seconds for which a changed file must stay as it is before it is read.
@@ -83,6 +83,7 @@ class Credentials:
         """Whether calls are turned off by `off_file`."""
         self._checked = monotonic()
         self._check: asyncio.Task[None] | None = None
+        self._overdue: asyncio.Task[None] | None = None
         self._ok = True
         self._failures = 0
 
@@ -93,8 +94,11 @@ class Credentials:
         """
         if self._check is None and self._monotonic() - self._checked >= CHECK_INTERVAL:
             self._check = asyncio.create_task(self._refresh(), name="peer credentials")
-        if self._check is not None:
-            await asyncio.wait({self._check}, timeout=CHECK_PATIENCE)
+        check = self._check
+        if check is not None and check is not self._overdue:
+            _, pending = await asyncio.wait({check}, timeout=CHECK_PATIENCE)
+            if pending:
+                self._overdue = check
         return self.secrets
 
     def samples(self) -> Iterator[Sample]:

@@ -12,7 +12,7 @@ from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.peers.resolver import Resolver
-from tests.probe.peering import KEY, echo, listening, run, secret
+from tests.probe.peering import KEY, PATIENT, echo, listening, run, secret
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +43,7 @@ def call(tmp_path: Path, name: str, place: str, **given: Any) -> str:
                 lambda _: ("127.0.0.22", node.port),
             )
             try:
-                await client.call("b", "echo", MESSAGE, 5.0)
+                await client.call("b", "echo", MESSAGE, PATIENT)
                 result.append("ok")
             except PeerError as error:
                 counted = node.refused(error.reason) == 1 and error.outcome is Outcome.DECLINED

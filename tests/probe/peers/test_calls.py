@@ -20,6 +20,7 @@ from tests.probe.peering import (
     ECHO,
     KEY,
     OTHER_KEY,
+    PATIENT,
     PING,
     Node,
     Nodes,
@@ -27,6 +28,7 @@ from tests.probe.peering import (
     calling,
     connected,
     echo,
+    eventually,
     impersonating,
     keyed,
     listening,
@@ -61,7 +63,7 @@ def test_call_and_answer(key: Path, size: int) -> None:
         async with listening(keyed(key)) as node, calling(keyed(key), node.port) as client:
             for _ in range(5):
                 answer = await client.call(
-                    "b", "echo", {"clock": 1.5, "payload": b"\xff" * size}, 2.0
+                    "b", "echo", {"clock": 1.5, "payload": b"\xff" * size}, PATIENT
                 )
                 assert answer["payload"] == b"\xff" * size
             assert metric(client, "client_connections_opened_total") == 1
@@ -86,7 +88,7 @@ def test_handler_gets_sender_and_values(key: Path) -> None:
             calling(keyed(key), node.port) as client,
         ):
             message = {"round": "r1", "op": "add", "key": "k", "amount": 7, "timeout": 1.0}
-            assert await client.call("b", "store", message, 2.0) == {"number": 7}
+            assert await client.call("b", "store", message, PATIENT) == {"number": 7}
         assert seen == [("a", message)]
 
     run(scene())
@@ -105,8 +107,8 @@ def test_refusal_of_a_handler_is_told(key: Path) -> None:
             listening(keyed(key), handlers={"echo": handler}) as node,
             calling(keyed(key), node.port) as client,
         ):
-            await fails(client.call("b", "echo", PING, 2.0), Outcome.DECLINED, "busy_gpu")
-            await fails(client.call("b", "echo", PING, 2.0), Outcome.DECLINED, "busy_gpu")
+            await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "busy_gpu")
+            await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "busy_gpu")
             assert metric(client, "client_connections_opened_total") == 1
             assert metric(client, "calls_total", "echo", "declined") == 2
             assert node.metric("requests_total", "echo", "declined") == 2
@@ -131,13 +133,15 @@ def test_defect_of_a_handler_is_not_told(key: Path, caplog: pytest.LogCaptureFix
             calling(keyed(key), node.port) as client,
         ):
             await fails(
-                client.call("b", "echo", {**PING, "clock": 0.0}, 2.0), Outcome.FAILED, "peer_error"
+                client.call("b", "echo", {**PING, "clock": 0.0}, PATIENT),
+                Outcome.FAILED,
+                "peer_error",
             )
             async with connected(node) as raw:
                 body = BODY.replace(b"1.5", b"0.0")
                 head, text = await raw.ask(request(signed(await raw.nonce(), body), body))
                 assert (head.status, text) == (500, b"Internal Server Error\n")
-            assert (await client.call("b", "echo", PING, 2.0))["payload"] == b"ping"
+            assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
 
     with caplog.at_level(logging.ERROR):
         run(scene())
@@ -158,7 +162,7 @@ def test_wrong_key(key: Path, tmp_path: Path) -> None:
     async def scene() -> None:
         other = keyed(secret(tmp_path, "other", OTHER_KEY))
         async with listening(keyed(key)) as node, calling(other, node.port) as client:
-            await fails(client.call("b", "echo", PING, 2.0), Outcome.UNAUTHORIZED, "rejected")
+            await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
             assert node.refused("key") == 1
             assert metric(client, "calls_total", "echo", "unauthorized") == 1
             async with connected(node) as raw:
@@ -189,7 +193,7 @@ def test_server_that_does_not_know_the_key(key: Path) -> None:
 
         async with impersonating(impostor) as port, calling(keyed(key), port) as client:
             await fails(
-                client.call("b", "echo", PING, 2.0), Outcome.UNAUTHORIZED, "answer_not_signed"
+                client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "answer_not_signed"
             )
 
     run(scene())
@@ -212,9 +216,11 @@ def test_answer_of_an_earlier_request_is_not_believed(key: Path) -> None:
                         writer.write(recorded[-1])
 
             async with impersonating(between) as port, calling(keyed(key), port) as client:
-                assert (await client.call("b", "echo", PING, 2.0))["payload"] == b"ping"
+                assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
                 await fails(
-                    client.call("b", "echo", PING, 2.0), Outcome.UNAUTHORIZED, "answer_not_signed"
+                    client.call("b", "echo", PING, PATIENT),
+                    Outcome.UNAUTHORIZED,
+                    "answer_not_signed",
                 )
 
     run(scene())
@@ -309,9 +315,9 @@ def test_client_gets_over_a_stale_nonce(key: Path) -> None:
             listening(keyed(key), monotonic=clock) as node,
             calling(keyed(key), node.port) as client,
         ):
-            await client.call("b", "echo", PING, 2.0)
+            await client.call("b", "echo", PING, PATIENT)
             clock.now += 60
-            await client.call("b", "echo", PING, 2.0)
+            await client.call("b", "echo", PING, PATIENT)
             assert node.refused("stale_nonce") == 1
             assert metric(client, "client_connections_opened_total") == 1
 
@@ -336,7 +342,7 @@ def test_wrong_names(key: Path, sender: str, receiver: str, outcome: Outcome, re
             listening(keyed(key)) as node,
             calling(keyed(key), node.port, me=sender) as client,
         ):
-            await fails(client.call(receiver, "echo", PING, 2.0), outcome, reason)
+            await fails(client.call(receiver, "echo", PING, PATIENT), outcome, reason)
             assert node.refused(reason) == 1
 
     run(scene())
@@ -351,9 +357,9 @@ def test_membership_is_asked_each_time(key: Path) -> None:
             listening(keyed(key), members=lambda: members[0]) as node,
             calling(keyed(key), node.port) as client,
         ):
-            await client.call("b", "echo", PING, 2.0)
+            await client.call("b", "echo", PING, PATIENT)
             members[0] = Nodes("b", "c")
-            await fails(client.call("b", "echo", PING, 2.0), Outcome.DECLINED, "not_a_member")
+            await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "not_a_member")
 
     run(scene())
 
@@ -432,7 +438,7 @@ def test_oversized_message_is_not_sent(key: Path) -> None:
         async with listening(keyed(key)) as node, calling(keyed(key), node.port) as client:
             with pytest.raises(SchemaError):
                 await client.call(
-                    "b", "echo", {"clock": 1.5, "payload": b"x" * (MAX_PAYLOAD + 1)}, 2.0
+                    "b", "echo", {"clock": 1.5, "payload": b"x" * (MAX_PAYLOAD + 1)}, PATIENT
                 )
             assert metric(client, "client_connections_opened_total") == 0
 
@@ -549,14 +555,14 @@ def test_rotation_of_the_key(tmp_path: Path) -> None:
     async def scene() -> None:
         both, new = secret(tmp_path, "both", KEY, OTHER_KEY), secret(tmp_path, "new", OTHER_KEY)
         async with listening(keyed(both)) as node, calling(keyed(new), node.port) as client:
-            assert (await client.call("b", "echo", PING, 2.0))["payload"] == b"ping"
+            assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
         async with (
             listening(keyed(both)) as node,
             calling(keyed(secret(tmp_path, "old", KEY)), node.port) as client,
         ):
-            assert (await client.call("b", "echo", PING, 2.0))["payload"] == b"ping"
+            assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
         async with listening(keyed(new)) as node, calling(keyed(both), node.port) as client:
-            await fails(client.call("b", "echo", PING, 2.0), Outcome.UNAUTHORIZED, "rejected")
+            await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
 
     run(scene())
 
@@ -576,12 +582,12 @@ def test_rate_limit(key: Path) -> None:
             calling(keyed(key), node.port, me="c") as other,
         ):
             for _ in range(3):
-                await client.call("b", "echo", PING, 2.0)
-            await fails(client.call("b", "echo", PING, 2.0), Outcome.DECLINED, "rate_limited")
-            await other.call("b", "echo", PING, 2.0)
+                await client.call("b", "echo", PING, PATIENT)
+            await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "rate_limited")
+            await other.call("b", "echo", PING, PATIENT)
             clock.now += 0.5
-            await client.call("b", "echo", PING, 2.0)
-            await fails(client.call("b", "echo", PING, 2.0), Outcome.DECLINED, "rate_limited")
+            await client.call("b", "echo", PING, PATIENT)
+            await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "rate_limited")
             assert node.refused("rate_limited") == 2
 
     run(scene())
@@ -595,8 +601,10 @@ def test_calls_at_once_are_bounded(key: Path) -> None:
 
     async def scene() -> None:
         release = asyncio.Event()
+        held: list[str] = []
 
-        async def slow(_sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        async def slow(sender: str, body: dict[str, Any]) -> dict[str, Any]:
+            held.append(sender)
             await release.wait()
             return await echo("a", body)
 
@@ -604,8 +612,10 @@ def test_calls_at_once_are_bounded(key: Path) -> None:
             listening(keyed(key), handlers={"echo": slow}) as node,
             calling(keyed(key), node.port) as client,
         ):
-            waiting = [asyncio.create_task(client.call("b", "echo", PING, 5.0)) for _ in range(4)]
-            await asyncio.sleep(0.1)
+            waiting = [
+                asyncio.create_task(client.call("b", "echo", PING, PATIENT)) for _ in range(4)
+            ]
+            await eventually(lambda: len(held) == 4)
             await fails(client.call("b", "echo", PING, 0.1), Outcome.FAILED, "too_many_calls")
             release.set()
             await asyncio.gather(*waiting)

@@ -7,22 +7,28 @@ import logging
 import os
 import shutil
 import ssl
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dshealthd.core import watched_file
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
+from dshealthd.probe.peers import credentials as module
 from dshealthd.probe.peers.credentials import CredentialError, Credentials
 from dshealthd.probe.peers.secret_files import parse_keys, read
 from tests.probe.peering import (
     KEY,
     OTHER_KEY,
+    PATIENT,
     PING,
     Time,
     calling,
+    eventually,
     keyed,
     listening,
     make_certificates,
@@ -32,9 +38,16 @@ from tests.probe.peering import (
     tls,
 )
 from tests.probe.peers.test_calls import fails
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every call wait until the files have been looked at, however slow this machine is."""
+    monkeypatch.setattr(module, "CHECK_PATIENCE", PATIENT)
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +189,7 @@ async def looked(credentials: Credentials, clock: Time) -> Any:
     return await credentials.current()
 
 
+@pytest.mark.usefixtures("patient")
 def test_changed_key_is_read(tmp_path: Path) -> None:
     """A file that changes is read once it stays as it is; between two looks it is left alone."""
 
@@ -190,6 +204,7 @@ def test_changed_key_is_read(tmp_path: Path) -> None:
     run(scene())
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     "content",
     ["", KEY[:20], f"{KEY}\n{OTHER_KEY[:9]}"],
@@ -227,18 +242,27 @@ def test_half_written_key_is_not_used(
     caplog.clear()
 
 
-def test_key_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("patient")
+def test_key_that_is_being_written_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file that changes while it is looked at is read later.
 
     What looks like a key may be the first half of one.
     """
+    looks: list[object] = []
+
+    def signatures(files: Any) -> Any:
+        looks.append(found := watched_file.signatures(files))
+        return found
 
     async def scene() -> None:
         path, clock = secret(tmp_path, "key", KEY), Time()
         credentials = Credentials(keyed(path), clock)
         secret(tmp_path, "key", OTHER_KEY[:40])
+        monkeypatch.setattr(module, "signatures", signatures)
         looking = asyncio.create_task(looked(credentials, clock))
-        await asyncio.sleep(0.1)
+        await eventually(lambda: bool(looks))
         secret(tmp_path, "key", OTHER_KEY)
         assert (await looking).keys == (KEY.encode(),)
         assert (await looked(credentials, clock)).keys == (OTHER_KEY.encode(),)
@@ -246,6 +270,38 @@ def test_key_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
     run(scene())
 
 
+def test_file_system_that_hangs_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a look at the files hangs, the first call waits for it a moment, later ones do not.
+
+    Every call does without, or each takes so much longer that its peer seems to be silent.
+    """
+    hanging = threading.Event()
+
+    def signatures(files: Any) -> Any:
+        hanging.wait(PATIENT)
+        return watched_file.signatures(files)
+
+    async def scene() -> None:
+        path, clock = secret(tmp_path, "key", KEY), Time()
+        credentials = Credentials(keyed(path), clock)
+        secret(tmp_path, "key", OTHER_KEY)
+        monkeypatch.setattr(module, "signatures", signatures)
+        watch = Stopwatch()
+        first = time.monotonic()
+        assert (await looked(credentials, clock)).keys == (KEY.encode(),)
+        assert time.monotonic() - first >= module.CHECK_PATIENCE
+        for _ in range(20):
+            assert (await looked(credentials, clock)).keys == (KEY.encode(),)
+        assert watch.seconds() < 3 * module.CHECK_PATIENCE
+        hanging.set()
+        await eventually(lambda: credentials.secrets.keys == (OTHER_KEY.encode(),))
+
+    run(scene())
+
+
+@pytest.mark.usefixtures("patient")
 def test_rotation_without_a_gap(tmp_path: Path) -> None:
     """While the key of two running nodes is changed step by step, no call fails.
 
@@ -265,14 +321,15 @@ def test_rotation_without_a_gap(tmp_path: Path) -> None:
                     secret(tmp_path, path.name, *step)
                     one.now += 2
                     two.now += 2
-                    assert (await client.call("b", "echo", PING, 3.0))["payload"] == b"ping"
+                    assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
             secret(tmp_path, "theirs", KEY)
             two.now += 2
-            await fails(client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "rejected")
+            await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
 
     run(scene())
 
 
+@pytest.mark.usefixtures("patient")
 def test_changed_certificate_is_shown(issued: Path, tmp_path: Path) -> None:
     """A certificate that is renewed serves the next connection.
 
@@ -298,22 +355,23 @@ def test_changed_certificate_is_shown(issued: Path, tmp_path: Path) -> None:
             calling(tls(tmp_path, "a"), node.port) as client,
         ):
             await fails(
-                client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "certificate_expired"
+                client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "certificate_expired"
             )
             shutil.copy(tmp_path / "b.pem", tmp_path / "b-expired.pem")
             clock.now += 2
             await fails(
-                client.call("b", "echo", PING, 3.0), Outcome.UNAUTHORIZED, "certificate_expired"
+                client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "certificate_expired"
             )
             assert metric(credentials, "credentials_last_reload_successful") == 0
             shutil.copy(tmp_path / "b.key", tmp_path / "b-expired.key")
             clock.now += 2
-            assert (await client.call("b", "echo", PING, 3.0))["payload"] == b"ping"
+            assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
             assert metric(credentials, "credentials_last_reload_successful") == 1
 
     run(scene())
 
 
+@pytest.mark.usefixtures("patient")
 def test_switch_turns_calls_off_and_on(tmp_path: Path) -> None:
     """While the file of the switch exists, calls are declined; strangers are told nothing of it."""
 
@@ -325,16 +383,18 @@ def test_switch_turns_calls_off_and_on(tmp_path: Path) -> None:
             listening(options, credentials=credentials) as node,
             calling(options, node.port) as client,
         ):
-            await client.call("b", "echo", PING, 2.0)
+            await client.call("b", "echo", PING, PATIENT)
             switch.touch()
             clock.now += 2
-            await fails(client.call("b", "echo", PING, 2.0), Outcome.DECLINED, "switched_off")
+            await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "switched_off")
             other = keyed(secret(tmp_path, "other", OTHER_KEY))
             async with calling(other, node.port) as stranger:
-                await fails(stranger.call("b", "echo", PING, 2.0), Outcome.UNAUTHORIZED, "rejected")
+                await fails(
+                    stranger.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected"
+                )
             switch.unlink()
             clock.now += 2
-            await client.call("b", "echo", PING, 2.0)
+            await client.call("b", "echo", PING, PATIENT)
             assert node.refused("switched_off") == 1
 
     run(scene())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.contract import Claim, parse_answer, request_mac
 from dshealthd.probe.peers.link import BadAnswer, parse_head
-from tests.probe.peering import KEY, PING, calling, impersonating, keyed, run, secret
+from tests.probe.peering import KEY, PATIENT, PING, calling, impersonating, keyed, run, secret
 from tests.probe.peers.test_calls import fails
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def test_servers_that_are_no_peers(tmp_path: Path, answer: bytes) -> None:
             impersonating(other) as port,
             calling(keyed(secret(tmp_path, "key", KEY)), port) as client,
         ):
-            await fails(client.call("b", "echo", PING, 2.0), Outcome.FAILED, "bad_answer")
+            await fails(client.call("b", "echo", PING, PATIENT), Outcome.FAILED, "bad_answer")
             assert len(client._pool) == 0
 
     run(scene())

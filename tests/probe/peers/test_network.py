@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from dshealthd.probe.peers.resolver import Resolver
 from tests.netns import network_namespace
 from tests.probe.peering import (
     KEY,
+    PATIENT,
     PING,
     calling,
     eventually,
@@ -36,9 +38,14 @@ from tests.probe.peering import (
     tls,
 )
 from tests.probe.peers.test_calls import fails
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+NO_ANSWER = {"not_acknowledged", "connect_timeout"}
+"""What is known at a call's deadline alone."""
 
 
 @pytest.fixture
@@ -59,7 +66,7 @@ def test_nobody_listens(key: Path) -> None:
 
     async def scene() -> None:
         async with calling(keyed(key), free_port()) as client:
-            await fails(client.call("b", "echo", PING, 5.0), Outcome.REFUSED, "refused")
+            await fails(client.call("b", "echo", PING, PATIENT), Outcome.REFUSED, "refused")
 
     run(scene())
 
@@ -74,11 +81,11 @@ def test_listener_that_restarts(key: Path) -> None:
         async with listening(keyed(key)) as node:
             port = node.port
             async with calling(keyed(key), port) as client:
-                await client.call("b", "echo", PING, 2.0)
+                await client.call("b", "echo", PING, PATIENT)
                 await node.server.close()
-                await fails(client.call("b", "echo", PING, 2.0), Outcome.REFUSED, "refused")
+                await fails(client.call("b", "echo", PING, PATIENT), Outcome.REFUSED, "refused")
         async with listening(keyed(key)) as node, calling(keyed(key), node.port) as client:
-            await client.call("b", "echo", PING, 2.0)
+            await client.call("b", "echo", PING, PATIENT)
             assert metric(client, "client_connections") == 1
 
     run(scene())
@@ -89,20 +96,24 @@ def test_silent_name_server(key: Path) -> None:
 
     An unknown one at once.
     """
+    released = threading.Event()
 
     def never(*_arguments: object, **_named: object) -> list[object]:
-        time.sleep(1.0)
+        released.wait(PATIENT)
         return []
 
     def unknown(*_arguments: object, **_named: object) -> list[object]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     async def scene() -> None:
-        for look_up, reason in ((never, "name_timeout"), (unknown, "name_unknown")):
+        cases = ((never, 0.2, "name_timeout"), (unknown, PATIENT, "name_unknown"))
+        for look_up, deadline, reason in cases:
             async with calling(keyed(key), 1, host="node-b", resolver=Resolver(look_up)) as client:
-                started = time.monotonic()
-                await fails(client.call("b", "echo", PING, 0.2), Outcome.UNREACHABLE, reason)
-                assert time.monotonic() - started < 0.8
+                watch = Stopwatch()
+                await fails(client.call("b", "echo", PING, deadline), Outcome.UNREACHABLE, reason)
+                assert watch.seconds() < 0.8
+        assert not released.is_set()
+        released.set()
 
     run(scene())
 
@@ -116,18 +127,18 @@ def test_stopped_listener_hangs(key: Path) -> None:
 
         async def scene() -> None:
             async with calling(keyed(key), port) as client:
-                await client.call("b", "echo", PING, 5.0)
+                await client.call("b", "echo", PING, PATIENT)
                 os.kill(pid, signal.SIGSTOP)
                 try:
                     await fails(
-                        client.call("b", "echo", PING, 0.5), Outcome.HUNG, "no_answer"
+                        client.call("b", "echo", PING, 1.5), Outcome.HUNG, "no_answer"
                     )  # on a kept connection
                     await fails(
-                        client.call("b", "echo", PING, 0.5), Outcome.HUNG, "no_answer"
+                        client.call("b", "echo", PING, 1.5), Outcome.HUNG, "no_answer"
                     )  # on a new one
                 finally:
                     os.kill(pid, signal.SIGCONT)
-                await client.call("b", "echo", PING, 5.0)
+                await client.call("b", "echo", PING, PATIENT)
 
         run(scene())
 
@@ -177,14 +188,15 @@ def test_firewalls(
 
         async def scene() -> None:
             async with listening(keyed(key)) as node, calling(keyed(key), node.port) as client:
-                await client.call("b", "echo", PING, 2.0)
+                await client.call("b", "echo", PING, PATIENT)
                 await nft(table, f"add rule inet test in {rule.format(port=node.port)}")
-                started = time.monotonic()
-                await fails(client.call("b", "echo", PING, 0.5), *kept)
-                await fails(client.call("b", "echo", PING, 0.5), *new)
-                assert time.monotonic() - started < 2.0
+                watch = Stopwatch()
+                for outcome, reason in (kept, new):
+                    deadline = 1.0 if reason in NO_ANSWER else PATIENT
+                    await fails(client.call("b", "echo", PING, deadline), outcome, reason)
+                assert watch.seconds() < 3.0
                 await nft("delete table inet test")
-                assert (await client.call("b", "echo", PING, 3.0))["payload"] == b"ping"
+                assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
 
         run(scene())
 
@@ -195,7 +207,9 @@ def test_no_route(key: Path) -> None:
 
         async def scene() -> None:
             async with calling(keyed(key), 1, host="192.0.2.1") as client:
-                await fails(client.call("b", "echo", PING, 2.0), Outcome.UNREACHABLE, "no_route")
+                await fails(
+                    client.call("b", "echo", PING, PATIENT), Outcome.UNREACHABLE, "no_route"
+                )
 
         run(scene())
 
@@ -210,7 +224,7 @@ def test_calls_come_from_the_listen_address(key: Path) -> None:
                 type(keyed(key))(listen_address="127.0.0.9:0", key_file=key), node.port
             ) as client,
         ):
-            await client.call("b", "echo", PING, 2.0)
+            await client.call("b", "echo", PING, PATIENT)
             assert set(node.server._gate._open) == {"127.0.0.9"}
 
     run(scene())
@@ -236,9 +250,9 @@ def test_clocks_that_differ(key: Path, off: str) -> None:
 
         async def scene() -> None:
             async with calling(keyed(key), port) as client:
-                answer = await client.call("b", "echo", PING, 10.0)
+                answer = await client.call("b", "echo", PING, PATIENT)
                 assert abs(answer["clock"] - time.time()) > 250
-                assert (await client.call("b", "echo", PING, 10.0))["payload"] == b"ping"
+                assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
 
         run(scene())
 
@@ -253,7 +267,7 @@ def test_clock_that_makes_certificates_void(tmp_path: Path) -> None:
             calling(tls(tmp_path, "a-early"), node.port) as client,
         ):
             await fails(
-                client.call("b", "echo", PING, 3.0),
+                client.call("b", "echo", PING, PATIENT),
                 Outcome.UNAUTHORIZED,
                 "own_certificate_not_yet_valid",
             )
@@ -276,7 +290,7 @@ def test_connections_do_not_pile_up(key: Path) -> None:
             # all are node b, which says that it is not who is meant, on a connection that is kept
             for name in names:
                 await fails(
-                    client.call(name, "echo", PING, 2.0), Outcome.UNAUTHORIZED, "wrong_receiver"
+                    client.call(name, "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "wrong_receiver"
                 )
             assert metric(client, "client_connections") == 16
             await eventually(lambda: node.metric("connections") == 16)
@@ -290,7 +304,10 @@ def test_cancelled_call(key: Path) -> None:
     """A call that is given up leaves no connection with an answer to come."""
 
     async def scene() -> None:
+        asked = asyncio.Event()
+
         async def never(_sender: str, _body: dict[str, object]) -> dict[str, object]:
+            asked.set()
             await asyncio.Event().wait()
             return {}
 
@@ -298,9 +315,9 @@ def test_cancelled_call(key: Path) -> None:
             listening(keyed(key), handlers={"echo": never}) as node,
             calling(keyed(key), node.port) as client,
         ):
-            call = asyncio.create_task(client.call("b", "echo", PING, 5.0))
-            await eventually(lambda: node.metric("connections") == 1)
-            await asyncio.sleep(0.05)
+            call = asyncio.create_task(client.call("b", "echo", PING, PATIENT))
+            await asked.wait()
+            assert node.metric("connections") == 1
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
@@ -315,6 +332,6 @@ def test_module_imports_no_torch() -> None:
     """Neither side of the peer API brings torch or pynvml into the agent."""
     script = "import sys, dshealthd.probe.peers.client, dshealthd.probe.peers.server; print({'torch', 'pynvml'} & set(sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENT, check=True
     )
     assert done.stdout == "set()\n"

@@ -7,13 +7,13 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from typing import Any
 
 import pytest
 
 from dshealthd.probe.peers.resolver import Resolver, UnknownName
-from tests.probe.peering import Time, run
+from tests.probe.peering import PATIENT, Time, eventually, run
+from tests.stopwatch import Stopwatch
 
 
 class Names:
@@ -29,7 +29,7 @@ class Names:
         """Answer as socket.getaddrinfo."""
         assert type == socket.SOCK_STREAM
         self.asked.append(host)
-        self.silent.wait(20)
+        self.silent.wait(PATIENT)
         if host == "unknown":
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         entry = (socket.AF_INET, type, 6, "", (self.address, 0))
@@ -101,19 +101,19 @@ def test_silent_name_servers() -> None:
         clock.now += 100
         names.silent.clear()
         threads = threading.active_count()
-        started = time.monotonic()
+        watch = Stopwatch()
         assert (await resolver.addresses("known"))[0] == (socket.AF_INET, "192.0.2.1")
-        assert time.monotonic() - started < 1.0
+        assert watch.seconds() < 1.0
         for number in range(50):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(resolver.addresses(f"node-{number}"), 0.01)
         assert threading.active_count() - threads <= 4
         names.silent.set()
-        assert (await asyncio.wait_for(resolver.addresses("node-49"), 5))[0] == (
+        assert (await asyncio.wait_for(resolver.addresses("node-49"), PATIENT))[0] == (
             socket.AF_INET,
             "192.0.2.1",
         )
-        assert len(names.asked) == 52
+        await eventually(lambda: len(names.asked) == 52)
 
     run(scene())
 
@@ -130,6 +130,6 @@ def test_look_up_that_hangs_does_not_hold_the_process_up() -> None:
         "asyncio.run(main())\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=10, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENT, check=True
     )
     assert (done.stdout, done.stderr) == ("late\n", "")
