@@ -32,12 +32,9 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="runs processes of anot
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place(public_path: Path) -> Path:
     """A directory of the user, which this user can get to."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == os.geteuid() and len(folder.parts) > 2:
-            folder.chmod(0o755)
-    found = tmp_path / "user"
+    found = public_path / "user"
     found.mkdir()
     if os.geteuid() == 0:
         os.chown(found, USER, USER)
@@ -103,9 +100,9 @@ def test_ordinary_files_are_read(place: Path) -> None:
 
 
 @root_only
-def test_a_file_of_root_s_is_not_read_through_a_link(place: Path, tmp_path: Path) -> None:
+def test_a_file_of_root_s_is_not_read_through_a_link(place: Path, public_path: Path) -> None:
     """A link, or the path itself, to a file that only root can read gives nothing."""
-    secret = tmp_path / "secret"
+    secret = public_path / "secret"
     secret.write_text("__version__ = 'of root'")
     secret.chmod(0o600)
     (place / "version.py").symlink_to(secret)
@@ -117,12 +114,12 @@ def test_a_file_of_root_s_is_not_read_through_a_link(place: Path, tmp_path: Path
 
 
 @root_only
-def test_neither_groups_nor_capabilities_of_the_agent_help(place: Path, tmp_path: Path) -> None:
+def test_neither_groups_nor_capabilities_of_the_agent_help(place: Path, public_path: Path) -> None:
     """A file of root's group and a directory that nobody may enter stay closed."""
-    closed = tmp_path / "closed"
+    closed = public_path / "closed"
     closed.mkdir(mode=0o700)
     (closed / "file").touch()
-    group = tmp_path / "group"
+    group = public_path / "group"
     group.touch()
     group.chmod(0o040)
     with process(place) as pid, Root.of_process(HOST, pid) as root:
@@ -145,9 +142,9 @@ def test_neither_groups_nor_capabilities_of_the_agent_help(place: Path, tmp_path
 
 
 @root_only
-def test_other_threads_keep_their_rights(tmp_path: Path) -> None:
+def test_other_threads_keep_their_rights(public_path: Path) -> None:
     """Only the thread that opens is the user; glibc's wrappers would change all threads."""
-    secret = tmp_path / "secret"
+    secret = public_path / "secret"
     secret.write_text("of root")
     secret.chmod(0o600)
     begun, found = threading.Event(), []

@@ -73,7 +73,7 @@ class Said:
         return grpc.StatusCode.OK if self.error is None else self.error.code()
 
 
-def call(channel: grpc.Channel, timeout: float = 10.0, request: Any = None) -> Said:
+def call(channel: grpc.Channel, timeout: float = 60.0, request: Any = None) -> Said:
     """Ask over an open channel."""
     method = channel.unary_unary(
         "/nvhcd.HealthCheckService/RunHealthCheck",
@@ -88,7 +88,7 @@ def call(channel: grpc.Channel, timeout: float = 10.0, request: Any = None) -> S
         return Said(error=error)
 
 
-def ask(path: Path, timeout: float = 10.0) -> Said:
+def ask(path: Path, timeout: float = 60.0) -> Said:
     """Ask as `ft_launcher` does: a channel for one call."""
     with grpc.insecure_channel(f"unix://{path}") as channel:
         return call(channel, timeout)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NVML_ERROR_GPU_IS_LOST = 15
 
 
-def judged(path: Path, wanted: str, seconds: float = 20.0) -> Said:
+def judged(path: Path, wanted: str, seconds: float = 120.0) -> Said:
     """Ask until the answer is `healthy` or `unhealthy`."""
     end = time.monotonic() + seconds
     while True:

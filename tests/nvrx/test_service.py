@@ -24,6 +24,7 @@ from dshealthd.nvrx.fitness import Check, Failure, Fitness
 from dshealthd.nvrx.options import NvrxOptions
 from dshealthd.nvrx.service import FINDINGS, UP, VERDICTS, Service
 from tests.nvrx.client import ask, call
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +51,7 @@ class Node:
 
     def _judge(self) -> Fitness:
         self.asked += 1
-        self.stall.wait(20)
+        self.stall.wait(120)
         return self.fitness
 
     def start(self) -> None:
@@ -65,7 +66,7 @@ class Node:
 
     def wait_up(self, up: float) -> None:
         """Wait until it serves, or does not."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while self.value(UP) != up:
             assert time.monotonic() < end
             time.sleep(0.02)
@@ -93,7 +94,7 @@ class Node:
         """End the service."""
         self.stall.set()
         if self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self.service.close(), self._loop).result(20)
+            asyncio.run_coroutine_threadsafe(self.service.close(), self._loop).result(60)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
         if not self._loop.is_closed():
@@ -177,11 +178,11 @@ def test_deadline(node: Node) -> None:
     """
     node.serve()
     node.stall.clear()
-    started = time.monotonic()
+    watch = Stopwatch()
     said = ask(node.path, timeout=0.5)
     assert said.status is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert time.monotonic() - started < 2
-    patient = ask(node.path, timeout=15)
+    assert watch.seconds() < 2
+    patient = ask(node.path)
     assert patient.status is grpc.StatusCode.UNAVAILABLE
     assert patient.healthy
 
@@ -217,7 +218,7 @@ def test_place_taken(tmp_path: Path, what: str, capfd: pytest.CaptureFixture[str
         listener.listen()
     try:
         node.start()
-        end = time.monotonic() + 15
+        end = time.monotonic() + 60
         told = ""
         while str(node.path) not in told:
             assert time.monotonic() < end
@@ -260,7 +261,7 @@ def test_garbage(node: Node) -> None:
     silent = [socket.socket(socket.AF_UNIX) for _ in range(200)]
     try:
         for number, connection in enumerate(silent):
-            connection.settimeout(5)
+            connection.settimeout(60)
             connection.connect(str(node.path))
             if number % 2:
                 connection.sendall(os.urandom(500))
@@ -273,7 +274,7 @@ def test_garbage(node: Node) -> None:
                 "/nvhcd.HealthCheckService/Other"
             )
             with pytest.raises(grpc.RpcError) as raised:
-                unknown(b"", timeout=5)
+                unknown(b"", timeout=60)
             assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert ask(node.path).response.success
     finally:
@@ -301,7 +302,7 @@ def test_too_many_connections(node: Node) -> None:
     finally:
         for connection in held:
             connection.close()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not ((said := ask(node.path)).error is None and said.response.success):
         assert time.monotonic() < end
     assert node.server() == pid
@@ -319,10 +320,10 @@ def test_server_ends_with_its_agent(tmp_path: Path) -> None:
     ]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as server:
         theirs.close()
-        ours.settimeout(20)
+        ours.settimeout(60)
         assert ours.recv(1) == b"!"
         ours.close()
-        assert server.wait(10) == 0
+        assert server.wait(60) == 0
 
 
 def test_a_module_in_the_working_directory_is_not_run(

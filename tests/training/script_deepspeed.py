@@ -1,6 +1,6 @@
 """A DeepSpeed training as a user writes it: python script_deepspeed.py STEPS CONFIG.
 
-Prints a line a step with its duration.
+Prints a line a step with bounds of its duration.
 """
 
 import json
@@ -12,6 +12,7 @@ import deepspeed  # type: ignore[import-untyped] # it has no types
 import torch
 
 from dshealthd.training import attach
+from tests.training.step_clock import StepClock
 
 # else it compiles an operator for collectives on the CPU at its first start
 deepspeed.ops.__compatible_ops__ = {}
@@ -23,24 +24,32 @@ engine, *_ = deepspeed.initialize(
     config=json.loads(sys.argv[2]),
 )
 dtype = next(engine.parameters()).dtype
+clock = StepClock()
+engine_step = engine.step
+
+
+def step_engine() -> None:
+    """Make a step or micro-step, and note its end before the heartbeat does."""
+    engine_step()
+    clock.step_ends()
+
+
+engine.step = step_engine
+engine.save_checkpoint = clock.paused(engine.save_checkpoint)
 attach(engine)
+model.register_forward_pre_hook(lambda *_: clock.input_ends())
 rank = torch.distributed.get_rank()
 torch.manual_seed(rank)
-last = time.perf_counter()
 for step in range(int(sys.argv[1])):
     for _ in range(engine.gradient_accumulation_steps()):
         time.sleep(0.02)  # the input
         loss = engine(torch.randn(16, 64, dtype=dtype)).float().square().mean()
         engine.backward(loss)
         engine.step()
-    now = time.perf_counter()
-    print(
-        f"rank {rank} step {step + 1} seconds {now - last:.6f} loss {loss.item():.4f}", flush=True
-    )
-    last = now
+    print(f"rank {rank} step {step + 1} {clock.line()} loss {loss.item():.4f}", flush=True)
     if step == 10:
         engine.save_checkpoint(os.environ["CHECKPOINTS"])
-        last = time.perf_counter()
+        clock.resumed()
 if os.environ.get("LINGER"):
     time.sleep(float(os.environ["LINGER"]))
 torch.distributed.destroy_process_group()

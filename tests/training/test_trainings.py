@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.agents import RunningAgent, Scrape
+    from tests.training.trainings import Step, TrainingRun
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 CONFIG = """
 [collectors.training]
@@ -33,7 +34,10 @@ socket = "{socket}"
 [collectors.open_files]
 interval = "1s"
 """
-QUIET = ("kernel_log", "storage")
+FOREVER = "1000000"
+"""Steps of a training that goes on until the test ends it."""
+ROUNDED = 1e-5
+"""Seconds by which what the log and `/metrics` say is rounded, with room."""
 
 
 def deepspeed_config(**more: object) -> str:
@@ -70,12 +74,29 @@ def stages(scrape: Scrape) -> dict[str, str]:
     }
 
 
-def check_agreement(agent: RunningAgent, log_means: dict[str, float]) -> None:
-    """Require that the step times of `/metrics` are those of the log, to 5 %."""
-    found = told(agent.scrape(), "step_seconds")
-    assert found.keys() == log_means.keys()
-    for rank, seconds in found.items():
-        assert seconds == pytest.approx(log_means[rank], rel=0.05), (found, log_means)
+def check_agreement(agent: RunningAgent, logged: dict[int, list[Step]]) -> None:
+    """Require that the times of steps and of their input on `/metrics` are those of the log.
+
+    They lie between what the training's own clock said just before and just after the heartbeat.
+    """
+    scrape = agent.scrape()
+    seconds, inputs = told(scrape, "step_seconds"), told(scrape, "input_seconds")
+    assert seconds.keys() == inputs.keys() == {str(rank) for rank in logged}
+    for rank, steps in logged.items():
+        # The first step's duration is not known to a heartbeat.
+        least = moving_average([step.least for step in steps[1:]])
+        most = moving_average([step.most for step in steps[1:]])
+        assert least - ROUNDED <= seconds[str(rank)] <= most + ROUNDED
+        waited = [step.input_most for step in steps if step.input_most is not None]
+        assert 0.039 <= inputs[str(rank)] <= moving_average(waited) + ROUNDED  # 40 ms or 2 x 20 ms
+
+
+def moving_average(values: list[float]) -> float:
+    """Return what a mean over about ten steps is after these."""
+    mean = values[0]
+    for number, value in enumerate(values, 1):
+        mean += (value - mean) / min(number, 10)
+    return mean
 
 
 def test_torchrun(tmp_path: Path) -> None:
@@ -84,7 +105,7 @@ def test_torchrun(tmp_path: Path) -> None:
     An ended training is not.
     """
     socket = tmp_path / "h.sock"
-    variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket), "LINGER": "20"}
+    variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket), "LINGER": "600"}
     with running(tmp_path, CONFIG.format(socket=socket)) as agent:
         agent.wait(lambda _: socket.is_socket())
         with training(
@@ -92,15 +113,12 @@ def test_torchrun(tmp_path: Path) -> None:
         ) as run:
             run.wait_for(60)
             scrape = agent.wait(lambda scrape: reached(scrape, 60))
-            check_agreement(
-                agent, {str(rank): moving_average(seconds) for rank, seconds in run.steps().items()}
-            )
+            check_agreement(agent, run.steps())
             assert told(scrape, "step") == {"0": 60, "1": 60}
             assert told(scrape, "loss_finite") == {"0": 1, "1": 1}
             means, inputs, forwards = (
                 told(scrape, name) for name in ("step_seconds", "input_seconds", "forward_seconds")
             )
-            assert all(0.04 <= inputs[rank] < 0.06 for rank in ("0", "1"))
             assert all(0 < forwards[rank] < means[rank] - inputs[rank] for rank in ("0", "1"))
             assert stages(scrape) == {"0": "input", "1": "input"}
             assert told(scrape, "rank_processes") == {"0": 1, "1": 1}
@@ -116,47 +134,31 @@ def test_torchrun(tmp_path: Path) -> None:
         agent.wait(lambda scrape: "dshealthd_job_step" not in scrape.series)
 
 
-def moving_average(seconds: list[float]) -> float:
-    """Return what a mean over about ten steps is at the end of a log.
-
-    The first step's duration is not known to a heartbeat.
-    """
-    mean = seconds[1]
-    for number, value in enumerate(seconds[1:], 1):
-        mean += (value - mean) / min(number, 10)
-    return mean
-
-
 def test_rank_that_stops(tmp_path: Path) -> None:
     """Of ranks that wait for one that was stopped in its input it is known where each is.
 
     The others in their collective.
     """
     socket = tmp_path / "h.sock"
-    variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket)}
+    variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket), "STOP": "1:20"}
     with running(tmp_path, CONFIG.format(socket=socket)) as agent:
         agent.wait(lambda _: socket.is_socket())
         with training(
-            tmp_path, "script_ddp.py", "1000", port=free_port(), variables=variables
+            tmp_path, "script_ddp.py", FOREVER, port=free_port(), variables=variables
         ) as run:
-            agent.wait(lambda scrape: reached(scrape, 3), 60.0)
-            pid = run.pids()[1]
-            # Most of a step is input; it is stopped there sooner or later.
-            for _ in range(20):
-                os.kill(pid, signal.SIGSTOP)
-                time.sleep(1.0)
-                scrape = agent.scrape()
-                if stages(scrape) == {"0": "backward", "1": "input"}:
-                    break
-                os.kill(pid, signal.SIGCONT)
-                time.sleep(0.1)
-            assert stages(scrape) == {"0": "backward", "1": "input"}
+            scrape = agent.wait(
+                lambda scrape: (
+                    reached(scrape, 20) and stages(scrape) == {"0": "backward", "1": "input"}
+                ),
+                240.0,
+            )
             before = told(scrape, "heartbeat_timestamp_seconds")
             time.sleep(1.0)
-            assert told(agent.scrape(), "heartbeat_timestamp_seconds") == pytest.approx(
-                before, abs=0.001
-            )
-            os.kill(pid, signal.SIGCONT)
+            scrape = agent.scrape()
+            assert stages(scrape) == {"0": "backward", "1": "input"}
+            assert told(scrape, "heartbeat_timestamp_seconds") == pytest.approx(before, abs=0.001)
+            os.kill(run.pids()[1], signal.SIGCONT)
+            agent.wait(lambda scrape: reached(scrape, 22))
 
 
 def test_agent_that_stops_and_ends(tmp_path: Path) -> None:
@@ -167,20 +169,23 @@ def test_agent_that_stops_and_ends(tmp_path: Path) -> None:
     socket = tmp_path / "h.sock"
     config = CONFIG.format(socket=socket)
     variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket)}
-    with training(tmp_path, "script_ddp.py", "400", port=free_port(), variables=variables) as run:
+    with training(tmp_path, "script_ddp.py", FOREVER, port=free_port(), variables=variables) as run:
         run.wait_for(5)  # nobody listens yet
         with running(tmp_path, config) as agent:
             agent.wait(lambda scrape: reached(scrape, 5))
             os.kill(agent.pid, signal.SIGSTOP)
-            before = min(map(len, run.steps().values()))
-            time.sleep(2.0)
-            during = min(map(len, run.steps().values())) - before
+            before = made(run)
+            run.wait_for(before + 40)  # one that waits for the agent makes none
             os.kill(agent.pid, signal.SIGCONT)
-            agent.wait(lambda scrape: reached(scrape, before + during))
-            assert during >= 20  # of 40 ms and more
-        at = min(map(len, run.steps().values()))
+            agent.wait(lambda scrape: reached(scrape, before + 40))
+        at = made(run)
         with running(tmp_path, config) as successor:
             successor.wait(lambda scrape: reached(scrape, at))
+
+
+def made(run: TrainingRun) -> int:
+    """Return how many steps every rank of a training has made."""
+    return min(map(len, run.steps().values()))
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -193,7 +198,7 @@ def test_deepspeed(tmp_path: Path, stage: int) -> None:
         "DSHEALTHD_HEARTBEAT_SOCKET": str(socket),
         "DS_ACCELERATOR": "cpu",
         "CHECKPOINTS": str(tmp_path / "saved"),
-        "LINGER": "20",
+        "LINGER": "600",
     }
     config = deepspeed_config(
         bf16={"enabled": True},
@@ -207,20 +212,16 @@ def test_deepspeed(tmp_path: Path, stage: int) -> None:
         ) as run:
             run.wait_for(40)
             scrape = agent.wait(lambda scrape: reached(scrape, 40))
-            check_agreement(
-                agent, {str(rank): moving_average(seconds) for rank, seconds in run.steps().items()}
-            )
+            check_agreement(agent, run.steps())
             assert told(scrape, "step") == {"0": 40, "1": 40}
             assert told(scrape, "skipped_steps_total") == {"0": 0, "1": 0}
             assert told(scrape, "loss_finite") == {"0": 1, "1": 1}
             assert all(norm > 0 for norm in told(scrape, "gradient_norm").values())
-            total = sum(run.steps()[0])
+            total = sum(step.most for step in run.steps()[0])
             assert all(
                 0 < seconds < total
                 for seconds in told(scrape, "communication_seconds_total").values()
             )
-            inputs, forwards = told(scrape, "input_seconds"), told(scrape, "forward_seconds")
-            assert all(
-                0.04 <= inputs[rank] < 0.06 and forwards[rank] > 0 for rank in ("0", "1")
-            )  # of two micro-steps
+            forwards = told(scrape, "forward_seconds")
+            assert all(0 < forwards[rank] < told(scrape, "step_seconds")[rank] for rank in "01")
             assert "dshealthd_job_loss_scale" not in scrape.series  # bf16 has none

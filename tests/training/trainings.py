@@ -10,14 +10,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-LINE = re.compile(r"rank (\d+) step (\d+) seconds ([\d.]+) .*\n")
+LINE = re.compile(r"rank (\d+) step \d+ seconds (-?[\d.]+) to ([\d.]+) input ([\d.]+|unknown) .*\n")
+
+
+class Step(NamedTuple):
+    """What a rank printed of one of its steps: bounds of what its heartbeat measured, in seconds."""
+
+    least: float
+    most: float
+    input_most: float | None
 
 
 class TrainingRun:
@@ -30,11 +38,12 @@ class TrainingRun:
         self.process = process
         self.log = log
 
-    def steps(self) -> dict[int, list[float]]:
-        """Return the durations of the steps of each rank, as the training printed them."""
-        found: dict[int, list[float]] = {}
-        for rank, _, seconds in LINE.findall(self.text()):
-            found.setdefault(int(rank), []).append(float(seconds))
+    def steps(self) -> dict[int, list[Step]]:
+        """Return the steps of each rank, as the training printed them."""
+        found: dict[int, list[Step]] = {}
+        for rank, least, most, waited in LINE.findall(self.text()):
+            input_most = None if waited == "unknown" else float(waited)
+            found.setdefault(int(rank), []).append(Step(float(least), float(most), input_most))
         return found
 
     def text(self) -> str:
@@ -56,7 +65,7 @@ class TrainingRun:
                     found[int(match[1])] = pid
         return found
 
-    def wait_for(self, step: int, ranks: int = 2, seconds: float = 90.0) -> None:
+    def wait_for(self, step: int, ranks: int = 2, seconds: float = 240.0) -> None:
         """Wait until every rank of this node has made so many steps."""
         end = time.monotonic() + seconds
         while len(steps := self.steps()) < ranks or min(map(len, steps.values())) < step:
