@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.lab.receiver import Notification
     from tests.lab.servers import Server
 
-PAGE_SECONDS, OVER_SECONDS = 90.0, 150.0
+PAGE_SECONDS, OVER_SECONDS = 180.0, 300.0
 SLACK = "slack"
 PERIOD = 2.0
 """Seconds from one round of the probes to the next."""

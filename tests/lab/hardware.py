@@ -201,7 +201,7 @@ def open_files(node: Node, number: int, limit: int) -> Iterator[None]:
             assert process.stdout.readline() == b"\n"
             yield
         finally:
-            process.communicate(timeout=20)
+            process.communicate(timeout=60)
 
 
 @contextlib.contextmanager

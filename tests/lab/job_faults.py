@@ -105,7 +105,7 @@ def out_of_memory(job: Job, rank: int) -> Iterator[None]:
         with job.mishap("memory-leaks", rank):
             yield
     finally:
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while (group / "cgroup.procs").read_text(encoding="ascii") and time.monotonic() < end:
             time.sleep(0.1)
         group.rmdir()

@@ -32,7 +32,6 @@ NETWORK = ipaddress.IPv4Network("10.61.0.0/16")
 SERVICES = NETWORK.broadcast_address - 1
 ALL_NODES = "nodes.lab"
 """A name with the address of every node."""
-_SCRAPE_SECONDS = 2.0
 
 
 class Lab:
@@ -44,6 +43,8 @@ class Lab:
     """
 
     services: Station
+    scrape_seconds = 20.0
+    """How long `scrapes` waits for a node's answer."""
 
     def __init__(
         self,
@@ -125,12 +126,13 @@ class Lab:
         """Return /metrics of a node."""
         return self.node(name).scrape()
 
-    def scrapes(self) -> dict[str, Scrape]:
+    def scrapes(self, seconds: float | None = None) -> dict[str, Scrape]:
         """Return /metrics of every node that answers in time, by name."""
+        limit = self.scrape_seconds if seconds is None else seconds
 
         def scrape(node: Node) -> Scrape | None:
             try:
-                return node.scrape(_SCRAPE_SECONDS) if node.runs else None
+                return node.scrape(limit) if node.runs else None
             except OSError:
                 return None
 
@@ -141,7 +143,7 @@ class Lab:
         }
 
     def wait(
-        self, predicate: Callable[[Mapping[str, Scrape]], object], seconds: float = 20.0
+        self, predicate: Callable[[Mapping[str, Scrape]], object], seconds: float = 60.0
     ) -> dict[str, Scrape]:
         """Return the first scrapes, by node, for which the predicate holds.
 

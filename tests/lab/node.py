@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PORT = 10061
 INTERFACE = "eth0"
 """A node's only one; without hardware, so that it has to be named for the collector."""
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 """For an agent of many that start at once on few cores."""
 
 
@@ -173,13 +173,13 @@ class Node:
         """Have the agent read its configuration, and what that names, again."""
         self.agent.process.send_signal(signal.SIGHUP)
 
-    def get(self, path: str, timeout: float = 10.0) -> str:
+    def get(self, path: str, timeout: float = 60.0) -> str:
         """Return an answer of the agent, asked from the node itself, so that no fault of the
         network is in the way.
         """
         return self.agent.get(path, timeout)
 
-    def scrape(self, timeout: float = 10.0) -> Scrape:
+    def scrape(self, timeout: float = 60.0) -> Scrape:
         """Ask the agent for /metrics."""
         return self.agent.scrape(timeout)
 
@@ -187,7 +187,7 @@ class Node:
         """Ask the agent for /api/v1/status."""
         return self.agent.status()
 
-    def connect(self, address: tuple[str, int], timeout: float = 10.0) -> socket.socket:
+    def connect(self, address: tuple[str, int], timeout: float = 60.0) -> socket.socket:
         """Return a TCP connection from this node."""
         return connect(self.station, address, timeout)
 

@@ -123,6 +123,8 @@ def interpreter(node: Node) -> Path:
 class Probing(Lab):
     """A lab whose agents probe each other."""
 
+    scrape_seconds = 2.0  # an agent that hangs must not take the epochs that are counted
+
     def __init__(
         self,
         directory: Path,

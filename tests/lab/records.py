@@ -124,7 +124,7 @@ def clean(directory: Path | None = None) -> list[str]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)  # ends stopped processes too
             said.append(f"{content['directory']}: {what}, process {pid}")
-        if stuck := _still_there(left, 10.0):
+        if stuck := _still_there(left, 60.0):
             said.extend(
                 (
                     f"{content['directory']}: {what}, process {pid}, cannot be killed; run this "

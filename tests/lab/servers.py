@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTMANAGER = DEPLOY / "alertmanager"
 PROMETHEUS = DEPLOY / "prometheus"
-START_SECONDS = 30.0
+START_SECONDS = 120.0
 RESEND = "10s"
 KEEP_FIRING = "15s"
 """How long alerts of a lab go on firing, where those that are shipped do for minutes."""
@@ -218,4 +218,4 @@ def _running(name: str, flags: Sequence[str], station: Station, folder: Path) ->
         yield server
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)

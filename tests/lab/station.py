@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 _CLONE_FS, _CLONE_NEWPID = 0x00000200, 0x20000000
 _ENTERED = ("net", "uts", "ipc", "mnt")
-_READY_SECONDS = 20.0
-_END_SECONDS = 10.0
+_READY_SECONDS = 60.0
+_END_SECONDS = 60.0
 _HOLDER = Path(__file__).with_name("holder.py")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -158,7 +158,7 @@ class Namespaces:
                 input=text,
                 capture_output=True,
                 text=True,
-                timeout=30,
+                timeout=60,
                 check=False,
                 pass_fds=descriptors,
             )
@@ -227,7 +227,7 @@ class Loopback:
             process.wait(_END_SECONDS)
 
 
-def connect(station: Station, address: tuple[str, int], timeout: float = 10.0) -> socket.socket:
+def connect(station: Station, address: tuple[str, int], timeout: float = 60.0) -> socket.socket:
     """Return a TCP connection that starts on a machine; OSError as `connect(2)` has it."""
     made = station.inside(lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM))
     try:

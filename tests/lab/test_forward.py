@@ -28,8 +28,8 @@ def test_a_server_of_the_lab_is_reached_from_this_machine(tmp_path: Path) -> Non
         with forwarded(lab.services, receiver.port) as place:
             request = urllib.request.Request(f"http://{place}/page", json.dumps(document).encode())
             for _ in range(3):
-                with urllib.request.urlopen(request, timeout=10) as answer:
+                with urllib.request.urlopen(request, timeout=60) as answer:
                     assert answer.read() == b"ok"
         assert [note.document for note in receiver.notifications] == 3 * [document]
         with pytest.raises(urllib.error.URLError, match="refused"):
-            urllib.request.urlopen(request, timeout=10)
+            urllib.request.urlopen(request, timeout=60)

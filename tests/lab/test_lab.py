@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -23,9 +24,12 @@ from tests.lab import Lab, Node, NotPermitted, faults, records
 from tests.lab.node import merged, toml
 from tests.lab.shaper import bits_per_second
 from tests.lab.station import listen
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from tests.agents import Scrape
 
 MBIT = 10**6 / 8
 LIMITED = "20mbit"
@@ -34,6 +38,10 @@ FREE = 60 * MBIT
 
 It is a hundred times this otherwise.
 """
+SILENT = 0.7
+"""Seconds after which a connection that gets no answer is given up."""
+RESOLVER_SECONDS = 4.5
+"""Less than the C library waits for an answer of a name server that says nothing (resolv.conf(5))."""
 TEMPERATURE = "dshealthd_gpu_temperature_celsius"
 
 
@@ -67,8 +75,17 @@ def three(lab: Lab) -> Iterator[tuple[Node, Node, Node]]:
         }
 
 
-def rate(source: Node, target: Node, size: int = 1_000_000) -> float:
-    """Return at how many bytes a second one node sends another so many, over TCP."""
+class Rate(NamedTuple):
+    """At how many bytes a second something was sent."""
+
+    least: float
+    """By the clock: what it was at least."""
+    own: float
+    """Less the time that other work took: what it would have been without that, at most."""
+
+
+def rate(source: Node, target: Node, size: int = 1_000_000) -> Rate:
+    """Return how fast one node sends another so many bytes, over TCP."""
     with listen(target.station) as listener:
 
         def receive() -> None:
@@ -81,17 +98,35 @@ def rate(source: Node, target: Node, size: int = 1_000_000) -> float:
         thread = threading.Thread(target=receive)
         thread.start()
         with source.connect(listener.getsockname()) as connection:
-            started = time.monotonic()
+            watch, started = Stopwatch(os.getpid()), time.monotonic()
             connection.sendall(bytes(size))
             connection.shutdown(socket.SHUT_WR)
             assert connection.recv(1) == b"."
-            seconds = time.monotonic() - started
+            passed, own = time.monotonic() - started, max(1e-3, watch.seconds())
         thread.join()
-    return size / seconds
+    return Rate(size / passed, size / own)
 
 
-def connects(source: Node, target: Node, timeout: float = 0.7) -> str:
-    """Return how connecting to a listening port ends: "" for well, or the error's name."""
+def sends(source: Node, target: Node, least: float, most: float = math.inf) -> None:
+    """Check that one node can send another at `least` so many bytes a second, and never more than
+    `most`.
+
+    What it can do shows in one transfer; a machine that does much else spoils some.
+    """
+    end = time.monotonic() + 60
+    while True:
+        found = rate(source, target)
+        assert found.least < most, f"{source.name} sends {target.name} {found.least:.0f} bytes/s"
+        if found.own > least:
+            return
+        assert time.monotonic() < end, f"{source.name} sends {target.name} {found} bytes/s"
+
+
+def connects(source: Node, target: Node, timeout: float = 60.0) -> str:
+    """Return how connecting to a listening port ends: "" for well, or the error's name.
+
+    Where it is to time out, `timeout` is SILENT.
+    """
     with listen(target.station) as listener:
         try:
             source.connect(listener.getsockname(), timeout).close()
@@ -112,9 +147,9 @@ def datagrams(source: Node, target: Node, number: int = 1) -> int:
 
     arrived = 0
     with bound(source) as sender, bound(target) as receiver:
-        receiver.settimeout(0.1)
-        for sent in range(0, number, 100):  # what a receiver's buffer holds
-            for _ in range(min(100, number - sent)):
+        receiver.settimeout(0.5)
+        for sent in range(0, number, 200):  # what a receiver's buffer holds
+            for _ in range(min(200, number - sent)):
                 sender.sendto(b".", receiver.getsockname())
             with contextlib.suppress(TimeoutError):
                 while arrived < number:
@@ -122,7 +157,7 @@ def datagrams(source: Node, target: Node, number: int = 1) -> int:
     return arrived
 
 
-def output(node: Node, *command: str, timeout: float = 10.0) -> tuple[int, str]:
+def output(node: Node, *command: str, timeout: float = 60.0) -> tuple[int, str]:
     """Run a command on a node; its status and what it prints.
 
     TimeoutExpired after it has been killed.
@@ -148,7 +183,7 @@ def network_of_this_machine() -> list[str]:
         ["tc", "qdisc"],
     )
     said = [
-        subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
         for command in commands
     ]
     mounts = [
@@ -157,6 +192,12 @@ def network_of_this_machine() -> list[str]:
         if "/etc/" in line or "/node-" in line
     ]
     return [*said, socket.gethostname(), *mounts]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process and its children that have ended have used."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def network_namespaces() -> dict[int, list[int]]:
@@ -178,8 +219,9 @@ def test_eight_nodes(tmp_path: Path) -> None:
     started = time.monotonic()
     with Lab(tmp_path, nodes=8, progress=progress.append) as lab:
         namespaced(lab)
-        seconds = time.monotonic() - started
-        assert seconds < 30
+        print(f"8 agents serve after {time.monotonic() - started:.1f} s")
+        # What they cost; how many seconds that is depends on what else the machine does.
+        assert sum(map(cpu_seconds, [node.agent.pid for node in lab.nodes])) < 30
         assert progress[-1].startswith("agents: 8 of 8 serve after ")
         found = lab.wait(
             lambda scrapes: (
@@ -235,7 +277,7 @@ def test_names(three: tuple[Node, Node, Node]) -> None:
     assert addresses == {node.address for node in three}
     started = time.monotonic()
     assert output(one, "getent", "hosts", "node-99")[0] == 2
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < RESOLVER_SECONDS
 
 
 def test_agent_stops_starts_reloads(lab: Lab, three: tuple[Node, Node, Node]) -> None:
@@ -259,10 +301,10 @@ def test_agent_stops_starts_reloads(lab: Lab, three: tuple[Node, Node, Node]) ->
     assert workers
     pid = two.agent.pid
     two.config("")
-    lab.wait(lambda scrapes: not scrapes["node-2"].all(TEMPERATURE))
+    lab.wait(lambda scrapes: "node-2" in scrapes and not scrapes["node-2"].all(TEMPERATURE))
     assert two.agent.pid == pid
     two.kill()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while any(records.start_time(worker) for worker in workers):
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -276,9 +318,9 @@ def test_slow(three: tuple[Node, Node, Node]) -> None:
     one, two, other = three
     with faults.slow(one, LIMITED):
         for source, target in ((one, two), (two, one)):
-            assert 10 * MBIT < rate(source, target) < 25 * MBIT
-        assert rate(two, other) > FREE
-    assert rate(one, two) > FREE
+            sends(source, target, 10 * MBIT, 25 * MBIT)
+        sends(two, other, FREE)
+    sends(one, two, FREE)
 
 
 def test_slow_pair(three: tuple[Node, Node, Node]) -> None:
@@ -287,13 +329,13 @@ def test_slow_pair(three: tuple[Node, Node, Node]) -> None:
     """
     one, two, other = three
     with faults.slow_pair(one, two, LIMITED):
-        assert 10 * MBIT < rate(one, two) < 25 * MBIT
-        assert 10 * MBIT < rate(two, one) < 25 * MBIT
-        assert rate(one, other) > FREE
+        sends(one, two, 10 * MBIT, 25 * MBIT)
+        sends(two, one, 10 * MBIT, 25 * MBIT)
+        sends(one, other, FREE)
         with faults.slow_pair(one, other, "40mbit"):
-            assert 25 * MBIT < rate(one, other) < 50 * MBIT
-            assert 10 * MBIT < rate(one, two) < 25 * MBIT
-        assert rate(one, other) > FREE
+            sends(one, other, 25 * MBIT, 50 * MBIT)
+            sends(one, two, 10 * MBIT, 25 * MBIT)
+        sends(one, other, FREE)
     with (
         faults.slow(one, "40mbit"),
         pytest.raises(ValueError, match="is limited already"),
@@ -309,7 +351,7 @@ def test_drop(three: tuple[Node, Node, Node]) -> None:
     """
     one, two, other = three
     with faults.drop(one, two):
-        assert connects(one, two) == connects(two, one) == "timeout"
+        assert connects(one, two, SILENT) == connects(two, one, SILENT) == "timeout"
         assert connects(one, other) == connects(other, two) == ""
     assert connects(one, two) == ""
 
@@ -322,7 +364,7 @@ def test_drop_one_way(three: tuple[Node, Node, Node]) -> None:
     with faults.drop_one_way(one, two):
         assert datagrams(one, two) == 0
         assert datagrams(two, one) == 1
-        assert connects(one, two) == connects(two, one) == "timeout"
+        assert connects(one, two, SILENT) == connects(two, one, SILENT) == "timeout"
     assert datagrams(one, two) == 1
 
 
@@ -331,7 +373,7 @@ def test_drop_all(lab: Lab, three: tuple[Node, Node, Node]) -> None:
     one, two, other = three
     one.start()
     with faults.drop_all(one):
-        assert connects(one, two) == connects(other, one) == "timeout"
+        assert connects(one, two, SILENT) == connects(other, one, SILENT) == "timeout"
         assert connects(two, other) == ""
         assert set(lab.scrapes()) == {"node-1"}
     assert connects(one, two) == ""
@@ -342,9 +384,9 @@ def test_unplug(three: tuple[Node, Node, Node]) -> None:
     one, two, _ = three
     with faults.unplug(one):
         assert output(one, "cat", "/sys/class/net/eth0/carrier") == (0, "0\n")
-        assert connects(one, two) != ""
+        assert connects(one, two, SILENT) != ""
     assert output(one, "cat", "/sys/class/net/eth0/carrier") == (0, "1\n")
-    assert connects(one, two, 5) == ""
+    assert connects(one, two) == ""
 
 
 def test_loss(three: tuple[Node, Node, Node]) -> None:
@@ -368,9 +410,9 @@ def test_reset(three: tuple[Node, Node, Node]) -> None:
     with listen(one.station) as shut, listen(one.station) as open_:
         with faults.reset(one, shut.getsockname()[1]):
             with pytest.raises(ConnectionRefusedError):
-                two.connect(shut.getsockname(), 2)
-            two.connect(open_.getsockname(), 2).close()
-        with two.connect(open_.getsockname(), 2) as before, faults.reset(one):
+                two.connect(shut.getsockname())
+            two.connect(open_.getsockname()).close()
+        with two.connect(open_.getsockname()) as before, faults.reset(one):
             before.sendall(b".")
             with pytest.raises(ConnectionResetError):
                 before.recv(1)
@@ -402,7 +444,8 @@ def test_pause(lab: Lab, three: tuple[Node, Node, Node]) -> None:
     one.start()
     two.start()
     with faults.pause(one.agent.pid):
-        assert set(lab.scrapes()) == {"node-2"}
+        assert "node-1" not in lab.scrapes(1.0)
+        assert two.scrape()
     assert set(lab.scrapes()) == {"node-1", "node-2"}
 
 
@@ -413,15 +456,19 @@ def test_clock_offset(lab: Lab, three: tuple[Node, Node, Node]) -> None:
     """
     one, _, _ = three
     stamp = "dshealthd_collector_last_success_timestamp_seconds"
+
+    def sampled(scrapes: Mapping[str, Scrape]) -> object:
+        return "node-1" in scrapes and scrapes["node-1"].value(stamp, collector="memory")
+
     one.start()
+    began = time.time()
     with faults.clock_offset(one, 288):
-        found = lab.wait(lambda scrapes: scrapes["node-1"].value(stamp, collector="memory"))[
-            "node-1"
-        ]
-        assert found.value(stamp, collector="memory") == pytest.approx(time.time() + 288, abs=5)
-        assert (found.value("dshealthd_collector_duration_seconds", collector="memory") or 0) < 2
-    found = lab.wait(lambda scrapes: scrapes["node-1"].value(stamp, collector="memory"))["node-1"]
-    assert found.value(stamp, collector="memory") == pytest.approx(time.time(), abs=5)
+        found = lab.wait(sampled)["node-1"]
+        said = found.value(stamp, collector="memory") or 0
+        assert began + 288 - 1 < said < time.time() + 288 + 1
+        assert (found.value("dshealthd_collector_duration_seconds", collector="memory") or 0) < 100
+    found = lab.wait(sampled)["node-1"]
+    assert began - 1 < (found.value(stamp, collector="memory") or 0) < time.time() + 1
 
 
 def test_faults_are_recorded(lab: Lab, three: tuple[Node, Node, Node]) -> None:
@@ -467,7 +514,7 @@ def command(
         yield process, agents, any(line.startswith("services") for line in shown)
     finally:
         process.kill()
-        process.wait(5)
+        process.wait(60)
         process.stdout.close()
         clean(directory)
 
@@ -478,7 +525,7 @@ def clean(directory: Path) -> str:
     return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
-def ended(pids: list[int], seconds: float = 5.0) -> bool:
+def ended(pids: list[int], seconds: float = 60.0) -> bool:
     """Tell whether processes end in time."""
     end = time.monotonic() + seconds
     while any(records.start_time(pid) for pid in pids) and time.monotonic() < end:
@@ -508,7 +555,7 @@ def test_killed_lab_is_cleaned(tmp_path: Path, flags: tuple[str, ...]) -> None:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)  # so that nothing ends by itself
         process.kill()
-        process.wait(5)
+        process.wait(60)
         assert not ended(agents, 0.3)
         said = clean(tmp_path)
     assert f"{tmp_path}: agent of node-1, process {agents[0]}" in said
@@ -528,7 +575,7 @@ def test_machines_end_with_their_lab(tmp_path: Path) -> None:
             pytest.skip("no namespaces")
         os.kill(agents[0], signal.SIGSTOP)
         process.kill()
-        process.wait(5)
+        process.wait(60)
         assert ended(agents)
 
 
@@ -559,7 +606,7 @@ def test_loopback(tmp_path: Path) -> None:
             lambda scrapes: len(scrapes) == 2 and all(s.all(TEMPERATURE) for s in scrapes.values())
         )
         assert found["node-2"].value(TEMPERATURE, gpu="0", sensor="core") == 32
-        assert rate(one, two) > FREE
+        sends(one, two, FREE)
         refused = (
             faults.slow(one, LIMITED),
             faults.slow_pair(one, two, LIMITED),
@@ -605,7 +652,7 @@ def test_refused_namespaces(tmp_path: Path) -> None:
         assert line, said
         said += line
     process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=20)
+    rest, _ = process.communicate(timeout=60)
     assert (process.returncode, rest) == (0, "")
     assert (
         "namespaces are not permitted here (a pid namespace: Operation not permitted); run "

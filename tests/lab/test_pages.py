@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 
 
 WAVES = (
-    ("gpu-lost", "ecc", "time-wait", "disk-full"),
-    ("infiniband-down", "thermal", "xid-79", "path-hang", "row-remap"),
+    ("gpu-lost", "ecc", "xid-79", "disk-full", "path-hang"),
+    ("infiniband-down", "thermal", "time-wait", "row-remap"),
+    # The node that dies had no fault in the wave before: of an alert that ends while that of its
+    # node's death inhibits it, Alertmanager never says that it is over.
     # That a link is down is told once it is known, a minute after Prometheus began, that it should
     # be up.
     # NVML hangs on another node than the Xid: where a GPU fell off the bus, that is the page.
-    ("nvml-hang", "gpu-missing", "open-files", "node-dead", "nvlink-down"),
+    ("nvml-hang", "gpu-missing", "open-files", "nvlink-down", "node-dead"),
 )
 NODES = max(map(len, WAVES))
-COMES, GOES = 90.0, 330.0
+COMES, GOES = 150.0, 600.0
 """Seconds in which all pages of a wave come, and in which the last of all are over.
 
 Sockets in TIME_WAIT alone stay for 60.
@@ -47,7 +49,7 @@ A round of all rules, in which another page would come.
 """
 
 # The time that the lab takes counts for the first of the tests.
-pytestmark = pytest.mark.timeout(420)
+pytestmark = pytest.mark.timeout(1500)
 
 
 @dataclass
@@ -172,4 +174,4 @@ def test_page(name: str, story: Story) -> None:
 def test_nothing_else_came(story: Story) -> None:
     """No other page and no ticket came for any of the faults, and none is left."""
     assert [str(alert) for _, alert in story.others] == []
-    assert [str(alert) for alert in story.left] == []
+    assert [str(alert) for alert in story.left] == [], story.prometheus

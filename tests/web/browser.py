@@ -19,13 +19,17 @@ ARGUMENTS = (
     "--disable-sync",
 )  # fmt: skip
 PHONE, DESK = (390, 844), (1440, 900)
+PATIENCE = 60.0
+"""Seconds for what the page shows in two, on a machine that does much else."""
 
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
     """Run the machine's Chromium."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=list(ARGUMENTS), timeout=2000 * PATIENCE
+        )
         try:
             yield browser
         finally:
@@ -59,6 +63,7 @@ class Visit:
             ),
         )
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.set_default_timeout(1000 * PATIENCE)
         self.page.goto(url)
         self.page.wait_for_selector(".verdict")
 
@@ -66,7 +71,7 @@ class Visit:
         """Return what can be read in a part of the page."""
         return self.page.inner_text(selector)
 
-    def wait(self, selector: str, text: str, seconds: float = 8.0) -> None:
+    def wait(self, selector: str, text: str, seconds: float = PATIENCE) -> None:
         """Wait until a part of the page has a text in it."""
         self.page.wait_for_selector(f"{selector}:has-text('{text}')", timeout=seconds * 1000)
 

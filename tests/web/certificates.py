@@ -75,6 +75,6 @@ def _openssl(*arguments: str) -> None:
         ["openssl", *arguments],
         check=True,
         capture_output=True,
-        timeout=20,
+        timeout=60,
         umask=0o077,  # a key that others can read is warned of
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import statistics
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ import bcrypt
 import pytest
 
 from dshealthd.web.auth import REMEMBERED, WAITING, Authenticator
+from tests.stopwatch import Stopwatch
 from tests.web.serving import serving
 
 if TYPE_CHECKING:
@@ -95,9 +96,9 @@ def test_result_is_remembered() -> None:
         authenticator, users = Authenticator(), {"alice": hashed(b"secret", 10)}
         times = []
         for _ in range(2):
-            started = time.perf_counter()
+            started = time.process_time()  # of all threads: other work does not count
             assert await authenticator.refusal(users, basic("alice", b"secret")) is None
-            times.append(time.perf_counter() - started)
+            times.append(time.process_time() - started)
         changed = await authenticator.refusal(
             {"alice": hashed(b"other")}, basic("alice", b"secret")
         )
@@ -130,10 +131,9 @@ def test_unknown_name_takes_as_long_as_a_wrong_password() -> None:
         assert ask(users, basic(name, str(number).encode())) == [401]
         return time.process_time() - started
 
-    known, unknown = (
-        statistics.median(seconds(name, number) for number in range(7))
-        for name in ("alice", "nobody")
-    )
+    # The least of each, taken in turns: other work only ever adds.
+    taken = [(seconds("alice", number), seconds("nobody", number)) for number in range(9)]
+    known, unknown = (min(each) for each in zip(*taken, strict=True))
     assert 0.7 < known / unknown < 1.4
 
 
@@ -228,7 +228,7 @@ def test_logins_do_not_hold_up_the_others(config: Path) -> None:
             for n in range(12)
         ]
         for _ in range(20):
-            started = time.monotonic()
+            watch = Stopwatch(os.getpid())
             assert served.ask("/metrics", right, source="127.0.0.2")[0].status == 200
-            assert time.monotonic() - started < 0.2
+            assert watch.seconds() < 0.2
         assert {guess.result()[0].status for guess in guesses} <= {401, 503}

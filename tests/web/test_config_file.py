@@ -194,7 +194,7 @@ def promtool(file: Path) -> bool:
         subprocess.run(
             ["promtool", "check", "web-config", str(file)],
             capture_output=True,
-            timeout=20,
+            timeout=60,
             check=False,
         ).returncode
         == 0

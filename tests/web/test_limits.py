@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.http.connection_limiter import ConnectionLimiter, client_of
+from tests.stopwatch import Stopwatch
 from tests.web.serving import (
     Served,
+    answered,
     closed_after,
     eventually,
     large_snapshot,
-    received,
     server_process,
     serving,
 )
@@ -58,7 +59,7 @@ def is_refused(served: Served, source: str) -> bool:
     """Connect, and tell whether the server closes the connection at once."""
     try:
         with served.connect(source) as connection:
-            return closed_after(connection, 1.0) < 0.5
+            return closed_after(connection) < 0.5
     except ConnectionResetError:
         return True
 
@@ -100,19 +101,23 @@ def test_slow_headers_end_the_connection(start: bytes) -> None:
     """A client that does not complete its headers in time is closed and counted, even while it goes
     on to send.
     """
-    with serving(header_timeout=0.4) as served, served.connect() as connection:
+    with contextlib.ExitStack() as stack:
+        served = stack.enter_context(serving(header_timeout=0.4))
+        started = time.monotonic()
+        connection = stack.enter_context(served.connect())
         trickle = threading.Event()
 
         def drip() -> None:
             with contextlib.suppress(OSError):
+                connection.sendall(start)
                 while not trickle.wait(0.05):
                     connection.send(b"a" if start else b"")
 
-        connection.sendall(start)
         thread = threading.Thread(target=drip)
         thread.start()
         try:
-            assert 0.2 <= closed_after(connection, 2.0) <= 1.0
+            assert closed_after(connection) <= 1.0
+            assert time.monotonic() - started >= 0.2
         finally:
             trickle.set()
             thread.join()
@@ -124,14 +129,14 @@ def test_idle_connection_is_kept_and_its_next_request_is_timed() -> None:
 
     Once the next request has begun, its headers are timed again.
     """
-    with serving(header_timeout=0.3) as served, served.connect() as connection:
+    with serving(header_timeout=1.5) as served, served.connect() as connection:
         connection.sendall(REQUEST)
-        assert received(connection, 0.1).startswith(b"HTTP/1.1 200")
-        time.sleep(0.6)
+        assert answered(connection) == 200
+        time.sleep(2.0)
         connection.sendall(REQUEST)
-        assert received(connection, 0.1).startswith(b"HTTP/1.1 200")
+        assert answered(connection) == 200
         connection.sendall(REQUEST[:10])
-        assert closed_after(connection, 2.0) <= 1.0
+        assert closed_after(connection) <= 2.5
         assert served.metric(REFUSED, "header_timeout") == 1
 
 
@@ -156,12 +161,12 @@ def test_idle_connection_makes_room_for_its_own_client() -> None:
     with serving(max_connections=9) as served, connections(served, 8, ("127.0.0.3",)) as opened:
         for connection in opened:
             connection.sendall(REQUEST)
-            assert received(connection, 0.1).startswith(b"HTTP/1.1 200")
+            assert answered(connection) == 200
         assert served.ask("/-/healthy", source="127.0.0.3")[0].status == 200
-        assert closed_after(opened[0], 1.0) < 0.5
+        assert closed_after(opened[0]) < 0.5
         assert served.metric(REFUSED, "connections_of_address") == 0
         opened[1].sendall(REQUEST)
-        assert received(opened[1], 0.1).startswith(b"HTTP/1.1 200")
+        assert answered(opened[1]) == 200
 
 
 def test_idle_connections_of_many_addresses_do_not_shut_out_a_scrape() -> None:
@@ -170,7 +175,7 @@ def test_idle_connections_of_many_addresses_do_not_shut_out_a_scrape() -> None:
     with serving(max_connections=32) as served, connections(served, 32, addresses) as opened:
         for connection in opened:
             connection.sendall(REQUEST)
-            assert received(connection, 0.1).startswith(b"HTTP/1.1 200")
+            assert answered(connection) == 200
         for number in range(1, 41):
             assert served.ask("/-/healthy", source=f"127.0.3.{number}")[0].status == 200
         assert served.metric(REFUSED, "connections") == 0
@@ -196,7 +201,7 @@ def test_connections_are_bounded_altogether() -> None:
 def test_client_that_does_not_read_is_closed() -> None:
     """A client that asks and does not take the answer does not keep its connection."""
     with (
-        serving(large_snapshot(60_000), header_timeout=0.1) as served,
+        serving(large_snapshot(60_000), header_timeout=1.0) as served,
         served.connect() as connection,
     ):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -207,9 +212,11 @@ def test_client_that_does_not_read_is_closed() -> None:
 
 def test_unfinished_body_is_closed() -> None:
     """A client that announces a body and does not send it does not keep its connection."""
-    with serving(header_timeout=0.1) as served, served.connect() as connection:
+    with serving(header_timeout=0.5) as served, served.connect() as connection:
+        started = time.monotonic()
         connection.sendall(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nab")
-        assert 0.4 <= closed_after(connection, 3.0) <= 1.5
+        assert closed_after(connection) <= 4.0
+        assert time.monotonic() - started >= 2.0
         assert served.metric(REFUSED, "response_timeout") == 1
 
 
@@ -218,8 +225,8 @@ def test_server_closes_in_time_with_clients_connected() -> None:
     with serving() as served, contextlib.ExitStack() as stack:
         for data in (b"", b"GET", REQUEST):
             stack.enter_context(served.connect()).sendall(data)
-        started = time.monotonic()
-    assert time.monotonic() - started < 3.0
+        watch = Stopwatch(os.getpid())
+    assert watch.seconds() < 3.0
 
 
 def test_flood_of_connections_takes_nothing_from_others() -> None:
@@ -243,7 +250,7 @@ def test_flood_of_connections_takes_nothing_from_others() -> None:
                     if connection.fileno() > 2000:
                         held.close()
                 connected.append(source)
-                done.wait(60)  # what the server has not refused stalls until enough was asked
+                done.wait(200)  # what the server has not refused stalls until enough was asked
 
         connected: list[str] = []
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -254,18 +261,17 @@ def test_flood_of_connections_takes_nothing_from_others() -> None:
         ]
         for thread in threads:
             thread.start()
-        end = time.monotonic() + 60
+        end = time.monotonic() + 200
         while len(connected) < len(threads) or len(latencies) <= 20:
             assert time.monotonic() < end
-            started = time.monotonic()
+            watch = Stopwatch(os.getpid(), pid)
             assert served.ask("/metrics", source="127.0.0.2")[0].status == 200
-            latencies.append(time.monotonic() - started)
+            latencies.append(watch.seconds())
             descriptors.append(len(os.listdir(f"/proc/{pid}/fd")))
             time.sleep(0.02)
         done.set()
         for thread in threads:
-            thread.join(5)
-        time.sleep(0.3)
+            thread.join(60)
         _, body = served.ask("/metrics", source="127.0.0.2")
     assert max(latencies) < 1.0
     assert max(descriptors) <= 100 + 128

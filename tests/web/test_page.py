@@ -102,7 +102,7 @@ def test_page_shows_the_gpus_and_what_changes(
     made.nvml.clear_faults()
     made.nvml.set(4, "remapped_failure", 0)
     made.train(0)
-    visit.page.wait_for_selector(".gpus .bad", state="detached", timeout=8000)
+    visit.page.wait_for_selector(".gpus .bad", state="detached")
     assert visit.complaints == []
     visit.page.close()
 
@@ -127,9 +127,7 @@ def test_failing_collector_is_shown_with_its_reason(
     assert "°C" not in visit.panel("GPUs")
     visit.wait(".collectors li", f"{expected}")
     made.nvml.clear_faults()
-    visit.page.wait_for_selector(
-        "section[aria-label='GPUs'] .fault", state="detached", timeout=15000
-    )
+    visit.page.wait_for_selector("section[aria-label='GPUs'] .fault", state="detached")
     visit.page.close()
 
 
@@ -181,14 +179,14 @@ def test_page_says_when_the_agent_is_gone(browser: Browser, tmp_path: Path) -> N
     """
     with running(tmp_path) as agent:
         visit = Visit(browser, address(agent))
-        assert visit.page.is_hidden("#banner")
+        visit.page.wait_for_selector("#banner", state="hidden")
         assert "live" in visit.text("header")
-    visit.page.wait_for_selector("#banner", state="visible", timeout=12000)
+    visit.page.wait_for_selector("#banner", state="visible")
     assert "The agent has not answered for" in visit.text("#banner")
     assert "not answering, last seen" in visit.text("header")
     assert visit.page.title().startswith("✖")
     with running(tmp_path, port=agent.port):
-        visit.page.wait_for_selector("#banner", state="hidden", timeout=12000)
+        visit.page.wait_for_selector("#banner", state="hidden")
         assert "live" in visit.text("header")
     visit.page.close()
 

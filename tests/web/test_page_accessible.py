@@ -48,7 +48,7 @@ def test_a_simulated_node(browser: Browser, tmp_path: Path) -> None:
         with made.agent() as agent:
             for size, scheme in LOOKS:
                 visit = Visit(browser, f"http://127.0.0.1:{agent.port}/", size, scheme)
-                visit.page.wait_for_selector(".verdict.bad", timeout=30_000)
+                visit.page.wait_for_selector(".verdict.bad")
                 assert violations(visit.page) == []
                 visit.page.close()
 
@@ -61,6 +61,6 @@ def test_hung_unknown_and_lost(browser: Browser) -> None:
     with serving(made, guarded=False) as served:
         visit = Visit(browser, f"http://127.0.0.1:{served.port}/", PHONE, "dark")
         assert violations(visit.page) == []
-    visit.page.wait_for_selector("#banner", state="visible", timeout=12_000)
+    visit.page.wait_for_selector("#banner", state="visible")
     assert violations(visit.page) == []
     visit.page.close()

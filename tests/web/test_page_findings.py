@@ -88,7 +88,7 @@ def test_a_hung_job_turns_the_page_red(browser: Browser) -> None:
     with serving(made, guarded=False) as served:
         visit = Visit(browser, f"http://127.0.0.1:{served.port}/", PHONE)
         made.put("gpu", Result(Outcome.OK, (*GPUS, *JOB, *HANGING)))
-        visit.page.wait_for_selector(".verdict.bad", timeout=10_000)
+        visit.page.wait_for_selector(".verdict.bad")
         panel = visit.panel("Jobs")
         assert "no progress for 75 s longer than expected" in panel
         assert "Cause: a rank's process is stopped or gone" in panel

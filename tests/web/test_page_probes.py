@@ -56,7 +56,7 @@ def test_rounds_and_accusations_are_shown(tmp_path: Path) -> None:
             visit.wait("section[aria-label='Probes'] td", NODES[1])
             visit.wait("section[aria-label='Probes']", "none")
             assert visit.is_as_wide_as_its_window()
-        agent.wait(lambda scrape: scrape.all("dshealthd_suspect"), 30)
+        agent.wait(lambda scrape: scrape.all("dshealthd_suspect"))
         visit.wait("section[aria-label='Probes'] td", "refused")
         visit.wait("section[aria-label='Probes'] .warn", NODES[1])
         assert "suspect" in visit.panel("Probes")

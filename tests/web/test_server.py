@@ -31,7 +31,7 @@ PATHS = ("/metrics", "/api/v1/status", "/-/healthy", "/-/ready")
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     """A server over the small snapshot."""
-    with serving(max_connections_per_address=64, header_timeout=1.0) as server:
+    with serving(max_connections_per_address=64, header_timeout=60.0) as server:
         yield server
 
 

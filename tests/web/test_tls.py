@@ -7,11 +7,11 @@ from __future__ import annotations
 import contextlib
 import os
 import ssl
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.stopwatch import Stopwatch
 from tests.web.serving import Served, closed_after, eventually, serving
 
 if TYPE_CHECKING:
@@ -147,26 +147,26 @@ def test_stalled_handshake_ends(tmp_path: Path, keys: Path, start: bytes) -> Non
     A stalled one is counted, and takes a place under the caps meanwhile.
     """
     with (
-        serving(config_file=configured(tmp_path, keys, ""), header_timeout=0.4) as served,
+        serving(config_file=configured(tmp_path, keys, ""), header_timeout=1.5) as served,
         served.connect() as connection,
     ):
         connection.sendall(start)
         eventually(lambda: served.metric("dshealthd_web_connections") == 1)
-        assert closed_after(connection, 2.0) < 1.0
+        assert closed_after(connection) < 2.5
         eventually(lambda: served.metric("dshealthd_web_connections") == 0)
         assert served.metric(REFUSED, "tls_handshake") == 1
 
 
 def test_headers_are_timed_inside_tls(tmp_path: Path, keys: Path) -> None:
     """After its handshake a client's headers are timed as without TLS."""
-    with serving(config_file=configured(tmp_path, keys, ""), header_timeout=0.4) as served:
+    with serving(config_file=configured(tmp_path, keys, ""), header_timeout=1.5) as served:
         served.tls = client(keys)
         with served.connect() as connection:
             connection.sendall(b"GET / HTTP")
-            started = time.monotonic()
+            watch = Stopwatch(os.getpid())
             with contextlib.suppress(ConnectionError, ssl.SSLError):
                 connection.recv(1)
-            assert time.monotonic() - started < 1.0
+            assert watch.seconds() < 2.5
         assert served.metric(REFUSED, "header_timeout") == 1
 
 
@@ -183,9 +183,12 @@ def test_replaced_certificate_is_shown(tmp_path: Path, keys: Path) -> None:
         first = serial_number(served, keys)
         new = (keys / "server2.pem").read_bytes()
         (tmp_path / "node.pem").write_bytes(new[:200])
-        time.sleep(1.1)
-        assert serial_number(served, keys) == first
-        assert served.metric("dshealthd_web_config_last_reload_successful") == 0
+
+        def is_noticed() -> bool:
+            assert serial_number(served, keys) == first
+            return served.metric("dshealthd_web_config_last_reload_successful") == 0
+
+        eventually(is_noticed)
         assert served.metric("dshealthd_web_config_reload_failures_total") == 1
         for name, content in (("node.key", (keys / "server2.key").read_bytes()), ("node.pem", new)):
             (tmp_path / "new").write_bytes(content)
