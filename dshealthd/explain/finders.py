@@ -80,20 +80,16 @@ class Hyperscan:
 
 @functools.cache
 def _compiled(literals: tuple[str, ...]) -> Any:
-    """Return the literals' database, which takes a tenth of a second to make."""
+    """Return the literals' database, as literals: as expressions it takes twice as long to make."""
     import hyperscan
 
     database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
-    expressions = [_quoted(literal).encode() for literal in literals]
+    expressions = [literal.encode() for literal in literals]
     database.compile(
         expressions=expressions,
         ids=list(range(len(expressions))),
         elements=len(expressions),
         flags=[0] * len(expressions),
+        literal=True,
     )
     return database
-
-
-def _quoted(literal: str) -> str:
-    """Write a literal as hexadecimal, which means the same in every syntax."""
-    return "".join(f"\\x{byte:02x}" for byte in literal.encode())

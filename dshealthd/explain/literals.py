@@ -23,7 +23,11 @@ def required(pattern: str) -> tuple[str, ...]:
 
 def shortest(found: set[str]) -> set[str]:
     """Leave out every text that holds another one."""
-    return {text for text in found if not any(o != text and o in text for o in found)}
+    kept: list[str] = []
+    for text in sorted(found, key=len):
+        if not any(map(text.__contains__, kept)):
+            kept.append(text)
+    return set(kept)
 
 
 def _best(items: Any) -> set[str]:

@@ -39,7 +39,7 @@ class Pattern:
 
     slug: str
     name: str
-    regex: re.Pattern[str]
+    expression: str
     literals: tuple[str, ...]
     """Every match holds one of these."""
     source: str
@@ -55,6 +55,16 @@ class Pattern:
     first: bool
     match: tuple[str, ...]
     no_match: tuple[str, ...]
+
+    @property
+    def regex(self) -> re.Pattern[str]:
+        """The expression, compiled when a line first needs it: of most logs few ever are."""
+        return _compiled(self.expression)
+
+
+@functools.cache
+def _compiled(expression: str) -> re.Pattern[str]:
+    return re.compile(expression)
 
 
 @dataclass(frozen=True)
@@ -120,13 +130,22 @@ def parse(slug: str, text: str) -> tuple[list[Pattern], tuple[str, str] | None]:
     return found, title
 
 
+def _literals(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return the literals that are given, or those of the expression, which it must be one for."""
+    given = row.pop("literals", None)
+    if given:
+        _compiled(row["regex"])
+        return tuple(given)
+    return required(row["regex"])
+
+
 def _pattern(slug: str, row: dict[str, Any]) -> Pattern:
     frames = row.pop("frames", None)
     pattern = Pattern(
         slug=slug,
         name=row.pop("name"),
-        regex=re.compile(row["regex"]),
-        literals=tuple(row.pop("literals", None) or required(row["regex"])),
+        expression=row["regex"],
+        literals=_literals(row),
         source=row.pop("source"),
         layer=row.pop("layer"),
         role=row.pop("role", "cause"),
@@ -138,7 +157,7 @@ def _pattern(slug: str, row: dict[str, Any]) -> Pattern:
         match=tuple(row.pop("match")),
         no_match=tuple(row.pop("no_match")),
     )
-    del row["regex"]
+    row.pop("regex")
     if row:
         message = f"{pattern.name}: unknown keys {', '.join(sorted(row))}"
         raise TypeError(message)

@@ -307,7 +307,7 @@ class Reader:
 
 
 _PYTHON = known.Pattern(
-    slug="child-failed", name="python", regex=re.compile("."), literals=(), source="CPython", layer="program",
+    slug="child-failed", name="python", expression=".", literals=(), source="CPython", layer="program",
     role="cause", says="{exception}: {message}", where="exception", frames=None, weak=True,
     first=False, match=(), no_match=(),
 )  # fmt: skip
