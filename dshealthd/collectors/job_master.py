@@ -14,6 +14,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.address import name_is_unknown
 from dshealthd.core.collector import Collector, CollectorOptions, Fault, Worker, gauge
 from dshealthd.core.host import read, read_bytes
 from dshealthd.core.options import Duration, option
@@ -24,6 +25,7 @@ from dshealthd.jobs.ranks import Ranks
 from dshealthd.linux.credentials import assumed, parse_user
 from dshealthd.linux.netlink import State
 from dshealthd.linux.sockets import Sockets
+from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -191,10 +193,18 @@ def _port(run: Run) -> int:
 
 
 def connect(host: str, port: int, timeout: float) -> Outcome:
-    """Return what a connection comes to that says nothing. Blocks."""
+    """Return what a connection comes to that says nothing. Blocks.
+
+    OSError where no name server could tell the address: that is no verdict on the master.
+    """
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (socket.gaierror, UnicodeError):
+    except socket.gaierror as error:
+        if not name_is_unknown(error):
+            message = f"no name server could tell the address of {printable(host)}: "
+            raise OSError(message + (error.strerror or str(error))) from error
+        return Outcome.NAME_UNKNOWN
+    except UnicodeError:
         return Outcome.NAME_UNKNOWN
     found = [
         _attempt(family, address, timeout) for family, _, _, _, address in addresses[:MAX_ADDRESSES]

@@ -1,10 +1,20 @@
-"""Listen addresses as the config writes them."""
+"""Listen addresses as the config writes them, and what a failed name lookup means."""
 
 from __future__ import annotations
 
 import ipaddress
+import socket
 
 MAX_PORT = 65535
+_NO_SUCH_NAME = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))
+
+
+def name_is_unknown(error: socket.gaierror) -> bool:
+    """Tell whether a lookup failed because the name does not exist.
+
+    Any other failure (EAI_AGAIN above all: no name server answered) says nothing about the name.
+    """
+    return error.errno in _NO_SUCH_NAME
 
 
 def listen_address(text: str) -> tuple[str | None, int]:

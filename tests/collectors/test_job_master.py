@@ -106,6 +106,21 @@ def test_outcomes(network: None, monkeypatch: pytest.MonkeyPatch) -> None:  # no
     assert connect("no-such-node", 29500, 1.0) is Outcome.NAME_UNKNOWN
 
 
+def test_name_server_that_does_not_answer(network: None) -> None:  # noqa: ARG001
+    """Where no name server answers, as in this network, nothing is said of the master: it is a
+    fault, and no sample that an alert could take for a verdict.
+    """
+    with pytest.raises(OSError, match="no name server could tell the address of master\\.invalid"):
+        connect("master.invalid", 29500, 1.0)
+    agent = Agent()
+    with rank(1, 29500, "master.invalid"):
+        agent.context.sweep += 1
+        result = attempt(agent.collector, time.monotonic)
+    assert result.samples == ()
+    (fault,) = result.faults
+    assert "no name server could tell" in fault.detail
+
+
 def test_a_run_is_asked_for_until_it_has_met(network: None) -> None:  # noqa: ARG001
     """Refused, then answered and not asked again, then connected, and never touched from then on."""
     port, agent = free_port(), Agent()

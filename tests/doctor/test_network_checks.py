@@ -144,7 +144,8 @@ def test_master_that_does_not_answer() -> None:
 @pytest.mark.usefixtures("_namespace")
 def test_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loopback and a container's bridge are warnings for nodes whose jobs run across nodes, and
-    fine for one alone; an address of the node is fine, one of nobody and no address are not.
+    fine for one alone; an address of the node is fine, one of nobody and no address are not. Where
+    no name server answers, as in a network of its own, it is unknown.
     """
     ip("link add docker0 type bridge")
     ip("addr add 172.17.0.1/16 dev docker0")
@@ -160,12 +161,19 @@ def test_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
         ("172.17.0.1", False, "ok", "this node alone"),
         ("10.9.0.1", True, "ok", "an address of this node"),
         ("10.8.0.1", True, "warning", "no interface of this node"),
-        ("nobody.invalid", False, "warning", "does not resolve"),
+        ("nobody.invalid", False, "unknown", "no name server could tell"),
     ):
         monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
         (found,) = results(host_name.CHECK, look(several=several))
         assert (found.outcome.value, word in found.text) == (outcome, True), found
-        assert bool(found.remedy) == (outcome == "warning")
+        assert bool(found.remedy) == (outcome != "ok")
+
+    def nobody(*_: object, **__: object) -> list[object]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    (found,) = results(host_name.CHECK, look())
+    assert (found.outcome.value, "does not resolve" in found.text) == ("warning", True)
 
 
 @pytest.mark.skipif(shutil.which("nft") is None, reason="no nft here")

@@ -31,15 +31,15 @@ def run(context: JobContext) -> Iterator[Result]:
     failed = {name: one for name, one in resolved.items() if not one.addresses}
     for name, one in list(failed.items())[:MAX_NAMED]:
         yield Result(
-            Outcome.UNKNOWN if one.hung else Outcome.CRITICAL,
+            Outcome.UNKNOWN if one.is_unknown else Outcome.CRITICAL,
             f"{name} does not resolve: {one.problem}",
             remedy=f"getent hosts {name}",
             component=name,
         )
-    if len(failed) > MAX_NAMED:
+    if rest := list(failed.values())[MAX_NAMED:]:
         yield Result(
-            Outcome.CRITICAL,
-            f"{len(failed) - MAX_NAMED} more names do not resolve, of {len(names)}",
+            Outcome.UNKNOWN if all(one.is_unknown for one in rest) else Outcome.CRITICAL,
+            f"{len(rest)} more names do not resolve, of {len(names)}",
         )
     found = bool(failed)
     first: dict[str, str] = {}

@@ -39,7 +39,7 @@ def run(context: JobContext) -> Iterator[Result]:
     resolved = rendezvous.resolve([address])[address]
     if not resolved.addresses:
         yield Result(
-            Outcome.UNKNOWN if resolved.hung else Outcome.CRITICAL,
+            Outcome.UNKNOWN if resolved.is_unknown else Outcome.CRITICAL,
             f"{where} does not resolve: {resolved.problem}",
             remedy=paste("getent", "hosts", address),
             component="MASTER_ADDR",

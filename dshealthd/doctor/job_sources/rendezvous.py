@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core import background
+from dshealthd.core.address import name_is_unknown
 from dshealthd.jobs.environment import is_loopback, natural
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class Resolved:
 
     addresses: tuple[str, ...] = ()
     problem: str = ""
-    hung: bool = False
+    is_unknown: bool = False
+    """Whether no name server could tell, which says nothing about the name."""
 
     @property
     def is_loopback(self) -> bool:
@@ -114,7 +116,9 @@ def resolve(names: Iterable[str], seconds: float = RESOLVE_DEADLINE) -> dict[str
         background.start(look_up, "names")
     with changed:
         changed.wait_for(lambda: len(found) == len(waiting), seconds)
-        late = Resolved(problem=f"no answer from the name server within {seconds:g} s", hung=True)
+        late = Resolved(
+            problem=f"no answer from the name server within {seconds:g} s", is_unknown=True
+        )
         return {name: found.get(name, late) for name in waiting}
 
 
@@ -122,8 +126,7 @@ def _look_up(name: str) -> Resolved:
     try:
         answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
-        temporary = error.errno == socket.EAI_AGAIN
-        return Resolved(problem=error.strerror or str(error), hung=temporary)
+        return Resolved(problem=error.strerror or str(error), is_unknown=not name_is_unknown(error))
     except (OSError, UnicodeError) as error:
         return Resolved(problem=str(error))
     return Resolved(tuple(dict.fromkeys(str(answer[4][0]) for answer in answers)))

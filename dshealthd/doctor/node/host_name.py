@@ -7,6 +7,7 @@ import re
 import socket
 from typing import TYPE_CHECKING
 
+from dshealthd.core.address import name_is_unknown
 from dshealthd.doctor.check import Check, Outcome, Result
 
 if TYPE_CHECKING:
@@ -60,6 +61,14 @@ def _run(context: NodeContext) -> Iterator[Result]:
     try:
         addresses = _resolve(name)
     except socket.gaierror as error:
+        if not name_is_unknown(error):
+            yield Result(
+                Outcome.UNKNOWN,
+                f"no name server could tell the address of the host name {name}: {error.strerror}",
+                remedy=f"getent ahosts {name}; cat /etc/resolv.conf",
+                component=name,
+            )
+            return
         yield Result(
             Outcome.WARNING,
             f"the host name {name} does not resolve: {error.strerror}",

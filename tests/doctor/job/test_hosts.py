@@ -16,6 +16,7 @@ from dshealthd.doctor.job import applicable
 from dshealthd.doctor.job_context import JobContext
 from tests.doctor.job.asking import asked, results, texts
 from tests.doctor.job.sshd import STRANGER, WITHOUT_KEY, sshd
+from tests.netns import network_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -220,6 +221,16 @@ def test_master_address(tmp_path: Path, command: str, outcome: Outcome | None, w
     else:  # without a name server it is unknown
         assert result.outcome in {CRITICAL, UNKNOWN}
     assert words in result.text
+
+
+def test_name_server_that_does_not_answer(tmp_path: Path) -> None:
+    """Where no name server answers, nothing is known of the names: no verdict on any host."""
+    hostfile = "".join(f"node{number}.invalid slots=8\n" for number in range(12))
+    with network_namespace():
+        made = job(tmp_path, hostfile, "--launch", "deepspeed --master_addr=node0.invalid x.py")
+        for name in ("hostfile-names", "master-address"):
+            found = results(name, made)
+            assert {one.outcome for one in found} == {UNKNOWN}, texts(found)
 
 
 def port_job(port: int | str) -> JobContext:
