@@ -1,18 +1,21 @@
 """The fleet page of a thousand nodes: one agent asks the others, all with real peer servers.
 
-`python -m bench.bench_fleet 1000`. The servers are in a process of their own, each on an address of
-127.0.0.0/8; what the agent that asks takes is measured in this one: seconds until all answers are
-there, CPU, and how much its memory grows.
+`python -m bench.bench_fleet --nodes 1000`. The servers are in a process of their own, each on an
+address of 127.0.0.0/8; what the agent that asks takes is measured in this one: seconds until all
+answers are there, CPU, and how much its memory grows. In a cluster the servers have a machine each;
+here they share one. With `--realtime` (root) both processes preempt all other work for the second
+that it takes: the seconds are then those of a machine that does nothing else.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import os
 import resource
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,6 +28,7 @@ from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.server import PeerServer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from multiprocessing.synchronize import Event
 
 PORT = 28461
@@ -80,8 +84,20 @@ def memory() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def look(members: tuple[str, ...], key: Path) -> dict[str, Any]:
-    """Ask all, twice, and return what it took."""
+@contextlib.contextmanager
+def realtime(pids: tuple[int, ...]) -> Iterator[None]:
+    """Have these processes preempt all others for a while; PermissionError."""
+    for pid in pids:
+        os.sched_setscheduler(pid, os.SCHED_RR, os.sched_param(1))
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
+
+
+async def look(members: tuple[str, ...], key: Path, preempting: tuple[int, ...]) -> dict[str, Any]:
+    """Ask all, and return what it took; `preempting` are processes that run at once."""
     known = membership(members)
     options = PeerOptions(listen_address=f"{members[0]}:{PORT}", key_file=key, off_file=None)
     client = PeerClient(options, members[0], lambda name: (name, PORT))
@@ -90,11 +106,13 @@ async def look(members: tuple[str, ...], key: Path) -> dict[str, Any]:
         return await client.call(name, "summary", {}, deadline)
 
     fleet = Fleet(lambda: known, lambda: (members[0], ANSWER), list, ask, time.monotonic, time.time)
-    before, cpu, began = memory(), time.process_time(), time.monotonic()
-    fleet.document()
-    first = time.monotonic() - began
-    await fleet.settled()
-    seconds = time.monotonic() - began
+    before, cpu = memory(), time.process_time()
+    with realtime(preempting):
+        began = time.monotonic()
+        fleet.document()
+        first = time.monotonic() - began
+        await fleet.settled()
+        seconds = time.monotonic() - began
     await asyncio.sleep(1.0)
     began_document = time.perf_counter()
     body = fleet.document()
@@ -117,7 +135,11 @@ async def look(members: tuple[str, ...], key: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Print a line."""
-    members = names(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=1000, metavar="N")
+    parser.add_argument("--realtime", action="store_true")
+    arguments = parser.parse_args()
+    members = names(arguments.nodes)
     with tempfile.TemporaryDirectory() as directory:
         key = Path(directory) / "key"
         with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="ascii") as file:
@@ -125,9 +147,10 @@ def main() -> None:
         ready = multiprocessing.Event()
         server = multiprocessing.Process(target=serve, args=(members, key, ready), daemon=True)
         server.start()
-        assert ready.wait(60)
+        assert ready.wait(180)
         try:
-            print(json.dumps(asyncio.run(look(members, key))))
+            preempting = (os.getpid(), server.pid or 0) if arguments.realtime else ()
+            print(json.dumps(asyncio.run(look(members, key, preempting))))
         finally:
             server.kill()
             server.join()

@@ -40,10 +40,10 @@ def main(arguments: list[str] | None = None) -> int:
         "--runbooks",
         metavar="URL",
         default=RUNBOOKS,
-        help="where runbooks are read; default %(default)s",
+        help="where runbooks are read, SLUG for the symptom; default %(default)s",
     )
     options = parser.parse_args(arguments)
-    source = Source(limits=limits.read(options.thresholds), runbooks=options.runbooks.rstrip("/"))
+    source = Source(limits=limits.read(options.thresholds), runbooks=options.runbooks)
     made = documents(source)
     there = {file.name for file in options.directory.glob("dshealthd-*.json")}
     stale = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard, prometheus
 
-from dshealthd.symptoms import SUFFIX
+from dshealthd.symptoms.runbooks import url
 from grafana.limits import Limits
 from grafana.panels import DATA_SOURCE, ORANGE, RED, Link
 from grafana.queries import promql
@@ -30,8 +30,8 @@ KEPT = "${datasource:queryparam}&${cluster:queryparam}&${__url_time_range}"
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What dashboards are made from: the thresholds, and where runbooks are read (an URL without
-    the slash at its end).
+    """What dashboards are made from: the thresholds, and where runbooks are read, as
+    `symptoms.runbooks.url` takes it.
     """
 
     limits: Limits
@@ -39,7 +39,7 @@ class Source:
 
     def runbook(self) -> Link:
         """Return a table's link to the runbook of the symptom in its column `symptom`."""
-        return Link(title="Runbook", url=f"{self.runbooks}/${{__data.fields.symptom}}{SUFFIX}")
+        return Link(title="Runbook", url=url(self.runbooks, "${__data.fields.symptom}"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -116,6 +117,12 @@ def refused(words: list[str]) -> bool:
     except SystemExit as ended:
         return ended.code != 0
     return False
+
+
+def test_diagrams_are_up_to_date() -> None:
+    """The diagrams are what their script draws."""
+    script = ROOT / "docs/pictures/diagrams.py"
+    subprocess.run([sys.executable, script, "--check"], check=True)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

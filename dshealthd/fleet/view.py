@@ -118,13 +118,16 @@ class Fleet:
             log.error("fleet: ended by a defect: %r", error, exc_info=error)
 
     async def _ask_all(self, names: tuple[str, ...]) -> None:
-        """Ask every member once, the ones that are not known first."""
+        """Ask every member once: those not known yet first, those that did not answer last.
+
+        A member that is down takes its whole deadline, and would keep the others waiting.
+        """
         me, summary = self._own()
         for gone in self._answers.keys() - set(names):
             del self._answers[gone]
         if me in names:
             self._answers[me] = Answer(self._wall(), summary)
-        left = sorted(set(names) - {me}, key=lambda name: (name in self._answers, name))
+        left = sorted(set(names) - {me}, key=self._turn)
         waiting = iter(left)
 
         async def work() -> None:
@@ -132,6 +135,11 @@ class Fleet:
                 self._answers[name] = await self._answer(name)
 
         await asyncio.gather(*(work() for _ in range(min(AT_ONCE, len(left)))))
+
+    def _turn(self, name: str) -> tuple[bool, bool, str]:
+        """Return by what members are ordered."""
+        answer = self._answers.get(name)
+        return answer is not None and bool(answer.problem), answer is not None, name
 
     async def _answer(self, name: str) -> Answer:
         try:

@@ -1,7 +1,8 @@
 """The alert rules for Prometheus, made from the symptoms.
 
 `python -m dshealthd.symptoms.rules deploy/prometheus` writes `alerts.yml`, `--check` compares and
-fails where it differs. `--runbooks URL` makes links to runbooks that are kept elsewhere.
+fails where it differs. `--runbooks URL` makes links to runbooks that are kept elsewhere;
+SLUG in it stands for the symptom.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dshealthd.symptoms import SUFFIX, all_symptoms
+from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.entry import COMPONENTS, EntryError
-from dshealthd.symptoms.runbooks import anchor
+from dshealthd.symptoms.runbooks import anchor, url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -93,7 +94,7 @@ def _rule(symptom: Symptom, alert: Alert, runbooks: str) -> dict[str, Any]:
         "annotations": {
             "summary": alert.summary,
             "description": alert.description,
-            "runbook_url": f"{runbooks.rstrip('/')}/{symptom.slug}{SUFFIX}#{anchor(alert)}",
+            "runbook_url": f"{url(runbooks, symptom.slug)}#{anchor(alert)}",
         },
     }
 
@@ -112,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--runbooks",
         metavar="URL",
         default=RUNBOOKS,
-        help="where runbooks are read; default %(default)s",
+        help="where runbooks are read, SLUG for the symptom; default %(default)s",
     )
     options = parser.parse_args(arguments)
     try:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from dshealthd.symptoms.entry import Alert, Symptom
 
+PLACE = "SLUG"
+"""What stands for a symptom in the address of the runbooks."""
 FIRST_STEP = "First step: "
 """What stands before the first step in a description."""
 _TEMPLATE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
@@ -27,6 +29,13 @@ _SEVERITIES = {
     "info": "dashboard only",
     "none": "always firing",
 }
+
+
+def url(base: str, slug: str) -> str:
+    """Return where a runbook is read: `base` with the slug for SLUG, or behind it as `/slug.md`."""
+    if PLACE in base:
+        return base.replace(PLACE, slug)
+    return f"{base.rstrip('/')}/{slug}.md"
 
 
 def anchor(alert: Alert) -> str:

@@ -118,6 +118,23 @@ def test_nobody_is_asked_while_nobody_looks() -> None:
     asyncio.run(scene())
 
 
+def test_silent_members_are_asked_last() -> None:
+    """Members that did not answer do not keep those waiting that do, nor those not asked yet."""
+
+    async def scene() -> None:
+        cluster = Cluster(6)
+        cluster.answers = {"n0001": PeerError(Outcome.UNREACHABLE, "timed_out")}
+        await cluster.settled()
+        cluster.asked.clear()
+        cluster.names = (*cluster.names, "n0009")
+        cluster.now += EVERY
+        await cluster.settled()
+        assert list(cluster.asked) == ["n0009", "n0002", "n0003", "n0004", "n0005", "n0001"]
+        await cluster.fleet.close()
+
+    asyncio.run(scene())
+
+
 def test_a_member_that_leaves_is_forgotten() -> None:
     """Who is no member any more is not shown."""
 

@@ -65,6 +65,19 @@ def test_check_notices_a_stale_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "run ./dev generate" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("https://wiki/runbooks/", "https://wiki/runbooks/gpu-lost.md#dshealthdgpulost"),
+        ("https://docs/r/SLUG.html", "https://docs/r/gpu-lost.html#dshealthdgpulost"),
+    ],
+)
+def test_runbooks_elsewhere(tmp_path: Path, where: str, expected: str) -> None:
+    """Alerts link to a copy of the files, or to pages of any address that names the symptom."""
+    assert rules.main([str(tmp_path), "--runbooks", where]) == 0
+    assert f"runbook_url: {expected}\n" in (tmp_path / "alerts.yml").read_text("utf-8")
+
+
 def test_promtool_accepts_them() -> None:
     """Rules and configuration are valid, and free of what promtool's lint finds."""
     promtool("check", "rules", "--lint=all", "--lint-fatal", *RULES)
