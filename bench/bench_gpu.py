@@ -21,7 +21,7 @@ from dshealthd.collection import registry
 from dshealthd.collection.supervisor import Supervisor
 from dshealthd.core.host import Host
 from dshealthd.core.options import encode
-from dshealthd.core.result import Outcome, Result
+from dshealthd.core.result import CollectionOutcome, Result
 from tests.nvml.simulator import Simulator
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ async def sweeps(
     for _ in range(3):
         await supervisor.collect(names, results.__setitem__)
     assert all(
-        result.outcome in {Outcome.OK, Outcome.NOT_AVAILABLE} for result in results.values()
+        result.outcome in {CollectionOutcome.OK, CollectionOutcome.NOT_AVAILABLE}
+        for result in results.values()
     ), results
     before = environment.calls()
     await supervisor.collect(names, results.__setitem__)

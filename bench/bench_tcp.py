@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING
 
 from bench.processes import median, node_exporter, table
 from dshealthd.collectors.loopback import Loopback
-from dshealthd.collectors.rendezvous import Rendezvous
+from dshealthd.collectors.rendezvous import RendezvousPorts
 from dshealthd.collectors.tcp import Tcp
 from dshealthd.collectors.tcp_limits import TcpLimits
 from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
-from dshealthd.core.result import Outcome, attempt
+from dshealthd.core.result import CollectionOutcome, attempt
 from dshealthd.linux.sockets import HOLD
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Agent:
             results = [attempt(collector, time.monotonic) for collector in self.collectors]
         spent = 1e3 * (time.process_time() - before) / rounds
         self.failed = next(
-            (result.detail for result in results if result.outcome is not Outcome.OK), ""
+            (result.detail for result in results if result.outcome is not CollectionOutcome.OK), ""
         )
         self.values = {
             (metric.name, *labels): value
@@ -132,9 +132,9 @@ def scrape(server: Server) -> float:
 def measure(program: Path, elsewhere: Path, rounds: int, *, cold: bool) -> None:
     """Make sockets, measure turn by turn, and print."""
     ours, whole, files = (
-        Agent([Tcp, Rendezvous]),
-        Agent([Tcp, Rendezvous], interval=HOLD),
-        Agent([Tcp, Rendezvous], procfs=elsewhere),
+        Agent([Tcp, RendezvousPorts]),
+        Agent([Tcp, RendezvousPorts], interval=HOLD),
+        Agent([Tcp, RendezvousPorts], procfs=elsewhere),
     )
     limits, loopback = Agent([TcpLimits], interval=30.0), Agent([Loopback])
     rows: dict[str, list[object]] = {}

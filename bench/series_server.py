@@ -11,7 +11,7 @@ import time
 
 from dshealthd.config import Web
 from dshealthd.core.collector import gauge
-from dshealthd.core.result import Outcome, Result
+from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.self_metrics import SelfMetrics
 from dshealthd.web.server import Server
@@ -31,7 +31,7 @@ def samples(count: int, offset: float) -> Result:
         for metric in metrics
         for n in range(SERIES_PER_METRIC)
     ]
-    return Result(Outcome.OK, tuple(made))
+    return Result(CollectionOutcome.OK, tuple(made))
 
 
 async def serve(port: int, count: int, *, changing: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.core.result import Outcome
+from dshealthd.core.result import CollectionOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,11 +28,11 @@ def status_line(snapshot: Snapshot, problems: Iterable[str], url: str, now: floa
     for latest in snapshot:
         if latest.sampled is None:
             pending += 1
-        elif latest.result.outcome is Outcome.NOT_AVAILABLE:
+        elif latest.result.outcome is CollectionOutcome.NOT_AVAILABLE:
             absent += 1
             if latest.name == "gpu":
                 note = f"; no GPUs: {latest.result.detail}"
-        elif latest.result.outcome is Outcome.ERROR:
+        elif latest.result.outcome is CollectionOutcome.ERROR:
             told.append(f"{latest.name} {latest.result.reason}: {latest.result.detail}")
         elif latest.expired(now):
             told.append(f"{latest.name}: no sample for {now - latest.sampled:.0f} s")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.collector import Reason
-from dshealthd.core.result import Outcome, Result, failed, not_available
+from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.notify import ServiceManager
 from dshealthd.status_line import first_of, status_line
@@ -216,7 +216,7 @@ def test_status_line() -> None:
     """Problems come first, three at most, then the counts, why there are no GPUs, and the page."""
     snapshot = Snapshot(lambda: 100.0, lambda: 0.0)
     for name, result in {
-        "memory": Result(Outcome.OK),
+        "memory": Result(CollectionOutcome.OK),
         "gpu": not_available("libnvidia-ml.so.1 is not there"),
         "tcp": failed(Reason.PERMISSION_DENIED, "/proc/net/tcp"),
         "clock": failed(Reason.TIMEOUT, "no answer"),

@@ -52,7 +52,7 @@ class _Member:
     due: float
 
 
-class _Group:
+class _WorkerGroup:
     """Collectors that share a process, and with it a timetable.
 
     What is due at the same time is asked for in one request.
@@ -103,7 +103,7 @@ class _Group:
         """Release what is held."""
 
 
-class _Inside(_Group):
+class _Inside(_WorkerGroup):
     """Collectors whose sources cannot hang, read in the agent's own loop."""
 
     def __init__(
@@ -127,7 +127,7 @@ class _Inside(_Group):
             log.warning("%s: its state is not saved: the disk hangs", name)
 
 
-class _Outside(_Group):
+class _Outside(_WorkerGroup):
     """Collectors of one worker process."""
 
     def __init__(
@@ -179,7 +179,7 @@ class Scheduler:
         self._monotonic = monotonic
         self._wall = wall
         self._backoff = backoff
-        self._groups: dict[str | None, tuple[_Group, asyncio.Task[None], object]] = {}
+        self._groups: dict[str | None, tuple[_WorkerGroup, asyncio.Task[None], object]] = {}
         self._ended = asyncio.Event()
 
     async def apply(self, config: Config) -> None:
@@ -283,7 +283,7 @@ class Scheduler:
         options: Mapping[str, CollectorOptions],
         config: Config,
         saved: Mapping[str, str | OSError],
-    ) -> _Group:
+    ) -> _WorkerGroup:
         def read_saved(place: str) -> str:
             found = saved[place]
             if isinstance(found, OSError):

@@ -53,7 +53,7 @@ def main(page: int, descriptor: int) -> None:
     )  # Ctrl-C goes to the whole terminal group; the agent decides
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional only
-    progress = wire.Progress(page)
+    progress = wire.ProgressPage(page)
     os.close(page)
     encoder = wire.Encoder()
     channel = socket.socket(fileno=descriptor)

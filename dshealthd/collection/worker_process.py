@@ -61,7 +61,7 @@ class WorkerProcess:
     def __init__(
         self,
         name: str,
-        started: tuple[child.Child, asyncio.StreamReader, asyncio.StreamWriter, wire.Progress],
+        started: tuple[child.Child, asyncio.StreamReader, asyncio.StreamWriter, wire.ProgressPage],
         deadlines: Mapping[str, float],
         metrics: Mapping[str, Mapping[str, Metric]],
         monotonic: Callable[[], float],
@@ -175,16 +175,16 @@ class WorkerProcess:
 
 async def start(
     name: str, command: Sequence[str]
-) -> tuple[child.Child, asyncio.StreamReader, asyncio.StreamWriter, wire.Progress]:
+) -> tuple[child.Child, asyncio.StreamReader, asyncio.StreamWriter, wire.ProgressPage]:
     """Start a worker; its process, both directions of its channel and its page. StartError."""
     what = f"worker {name}"
     with child.channel(what) as (ours, theirs):
         try:
-            page = wire.Progress.create()
+            page = wire.ProgressPage.create()
         except OSError as error:
             raise StartError(what, error) from error
         try:
-            progress = wire.Progress(page)
+            progress = wire.ProgressPage(page)
             started = child.spawn(
                 what,
                 [*command, str(page), str(theirs.fileno())],

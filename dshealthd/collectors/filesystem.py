@@ -107,7 +107,7 @@ A part that hangs adds `timeout`, `stuck` and `crashed`.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(CollectorOptions):
+class FilesystemOptions(CollectorOptions):
     """Which paths are looked at."""
 
     interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
@@ -141,7 +141,7 @@ class Options(CollectorOptions):
 class Filesystem(Collector):
     """Runs in a worker, as every look at a path can hang with its file system."""
 
-    Options = Options
+    Options = FilesystemOptions
     worker = Worker.STORAGE
     parallel = True
 

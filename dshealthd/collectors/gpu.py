@@ -192,7 +192,7 @@ _UNKNOWN_STATE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience(GpuCollectorOptions):
+class GpuOptions(GpuCollectorOptions):
     """Also when a GPU that answers counts as frozen."""
 
     frozen_after: Duration = option(
@@ -204,15 +204,15 @@ class Patience(GpuCollectorOptions):
     frozen_sweeps: int = option(3, "How many sweeps must find it so.", minimum=1)
 
 
-class Gpu(GpuCollector):
+class GpuTelemetry(GpuCollector):
     """Reads what matters of a GPU every few seconds in about twenty calls.
 
     What does not change is asked once.
     """
 
-    Options = Patience
+    Options = GpuOptions
 
-    def __init__(self, options: Patience, context: Context) -> None:
+    def __init__(self, options: GpuOptions, context: Context) -> None:
         """Set the session's patience with frozen GPUs, which concerns every collector of GPUs."""
         super().__init__(options, context)
         session = self.session()

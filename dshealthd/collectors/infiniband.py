@@ -30,7 +30,7 @@ from dshealthd.core.options import option
 from dshealthd.core.result import os_reason
 from dshealthd.linux.infiniband import (
     Adapter,
-    History,
+    PortHistory,
     identity,
     parse_rate,
     parse_state,
@@ -195,7 +195,7 @@ Its network interface and its sensors may come after it, and be renamed.
 """
 
 
-class Reading(NamedTuple):
+class CounterSeries(NamedTuple):
     """A file with one number, and the series that it becomes.
 
     `per_unit` of the file's units make one of the metric's.
@@ -213,15 +213,15 @@ class _Device:
 
     adapter: Adapter
     constants: list[Sample] = field(default_factory=list)
-    sensors: list[Reading] = field(default_factory=list)
-    counters: dict[str, list[Reading]] = field(default_factory=dict)
+    sensors: list[CounterSeries] = field(default_factory=list)
+    counters: dict[str, list[CounterSeries]] = field(default_factory=dict)
     """By port."""
     described: float | None = None
     """When, by the monotonic clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(CollectorOptions):
+class InfinibandOptions(CollectorOptions):
     """Options of this collector."""
 
     exclude: tuple[str, ...] = option([], 'Devices to leave out, as shell patterns: "mlx5_bond_*".')
@@ -233,7 +233,7 @@ class Infiniband(Collector):
     A device, a port or a file that fails leaves the others alone.
     """
 
-    Options = Options
+    Options = InfinibandOptions
     worker = Worker.FABRIC
 
     def __init__(
@@ -243,7 +243,7 @@ class Infiniband(Collector):
         super().__init__(options, context)
         self._reader = read
         self._devices: dict[str, _Device] = {}
-        self._ports: dict[tuple[str, ...], History] = {}
+        self._ports: dict[tuple[str, ...], PortHistory] = {}
 
     @classmethod
     def absent(cls, options: Any, host: Host) -> str | None:  # noqa: ARG003 - the contract's signature
@@ -349,7 +349,7 @@ class Infiniband(Collector):
         if device is None or device.adapter.identity != identity(link):
             device = self._devices[name] = _Device(Adapter.at(link, self._reader))
             for port in device.adapter.ports:
-                self._ports.setdefault((name, port), History())
+                self._ports.setdefault((name, port), PortHistory())
         return device
 
 
@@ -364,7 +364,7 @@ def _describe(device: _Device) -> None:
     }
     constants, sensors = [INFO(1, *(info[label] for label in INFO.labels))], []
     for name, place, limit in adapter.sensors():
-        sensors.append(Reading(place, TEMPERATURE, (adapter.name, name), 1000))
+        sensors.append(CounterSeries(place, TEMPERATURE, (adapter.name, name), 1000))
         if limit.isdecimal():
             constants.append(TEMPERATURE_LIMIT(int(limit) / 1000, adapter.name, name))
     for port in adapter.ports:
@@ -381,7 +381,7 @@ def _describe(device: _Device) -> None:
     device.constants, device.sensors = constants, sensors
 
 
-def _readings(adapter: Adapter, port: str) -> Iterator[Reading]:
+def _readings(adapter: Adapter, port: str) -> Iterator[CounterSeries]:
     """Yield the counters that a port has and this version knows.
 
     Of two for the same series the first.
@@ -394,10 +394,10 @@ def _readings(adapter: Adapter, port: str) -> Iterator[Reading]:
             metric, labels = ERRORS if name in _ERRORS else CONGESTION, (*labels, name)
         if metric is not None and (metric, labels) not in seen:
             seen.add((metric, labels))
-            yield Reading(place, metric, labels, per_unit)
+            yield CounterSeries(place, metric, labels, per_unit)
 
 
-def _read(adapter: Adapter, readings: list[Reading], part: str) -> Iterator[Sample | Fault]:
+def _read(adapter: Adapter, readings: list[CounterSeries], part: str) -> Iterator[Sample | Fault]:
     """Yield a sample for each reading that can be had, and one fault for all that fail."""
     faults = []
     for place, metric, labels, per_unit in readings:

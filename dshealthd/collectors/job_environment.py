@@ -147,6 +147,26 @@ class _Told:
     """What could not be read of it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class JobEnvironmentOptions(CollectorOptions):
+    """Options of the job environments."""
+
+    interval: Duration = option(
+        "15s", "Time from one look at the training processes to the next.", minimum="100ms"
+    )
+    max_runs: int = option(
+        16,
+        "Runs that get series of their own: users take turns, the oldest first.",
+        minimum=1,
+        maximum=1000,
+    )
+    max_ranks: int = option(
+        64,
+        "Ranks of a run that get series of their own; those that are used twice come first.",
+        minimum=1,
+    )
+
+
 class JobEnvironment(Collector):
     """Looks at what the process table found.
 
@@ -155,26 +175,9 @@ class JobEnvironment(Collector):
 
     worker = Worker.STORAGE
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(CollectorOptions):
-        """Options of the job environments."""
+    Options = JobEnvironmentOptions
 
-        interval: Duration = option(
-            "15s", "Time from one look at the training processes to the next.", minimum="100ms"
-        )
-        max_runs: int = option(
-            16,
-            "Runs that get series of their own: users take turns, the oldest first.",
-            minimum=1,
-            maximum=1000,
-        )
-        max_ranks: int = option(
-            64,
-            "Ranks of a run that get series of their own; those that are used twice come first.",
-            minimum=1,
-        )
-
-    def __init__(self, options: Options, context: Context) -> None:
+    def __init__(self, options: JobEnvironmentOptions, context: Context) -> None:
         """Look at nothing yet."""
         super().__init__(options, context)
         self._ranks = Ranks()

@@ -23,7 +23,7 @@ from dshealthd.jobs.environment import Launcher, is_loopback, natural
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ranks import Ranks
 from dshealthd.linux.credentials import assumed, parse_user
-from dshealthd.linux.netlink import State
+from dshealthd.linux.netlink import TcpState
 from dshealthd.linux.sockets import Sockets
 from dshealthd.printable import printable
 
@@ -54,7 +54,7 @@ AGAIN = 300.0
 MAX_ADDRESSES = 4
 
 
-class Outcome(enum.StrEnum):
+class ConnectionOutcome(enum.StrEnum):
     """What is known of the way to a master."""
 
     CONNECTED = "connected"
@@ -67,18 +67,24 @@ class Outcome(enum.StrEnum):
 
 
 _MEANING = {
-    errno.ECONNREFUSED: Outcome.REFUSED,
-    errno.ETIMEDOUT: Outcome.TIMED_OUT,
-    errno.EHOSTUNREACH: Outcome.UNREACHABLE,
-    errno.ENETUNREACH: Outcome.UNREACHABLE,
-    errno.EHOSTDOWN: Outcome.UNREACHABLE,
+    errno.ECONNREFUSED: ConnectionOutcome.REFUSED,
+    errno.ETIMEDOUT: ConnectionOutcome.TIMED_OUT,
+    errno.EHOSTUNREACH: ConnectionOutcome.UNREACHABLE,
+    errno.ENETUNREACH: ConnectionOutcome.UNREACHABLE,
+    errno.EHOSTDOWN: ConnectionOutcome.UNREACHABLE,
 }
-_BEST = (Outcome.OK, Outcome.REFUSED, Outcome.TIMED_OUT, Outcome.UNREACHABLE, Outcome.FAILED)
+_BEST = (
+    ConnectionOutcome.OK,
+    ConnectionOutcome.REFUSED,
+    ConnectionOutcome.TIMED_OUT,
+    ConnectionOutcome.UNREACHABLE,
+    ConnectionOutcome.FAILED,
+)
 """Of several addresses, what counts: the one that came farthest."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(CollectorOptions):
+class JobMasterOptions(CollectorOptions):
     """Options of the connections to masters."""
 
     # PyTorch's store without libuv (before torch 2.4, or with USE_LIBUV=0) once served nobody for
@@ -98,7 +104,7 @@ class Options(CollectorOptions):
 class JobMaster(Collector):
     """Connects to the masters of young runs."""
 
-    Options = Options
+    Options = JobMasterOptions
     worker = Worker.MASTERS
 
     def __init__(self, options: Any, context: Context) -> None:
@@ -126,7 +132,7 @@ class JobMaster(Collector):
             if _port(run) in connected:
                 self._met.add(key)
             if key in self._met:
-                yield CONNECTION(1, *key, Outcome.CONNECTED)
+                yield CONNECTION(1, *key, ConnectionOutcome.CONNECTED)
             elif uptime - self._started(run) < YOUNG:
                 yield from self._ask(run)
 
@@ -136,7 +142,7 @@ class JobMaster(Collector):
         return {
             port
             for port, state in zip(table.destination_ports, table.states, strict=True)
-            if state == State.ESTABLISHED
+            if state == TcpState.ESTABLISHED
         }
 
     @staticmethod
@@ -148,7 +154,7 @@ class JobMaster(Collector):
         key = run.job, run.name
         now = self.context.monotonic()
         if now - self._answered.get(key, now - AGAIN) < AGAIN:
-            yield CONNECTION(1, *key, Outcome.OK)
+            yield CONNECTION(1, *key, ConnectionOutcome.OK)
             return
         part = f"master of {run.job}"
         if (fault := self.context.entering(part)) is not None:
@@ -164,7 +170,7 @@ class JobMaster(Collector):
             if reason is not None and not isinstance(error, FileNotFoundError | ProcessLookupError):
                 yield Fault(part, reason, str(error))
             return
-        if outcome is Outcome.OK:
+        if outcome is ConnectionOutcome.OK:
             self._answered[key] = now
         yield CONNECTION(1, *key, outcome)
 
@@ -192,7 +198,7 @@ def _port(run: Run) -> int:
     return natural(run.rendezvous["MASTER_PORT"]) or 0
 
 
-def connect(host: str, port: int, timeout: float) -> Outcome:
+def connect(host: str, port: int, timeout: float) -> ConnectionOutcome:
     """Return what a connection comes to that says nothing. Blocks.
 
     OSError where no name server could tell the address: that is no verdict on the master.
@@ -203,22 +209,22 @@ def connect(host: str, port: int, timeout: float) -> Outcome:
         if not name_is_unknown(error):
             message = f"no name server could tell the address of {printable(host)}: "
             raise OSError(message + (error.strerror or str(error))) from error
-        return Outcome.NAME_UNKNOWN
+        return ConnectionOutcome.NAME_UNKNOWN
     except UnicodeError:
-        return Outcome.NAME_UNKNOWN
+        return ConnectionOutcome.NAME_UNKNOWN
     found = [
         _attempt(family, address, timeout) for family, _, _, _, address in addresses[:MAX_ADDRESSES]
     ]
-    return min(found, key=_BEST.index, default=Outcome.NAME_UNKNOWN)
+    return min(found, key=_BEST.index, default=ConnectionOutcome.NAME_UNKNOWN)
 
 
-def _attempt(family: int, address: tuple[Any, ...], timeout: float) -> Outcome:
+def _attempt(family: int, address: tuple[Any, ...], timeout: float) -> ConnectionOutcome:
     try:
         with socket.socket(family, socket.SOCK_STREAM) as made:
             made.settimeout(timeout)
             made.connect(address)
     except TimeoutError:
-        return Outcome.TIMED_OUT
+        return ConnectionOutcome.TIMED_OUT
     except OSError as error:
-        return _MEANING.get(error.errno or 0, Outcome.FAILED)
-    return Outcome.OK
+        return _MEANING.get(error.errno or 0, ConnectionOutcome.FAILED)
+    return ConnectionOutcome.OK

@@ -29,7 +29,7 @@ from dshealthd.core.host import read
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import os_reason
 from dshealthd.linux import kernel_lines as lines
-from dshealthd.linux.kmsg import KERNEL, Reader
+from dshealthd.linux.kmsg import KERNEL, KernelLogReader
 from dshealthd.linux.pci import bus
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Context, Sample
     from dshealthd.core.host import Host
     from dshealthd.core.state_writer import LatestWriter
-    from dshealthd.linux.kmsg import Record
+    from dshealthd.linux.kmsg import KernelLogRecord
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(CollectorOptions):
+class KernelLogOptions(CollectorOptions):
     """How much of the log is read at once, and how often the position is saved."""
 
     interval: Duration = option("1s", "Time from one sample to the next.", minimum="100ms")
@@ -157,12 +157,12 @@ class Options(CollectorOptions):
 class KernelLog(Collector):
     """Reads a device that never blocks; cannot hang."""
 
-    Options = Options
+    Options = KernelLogOptions
     keeps_state = True
 
     def __init__(self, options: Any, context: Context) -> None:
         super().__init__(options, context)
-        self._reader = Reader(self.host.device("kmsg"), context.monotonic)
+        self._reader = KernelLogReader(self.host.device("kmsg"), context.monotonic)
         self._tally = PersistentCounters(_WIDTHS, options.series_limit, fixed=(EVENTS,))
         self._lost_before = 0
         self._ledger: CounterFile | None = None
@@ -231,12 +231,12 @@ class KernelLog(Collector):
                 None,
             )
             reader.close()
-            self._reader = Reader(reader.place, self.context.monotonic)
+            self._reader = KernelLogReader(reader.place, self.context.monotonic)
             self._lost_before, self._resumed = 0, False
             self._tally.clear()
             self._read()
 
-    def _note(self, record: Record) -> None:
+    def _note(self, record: KernelLogRecord) -> None:
         """Count what a line of the kernel reports."""
         message = record.message
         if message.startswith("NVRM: Xid "):
@@ -258,7 +258,7 @@ class KernelLog(Collector):
         elif (event := lines.event(message)) is not None:
             self._tally.count(EVENTS, event)
 
-    def _time(self, record: Record) -> float:
+    def _time(self, record: KernelLogRecord) -> float:
         """Return the Unix time of a record: that of reading it, unless it was there before us.
 
         Alerts ask for what is recent. By the kernel's clock a new record would be old after months,

@@ -72,7 +72,7 @@ def parse_vmstat(text: str) -> Mapping[str, int]:
     return {name: int(value) for name, value in (line.split() for line in text.splitlines())}
 
 
-class Memory(Collector):
+class HostMemory(Collector):
     """Reads two files; cannot hang."""
 
     def collect(self) -> Iterator[Sample | Fault]:

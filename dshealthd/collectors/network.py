@@ -154,7 +154,7 @@ def speed_of(megabits: int) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(CollectorOptions):
+class NetworkOptions(CollectorOptions):
     """Options of this collector."""
 
     include: tuple[str, ...] = option(
@@ -198,7 +198,7 @@ class Network(Collector):
     a minute.
     """
 
-    Options = Options
+    Options = NetworkOptions
     # it runs on every machine, while `fabric` is for those with InfiniBand; parts keep the two from
     # each other
     worker = Worker.STORAGE

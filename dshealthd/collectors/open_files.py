@@ -24,7 +24,7 @@ from dshealthd.core.options import Duration, option
 from dshealthd.core.result import os_reason
 from dshealthd.jobs import shares
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.linux.process_limits import Descriptors, Limits, Usage, parse_locked
+from dshealthd.linux.process_limits import Descriptors, ProcessLimits, Usage, parse_locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -87,7 +87,7 @@ LEFT_OUT = gauge(
 class _Slow:
     """What is read of a job's process once in a full interval."""
 
-    limits: Limits
+    limits: ProcessLimits
     locked: int
     pinned: int
     descriptors: int | None
@@ -103,6 +103,27 @@ def parse_file_nr(text: str) -> tuple[int, int]:
     return int(allocated), int(most)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OpenFilesOptions(CollectorOptions):
+    """Options of the open files."""
+
+    interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
+    max_jobs: int = option(
+        16,
+        "Training jobs that get series of their own: users take turns, the oldest first.",
+        minimum=1,
+        maximum=1000,
+    )
+    all_processes: bool = option(
+        True,
+        "Whether the worst of all processes is watched. Takes Linux 6.2, where counting "
+        "costs little.",
+    )
+    full_interval: Duration = option(
+        "1m", "Time from one look at all processes, and at limits, to the next.", minimum="1s"
+    )
+
+
 class OpenFiles(Collector):
     """Reads `/proc`, in a worker: a process's environment is read under its memory's lock, which
     one that hangs in a driver may hold.
@@ -114,27 +135,9 @@ class OpenFiles(Collector):
 
     worker = Worker.STORAGE
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(CollectorOptions):
-        """Options of the open files."""
+    Options = OpenFilesOptions
 
-        interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
-        max_jobs: int = option(
-            16,
-            "Training jobs that get series of their own: users take turns, the oldest first.",
-            minimum=1,
-            maximum=1000,
-        )
-        all_processes: bool = option(
-            True,
-            "Whether the worst of all processes is watched. Takes Linux 6.2, where counting "
-            "costs little.",
-        )
-        full_interval: Duration = option(
-            "1m", "Time from one look at all processes, and at limits, to the next.", minimum="1s"
-        )
-
-    def __init__(self, options: Options, context: Context) -> None:
+    def __init__(self, options: OpenFilesOptions, context: Context) -> None:
         """Look at nothing yet."""
         super().__init__(options, context)
         self._descriptors: Descriptors | None = None

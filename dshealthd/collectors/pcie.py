@@ -76,7 +76,7 @@ _KIB = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(SlowGpuCollectorOptions):
+class PcieOptions(SlowGpuCollectorOptions):
     """Also how much of the links' errors is told."""
 
     detail: bool = option(
@@ -87,7 +87,7 @@ class Options(SlowGpuCollectorOptions):
 class Pcie(GpuCollector):
     """Reads five values a GPU; where bytes are not counted, NVML measures them for 20 ms each way."""
 
-    Options = Options
+    Options = PcieOptions
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield the link's state and counts."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import Collector, CollectorOptions, Reason, SourceError, gauge
 from dshealthd.core.host import read
 from dshealthd.core.options import option
-from dshealthd.linux.netlink import State
+from dshealthd.linux.netlink import TcpState
 from dshealthd.linux.socket_owners import Search
 from dshealthd.linux.sockets import Sockets
 
@@ -76,7 +76,7 @@ MAX_ORPHANS = 16
 """Ports of orphans that get series of their own."""
 MAX_FOLLOWED = 64
 """Listeners whose owners are looked for; those beyond are unknown."""
-_CLIENT_STATES = (State.SYN_SENT, State.ESTABLISHED)
+_CLIENT_STATES = (TcpState.SYN_SENT, TcpState.ESTABLISHED)
 
 
 def parse_ports(text: str) -> tuple[int, int]:
@@ -109,7 +109,7 @@ class RendezvousOptions(CollectorOptions):
             yield "ports", str(error)
 
 
-class Rendezvous(Collector):
+class RendezvousPorts(Collector):
     """Asks the kernel for the ports of the range alone where sockets are many.
 
     Looks for owners only while somebody listens.
@@ -135,20 +135,20 @@ class Rendezvous(Collector):
         held = self._within(ports)
         counts = Counter(states[index] for index in held)
         leftover = sockets.time_wait_ports(self._first, self._last)
-        counts[State.TIME_WAIT] = len(leftover)
-        for state in State:
+        counts[TcpState.TIME_WAIT] = len(leftover)
+        for state in TcpState:
             yield SOCKETS(counts[state], state.label)
         clients = Counter(states[index] for index in self._within(table.destination_ports))
         for state in _CLIENT_STATES:
             yield CLIENTS(clients[state], state.label)
         yield PORTS(self._last - self._first + 1)
         yield PORTS_USED(len({*leftover, *(ports[index] for index in held)}))
-        listening = [index for index in held if states[index] == State.LISTEN]
+        listening = [index for index in held if states[index] == TcpState.LISTEN]
         inodes = table.inodes if listening else ()
         orphans: dict[int, float] = {}
         yield from self._listeners([(inodes[index], ports[index]) for index in listening], orphans)
         established = Counter(
-            ports[index] for index in held if states[index] == State.ESTABLISHED and orphans
+            ports[index] for index in held if states[index] == TcpState.ESTABLISHED and orphans
         )
         for port, age in sorted(orphans.items())[:MAX_ORPHANS]:
             yield ORPHAN_AGE(age, str(port))

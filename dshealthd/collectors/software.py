@@ -181,6 +181,28 @@ def fingerprint(text: str) -> int:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SoftwareOptions(CollectorOptions):
+    """Options of the software versions."""
+
+    interval: Duration = option("1m", "Time from one sample to the next.", minimum="100ms")
+    environments: tuple[Path, ...] = option(
+        [], "Prefixes of the Python environments to look at, such as /opt/venv."
+    )
+    max_jobs: int = option(
+        8,
+        "Training jobs whose environments are looked at: users take turns, the oldest first.",
+        minimum=0,
+        maximum=100,
+    )
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Yield what is wrong."""
+        for path in self.environments:
+            if not path.is_absolute():
+                yield "environments", f"{path} must be an absolute path"
+
+
 class Software(Collector):
     """Reads files that may lie on a network file system.
 
@@ -189,28 +211,9 @@ class Software(Collector):
 
     worker = Worker.STORAGE
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(CollectorOptions):
-        """Options of the software versions."""
+    Options = SoftwareOptions
 
-        interval: Duration = option("1m", "Time from one sample to the next.", minimum="100ms")
-        environments: tuple[Path, ...] = option(
-            [], "Prefixes of the Python environments to look at, such as /opt/venv."
-        )
-        max_jobs: int = option(
-            8,
-            "Training jobs whose environments are looked at: users take turns, the oldest first.",
-            minimum=0,
-            maximum=100,
-        )
-
-        def check(self) -> Iterator[tuple[str, str]]:
-            """Yield what is wrong."""
-            for path in self.environments:
-                if not path.is_absolute():
-                    yield "environments", f"{path} must be an absolute path"
-
-    def __init__(self, options: Options, context: Context) -> None:
+    def __init__(self, options: SoftwareOptions, context: Context) -> None:
         """Look at nothing yet."""
         super().__init__(options, context)
         self._installations = Installations()

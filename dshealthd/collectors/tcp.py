@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, gauge
-from dshealthd.linux.netlink import TIME_WAIT_TIMER, State
+from dshealthd.linux.netlink import TIME_WAIT_TIMER, TcpState
 from dshealthd.linux.sockets import Sockets
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ SOCKETS = gauge(
 )
 
 
-def count_states(table: Table) -> dict[State, int]:
+def count_states(table: Table) -> dict[TcpState, int]:
     """Return the number of sockets in each state."""
     states = table.states
-    return {state: states.count(state) for state in State}
+    return {state: states.count(state) for state in TcpState}
 
 
 def count_stand_ins(table: Table) -> int:
@@ -35,7 +35,7 @@ def count_stand_ins(table: Table) -> int:
     `/proc/net/sockstat` has them under `tw`.
     """
     return list(zip(table.states, table.timers, strict=True)).count(
-        (State.FIN_WAIT2, TIME_WAIT_TIMER)
+        (TcpState.FIN_WAIT2, TIME_WAIT_TIMER)
     )
 
 
@@ -51,6 +51,6 @@ class Tcp(Collector):
         counts = count_states(table)
         summary = sockets.summary()
         if summary is not None and not sockets.complete():
-            counts[State.TIME_WAIT] = max(0, summary.time_wait - count_stand_ins(table))
+            counts[TcpState.TIME_WAIT] = max(0, summary.time_wait - count_stand_ins(table))
         for state, count in counts.items():
             yield SOCKETS(count, state.label)

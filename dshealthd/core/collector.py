@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Kind(enum.StrEnum):
+class MetricKind(enum.StrEnum):
     """Metric types, as Prometheus names them."""
 
     GAUGE = "gauge"
@@ -134,7 +134,7 @@ class Metric:
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     labels: tuple[str, ...] = ()
 
@@ -144,7 +144,7 @@ class Metric:
 
         Those of a histogram end with `le`, which is `count` or `sum` where the sample is no bucket.
         """
-        return (*self.labels, "le") if self.kind is Kind.HISTOGRAM else self.labels
+        return (*self.labels, "le") if self.kind is MetricKind.HISTOGRAM else self.labels
 
     def __call__(self, value: float, *labels: str) -> Sample:
         """Return a sample of this metric; `labels` are the values of `self.dimensions`, in that
@@ -158,7 +158,7 @@ class Metric:
 
 def gauge(name: str, help: str, *labels: str) -> Metric:
     """Declare a value that goes up and down."""
-    return Metric(name, Kind.GAUGE, help, labels)
+    return Metric(name, MetricKind.GAUGE, help, labels)
 
 
 def counter(name: str, help: str, *labels: str) -> Metric:
@@ -166,12 +166,12 @@ def counter(name: str, help: str, *labels: str) -> Metric:
 
     Name ends in `_total`.
     """
-    return Metric(name, Kind.COUNTER, help, labels)
+    return Metric(name, MetricKind.COUNTER, help, labels)
 
 
 def histogram(name: str, help: str, *labels: str) -> Metric:
     """Declare how a value is distributed; `Buckets` counts it."""
-    return Metric(name, Kind.HISTOGRAM, help, labels)
+    return Metric(name, MetricKind.HISTOGRAM, help, labels)
 
 
 class Buckets:

@@ -12,7 +12,7 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Kind, Metric
+from dshealthd.core.collector import Metric, MetricKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -103,7 +103,7 @@ def _head(metric: Metric, format: Format) -> str:
     family, text = metric.name, metric.help.replace("\\", r"\\").replace("\n", r"\n")
     if format is Format.OPENMETRICS:
         text = text.replace('"', r"\"")
-        if metric.kind is Kind.COUNTER:
+        if metric.kind is MetricKind.COUNTER:
             family = family.removesuffix("_total")
     return f"# HELP {family} {text}\n# TYPE {family} {metric.kind}\n"
 
@@ -121,7 +121,7 @@ def _known(metric: Metric) -> dict[tuple[str, ...], str]:
 
 def _series(metric: Metric, labels: tuple[str, ...]) -> str:
     name, pairs = metric.name, sorted(zip(metric.dimensions, labels, strict=True))
-    if metric.kind is Kind.HISTOGRAM:
+    if metric.kind is MetricKind.HISTOGRAM:
         part = labels[-1]
         name = f"{name}_{part if part in {'count', 'sum'} else 'bucket'}"
         pairs = pairs if name.endswith("_bucket") else [pair for pair in pairs if pair[0] != "le"]

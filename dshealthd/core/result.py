@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Outcome(enum.StrEnum):
+class CollectionOutcome(enum.StrEnum):
     """The three outcomes of a collection."""
 
     OK = "ok"
@@ -33,7 +33,7 @@ class Result:
     An attempt that fails half-way keeps the samples it had: they are of this moment.
     """
 
-    outcome: Outcome
+    outcome: CollectionOutcome
     samples: tuple[Sample, ...] = ()
     faults: tuple[Fault, ...] = ()
     reason: Reason | None = None
@@ -47,12 +47,12 @@ class Result:
 
 def failed(reason: Reason, detail: str, duration: float = 0.0) -> Result:
     """Return the result of an attempt that gave nothing."""
-    return Result(Outcome.ERROR, reason=reason, detail=detail, duration=duration)
+    return Result(CollectionOutcome.ERROR, reason=reason, detail=detail, duration=duration)
 
 
 def not_available(detail: str) -> Result:
     """Return the result for a machine that has no such source."""
-    return Result(Outcome.NOT_AVAILABLE, detail=detail)
+    return Result(CollectionOutcome.NOT_AVAILABLE, detail=detail)
 
 
 def os_reason(error: OSError) -> Reason:
@@ -72,7 +72,7 @@ def attempt(collector: Collector, monotonic: Callable[[], float]) -> Result:
     started = monotonic()
     samples: list[Sample] = []
     faults: list[Fault] = []
-    outcome, reason, detail, replace = Outcome.OK, None, "", False
+    outcome, reason, detail, replace = CollectionOutcome.OK, None, "", False
     try:
         for item in collector.collect():
             if isinstance(item, Sample):
@@ -83,22 +83,26 @@ def attempt(collector: Collector, monotonic: Callable[[], float]) -> Result:
         return not_available(str(absence))
     except SourceError as error:
         outcome, reason, detail, replace = (
-            Outcome.ERROR,
+            CollectionOutcome.ERROR,
             error.reason,
             error.detail,
             error.replace_worker,
         )
     except OSError as error:
-        outcome, reason, detail = Outcome.ERROR, os_reason(error), str(error)
+        outcome, reason, detail = CollectionOutcome.ERROR, os_reason(error), str(error)
     except MemoryError:
         # what holds it is freed with this frame, but the worker's allocator may not give it back
-        outcome, reason, replace = Outcome.ERROR, Reason.OUT_OF_MEMORY, True
+        outcome, reason, replace = CollectionOutcome.ERROR, Reason.OUT_OF_MEMORY, True
         detail = "it takes more memory than a worker may have"
         samples.clear()
     except Exception as error:
         # the one place that catches everything: a defect in one collector must not end the agent
         log.exception("collector %s failed; this is a defect of dshealthd", collector.name)
-        outcome, reason, detail = Outcome.ERROR, Reason.INTERNAL, f"{type(error).__name__}: {error}"
+        outcome, reason, detail = (
+            CollectionOutcome.ERROR,
+            Reason.INTERNAL,
+            f"{type(error).__name__}: {error}",
+        )
     return Result(
         outcome, tuple(samples), tuple(faults), reason, detail, monotonic() - started, replace
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Reason, Sample, counter, gauge
 from dshealthd.core.exposition import Format, render
-from dshealthd.core.result import Outcome, Result, not_available
+from dshealthd.core.result import CollectionOutcome, Result, not_available
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -72,7 +72,7 @@ class Latest:
         """Tell whether samples are too old to be shown."""
         return (
             self.sampled is not None
-            and self.result.outcome is Outcome.OK
+            and self.result.outcome is CollectionOutcome.OK
             and now - self.sampled > self.expires_after
         )
 
@@ -129,7 +129,7 @@ class Snapshot:
         latest.result = result
         latest.sampled = self._monotonic()
         latest.text.clear()
-        if result.outcome is Outcome.OK:
+        if result.outcome is CollectionOutcome.OK:
             latest.last_success = self._wall()
         if result.reason is not None:
             latest.errors[result.reason] += 1
@@ -178,11 +178,13 @@ class Snapshot:
         for latest in self:
             if latest.sampled is None:
                 continue
-            available = latest.result.outcome is not Outcome.NOT_AVAILABLE
+            available = latest.result.outcome is not CollectionOutcome.NOT_AVAILABLE
             yield AVAILABLE(float(available), latest.name)
             if available:
                 yield UP(
-                    float(latest.result.outcome is Outcome.OK and not latest.expired(now)),
+                    float(
+                        latest.result.outcome is CollectionOutcome.OK and not latest.expired(now)
+                    ),
                     latest.name,
                 )
                 yield DURATION(latest.result.duration, latest.name)

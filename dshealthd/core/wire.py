@@ -15,7 +15,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import Fault, Reason, Sample
-from dshealthd.core.result import Outcome, Result
+from dshealthd.core.result import CollectionOutcome, Result
 
 if TYPE_CHECKING:
     import socket
@@ -113,7 +113,7 @@ class Decoder:
             raise ValueError(excess)
         numbers = iter(message["samples"])
         return Result(
-            outcome=Outcome(message["outcome"]),
+            outcome=CollectionOutcome(message["outcome"]),
             samples=tuple(
                 Sample(series[number][0], series[number][1], float(value))
                 for number, value in zip(numbers, numbers, strict=True)
@@ -129,7 +129,7 @@ class Decoder:
         )
 
 
-class Progress:
+class ProgressPage:
     """A page that a worker and the agent share: which part the worker has come to, and when.
 
     A worker writes it before each part it touches, the agent looks only when an answer is overdue;

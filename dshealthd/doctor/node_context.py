@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.config import Config
-from dshealthd.core.collector import Kind, Metric, Sample
+from dshealthd.core.collector import Metric, MetricKind, Sample
 from dshealthd.findings.series import Series
 
 if TYPE_CHECKING:
@@ -70,6 +70,6 @@ def _samples(document: Mapping[str, Any]) -> list[Sample]:
     for name, family in document.get("metrics", {}).items():
         for sample in family["samples"]:
             labels = tuple(sample["labels"])
-            metric = Metric(name, Kind.GAUGE, "", labels)
+            metric = Metric(name, MetricKind.GAUGE, "", labels)
             samples.append(Sample(metric, tuple(sample["labels"].values()), float(sample["value"])))
     return samples

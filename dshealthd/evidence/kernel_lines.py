@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.linux.kmsg import KERNEL, Reader
+from dshealthd.linux.kmsg import KERNEL, KernelLogReader
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def take(emit: Emit, host: Host) -> dict[str, Any]:
     A line that the kernel itself did not write is marked: whoever may write to the log can make it
     say anything.
     """
-    reader = Reader(host.device("kmsg"), time.monotonic)
+    reader = KernelLogReader(host.device("kmsg"), time.monotonic)
     oldest = time.clock_gettime(time.CLOCK_MONOTONIC) - AGE
     lines = [record for record in reader.read(MAX_RECORDS, _SECONDS) if record.timestamp >= oldest]
     reader.close()

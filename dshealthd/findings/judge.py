@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Reason
-from dshealthd.core.result import Outcome
+from dshealthd.core.result import CollectionOutcome
 from dshealthd.findings import agent, gpus, heat, host, jobs, links
 from dshealthd.findings.catalogue import found, starting, unread
 from dshealthd.findings.finding import ORDER, Verdict
@@ -100,7 +100,7 @@ def _unread(
         yield unread(
             latest.name, "", Reason.EXPIRED, f"no sample for {now - latest.sampled:.0f} s", node
         )
-    elif result.outcome is Outcome.ERROR and result.reason is not None:
+    elif result.outcome is CollectionOutcome.ERROR and result.reason is not None:
         broken = _NVML_HUNG if result.reason in gpus.HUNG else _NVML_FAILING
         of_nvml = latest.name in gpus.NVML and broken in alerts
         if not of_nvml:

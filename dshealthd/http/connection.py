@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_response import Response
 
-from dshealthd.http.connection_limiter import Refusal, reset_on_close
+from dshealthd.http.connection_limiter import CloseReason, reset_on_close
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,11 +83,11 @@ class Connection(RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start with the time for the first request's headers running."""
         if self._tls is not None and not self._tls.permits(transport.get_extra_info("peercert")):
-            self._gate.refused[Refusal.CERTIFICATE] += 1
+            self._gate.refused[CloseReason.CERTIFICATE] += 1
             _abort(transport)
             return
         super().connection_made(transport)
-        self._allow(self._header_timeout, Refusal.HEADERS)
+        self._allow(self._header_timeout, CloseReason.HEADERS)
 
     def data_received(self, data: bytes) -> None:
         """Let the time for a request's headers run from their first byte.
@@ -96,14 +96,14 @@ class Connection(RequestHandler):
         """
         if data and self._idle and self._timer is None:
             self._wake()
-            self._allow(self._header_timeout, Refusal.HEADERS)
+            self._allow(self._header_timeout, CloseReason.HEADERS)
         super().data_received(data)
 
     def begin(self) -> None:
         """Note that a request's headers are complete and its handling starts."""
         self._idle = False
         self._wake()
-        self._allow(RESPONSE_PATIENCE * self._header_timeout, Refusal.RESPONSE)
+        self._allow(RESPONSE_PATIENCE * self._header_timeout, CloseReason.RESPONSE)
 
     async def finish_response(
         self, request: BaseRequest, resp: StreamResponse, start_time: float | None
@@ -165,7 +165,7 @@ class Connection(RequestHandler):
         if self._client is not None:
             self._gate.wake(self._client, self)
 
-    def _allow(self, seconds: float, otherwise: Refusal) -> None:
+    def _allow(self, seconds: float, otherwise: CloseReason) -> None:
         self._stop_timer()
         self._timer = self._loop.call_later(seconds, self._expire, otherwise)
 
@@ -174,7 +174,7 @@ class Connection(RequestHandler):
             self._timer.cancel()
             self._timer = None
 
-    def _expire(self, refusal: Refusal) -> None:
+    def _expire(self, refusal: CloseReason) -> None:
         self._timer = None
         if self.transport is not None:
             self._gate.refused[refusal] += 1

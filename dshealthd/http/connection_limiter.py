@@ -49,7 +49,7 @@ DESCRIPTORS_KEPT = 32
 _RESET = struct.pack("ii", 1, 0)
 
 
-class Refusal(enum.StrEnum):
+class CloseReason(enum.StrEnum):
     """Why the server closed a connection: the values of the label `reason`."""
 
     TOTAL = "connections"
@@ -132,7 +132,7 @@ class ConnectionLimiter:
         self._open: Counter[str] = Counter()
         self._idle: dict[str, dict[Idle, None]] = {}
         self.total = 0
-        self.refused: Counter[Refusal] = Counter(dict.fromkeys(Refusal, 0))
+        self.refused: Counter[CloseReason] = Counter(dict.fromkeys(CloseReason, 0))
 
     def keep_descriptors(self) -> None:
         """Lower the limit to what the limit of open files leaves, so that a flood does not take the
@@ -160,9 +160,9 @@ class ConnectionLimiter:
         """Count a connection of `client`, or its refusal."""
         self._make_room(client)
         if self.total >= self.limit:
-            self.refused[Refusal.TOTAL] += 1
+            self.refused[CloseReason.TOTAL] += 1
         elif self._open[client] >= self._limit_per_address:
-            self.refused[Refusal.ADDRESS] += 1
+            self.refused[CloseReason.ADDRESS] += 1
         else:
             self._open[client] += 1
             self.total += 1

@@ -17,7 +17,13 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import background
-from dshealthd.http.connection_limiter import RESERVE, Refusal, Reserve, client_of, reset_on_close
+from dshealthd.http.connection_limiter import (
+    RESERVE,
+    CloseReason,
+    Reserve,
+    client_of,
+    reset_on_close,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -144,9 +150,9 @@ class Listener:
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
         loop = asyncio.get_running_loop()
-        if not self._gate.refused[Refusal.DESCRIPTORS]:
+        if not self._gate.refused[CloseReason.DESCRIPTORS]:
             log.warning("cannot accept connections: %s", error.strerror)
-        self._gate.refused[Refusal.DESCRIPTORS] += 1
+        self._gate.refused[CloseReason.DESCRIPTORS] += 1
         loop.remove_reader(listening)
         self._pauses[listening] = loop.call_later(
             ACCEPT_PAUSE, loop.add_reader, listening, self._accept, listening
@@ -174,7 +180,7 @@ class Listener:
             )
         except OSError as error:  # what ssl raises is one too
             log.debug("no TLS with %s: %s", client, error)
-            self._gate.refused[Refusal.HANDSHAKE] += 1
+            self._gate.refused[CloseReason.HANDSHAKE] += 1
             connection.release()
         except asyncio.CancelledError:
             connection.release()

@@ -176,7 +176,7 @@ class Adapter:
 
 
 @dataclass(slots=True)
-class History:
+class PortHistory:
     """What is remembered of a port from sample to sample, and after its adapter is gone."""
 
     flaps: int = 0

@@ -28,7 +28,7 @@ RETRY_LIMIT = 60.0
 _FIELDS = 4
 
 
-class Record(NamedTuple):
+class KernelLogRecord(NamedTuple):
     """One record of the log."""
 
     facility: int
@@ -40,7 +40,7 @@ class Record(NamedTuple):
     message: str
 
 
-def parse(raw: bytes) -> Record:
+def parse(raw: bytes) -> KernelLogRecord:
     """Return the record that one read gave; ValueError if it is none.
 
     The dictionary after the message is left out.
@@ -55,10 +55,12 @@ def parse(raw: bytes) -> Record:
         message = f"negative sequence number: {raw[:60]!r}"
         raise ValueError(message)
     text = body.partition(b"\n")[0].decode("ascii", "replace")
-    return Record(int(fields[0]) >> 3, sequence, int(fields[2]) / 1e6, fields[3] == b"-", text)
+    return KernelLogRecord(
+        int(fields[0]) >> 3, sequence, int(fields[2]) / 1e6, fields[3] == b"-", text
+    )
 
 
-class Reader:
+class KernelLogReader:
     """Reads a kernel log on and on, every record once, and counts those that were overwritten
     before it came to them.
     """
@@ -91,7 +93,7 @@ class Reader:
         self._retry = 0.0
         self._trouble: OSError | None = None
 
-    def read(self, most: int, seconds: float) -> Iterator[Record]:
+    def read(self, most: int, seconds: float) -> Iterator[KernelLogRecord]:
         """Yield what is new, at most so many records for so long; the rest comes next time.
 
         OSError if the log cannot be opened or read. It is then opened again after a back-off; until

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
-class State(enum.IntEnum):
+class TcpState(enum.IntEnum):
     """States of a TCP socket by the kernel's numbers.
 
     A closed socket is in no table and is never seen.
@@ -54,7 +54,7 @@ class State(enum.IntEnum):
         return 1 << self
 
 
-EVERY_STATE = sum(state.mask for state in State)
+EVERY_STATE = sum(state.mask for state in TcpState)
 TIME_WAIT_TIMER = 3
 """Timer of the small sockets that stand in for a closed one.
 
@@ -116,7 +116,7 @@ class Table:
 
     @property
     def states(self) -> bytes:
-        """States, as numbers of `State`."""
+        """States, as numbers of `TcpState`."""
         return self._column(_AT_STATE)
 
     @property
@@ -163,7 +163,7 @@ def record(state: int, timer: int, source: int, destination: int, inode: int) ->
 
 
 def request(states: int, ports: tuple[int, int] | None, sequence: int) -> bytes:
-    """Return the request for all sockets in `states` (a sum of `State.mask`), if told only those
+    """Return the request for all sockets in `states` (a sum of `TcpState.mask`), if told only those
     with a source port from first to last.
     """
     body = _REQUEST.pack(0, 0, 0, 0, states, 0)

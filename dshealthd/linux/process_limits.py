@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
 
 
-class Limits(NamedTuple):
+class ProcessLimits(NamedTuple):
     """Soft limits of a process; infinity where there is none."""
 
     files: float
@@ -38,9 +38,9 @@ class Usage(NamedTuple):
         return (self.value / self.limit if self.limit else math.inf, -self.limit)
 
 
-def parse_limits(data: bytes) -> Limits:
+def parse_limits(data: bytes) -> ProcessLimits:
     """Return the soft limits of `/proc/<pid>/limits`; ValueError if one is missing."""
-    return Limits(_limit(data, b"\nMax open files "), _limit(data, b"\nMax locked memory "))
+    return ProcessLimits(_limit(data, b"\nMax open files "), _limit(data, b"\nMax locked memory "))
 
 
 def _limit(data: bytes, name: bytes) -> float:
@@ -93,11 +93,11 @@ class Descriptors:
             return os.stat(f"{self._proc}/{pid}/fd").st_size
         return len(os.listdir(f"{self._proc}/{pid}/fd"))
 
-    def limits(self, pid: int | str) -> Limits:
+    def limits(self, pid: int | str) -> ProcessLimits:
         """Return the soft limits. OSError as for `open(2)`; ValueError if malformed."""
         if self._own_pids:
             try:
-                return Limits(
+                return ProcessLimits(
                     _soft(int(pid), resource.RLIMIT_NOFILE),
                     _soft(int(pid), resource.RLIMIT_MEMLOCK),
                 )

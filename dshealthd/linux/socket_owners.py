@@ -28,7 +28,7 @@ Doubled each time, up to sixteen-fold.
 _SYSTEMD = ("systemd", "init")
 
 
-class Process(NamedTuple):
+class ProcessLineage(NamedTuple):
     """A process at one moment."""
 
     parent: int
@@ -72,9 +72,9 @@ class Owner:
             return True
         return None if self._parent_started_it is None else not self._parent_started_it
 
-    def _read(self) -> Process:
+    def _read(self) -> ProcessLineage:
         stat = parse_stat(read_bytes(self._host.proc(f"{self._pid}/stat"), 4096))
-        return Process(stat.parent, stat.start / TICKS)
+        return ProcessLineage(stat.parent, stat.start / TICKS)
 
 
 def started_by(host: Host, pid: int, parent: int) -> bool | None:

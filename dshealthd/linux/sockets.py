@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from dshealthd.core.collector import Reason, SourceError
 from dshealthd.core.host import read
 from dshealthd.linux import netlink
-from dshealthd.linux.netlink import EVERY_STATE, RECORD, State, Table
+from dshealthd.linux.netlink import EVERY_STATE, RECORD, Table, TcpState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +57,7 @@ _REFUSALS = frozenset(
 )
 
 
-class Summary(NamedTuple):
+class SocketCounts(NamedTuple):
     """What `/proc/net/sockstat` and `sockstat6` count, for this network namespace."""
 
     time_wait: int
@@ -69,7 +69,7 @@ class Summary(NamedTuple):
     """All others, of both families."""
 
 
-def parse_sockstat(sockstat: str, sockstat6: str = "") -> Summary:
+def parse_sockstat(sockstat: str, sockstat6: str = "") -> SocketCounts:
     """Return the counts of `/proc/net/sockstat` and `sockstat6`.
 
     ValueError if they are malformed.
@@ -85,7 +85,7 @@ def parse_sockstat(sockstat: str, sockstat6: str = "") -> Summary:
     if time_wait is None:
         message = "no TCP line with inuse and tw"
         raise ValueError(message)
-    return Summary(time_wait, in_use)
+    return SocketCounts(time_wait, in_use)
 
 
 def parse_tcp(text: str) -> Iterator[bytes]:
@@ -121,7 +121,7 @@ class Sockets:
         self._known: dict[object, object] = {}
         self._held: dict[tuple[int, int], tuple[float, Sequence[int]]] = {}
 
-    def summary(self) -> Summary | None:
+    def summary(self) -> SocketCounts | None:
         """Return the kernel's own counts; None where it has none."""
         return self._once("summary", self._read_summary)
 
@@ -147,7 +147,7 @@ class Sockets:
             self._known[key] = read()
         return self._known[key]  # type: ignore[return-value] # made by the same key's reader
 
-    def _read_summary(self) -> Summary | None:
+    def _read_summary(self) -> SocketCounts | None:
         try:
             sockstat = read(self._host.proc("net/sockstat"))
         except FileNotFoundError:
@@ -169,7 +169,9 @@ class Sockets:
     def _read_active(self) -> tuple[Table, bool]:
         summary = self.summary()
         complete = summary is None or summary.time_wait <= FEW
-        table = self._walk(EVERY_STATE if complete else EVERY_STATE & ~State.TIME_WAIT.mask, None)
+        table = self._walk(
+            EVERY_STATE if complete else EVERY_STATE & ~TcpState.TIME_WAIT.mask, None
+        )
         return (table, complete) if table is not None else (self._files(), True)
 
     def _read_time_wait_ports(self, first: int, last: int) -> Sequence[int]:
@@ -178,7 +180,7 @@ class Sockets:
             taken, ports = self._held.get((first, last), (-math.inf, ()))
             if now - taken < HOLD:
                 return ports
-            table = self._walk(State.TIME_WAIT.mask, (first, last))
+            table = self._walk(TcpState.TIME_WAIT.mask, (first, last))
             if table is not None:
                 self._held[first, last] = now, table.source_ports
                 return table.source_ports
@@ -186,7 +188,7 @@ class Sockets:
         return [
             port
             for state, port in zip(table.states, table.source_ports, strict=True)
-            if state == State.TIME_WAIT and first <= port <= last
+            if state == TcpState.TIME_WAIT and first <= port <= last
         ]
 
     def _walk(self, states: int, ports: tuple[int, int] | None) -> Table | None:

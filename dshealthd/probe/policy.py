@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors import gpu_bus, gpu_processes
-from dshealthd.core.result import Outcome
+from dshealthd.core.result import CollectionOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,11 +54,11 @@ class Gpus:
         if latest is None or latest.sampled is None or latest.expired(self._monotonic()):
             return UNKNOWN
         expected = self._expected()
-        if latest.result.outcome is Outcome.NOT_AVAILABLE:
+        if latest.result.outcome is CollectionOutcome.NOT_AVAILABLE:
             return "" if expected == 0 else RELEASED if expected else UNKNOWN
         processes = self._processes()
         if (
-            latest.result.outcome is not Outcome.OK
+            latest.result.outcome is not CollectionOutcome.OK
             or not processes
             or expected not in {0, len(processes)}
         ):
@@ -72,7 +72,7 @@ class Gpus:
         latest = self._latest(gpu_bus.GpuBus.name)
         if latest is None or latest.sampled is None or latest.expired(self._monotonic()):
             return None
-        if latest.result.outcome is Outcome.NOT_AVAILABLE:
+        if latest.result.outcome is CollectionOutcome.NOT_AVAILABLE:
             return 0
         return next(
             (

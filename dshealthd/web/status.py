@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd import __version__
 from dshealthd.collection import supervisor
 from dshealthd.core.exposition import clean, number
-from dshealthd.core.result import Outcome
+from dshealthd.core.result import CollectionOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -73,9 +73,9 @@ def _collector(latest: Latest, now: float) -> dict[str, Any]:
     state, reason, detail = "ok", result.reason, result.detail
     if latest.sampled is None:
         state, detail = "pending", "not sampled yet"
-    elif result.outcome is Outcome.NOT_AVAILABLE:
+    elif result.outcome is CollectionOutcome.NOT_AVAILABLE:
         state = "not available"
-    elif result.outcome is Outcome.ERROR:
+    elif result.outcome is CollectionOutcome.ERROR:
         state = "failing"
     elif latest.expired(now):
         state, reason = "failing", next(iter(latest.reasons(now)))

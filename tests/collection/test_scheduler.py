@@ -13,7 +13,7 @@ from dshealthd.collection.scheduler import Scheduler, _Inside, _Member
 from dshealthd.core.collector import Collector, CollectorOptions, Context, NotAvailable, gauge
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration, Errors
-from dshealthd.core.result import Outcome, attempt
+from dshealthd.core.result import CollectionOutcome, attempt
 from dshealthd.core.snapshot import Snapshot
 from tests.core.test_snapshot import Clock
 
@@ -95,9 +95,9 @@ def test_absence_is_asked_first() -> None:
     """A collector whose source is absent is not run, and shows as not available with the reason."""
     inside, snapshot, _ = group(Counting, Missing)
     asyncio.run(inside.once())
-    assert snapshot["Missing"].result.outcome is Outcome.NOT_AVAILABLE
+    assert snapshot["Missing"].result.outcome is CollectionOutcome.NOT_AVAILABLE
     assert snapshot["Missing"].result.detail == "no such thing"
-    assert snapshot["Counting"].result.outcome is Outcome.OK
+    assert snapshot["Counting"].result.outcome is CollectionOutcome.OK
 
 
 def test_reload_keeps_what_it_does_not_change() -> None:
@@ -146,9 +146,10 @@ class Unavailable(Collector):
 
 
 @pytest.mark.parametrize(
-    ("kind", "outcome"), [(Defective, Outcome.ERROR), (Unavailable, Outcome.NOT_AVAILABLE)]
+    ("kind", "outcome"),
+    [(Defective, CollectionOutcome.ERROR), (Unavailable, CollectionOutcome.NOT_AVAILABLE)],
 )
-def test_nothing_escapes_an_attempt(kind: type[Collector], outcome: Outcome) -> None:
+def test_nothing_escapes_an_attempt(kind: type[Collector], outcome: CollectionOutcome) -> None:
     """A defect in a collector is an error of that collector alone, an absence is ordinary."""
     clock = Clock()
     result = attempt(

@@ -16,7 +16,7 @@ from dshealthd.collection.supervisor import REPLACED, STARTS, STUCK, UP, Backoff
 from dshealthd.core import child
 from dshealthd.core.collector import Metric, Reason
 from dshealthd.core.options import encode
-from dshealthd.core.result import Outcome, Result
+from dshealthd.core.result import CollectionOutcome, Result
 from tests import frozen, workers
 from tests.workers import obstinate
 
@@ -103,7 +103,7 @@ def test_samples_cross_the_pipe(play: Callable[..., None]) -> None:
         bench.script.write_text("a value 54.5\nb value 1\n")
         for _ in range(3):
             result = await bench.sweep()
-            assert result.outcome is Outcome.OK
+            assert result.outcome is CollectionOutcome.OK
             assert values(result) == {"a": 54.5, "b": 1.0}
         assert bench.metric(STARTS) == 1
 
@@ -262,7 +262,7 @@ def test_failure_without_a_part(play: Callable[..., None]) -> None:
         bench.script.write_text("- hang\n")
         result = await bench.sweep()
         assert (result.outcome, result.reason, result.samples) == (
-            Outcome.ERROR,
+            CollectionOutcome.ERROR,
             Reason.TIMEOUT,
             (),
         )
@@ -295,13 +295,13 @@ def test_replacement_on_request(play: Callable[..., None]) -> None:
 @pytest.mark.parametrize(
     ("line", "outcome", "reason"),
     [
-        ("- absent nothing", Outcome.NOT_AVAILABLE, None),
-        ("- raise", Outcome.ERROR, Reason.INTERNAL),
-        ("- denied /dev/x", Outcome.ERROR, Reason.PERMISSION_DENIED),
+        ("- absent nothing", CollectionOutcome.NOT_AVAILABLE, None),
+        ("- raise", CollectionOutcome.ERROR, Reason.INTERNAL),
+        ("- denied /dev/x", CollectionOutcome.ERROR, Reason.PERMISSION_DENIED),
     ],
 )
 def test_outcomes_cross_the_pipe(
-    play: Callable[..., None], line: str, outcome: Outcome, reason: Reason | None
+    play: Callable[..., None], line: str, outcome: CollectionOutcome, reason: Reason | None
 ) -> None:
     """Absence, a defect and a refused permission are told apart, and none of them costs the worker
     its life.

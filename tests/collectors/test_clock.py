@@ -17,7 +17,7 @@ from dshealthd.collectors.clock import Clock, Timex, adjtimex
 from dshealthd.core.collector import Context, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
-from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result, attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +55,7 @@ def collect(source: Callable[[], Timex]) -> Result:
 def values(timex: Timex) -> dict[str, float]:
     """Return the values by the middle of their names."""
     result = collect(lambda: timex)
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     return {
         sample.metric.name.removeprefix("dshealthd_clock_"): sample.value
         for sample in result.samples
@@ -111,7 +111,7 @@ def test_refused() -> None:
 
     result = collect(refuse)
     assert (result.outcome, result.reason, result.samples) == (
-        Outcome.ERROR,
+        CollectionOutcome.ERROR,
         Reason.PERMISSION_DENIED,
         (),
     )

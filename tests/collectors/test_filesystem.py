@@ -21,7 +21,7 @@ from dshealthd.collectors import filesystem
 from dshealthd.core.collector import Context, Fault, Metric, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration, Errors, decode, encode
-from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result, attempt
 from tests import frozen
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Clock:
 
 
 def collector(
-    options: filesystem.Options,
+    options: filesystem.FilesystemOptions,
     clock: Callable[[], float] = time.monotonic,
     host: Host | None = None,
     hung: dict[str, Fault] | None = None,
@@ -90,8 +90,8 @@ def test_this_machine() -> None:
 
     The mount is the one that it names.
     """
-    result = collect(collector(filesystem.Options()))
-    assert result.outcome is Outcome.OK
+    result = collect(collector(filesystem.FilesystemOptions()))
+    assert result.outcome is CollectionOutcome.OK
     for path in ("/", "/dev/shm"):
         columns = ["df", "-B1", "--output=size,avail,itotal,fstype,target", path]
         size, available, files, kind, target = subprocess.run(
@@ -110,8 +110,8 @@ def test_this_machine() -> None:
 def test_missing_path(tmp_path: Path) -> None:
     """A path that is not there is a fault that names it; the others are told all the same."""
     missing = str(tmp_path / "missing")
-    result = collect(collector(filesystem.Options(paths=(missing, "/"))))
-    assert result.outcome is Outcome.OK
+    result = collect(collector(filesystem.FilesystemOptions(paths=(missing, "/"))))
+    assert result.outcome is CollectionOutcome.OK
     assert [(fault.part, fault.reason) for fault in result.faults] == [(missing, Reason.NOT_FOUND)]
     assert reasons(result) == {(missing, "not_found")}
     assert value(result, filesystem.SIZE, missing) is None
@@ -120,8 +120,8 @@ def test_missing_path(tmp_path: Path) -> None:
 
 def test_all_paths_missing(tmp_path: Path) -> None:
     """When no path can be looked at, the collection has failed."""
-    result = collect(collector(filesystem.Options(paths=(str(tmp_path / "missing"),))))
-    assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.NOT_FOUND)
+    result = collect(collector(filesystem.FilesystemOptions(paths=(str(tmp_path / "missing"),))))
+    assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.NOT_FOUND)
 
 
 def test_paths_of_a_host_below_a_root(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_paths_of_a_host_below_a_root(tmp_path: Path) -> None:
             "22 1 254:0 / / rw - ext4 /dev/vda rw\n23 22 0:41 / /data ro - nfs4 filer:/x rw\n"
         )
         host = Host(procfs=tmp_path / "proc", rootfs=tmp_path / "host")
-        result = collect(collector(filesystem.Options(paths=("/data",)), host=host))
+        result = collect(collector(filesystem.FilesystemOptions(paths=("/data",)), host=host))
     assert value(result, filesystem.SIZE, "/data") == 1 << 20
     assert value(result, filesystem.FILES, "/data") == 100
     assert value(result, filesystem.INFO, "/data", "/data", "nfs4") == 1
@@ -147,7 +147,9 @@ def test_malformed_mounts(tmp_path: Path) -> None:
     """Mounts that cannot be understood are a fault of their own; space is told all the same."""
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "mountinfo").write_text("nonsense\n")
-    result = collect(collector(filesystem.Options(paths=("/",)), host=Host(procfs=tmp_path)))
+    result = collect(
+        collector(filesystem.FilesystemOptions(paths=("/",)), host=Host(procfs=tmp_path))
+    )
     assert [(fault.part, fault.reason) for fault in result.faults] == [("mounts", Reason.MALFORMED)]
     assert value(result, filesystem.SIZE, "/") is not None
     assert value(result, filesystem.READ_ONLY, "/") is None
@@ -160,7 +162,9 @@ def test_write(tmp_path: Path) -> None:
     """
     clock = Clock()
     path = str(tmp_path)
-    subject = collector(filesystem.Options(write_test=(path,), write_interval=Duration(60)), clock)
+    subject = collector(
+        filesystem.FilesystemOptions(write_test=(path,), write_interval=Duration(60)), clock
+    )
     leftover = tmp_path / f".dshealthd-write-test-{os.uname().nodename}"
     leftover.write_text("of a worker that was killed")
     result = collect(subject)
@@ -185,7 +189,7 @@ def test_write_does_not_follow_links(tmp_path: Path) -> None:
     place = directory / f".dshealthd-write-test-{os.uname().nodename}"
     for put in (place.symlink_to, place.hardlink_to):
         put(victim)
-        result = collect(collector(filesystem.Options(write_test=(str(directory),))))
+        result = collect(collector(filesystem.FilesystemOptions(write_test=(str(directory),))))
         assert value(result, filesystem.WRITABLE, str(directory)) == 1
         assert victim.read_text() == "precious"
 
@@ -196,20 +200,24 @@ def test_full(tmp_path: Path) -> None:
         with contextlib.suppress(OSError), (full / "ballast").open("wb", buffering=0) as ballast:
             while ballast.write(b"x" * 4096):
                 pass
-        result = collect(collector(filesystem.Options(paths=(str(full),), write_test=(str(full),))))
+        result = collect(
+            collector(filesystem.FilesystemOptions(paths=(str(full),), write_test=(str(full),)))
+        )
         assert os.listdir(full) == ["ballast"]
     assert value(result, filesystem.FREE, str(full)) == 0
     assert value(result, filesystem.WRITABLE, str(full)) == 0
     assert value(result, filesystem.WRITE_SECONDS, str(full)) is None
     assert reasons(result) == {(str(full), "no_space")}
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
 
 
 def test_no_inodes(tmp_path: Path) -> None:
     """A file system without free inodes has space and is not writable all the same."""
     with tmpfs(tmp_path / "full", "size=64k,nr_inodes=2") as full:
         (full / "one").touch()
-        result = collect(collector(filesystem.Options(paths=(str(full),), write_test=(str(full),))))
+        result = collect(
+            collector(filesystem.FilesystemOptions(paths=(str(full),), write_test=(str(full),)))
+        )
     assert value(result, filesystem.FILES_FREE, str(full)) == 0
     assert value(result, filesystem.FREE, str(full)) == 64 << 10
     assert reasons(result) == {(str(full), "no_space")}
@@ -219,7 +227,9 @@ def test_read_only(tmp_path: Path) -> None:
     """A file system mounted read-only is told from a full one."""
     with tmpfs(tmp_path / "ro", "size=64k,ro") as read_only:
         result = collect(
-            collector(filesystem.Options(paths=(str(read_only),), write_test=(str(read_only),)))
+            collector(
+                filesystem.FilesystemOptions(paths=(str(read_only),), write_test=(str(read_only),))
+            )
         )
     assert value(result, filesystem.READ_ONLY, str(read_only)) == 1
     assert reasons(result) == {(str(read_only), "read_only")}
@@ -229,12 +239,12 @@ def test_permission(tmp_path: Path) -> None:
     """A directory that may not be written to is told from a missing one."""
     shutil.copymode("/tmp", tmp_path)
     missing = tmp_path / "missing"
-    result = collect(collector(filesystem.Options(write_test=(str(missing), "/proc"))))
+    result = collect(collector(filesystem.FilesystemOptions(write_test=(str(missing), "/proc"))))
     assert reasons(result) == {(str(missing), "not_found"), ("/proc", "not_found")}
     if os.geteuid() == 0:
         os.seteuid(65534)
     try:
-        result = collect(collector(filesystem.Options(write_test=("/usr",))))
+        result = collect(collector(filesystem.FilesystemOptions(write_test=("/usr",))))
     finally:
         if os.getuid() == 0:
             os.seteuid(0)
@@ -253,9 +263,9 @@ def test_quarantined(tmp_path: Path) -> None:
         f"write {path}": Fault(f"write {path}", Reason.STUCK, "hung"),
     }
     result = collect(
-        collector(filesystem.Options(paths=("/", path), write_test=(path,)), hung=hung)
+        collector(filesystem.FilesystemOptions(paths=("/", path), write_test=(path,)), hung=hung)
     )
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert list(result.faults) == list(hung.values())
     assert reasons(result) == {("/", "timeout"), (path, "stuck")}
     assert value(result, filesystem.SIZE, "/") is None
@@ -274,7 +284,7 @@ def test_quarantined(tmp_path: Path) -> None:
 def test_bad_options(table: dict[str, object], error: str) -> None:
     """Paths that mean nothing to a service are refused."""
     errors = Errors()
-    decode(filesystem.Options, table, "x", errors)
+    decode(filesystem.FilesystemOptions, table, "x", errors)
     assert errors == [error]
 
 
@@ -286,7 +296,7 @@ def test_frozen_mount(tmp_path: Path) -> None:
 
     async def main(mount: frozen.Mount) -> None:
         path = str(mount.directory)
-        options = filesystem.Options(
+        options = filesystem.FilesystemOptions(
             paths=("/", path),
             write_test=(path, "/dev/shm"),
             deadline=Duration(0.5),
@@ -317,7 +327,7 @@ def test_frozen_mount(tmp_path: Path) -> None:
             started = time.monotonic()
             for _ in range(5):
                 result = await sweep()
-                assert result.outcome is Outcome.OK
+                assert result.outcome is CollectionOutcome.OK
                 assert reasons(result) == {(path, "stuck")}
                 assert [(fault.part, fault.reason) for fault in result.faults] == [
                     (f"write {path}", Reason.STUCK)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dshealthd.collectors.gpu_bus import EXPECTED, GpuBus
 from dshealthd.core.collector import CollectorOptions, Context, Sample
 from dshealthd.core.host import Host
-from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result, attempt
 from tests.nvml.simulator import Simulator
 
 if TYPE_CHECKING:
@@ -45,5 +45,5 @@ def test_gpus_and_their_loss(tmp_path: Path) -> None:
 def test_ordinary_machines(tmp_path: Path) -> None:
     """A machine without GPUs, or without PCI, is an ordinary one."""
     (tmp_path / "bus/pci/devices").mkdir(parents=True)
-    assert collect(collector(tmp_path)).outcome is Outcome.NOT_AVAILABLE
-    assert collect(collector(tmp_path / "nothing")).outcome is Outcome.NOT_AVAILABLE
+    assert collect(collector(tmp_path)).outcome is CollectionOutcome.NOT_AVAILABLE
+    assert collect(collector(tmp_path / "nothing")).outcome is CollectionOutcome.NOT_AVAILABLE

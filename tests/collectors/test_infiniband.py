@@ -34,14 +34,14 @@ from dshealthd.collectors.infiniband import (
     TRANSMIT_PACKETS,
     UP,
     Infiniband,
-    Options,
+    InfinibandOptions,
 )
 from dshealthd.core.collector import Context, Fault, Metric, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
 from dshealthd.core.options import encode
-from dshealthd.core.result import Outcome, Result, attempt
-from dshealthd.linux.infiniband import History, parse_rate, parse_state, read_attribute
+from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.linux.infiniband import PortHistory, parse_rate, parse_state, read_attribute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,7 +93,7 @@ class Bench:
             wall=time.time,
             entering=self._approach,
         )
-        self.collector = Infiniband(Options(**options), context, self.reads)  # type: ignore[arg-type] # checked where the config is decoded
+        self.collector = Infiniband(InfinibandOptions(**options), context, self.reads)  # type: ignore[arg-type] # checked where the config is decoded
 
     def _approach(self, part: str) -> Fault | None:
         self.approached.append(part)
@@ -148,7 +148,7 @@ def up(result: Result) -> Mapping[str, float]:
 def test_golden(bench: Bench) -> None:
     """The whole fixture gives exactly this exposition, without a fault."""
     result = bench.collect()
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert not result.faults
     assert render(result.samples, Format.PROMETHEUS) == (FIXTURES / "expected.prom").read_text()
 
@@ -288,7 +288,7 @@ def test_odd_device_leaves_the_others_alone(bench: Bench) -> None:
         for file in ("state", "counters/symbol_error", "counters/link_downed")
     }
     result = bench.collect()
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert up(result) == {"irdma0": 1, "mlx5_0": 1, "mlx5_2": 1, "mlx5_3": 0}
     assert [(fault.part, fault.reason) for fault in result.faults] == [
         ("infiniband mlx5_1 port 1", Reason.IO_ERROR)
@@ -321,7 +321,7 @@ def test_nothing_can_be_read(bench: Bench) -> None:
     """When no port of any device can be read, the attempt fails."""
     bench.reads.refused = {"/state": errno.ENODEV}
     result = bench.collect()
-    assert result.outcome is Outcome.ERROR
+    assert result.outcome is CollectionOutcome.ERROR
     assert result.reason is Reason.NOT_FOUND
     assert not up(result)
 
@@ -362,7 +362,7 @@ def test_flaps(samples: list[tuple[bool, int | None]], flaps: int) -> None:
     """Each time a port leaves ACTIVE counts once, whether the state shows it, `link_downed`, or
     both.
     """
-    history = History()
+    history = PortHistory()
     for active, downed in samples:
         history.observe(active=active, downed=downed)
     assert history.flaps == flaps
@@ -395,7 +395,7 @@ def test_device_vanishes_and_returns(bench: Bench) -> None:
     place = bench.remove("mlx5_1")
     for _ in range(3):
         gone = bench.collect()
-        assert gone.outcome is Outcome.OK
+        assert gone.outcome is CollectionOutcome.OK
         assert not gone.faults
         assert up(gone) == {**up(before), "mlx5_1": 0}
         ours = {
@@ -429,7 +429,7 @@ def test_driver_unloaded(bench: Bench) -> None:
     bench.collect()
     shutil.rmtree(bench.sysfs / "class/infiniband")
     result = bench.collect()
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert up(result) == dict.fromkeys(DEVICES, 0)
 
 
@@ -439,10 +439,13 @@ def test_machine_without_infiniband(tmp_path: Path) -> None:
     An empty one in which no device was ever seen: not available. Both are ordinary.
     """
     host = Host(sysfs=tmp_path)
-    assert Infiniband.absent(Options(), host) == f"{tmp_path}/class/infiniband does not exist"
+    assert (
+        Infiniband.absent(InfinibandOptions(), host)
+        == f"{tmp_path}/class/infiniband does not exist"
+    )
     (tmp_path / "class/infiniband").mkdir(parents=True)
-    assert Infiniband.absent(Options(), host) is None
-    assert Bench(tmp_path).collect().outcome is Outcome.NOT_AVAILABLE
+    assert Infiniband.absent(InfinibandOptions(), host) is None
+    assert Bench(tmp_path).collect().outcome is CollectionOutcome.NOT_AVAILABLE
 
 
 def test_excluded_devices(sysfs: Path) -> None:
@@ -460,7 +463,7 @@ def test_quarantined_device_is_not_touched(bench: Bench) -> None:
     fault = Fault("infiniband mlx5_1", Reason.STUCK, "hangs")
     bench.blocked = {fault.part: fault}
     result = bench.collect()
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert result.faults == (fault,)
     assert set(up(result)) == DEVICES - {"mlx5_1"}
     assert not any("mlx5_1/" in place for place in bench.reads.seen)
@@ -531,7 +534,7 @@ def test_device_that_hangs(sysfs: Path) -> None:
         hello = {
             "worker": "fabric",
             "host": encode(Host(sysfs=sysfs)),
-            "collectors": {"infiniband": encode(Options())},
+            "collectors": {"infiniband": encode(InfinibandOptions())},
             "log_level": 50,
         }
         metrics = {"infiniband": registry.metrics(Infiniband)}

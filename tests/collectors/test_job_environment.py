@@ -17,7 +17,7 @@ from dshealthd.collectors.job_environment import MAX_PROBLEMS, JobEnvironment
 from dshealthd.core.collector import Context, Fault, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
-from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.jobs.environment import MAX_NAMES
 from tests.jobs.elf import library
 from tests.jobs.machines import Machine, environ
@@ -139,7 +139,7 @@ def test_fixture() -> None:
         wall=time.time,
     )
     result = attempt(JobEnvironment(JobEnvironment.Options(), context), time.monotonic)
-    assert (result.outcome, result.faults) == (Outcome.OK, ())
+    assert (result.outcome, result.faults) == (CollectionOutcome.OK, ())
     assert render(result.samples, Format.PROMETHEUS) == (FIXTURES / "expected.prom").read_text()
 
 

@@ -22,7 +22,7 @@ from dshealthd.core.collector import Context
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
-from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.jobs.hangs.hang import Class, Culprit
 from dshealthd.jobs.hangs.silence import UNKNOWN
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
@@ -122,7 +122,7 @@ def known(values: Mapping[tuple[str, ...], float], number: str) -> bool:
 
 def shown(result: Result) -> dict[tuple[str, ...], float]:
     """Return the values of a collection by metric and labels, without prefix and job."""
-    assert result.outcome is Outcome.OK, result.detail
+    assert result.outcome is CollectionOutcome.OK, result.detail
     return {
         (sample.metric.name.removeprefix("dshealthd_job_"), *sample.labels[1:]): sample.value
         for sample in result.samples
@@ -348,4 +348,7 @@ def test_without_heartbeats() -> None:
     """Where no heartbeats come in there is nothing to watch, and no loop is asked for."""
     context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
     result = attempt(JobHang(HangOptions(), context), time.monotonic)
-    assert (result.outcome, result.detail) == (Outcome.NOT_AVAILABLE, "no heartbeats come in")
+    assert (result.outcome, result.detail) == (
+        CollectionOutcome.NOT_AVAILABLE,
+        "no heartbeats come in",
+    )

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.collectors import job_master
-from dshealthd.collectors.job_master import JobMaster, Outcome, connect
+from dshealthd.collectors.job_master import ConnectionOutcome, JobMaster, connect
 from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
-from dshealthd.core.result import Outcome as Collected
+from dshealthd.core.result import CollectionOutcome as Collected
 from dshealthd.core.result import attempt
 from tests.netns import connection, listener, network_namespace
 
@@ -89,21 +89,21 @@ def free_port() -> int:
 def test_outcomes(network: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     """Answered, refused, without a route, without a name and without an answer are told apart."""
     with listener(HERE) as made:
-        assert connect(HERE, made.getsockname()[1], 2.0) is Outcome.OK
-    assert connect(HERE, free_port(), 2.0) is Outcome.REFUSED
-    assert connect("10.98.0.1", 29500, 2.0) is Outcome.UNREACHABLE
+        assert connect(HERE, made.getsockname()[1], 2.0) is ConnectionOutcome.OK
+    assert connect(HERE, free_port(), 2.0) is ConnectionOutcome.REFUSED
+    assert connect("10.98.0.1", 29500, 2.0) is ConnectionOutcome.UNREACHABLE
     with listener(HERE, backlog=0) as full, contextlib.ExitStack() as waiting:
         for _ in range(3):  # who comes next is not answered: the queue is full
             client = waiting.enter_context(socket.socket())
             client.settimeout(0)
             client.connect_ex(full.getsockname())
-        assert connect(HERE, full.getsockname()[1], 0.5) is Outcome.TIMED_OUT
+        assert connect(HERE, full.getsockname()[1], 0.5) is ConnectionOutcome.TIMED_OUT
 
     def unknown(*_: object, **__: object) -> list[object]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    assert connect("no-such-node", 29500, 1.0) is Outcome.NAME_UNKNOWN
+    assert connect("no-such-node", 29500, 1.0) is ConnectionOutcome.NAME_UNKNOWN
 
 
 def test_name_server_that_does_not_answer(network: None) -> None:  # noqa: ARG001
@@ -183,5 +183,5 @@ def test_a_store_with_libuv_is_not_disturbed() -> None:
     master = distributed.TCPStore("127.0.0.1", 0, 2, is_master=True, **options)
     rank = distributed.TCPStore("127.0.0.1", master.port, 2, is_master=False, **options)
     for number in range(1, 41):
-        assert connect("127.0.0.1", master.port, 20.0) is Outcome.OK
+        assert connect("127.0.0.1", master.port, 20.0) is ConnectionOutcome.OK
         assert rank.add("steps", 1) == number

@@ -15,7 +15,7 @@ from dshealthd.collectors import kernel
 from dshealthd.core.collector import Context, Metric, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
-from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result, attempt
 
 FIXTURE = Path(__file__).parent / "fixtures" / "kernel"
 
@@ -48,7 +48,7 @@ def value(result: Result, metric: Metric, *labels: str) -> float:
 def test_golden() -> None:
     """A GPU node's files give exactly the expected exposition."""
     result = collect(FIXTURE)
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert render(result.samples, Format.PROMETHEUS) == (FIXTURE / "expected.prom").read_text()
 
 
@@ -58,7 +58,7 @@ def test_missing_settings(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "proc" / "sys")
     shutil.rmtree(tmp_path / "sys")
     result = collect(tmp_path)
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     names = {sample.metric for sample in result.samples}
     assert names == {kernel.UPTIME, kernel.LOAD, kernel.THREADS, kernel.BOOTED, kernel.PARAMETER}
 
@@ -72,7 +72,7 @@ def test_malformed(tmp_path: Path, path: str, text: str) -> None:
     if path == "uptime" and text.startswith("1"):
         return
     result = collect(tmp_path)
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert [(fault.part, fault.reason) for fault in result.faults] == [(path, Reason.MALFORMED)]
     assert value(result, kernel.SYSCTL, "vm.max_map_count") > 0
 
@@ -100,7 +100,7 @@ def test_one_file_is_missing(tmp_path: Path, missing: str, metric: Metric) -> No
 def test_nothing_can_be_read(tmp_path: Path) -> None:
     """Without any of its files the collector is down."""
     result = collect(tmp_path)
-    assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.NOT_FOUND)
+    assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.NOT_FOUND)
 
 
 def test_settings_are_read_once_a_minute(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_cpus(text: str, count: int) -> None:
 def test_this_machine() -> None:
     """Boot time, CPUs, threads and settings agree with what others read in the same moment."""
     result = collect(Path("/"))
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert value(result, kernel.BOOTED) == psutil.boot_time()
     assert abs(value(result, kernel.UPTIME) - time.clock_gettime(time.CLOCK_BOOTTIME)) < 5
     assert value(result, kernel.CPUS) == psutil.cpu_count()

@@ -23,8 +23,8 @@ from dshealthd.core.counter_file import CounterFile
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
-from dshealthd.core.result import Outcome, Result, attempt
-from dshealthd.linux.kmsg import Reader
+from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.linux.kmsg import KernelLogReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -91,7 +91,7 @@ class Machine:
             (devices / address / "vendor").write_text(vendor + "\n")
             (devices / address / "class").write_text(kind + "\n")
         self.monotonic = 1000.0
-        self.options = kernel_log.Options()
+        self.options = kernel_log.KernelLogOptions()
 
     def collector(self, *, state: bool = True) -> kernel_log.KernelLog:
         """Return a new collector, as a new agent makes it."""
@@ -117,7 +117,7 @@ class Machine:
         if ledger is None:
             return result
         assert ledger.writer.wait(20.0)
-        if result.outcome is not Outcome.OK or not (result.faults or ledger.writer.error):
+        if result.outcome is not CollectionOutcome.OK or not (result.faults or ledger.writer.error):
             return result
         return attempt(collector, lambda: self.monotonic)  # which says what came of the write
 
@@ -176,7 +176,7 @@ def test_golden(machine: Machine) -> None:
     machine.log(record.replace("\0", "\n").encode() + b"\n" for record in records)
     with contextlib.closing(machine.collector()) as collector:
         result = machine.collect(collector)
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert not result.faults
     assert render(result.samples, Format.PROMETHEUS) == (FIXTURE / "expected.prom").read_text()
 
@@ -237,10 +237,10 @@ def test_flood(machine: Machine) -> None:
 
     Series, state and work per collection stay bounded.
     """
-    machine.options = kernel_log.Options(read_records=20_000, read_time=Duration(0.5))
+    machine.options = kernel_log.KernelLogOptions(read_records=20_000, read_time=Duration(0.5))
     collector = machine.collector()
     flood = Flood()
-    collector._reader = Reader("/dev/null", lambda: machine.monotonic, read=flood)
+    collector._reader = KernelLogReader("/dev/null", lambda: machine.monotonic, read=flood)
     rounds = Flood.count // machine.options.read_records + 1
     for _ in range(rounds):
         before = flood.given
@@ -258,7 +258,7 @@ def test_flood_through_a_fifo(machine: Machine) -> None:
     """FAULT 16 through a descriptor: what one collection may not read any more is read by the next,
     and nothing is lost.
     """
-    machine.options = kernel_log.Options(read_records=70)
+    machine.options = kernel_log.KernelLogOptions(read_records=70)
     collector = machine.collector()
     for start in range(0, 2000, 100):
         machine.log(xid(number, CODES[number % len(CODES)]) for number in range(start, start + 100))
@@ -274,7 +274,7 @@ def test_series_limit(machine: Machine) -> None:
 
     What is too much is counted as other.
     """
-    machine.options = kernel_log.Options(series_limit=20)
+    machine.options = kernel_log.KernelLogOptions(series_limit=20)
     collector = machine.collector()
     machine.log(xid(number, number + 1, f"0000:{number:02x}:00") for number in range(100))
     machine.log([xid(100, 4711), noise(101), b"3,102,1,-;TCP: time wait bucket table overflow\n"])
@@ -502,7 +502,7 @@ def test_state_directory_is_missing(machine: Machine) -> None:
     result = machine.collect(collector)
     assert total(result) == 1
     assert [(fault.part, fault.reason) for fault in result.faults] == [("state", Reason.NOT_FOUND)]
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     machine.state.mkdir()
     assert not machine.collect(collector, 6.0).faults
     assert machine.saved()["position"] == 1
@@ -563,7 +563,7 @@ def test_absent(machine: Machine) -> None:
     machine.kmsg.unlink()
     collector = machine.collector()
     assert "kmsg" in (kernel_log.KernelLog.absent(machine.options, collector.host) or "")
-    assert machine.collect(collector).outcome is Outcome.NOT_AVAILABLE
+    assert machine.collect(collector).outcome is CollectionOutcome.NOT_AVAILABLE
     close(collector)
 
 
@@ -599,11 +599,11 @@ def test_no_permission(public: Machine) -> None:
         result = machine.collect(collector)
         again = machine.collect(collector, 0.5)
     for outcome in (result, again):
-        assert outcome.outcome is Outcome.ERROR
+        assert outcome.outcome is CollectionOutcome.ERROR
         assert outcome.reason is Reason.PERMISSION_DENIED
         assert not outcome.samples
     machine.kmsg.chmod(0o600)
-    assert machine.collect(collector, 60.0).outcome is Outcome.OK
+    assert machine.collect(collector, 60.0).outcome is CollectionOutcome.OK
     close(collector)
 
 
@@ -621,10 +621,10 @@ def test_closing_again_and_again(machine: Machine) -> None:
         return steps.pop(0)() if steps else b""
 
     calls: list[float] = []
-    collector._reader = Reader("/dev/null", lambda: machine.monotonic, 1, read)
+    collector._reader = KernelLogReader("/dev/null", lambda: machine.monotonic, 1, read)
     for _ in range(120):
         result = machine.collect(collector)
-        assert result.outcome is Outcome.ERROR
+        assert result.outcome is CollectionOutcome.ERROR
         assert result.reason is Reason.IO_ERROR
         assert total(result) == 1
     assert len(calls) <= 8

@@ -17,7 +17,7 @@ import pytest
 from dshealthd.collectors.loopback import Loopback
 from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
-from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result, attempt
 from tests.netns import network_namespace, ss
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -63,7 +63,7 @@ def test_a_working_loopback_is_up() -> None:
     """
     with network_namespace():
         result = attempt(collector(), time.monotonic)
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert outcomes(result) == {"ok": 1}
     assert gauges(result)["dshealthd_loopback_up"] == 1
     assert 0 < gauges(result)["dshealthd_loopback_connect_seconds"] < 0.1
@@ -106,7 +106,7 @@ def test_refused() -> None:
         reject("reject with tcp reset")
         result = attempt(collector(), time.monotonic)
         assert not ss()
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert outcomes(result) == {"refused": 1}
     assert gauges(result) == {"dshealthd_loopback_up": 0}
 
@@ -157,6 +157,6 @@ def test_the_agent_s_own_limit_is_no_finding() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for descriptor in spare:
             os.close(descriptor)
-    assert result.outcome is Outcome.ERROR
+    assert result.outcome is CollectionOutcome.ERROR
     assert "Too many open files" in result.detail
     assert outcomes(attempt(agent, time.monotonic)) == {"ok": 1}

@@ -13,7 +13,7 @@ from dshealthd.collectors import memory
 from dshealthd.core.collector import CollectorOptions, Context, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
-from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result, attempt
 
 FIXTURE = Path(__file__).parent / "fixtures" / "memory"
 
@@ -21,7 +21,7 @@ FIXTURE = Path(__file__).parent / "fixtures" / "memory"
 def collected(procfs: Path) -> Result:
     """Collect once from a procfs."""
     context = Context(host=Host(procfs=procfs), monotonic=time.monotonic, wall=time.time)
-    return attempt(memory.Memory(CollectorOptions(), context), time.monotonic)
+    return attempt(memory.HostMemory(CollectorOptions(), context), time.monotonic)
 
 
 def test_fixture() -> None:
@@ -72,7 +72,7 @@ def test_one_file_is_missing(tmp_path: Path, missing: str) -> None:
     shutil.copytree(FIXTURE / "proc", tmp_path / "proc")
     (tmp_path / "proc" / missing).unlink()
     result = collected(tmp_path / "proc")
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert [(fault.part, fault.reason) for fault in result.faults] == [(missing, Reason.NOT_FOUND)]
     metrics = {sample.metric for sample in result.samples}
     assert (memory.TOTAL in metrics, memory.OOM_KILLS in metrics) == (
@@ -84,5 +84,5 @@ def test_one_file_is_missing(tmp_path: Path, missing: str) -> None:
 def test_no_procfs_is_an_error(tmp_path: Path) -> None:
     """A missing file is an error that names it."""
     result = collected(tmp_path)
-    assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.NOT_FOUND)
+    assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.NOT_FOUND)
     assert "meminfo" in result.detail

@@ -17,7 +17,7 @@ from dshealthd.collectors.nccl_inspector import NcclInspector, NcclInspectorOpti
 from dshealthd.core.collector import Context, Fault, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
-from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result, attempt
 from tests.jobs.machines import TORCH, Machine
 from tests.jobs.nccl.inspector_plugin import UUID, file_name, line
 
@@ -253,7 +253,7 @@ def test_a_link_does_not_leave_the_container(node: Node, tmp_path: Path) -> None
     (node.inside / "up").symlink_to("../outside")
     node.rank(path="/link")
     node.rank(51, path="/up")
-    assert node.sweep().outcome is Outcome.NOT_AVAILABLE
+    assert node.sweep().outcome is CollectionOutcome.NOT_AVAILABLE
 
 
 def test_bounds(tmp_path: Path) -> None:
@@ -289,7 +289,11 @@ def test_not_there_yet(node: Node) -> None:
     """
     node.rank(path="/not/yet")
     result = node.sweep()
-    assert (result.outcome, result.faults, result.samples) == (Outcome.NOT_AVAILABLE, (), ())
+    assert (result.outcome, result.faults, result.samples) == (
+        CollectionOutcome.NOT_AVAILABLE,
+        (),
+        (),
+    )
 
 
 def test_hung_directory(node: Node) -> None:

@@ -27,7 +27,7 @@ from dshealthd.collectors.network import (
     TRANSMIT_DROPS,
     UP,
     Network,
-    Options,
+    NetworkOptions,
     parse_columns,
     parse_net_dev,
     speed_of,
@@ -35,7 +35,7 @@ from dshealthd.collectors.network import (
 from dshealthd.core.collector import Context, Fault, Metric, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host, read
-from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result, attempt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,7 +63,7 @@ class Bench:
         context = Context(
             host=host, monotonic=lambda: self.now, wall=time.time, entering=self._approach
         )
-        self.collector = Network(Options(**options), context, self._read)  # type: ignore[arg-type] # checked where the config is decoded
+        self.collector = Network(NetworkOptions(**options), context, self._read)  # type: ignore[arg-type] # checked where the config is decoded
 
     def _approach(self, part: str) -> Fault | None:
         self.touched.append(part)
@@ -111,7 +111,7 @@ def asked(bench: Bench) -> set[str]:
 def test_golden(bench: Bench) -> None:
     """The whole fixture gives exactly this exposition, without a fault."""
     result = bench.collect()
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert not result.faults
     assert render(result.samples, Format.PROMETHEUS) == (FIXTURES / "expected.prom").read_text()
 
@@ -155,11 +155,11 @@ def test_absent(root: Path, tmp_path: Path) -> None:
     collector too.
     """
     host = Host(procfs=root / "proc", sysfs=root / "sys")
-    assert Network.absent(Options(), host) is None
-    nothing = Options(exclude=("*",))
+    assert Network.absent(NetworkOptions(), host) is None
+    nothing = NetworkOptions(exclude=("*",))
     assert Network.absent(nothing, host) == f"{root}/sys/class/net has no interface with hardware"
-    assert Network.absent(Options(), Host(sysfs=tmp_path)) is not None
-    assert Bench(root, exclude=("*",)).collect().outcome is Outcome.NOT_AVAILABLE
+    assert Network.absent(NetworkOptions(), Host(sysfs=tmp_path)) is not None
+    assert Bench(root, exclude=("*",)).collect().outcome is CollectionOutcome.NOT_AVAILABLE
 
 
 def test_state_of_a_driver_that_does_not_say(bench: Bench) -> None:
@@ -223,7 +223,7 @@ def test_speed_under_quarantine(bench: Bench) -> None:
     bench.blocked = {fault.part: fault}
     for _ in range(2):
         result = bench.collect()
-        assert result.outcome is Outcome.OK
+        assert result.outcome is CollectionOutcome.OK
         assert result.faults == (fault,)
         assert "eno1" not in asked(bench)
         assert set(values(result, SPEED)) == {"bond0", "ens3f0np0", "ibp24s0"}
@@ -242,7 +242,7 @@ def test_odd_interface_leaves_the_others_alone(bench: Bench) -> None:
     bench.write("bond0/operstate", "sideways")
     bench.write("ibp24s0/carrier_changes", "few")
     result = bench.collect()
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert {fault.part: fault.reason for fault in result.faults} == {
         "network eno1": Reason.IO_ERROR,
         "network eth0": Reason.IO_ERROR,
@@ -261,7 +261,7 @@ def test_nothing_can_be_read(bench: Bench) -> None:
     """
     bench.refused = {f"{name}/operstate": errno.EACCES for name in (*WITH_HARDWARE, "bond0")}
     result = bench.collect()
-    assert result.outcome is Outcome.ERROR
+    assert result.outcome is CollectionOutcome.ERROR
     assert result.reason is Reason.PERMISSION_DENIED
     assert len(values(result, RECEIVE_BYTES)) == 7
     assert not values(result, UP)
@@ -312,13 +312,15 @@ def test_against_ip() -> None:
     after.
     """
     host = Host()
-    if Network.absent(Options(), host) is not None or shutil.which("ip") is None:
+    if Network.absent(NetworkOptions(), host) is not None or shutil.which("ip") is None:
         pytest.skip("no interface with hardware, or no ip")
-    collector = Network(Options(), Context(host=host, monotonic=time.monotonic, wall=time.time))
+    collector = Network(
+        NetworkOptions(), Context(host=host, monotonic=time.monotonic, wall=time.time)
+    )
     before = _ip()
     result = attempt(collector, time.monotonic)
     after = _ip()
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert values(result, MTU)
     for name, mtu in values(result, MTU).items():
         assert mtu == after[name]["mtu"]

@@ -17,7 +17,7 @@ from dshealthd.core.collector import Context, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host, read
 from dshealthd.core.options import Duration
-from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result, attempt
 from tests.jobs.machines import TORCH, Machine
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def test_fixture() -> None:
     """Two jobs, one of three processes with a data loader of an odd name: the whole output."""
     context = Context(host=Host(procfs=FIXTURES / "proc"), monotonic=time.monotonic, wall=time.time)
     result = Agent(context).sweep()
-    assert (result.outcome, result.faults) == (Outcome.OK, ())
+    assert (result.outcome, result.faults) == (CollectionOutcome.OK, ())
     assert render(result.samples, Format.PROMETHEUS) == (FIXTURES / "expected.prom").read_text()
 
 
@@ -256,4 +256,8 @@ def test_malformed_file_nr(machine: Machine) -> None:
     """Numbers that are not understood are an error, and no sample."""
     (machine.root / "sys/fs/file-nr").write_text("many\n")
     result = Agent(machine.context()).sweep()
-    assert (result.outcome, result.reason, result.samples) == (Outcome.ERROR, Reason.MALFORMED, ())
+    assert (result.outcome, result.reason, result.samples) == (
+        CollectionOutcome.ERROR,
+        Reason.MALFORMED,
+        (),
+    )

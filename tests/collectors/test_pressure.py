@@ -11,7 +11,7 @@ from dshealthd.collectors import pressure
 from dshealthd.core.collector import Context, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
-from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result, attempt
 
 FIXTURE = Path(__file__).parent / "fixtures" / "pressure"
 
@@ -25,13 +25,13 @@ def collect(procfs: Path) -> Result:
 def test_golden() -> None:
     """Totals are seconds, averages ratios; `full` of the CPU, which means nothing, is left out."""
     result = collect(FIXTURE / "proc")
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert render(result.samples, Format.PROMETHEUS) == (FIXTURE / "expected.prom").read_text()
 
 
 def test_kernel_without_psi(tmp_path: Path) -> None:
     """A kernel without PSI is an ordinary one."""
-    assert collect(tmp_path).outcome is Outcome.NOT_AVAILABLE
+    assert collect(tmp_path).outcome is CollectionOutcome.NOT_AVAILABLE
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_malformed(tmp_path: Path, text: str) -> None:
     (tmp_path / "pressure").mkdir()
     (tmp_path / "pressure" / "cpu").write_text(text)
     result = collect(tmp_path)
-    assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.MALFORMED)
+    assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.MALFORMED)
     assert not result.samples
 
 

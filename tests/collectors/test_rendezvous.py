@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collectors.rendezvous import Rendezvous, parse_ports
+from dshealthd.collectors.rendezvous import RendezvousPorts, parse_ports
 from dshealthd.core.collector import Context
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
-from dshealthd.core.result import Outcome, attempt
-from dshealthd.linux.netlink import State
+from dshealthd.core.result import CollectionOutcome, attempt
+from dshealthd.linux.netlink import TcpState
 from dshealthd.linux.sockets import FEW
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
 
@@ -46,13 +46,13 @@ class Agent:
         ports: str = "29500-29600",
     ) -> None:
         self.context = Context(host=Host(procfs=procfs), monotonic=monotonic, wall=time.time)
-        self.collector = Rendezvous(Rendezvous.Options(ports=ports), self.context)
+        self.collector = RendezvousPorts(RendezvousPorts.Options(ports=ports), self.context)
 
     def collect(self) -> dict[tuple[str, ...], float]:
         """Return the values of a round, by the last part of their name and their labels."""
         self.context.sweep += 1
         result = attempt(self.collector, time.monotonic)
-        assert result.outcome is Outcome.OK, result.detail
+        assert result.outcome is CollectionOutcome.OK, result.detail
         return {
             (metric.name.removeprefix("dshealthd_rendezvous_"), *labels): value
             for metric, labels, value in result.samples
@@ -108,7 +108,7 @@ def test_fixture(proc: Path) -> None:
     process(proc, 5001, 5000, "pt_main (x) y", (595073,), started=86000_00)
     agent = Agent(proc)
     result = attempt(agent.collector, time.monotonic)
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     text = "".join(
         line
         for line in render(result.samples, Format.PROMETHEUS).splitlines(keepends=True)
@@ -285,8 +285,8 @@ def test_states_agree_with_ss(*, many: bool) -> None:
         clients = ss("( dport >= 29500 and dport <= 29600 )")
         for end in ends:
             end.close()
-    assert {state.label: ours["sockets", state.label] for state in State} == {
-        state.label: truth[state.label] for state in State
+    assert {state.label: ours["sockets", state.label] for state in TcpState} == {
+        state.label: truth[state.label] for state in TcpState
     }
     assert (truth["listen"], truth["established"], truth["time_wait"]) == (4, 4, 16)
     assert ours["client_sockets", "established"] == clients["established"] == 4
@@ -402,7 +402,7 @@ def test_ports_are_checked() -> None:
     assert parse_ports("29500") == (29500, 29500)
     for malformed in ("", "0-5", "5-4", "1-65536", "a-b", "1-2-3", "-5"):
         errors = Errors()
-        decode(Rendezvous.Options, {"ports": malformed}, "collectors.rendezvous", errors)
+        decode(RendezvousPorts.Options, {"ports": malformed}, "collectors.rendezvous", errors)
         assert errors == [
             (
                 f'collectors.rendezvous.ports: "{malformed}" is not a range of ports such as '

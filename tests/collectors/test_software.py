@@ -27,7 +27,7 @@ from dshealthd.core.collector import Context, Fault, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
-from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result, attempt
 from tests.jobs.machines import TORCH
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def test_fixture() -> None:
     the whole output.
     """
     result = Node(FIXTURES, "/opt/venv").sweep()
-    assert (result.outcome, result.faults) == (Outcome.OK, ())
+    assert (result.outcome, result.faults) == (CollectionOutcome.OK, ())
     assert render(result.samples, Format.PROMETHEUS) == (FIXTURES / "expected.prom").read_text()
 
 
@@ -101,7 +101,7 @@ def test_this_node() -> None:
         Software(Software.Options(environments=(Path(sys.prefix),)), context), time.monotonic
     )
     found = versions(result)
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert found["kernel", "", ""] == os.uname().release
     assert found["os", "", ""].startswith(platform.freedesktop_os_release()["ID"])
     assert found["python", sys.prefix, ""] == platform.python_version()
@@ -176,7 +176,7 @@ def test_without_driver_and_fabric(base: Path) -> None:
     for path in ("proc/driver", "sys", "root/usr", "root/var", "root/etc"):
         shutil.rmtree(base / path)
     result = Node(base).sweep()
-    assert (result.outcome, result.faults) == (Outcome.OK, ())
+    assert (result.outcome, result.faults) == (CollectionOutcome.OK, ())
     assert {component for component, _, job in versions(result) if not job} == {"kernel"}
     assert fingerprints(result)["nccl_configuration", "", ""] == fingerprint("")
 
@@ -281,7 +281,7 @@ def test_nothing_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "root").symlink_to("root")
     (tmp_path / "sys").symlink_to("sys")
     result = Node(tmp_path).sweep()
-    assert (result.outcome, result.samples) == (Outcome.ERROR, ())
+    assert (result.outcome, result.samples) == (CollectionOutcome.ERROR, ())
 
 
 def test_relative_environment_is_refused() -> None:

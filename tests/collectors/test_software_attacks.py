@@ -14,7 +14,7 @@ import pytest
 from dshealthd.collectors.software import Software
 from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
-from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.jobs.installation import MAX_VERSIONS
 from tests.jobs.machines import TORCH
 from tests.stopwatch import Stopwatch
@@ -81,7 +81,7 @@ def test_nothing_is_read_through_an_environment(prefix: Path, put: Callable[[Pat
     place = prefix / "lib/python3.11/site-packages/torch/version.py"
     put(place)
     result, seconds = run(prefix)
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert told(result) == {}
     assert [fault.part for fault in result.faults] == [f"job slurm-{os.getpid()}"]
     assert "6.6.6" not in str(result)

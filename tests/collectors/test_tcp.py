@@ -13,8 +13,8 @@ from dshealthd.collectors.tcp import Tcp
 from dshealthd.core.collector import Context
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
-from dshealthd.core.result import Outcome, attempt
-from dshealthd.linux.netlink import State
+from dshealthd.core.result import CollectionOutcome, attempt
+from dshealthd.linux.netlink import TcpState
 from dshealthd.linux.sockets import FEW
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
 
@@ -62,7 +62,7 @@ def test_fixture() -> None:
     sockets too.
     """
     result = attempt(collector(FIXTURE / "proc"), time.monotonic)
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert render(result.samples, Format.PROMETHEUS) == (FIXTURE / "expected.prom").read_text()
 
 
@@ -73,7 +73,7 @@ def test_every_state_agrees_with_ss() -> None:
     """
     ours = {labels[0]: value for _, labels, value in attempt(collector(), time.monotonic).samples}
     truth = ss()
-    assert ours == {state.label: truth[state.label] for state in State}
+    assert ours == {state.label: truth[state.label] for state in TcpState}
     assert (truth["listen"], truth["time_wait"], truth["established"]) == (4, 10, 12)
     assert truth["syn_sent"] == 4
     assert truth["close_wait"] == truth["fin_wait2"] == 2
@@ -90,7 +90,7 @@ def test_many_in_time_wait_agree_with_ss() -> None:
         port.close()
     ours = {labels[0]: value for _, labels, value in attempt(collector(), time.monotonic).samples}
     truth = ss()
-    assert ours == {state.label: truth[state.label] for state in State}
+    assert ours == {state.label: truth[state.label] for state in TcpState}
     assert truth["time_wait"] > FEW
     assert truth["fin_wait2"] == 2
 
@@ -100,11 +100,11 @@ def test_an_empty_namespace_has_no_sockets() -> None:
     with network_namespace():
         result = attempt(collector(), time.monotonic)
     assert {value for _, _, value in result.samples} == {0}
-    assert len(result.samples) == len(State)
+    assert len(result.samples) == len(TcpState)
 
 
 def test_no_source_is_an_error(tmp_path: Path) -> None:
     """Without any source nothing is exported: unknown is not 0."""
     result = attempt(collector(tmp_path), time.monotonic)
-    assert result.outcome is Outcome.ERROR
+    assert result.outcome is CollectionOutcome.ERROR
     assert result.samples == ()

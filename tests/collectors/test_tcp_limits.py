@@ -14,7 +14,7 @@ from dshealthd.collectors.tcp_limits import TcpLimits, parse_range, parse_reserv
 from dshealthd.core.collector import Context, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
-from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.linux.sockets import FEW
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace
 
@@ -49,7 +49,7 @@ def test_fixture() -> None:
     sockets is one port.
     """
     result = collect(FIXTURES / "tcp/proc")
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert (
         render(result.samples, Format.PROMETHEUS)
         == (FIXTURES / "tcp_limits/expected.prom").read_text()
@@ -104,7 +104,7 @@ def test_one_unreadable_setting_leaves_the_others(tmp_path: Path) -> None:
     (tmp_path / "sys/net/ipv4/tcp_fin_timeout").write_text("soon\n")
     (tmp_path / "sys/net/ipv4/tcp_tw_reuse").unlink()
     result = collect(tmp_path)
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert [(fault.part, fault.reason) for fault in result.faults] == [
         ("net/ipv4/tcp_fin_timeout", Reason.MALFORMED)
     ]
@@ -116,12 +116,12 @@ def test_one_unreadable_setting_leaves_the_others(tmp_path: Path) -> None:
 
 def test_nothing_is_not_available(tmp_path: Path) -> None:
     """A machine without these sysctls is an ordinary machine; one where none can be read is not."""
-    assert collect(tmp_path).outcome is Outcome.NOT_AVAILABLE
+    assert collect(tmp_path).outcome is CollectionOutcome.NOT_AVAILABLE
     (tmp_path / "sys/net/ipv4").mkdir(parents=True)
     (tmp_path / "sys/net/ipv4/tcp_fin_timeout").write_text("")
     result = collect(tmp_path)
     assert (result.outcome, result.reason, len(result.faults)) == (
-        Outcome.ERROR,
+        CollectionOutcome.ERROR,
         Reason.MALFORMED,
         1,
     )

@@ -16,7 +16,7 @@ from dshealthd.collectors.training import Training, samples
 from dshealthd.core.collector import Context, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
-from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.heartbeats.reception import by_rank
@@ -125,7 +125,7 @@ def test_ranks_on_metrics(tmp_path: Path) -> None:
         given = options(tmp_path / "h.sock", max_ranks=2)
         async with jobs(configured(given)) as (service, context):
             training = Training(given, context)
-            assert attempt(training, time.monotonic).outcome is Outcome.OK
+            assert attempt(training, time.monotonic).outcome is CollectionOutcome.OK
             with (
                 sending(tmp_path / "h.sock", {**TORCH, "RANK": "0"}) as first,
                 sending(tmp_path / "h.sock", {**TORCH, "RANK": "1"}) as second,
@@ -161,7 +161,7 @@ def test_single_collection(tmp_path: Path) -> None:
     context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
     result = attempt(Training(options(tmp_path / "h.sock"), context), time.monotonic)
     assert (result.outcome, result.detail) == (
-        Outcome.NOT_AVAILABLE,
+        CollectionOutcome.NOT_AVAILABLE,
         "heartbeats come in while an agent runs",
     )
     assert list(tmp_path.iterdir()) == []
@@ -177,7 +177,7 @@ def test_no_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
             return attempt(Training(mine, context), time.monotonic), str(service.status())
 
     result, status = asyncio.run(run())
-    assert result.outcome is Outcome.NOT_AVAILABLE
+    assert result.outcome is CollectionOutcome.NOT_AVAILABLE
     assert f"{tmp_path}/absent does not exist" in result.detail
     assert result.detail in status
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -190,7 +190,7 @@ def test_another_agent(tmp_path: Path) -> None:
         other.bind(str(tmp_path / "h.sock"))
         other.listen()
         result = collected(tmp_path / "h.sock")
-    assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.IO_ERROR)
+    assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.IO_ERROR)
     assert result.detail == f"{tmp_path}/h.sock: another agent listens there"
 
 
@@ -200,5 +200,5 @@ def test_processes_of_another_namespace(tmp_path: Path) -> None:
     proc.mkdir()
     (proc / "self").symlink_to("1")
     result = collected(tmp_path / "h.sock", Host(procfs=proc))
-    assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.NOT_FOUND)
+    assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.NOT_FOUND)
     assert "another namespace" in result.detail

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from dshealthd.core.collector import Buckets, Kind, Metric, Sample
+from dshealthd.core.collector import Buckets, Metric, MetricKind, Sample
 from dshealthd.core.exposition import MAX_LABEL_LENGTH, Format, clean, negotiate, render
 
 if TYPE_CHECKING:
@@ -34,17 +34,20 @@ def families(draw: st.DrawFn) -> list[Sample]:
     """Draw the samples of some metrics."""
     samples: list[Sample] = []
     for name in draw(st.lists(names, unique=True, max_size=4)):
-        kind = draw(st.sampled_from(Kind))
+        kind = draw(st.sampled_from(MetricKind))
         labels = tuple(
             draw(st.lists(names.filter(lambda name: name != "le"), unique=True, max_size=3))
         )
         metric = Metric(
-            f"x_{name}_total" if kind is Kind.COUNTER else f"x_{name}_g", kind, draw(texts), labels
+            f"x_{name}_total" if kind is MetricKind.COUNTER else f"x_{name}_g",
+            kind,
+            draw(texts),
+            labels,
         )
         series = draw(
             st.lists(st.tuples(*(texts for _ in labels)), unique=True, min_size=1, max_size=3)
         )
-        if kind is Kind.HISTOGRAM:
+        if kind is MetricKind.HISTOGRAM:
             for values in series:
                 buckets = Buckets(
                     sorted(draw(st.lists(st.floats(0, 1e5), unique=True, max_size=3)))
@@ -69,7 +72,7 @@ class Reference(Collector):
         found: dict[Metric, CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily] = {}
         buckets: list[tuple[str, float]] = []
         for metric, labels, value in self.samples:
-            if metric.kind is Kind.HISTOGRAM:
+            if metric.kind is MetricKind.HISTOGRAM:
                 *values, part = labels
                 if part == "sum":
                     family = found.setdefault(
@@ -82,7 +85,7 @@ class Reference(Collector):
                 elif part != "count":
                     buckets.append((floatToGoString(part), value))  # type: ignore[no-untyped-call] # theirs
                 continue
-            kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+            kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
             plain = found.setdefault(metric, kind(metric.name, metric.help, labels=metric.labels))
             assert not isinstance(plain, HistogramMetricFamily)
             plain.add_metric(labels, value)
@@ -130,7 +133,7 @@ def test_labels_are_cleaned() -> None:
 
 def test_first_of_two_equal_series_counts() -> None:
     """A collector that yields the same series twice does not make a scrape that Prometheus rejects."""
-    metric = Metric("x", Kind.GAUGE, "X.", ("a",))
+    metric = Metric("x", MetricKind.GAUGE, "X.", ("a",))
     text = render([metric(1.0, "b"), metric(2.0, "b")], Format.PROMETHEUS)
     assert text.count('x{a="b"}') == 1
     assert 'x{a="b"} 1.0' in text
@@ -141,4 +144,4 @@ def test_wrong_number_of_labels_is_refused() -> None:
     metric's name.
     """
     with pytest.raises(TypeError, match="x takes the labels"):
-        Metric("x", Kind.GAUGE, "X.", ("a",))(math.pi)
+        Metric("x", MetricKind.GAUGE, "X.", ("a",))(math.pi)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dshealthd.core.collector import Fault, Kind, Metric, Reason, Sample
+from dshealthd.core.collector import Fault, Metric, MetricKind, Reason, Sample
 from dshealthd.core.exposition import Format
-from dshealthd.core.result import Outcome, Result, failed, not_available
+from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 
-VALUE = Metric("x_value", Kind.GAUGE, "X.")
+VALUE = Metric("x_value", MetricKind.GAUGE, "X.")
 
 
 class Clock:
@@ -43,7 +43,7 @@ def lines(snapshot: Snapshot) -> dict[str, float]:
 
 def ok(value: float, *faults: Fault) -> Result:
     """Return a result with one sample."""
-    return Result(Outcome.OK, (Sample(VALUE, (), value),), faults, duration=0.5)
+    return Result(CollectionOutcome.OK, (Sample(VALUE, (), value),), faults, duration=0.5)
 
 
 def test_success() -> None:

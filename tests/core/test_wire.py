@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dshealthd.core import wire
 from dshealthd.core.collector import Fault, Reason, Sample, gauge
-from dshealthd.core.result import Outcome, Result
+from dshealthd.core.result import CollectionOutcome, Result
 
 A = gauge("x_a", "A.", "part")
 B = gauge("x_b", "B.")
@@ -34,7 +34,7 @@ samples = st.builds(
 ) | st.builds(B, st.floats(allow_nan=False))
 results = st.builds(
     Result,
-    outcome=st.sampled_from(Outcome),
+    outcome=st.sampled_from(CollectionOutcome),
     samples=st.lists(samples, max_size=6).map(tuple),
     faults=st.lists(
         st.builds(Fault, st.text(max_size=3), st.sampled_from(Reason), st.text(max_size=3)),
@@ -60,7 +60,7 @@ def test_results_arrive_as_they_were(sweeps: list[Result]) -> None:
 def test_a_series_is_named_once() -> None:
     """From the second sweep on, only numbers and values cross."""
     encoder = wire.Encoder()
-    result = Result(Outcome.OK, (A(1.0, "p"), B(2.0)))
+    result = Result(CollectionOutcome.OK, (A(1.0, "p"), B(2.0)))
     assert sent(encoder, result)["series"] == [["x_a", ["p"]], ["x_b", []]]
     assert sent(encoder, result)["series"] == []
 
@@ -83,7 +83,7 @@ def test_nonsense_is_refused(nonsense: dict[str, Any]) -> None:
     """A frame of the wrong shape raises one of the errors that the supervisor turns into
     `malformed`.
     """
-    message = sent(wire.Encoder(), Result(Outcome.OK, (B(1.0),)))
+    message = sent(wire.Encoder(), Result(CollectionOutcome.OK, (B(1.0),)))
     with pytest.raises(wire.type_error):
         wire.Decoder(METRICS).unpack({**message, **nonsense})
 
@@ -93,8 +93,8 @@ def test_progress_page() -> None:
 
     A long part is cut, not refused.
     """
-    descriptor = wire.Progress.create()
-    writer, reader = wire.Progress(descriptor), wire.Progress(descriptor)
+    descriptor = wire.ProgressPage.create()
+    writer, reader = wire.ProgressPage(descriptor), wire.ProgressPage(descriptor)
     os.close(descriptor)
     assert reader.read() == (0.0, "", "")
     now = time.monotonic()
@@ -111,6 +111,8 @@ def test_series_of_ended_jobs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(wire, "MAX_SERIES", 40)
     encoder, decoder = wire.Encoder(), wire.Decoder(METRICS)
     for job in range(500):
-        result = Result(Outcome.OK, tuple(A(float(rank), f"{job}/{rank}") for rank in range(8)))
+        result = Result(
+            CollectionOutcome.OK, tuple(A(float(rank), f"{job}/{rank}") for rank in range(8))
+        )
         assert decoder.unpack(sent(encoder, result)) == result
     assert len(decoder._series) <= 40

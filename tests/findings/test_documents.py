@@ -11,7 +11,7 @@ from dshealthd.collectors.gpu import FAULT, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.kernel_log import LAST_XID
 from dshealthd.core.collector import Fault, Reason
-from dshealthd.core.result import Outcome, Result, failed, not_available
+from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.history import History
 from dshealthd.findings.judge import judge, series_of
@@ -39,8 +39,8 @@ def gpus(*samples: object) -> dict[str, Result | None]:
     """Return the results of a node with two GPUs, with these samples beside."""
     usual = (UP(1, "0", "GPU-a"), VISIBLE(2), *samples)
     return {
-        "gpu": Result(Outcome.OK, usual),  # type: ignore[arg-type] # samples
-        "gpu_bus": Result(Outcome.OK, (EXPECTED(2),)),
+        "gpu": Result(CollectionOutcome.OK, usual),  # type: ignore[arg-type] # samples
+        "gpu_bus": Result(CollectionOutcome.OK, (EXPECTED(2),)),
     }
 
 
@@ -67,7 +67,13 @@ def test_unknown_is_neither_ok_nor_a_warning() -> None:
     for results, now in (
         ({**gpus(), "ecc": None}, NOW),
         ({**gpus(), "ecc": failed(Reason.IO_ERROR, "it does not answer")}, NOW),
-        ({**gpus(), "ecc": Result(Outcome.OK, (), (Fault("gpu 1", Reason.IO_ERROR, "x"),))}, NOW),
+        (
+            {
+                **gpus(),
+                "ecc": Result(CollectionOutcome.OK, (), (Fault("gpu 1", Reason.IO_ERROR, "x"),)),
+            },
+            NOW,
+        ),
     ):
         found = verdict(results, now)
         assert found.state == "unknown"
@@ -112,14 +118,14 @@ def test_the_worst_comes_first() -> None:
 def test_users_parts_leave_the_node_known() -> None:
     """A part of a user's job that cannot be read does not make the node unknown."""
     fault = Fault("job x", Reason.MALFORMED, "odd")
-    assert verdict({**gpus(), "nccl_ras": Result(Outcome.OK, (), (fault,))}).state == "ok"
+    assert verdict({**gpus(), "nccl_ras": Result(CollectionOutcome.OK, (), (fault,))}).state == "ok"
 
 
 def test_a_part_is_named_once() -> None:
     """A GPU that is lost is not also a part that could not be read."""
     fault = Fault("gpu 1", Reason.GPU_LOST, "GPU is lost")
     results = gpus(FAULT(1, "1", "GPU-b", "gpu_lost"))
-    results["ecc"] = Result(Outcome.OK, (), (fault,))
+    results["ecc"] = Result(CollectionOutcome.OK, (), (fault,))
     assert [finding.part for finding in verdict(results).findings] == ["GPU 1"]
 
 

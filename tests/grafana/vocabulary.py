@@ -6,7 +6,7 @@ import functools
 
 import yaml
 
-from dshealthd.core.collector import Kind
+from dshealthd.core.collector import MetricKind
 from dshealthd.reference import all_metrics
 from grafana import limits
 
@@ -24,7 +24,7 @@ def labels_of() -> dict[str, set[str]]:
         labels = {
             f"exported_{label}" if label in TARGET_LABELS else label for label in metric.labels
         }
-        if metric.kind is Kind.HISTOGRAM:
+        if metric.kind is MetricKind.HISTOGRAM:
             found |= {
                 f"{metric.name}_bucket": labels | {"le"},
                 f"{metric.name}_sum": labels,

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.core.collector import Reason, SourceError
-from dshealthd.linux.kmsg import KERNEL, Reader, Record, parse
+from dshealthd.linux.kmsg import KERNEL, KernelLogReader, KernelLogRecord, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,12 +58,12 @@ def line(sequence: int, message: str = "usb 1-1: new device", facility: int = KE
     )
 
 
-def reader(*steps: bytes | int, position: int = 0, clock: Clock | None = None) -> Reader:
+def reader(*steps: bytes | int, position: int = 0, clock: Clock | None = None) -> KernelLogReader:
     """Return a reader of scripted steps."""
-    return Reader("/dev/null", clock or Clock(), position, Script(*steps))
+    return KernelLogReader("/dev/null", clock or Clock(), position, Script(*steps))
 
 
-def numbers(records: Iterable[Record]) -> list[int]:
+def numbers(records: Iterable[KernelLogRecord]) -> list[int]:
     """Return the sequence numbers."""
     return [record.sequence for record in records]
 
@@ -190,7 +190,7 @@ def test_closing_again_and_again(end: bytes | int) -> None:
     """
     clock = Clock()
     script = Script()
-    log = Reader("/dev/null", clock, read=script)
+    log = KernelLogReader("/dev/null", clock, read=script)
     reasons = []
     for _ in range(600):
         script.steps = [end]
@@ -222,7 +222,7 @@ def test_fifo_in_packet_mode(tmp_path: Path) -> None:
     """
     place = tmp_path / "kmsg"
     os.mkfifo(place)
-    log = Reader(str(place), time.monotonic)
+    log = KernelLogReader(str(place), time.monotonic)
     keep = os.open(place, os.O_RDWR | os.O_NONBLOCK)
     try:
         writer = os.open(place, os.O_WRONLY)
@@ -243,7 +243,7 @@ def test_real_device() -> None:
     """Every record of this machine's log is understood, their numbers go up, and the boot's first
     line names the running kernel.
     """
-    log = Reader("/dev/kmsg", time.monotonic)
+    log = KernelLogReader("/dev/kmsg", time.monotonic)
     try:
         records = list(log.read(1_000_000, 5.0))
     except PermissionError:

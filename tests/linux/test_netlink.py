@@ -23,8 +23,8 @@ from dshealthd.linux.netlink import (
     RECORD,
     Interrupted,
     MalformedReply,
-    State,
     Table,
+    TcpState,
     parse,
     receive,
     record,
@@ -59,10 +59,10 @@ def socket_message(row: tuple[int, int, int, int, int], attributes: int = 0) -> 
     return message(18, record(*row)[16:] + b"\xaa" * attributes)
 
 
-ROW = (State.LISTEN, 0, 29500, 0, 4711)
+ROW = (TcpState.LISTEN, 0, 29500, 0, 4711)
 rows = st.lists(
     st.tuples(
-        *(st.sampled_from([int(state) for state in State]), st.integers(0, 4)),
+        *(st.sampled_from([int(state) for state in TcpState]), st.integers(0, 4)),
         *(st.integers(0, 65535), st.integers(0, 65535), st.integers(0, 2**32 - 1)),
     ),
     max_size=20,
@@ -97,7 +97,7 @@ def test_request_with_ports_has_bytecode_that_the_kernel_s_audit_accepts() -> No
     """Two comparisons, whose jumps land on an operation or on the end, and whose refusal lands four
     bytes beyond it.
     """
-    sent = request(State.TIME_WAIT.mask, (29500, 29600), SEQUENCE)
+    sent = request(TcpState.TIME_WAIT.mask, (29500, 29600), SEQUENCE)
     assert struct.unpack_from("=HH", sent, 76) == (20, 1)
     assert list(struct.iter_unpack("=BBH", sent[80:])) == [
         (2, 8, 20),
@@ -272,8 +272,8 @@ def test_an_interrupted_dump_is_made_again() -> None:
 
 def test_dumps_leave_no_descriptor_behind() -> None:
     """A hundred dumps of this machine open no more descriptors than one."""
-    netlink.dump(State.LISTEN.mask, None, time.monotonic() + 5, time.monotonic)
+    netlink.dump(TcpState.LISTEN.mask, None, time.monotonic() + 5, time.monotonic)
     before = os.listdir("/proc/self/fd")
     for _ in range(100):
-        netlink.dump(State.LISTEN.mask, (1, 65535), time.monotonic() + 5, time.monotonic)
+        netlink.dump(TcpState.LISTEN.mask, (1, 65535), time.monotonic() + 5, time.monotonic)
     assert len(os.listdir("/proc/self/fd")) == len(before)

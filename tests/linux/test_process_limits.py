@@ -14,7 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.core.host import Host, read_bytes
-from dshealthd.linux.process_limits import Descriptors, Limits, Usage, parse_limits, parse_locked
+from dshealthd.linux.process_limits import (
+    Descriptors,
+    ProcessLimits,
+    Usage,
+    parse_limits,
+    parse_locked,
+)
 from tests.jobs.machines import Machine
 
 if TYPE_CHECKING:
@@ -28,14 +34,16 @@ def test_limits_of_this_process() -> None:
     soft = [
         resource.getrlimit(which)[0] for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK)
     ]
-    expected = Limits(*(math.inf if value == resource.RLIM_INFINITY else value for value in soft))
+    expected = ProcessLimits(
+        *(math.inf if value == resource.RLIM_INFINITY else value for value in soft)
+    )
     assert parse_limits(read_bytes("/proc/self/limits")) == expected
 
 
 def test_unlimited() -> None:
     """No limit is infinity."""
     text = b"Limit Soft\nMax locked memory         unlimited  unlimited bytes\nMax open files            1024 4096 files\n"
-    assert parse_limits(text) == Limits(1024, math.inf)
+    assert parse_limits(text) == ProcessLimits(1024, math.inf)
 
 
 @given(st.binary())
@@ -50,7 +58,7 @@ def test_limits_are_parsed_or_refused(data: bytes) -> None:
             limits = parse_limits(text)
         except ValueError:
             continue
-        assert isinstance(limits, Limits)
+        assert isinstance(limits, ProcessLimits)
 
 
 def test_locked_memory() -> None:
@@ -94,12 +102,12 @@ def test_real_child() -> None:
         child.stdout.readline()
         descriptors = Descriptors(Host())
         assert descriptors.open_files(child.pid) == Usage(HELD, 123)
-        assert descriptors.limits(child.pid) == Limits(123, 65536)
+        assert descriptors.limits(child.pid) == ProcessLimits(123, 65536)
         worst = descriptors.worst(["1", str(child.pid), "4194304"])
         assert worst is not None
         descriptors.direct = descriptors._own_pids = False
         assert descriptors.open_files(child.pid) == Usage(HELD, 123)
-        assert descriptors.limits(child.pid) == Limits(123, 65536)
+        assert descriptors.limits(child.pid) == ProcessLimits(123, 65536)
         child.communicate(b"\n", timeout=20)
 
 

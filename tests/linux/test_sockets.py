@@ -13,13 +13,13 @@ import pytest
 
 from dshealthd.core.collector import Context, Reason, SourceError
 from dshealthd.core.host import Host
-from dshealthd.linux.netlink import RECORD, State, Table
+from dshealthd.linux.netlink import RECORD, Table, TcpState
 from dshealthd.linux.sockets import (
     DEADLINE,
     FEW,
     HOLD,
+    SocketCounts,
     Sockets,
-    Summary,
     parse_sockstat,
     parse_tcp,
 )
@@ -37,17 +37,17 @@ def context(procfs: Path, monotonic: Callable[[], float] = time.monotonic) -> Co
     return Context(host=Host(procfs=procfs), monotonic=monotonic, wall=time.time)
 
 
-def counts(table: Table) -> dict[State, int]:
+def counts(table: Table) -> dict[TcpState, int]:
     """Return how many sockets are in each state that there is."""
-    return {state: table.states.count(state) for state in State if state in table.states}
+    return {state: table.states.count(state) for state in TcpState if state in table.states}
 
 
 def test_sockstat_adds_the_families() -> None:
     """TIME_WAIT is one count for both families; sockets in use are counted apart and added."""
     assert parse_sockstat(
         (PROC / "net/sockstat").read_text(), (PROC / "net/sockstat6").read_text()
-    ) == Summary(time_wait=9, in_use=17)
-    assert parse_sockstat("TCP: inuse 3 orphan 0 tw 5 alloc 4 mem 1\n") == Summary(
+    ) == SocketCounts(time_wait=9, in_use=17)
+    assert parse_sockstat("TCP: inuse 3 orphan 0 tw 5 alloc 4 mem 1\n") == SocketCounts(
         time_wait=5, in_use=3
     )
 
@@ -73,20 +73,20 @@ def test_tcp_files_are_read_as_the_same_table() -> None:
         table.source_ports[0],
         table.destination_ports[0],
         table.inodes[0],
-    ) == (State.LISTEN, 29500, 0, 595058)
+    ) == (TcpState.LISTEN, 29500, 0, 595058)
     assert (
         table.states[2],
         table.timers[2],
         table.source_ports[2],
         table.destination_ports[2],
-    ) == (State.TIME_WAIT, 3, 29500, 36228)
+    ) == (TcpState.TIME_WAIT, 3, 29500, 36228)
     table = Table([(b"".join(parse_tcp((PROC / "net/tcp6").read_text())), RECORD)])
     expected = {
-        State.ESTABLISHED: 4,
-        State.FIN_WAIT2: 1,
-        State.TIME_WAIT: 3,
-        State.CLOSE_WAIT: 1,
-        State.LISTEN: 2,
+        TcpState.ESTABLISHED: 4,
+        TcpState.FIN_WAIT2: 1,
+        TcpState.TIME_WAIT: 3,
+        TcpState.CLOSE_WAIT: 1,
+        TcpState.LISTEN: 2,
     }
     assert counts(table) == expected
 
@@ -108,7 +108,7 @@ def test_damaged_tcp_files_are_malformed(line: str) -> None:
 def test_a_proc_of_elsewhere_is_read_as_files() -> None:
     """With `--path.procfs` at a fixture, this machine's own sockets do not get in."""
     sockets = Sockets(context(PROC))
-    assert counts(sockets.active())[State.LISTEN] == 4
+    assert counts(sockets.active())[TcpState.LISTEN] == 4
     assert sockets.complete()
     assert sorted(sockets.time_wait_ports(29500, 29600)) == [29500] * 3 + [29501] * 2
 
@@ -131,7 +131,7 @@ def test_without_ipv6_and_sockstat_the_files_do(tmp_path: Path) -> None:
     shutil.copy(PROC / "net/tcp", tmp_path / "net/tcp")
     sockets = Sockets(context(tmp_path))
     assert sockets.summary() is None
-    assert counts(sockets.active())[State.TIME_WAIT] == 5
+    assert counts(sockets.active())[TcpState.TIME_WAIT] == 5
 
 
 def test_too_many_sockets_for_the_files_are_said(tmp_path: Path) -> None:
@@ -210,11 +210,11 @@ def test_a_refused_netlink_is_replaced_by_the_files() -> None:
         "import logging, time; from dshealthd.core.collector import Context; from "
         "dshealthd.core.host import Host;"
         "from dshealthd.linux.sockets import Sockets; from dshealthd.linux.netlink import "
-        "State; logging.basicConfig();"
+        "TcpState; logging.basicConfig();"
         "c = Context(host=Host(), monotonic=time.monotonic, wall=time.time); s = Sockets(c); "
         "s.active(); c.sweep = 1;"
-        "states = s.active().states; print(*(states.count(s) for s in (State.LISTEN, "
-        "State.ESTABLISHED, State.TIME_WAIT)))"
+        "states = s.active().states; print(*(states.count(s) for s in (TcpState.LISTEN, "
+        "TcpState.ESTABLISHED, TcpState.TIME_WAIT)))"
     )
     with network_namespace():
         port = listener(V6)

@@ -14,7 +14,7 @@ from dshealthd import cli
 from dshealthd.collectors.maintenance import ACTIVE, END, INFO, MaintenanceCollector
 from dshealthd.core.collector import Context, Fault, Reason
 from dshealthd.core.host import Host
-from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.maintenance.state import FILES, Maintenance, parse
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def test_a_damaged_file_is_unknown(tmp_path: Path, content: str) -> None:
     place = tmp_path / FILES["operator"]
     place.write_text(content, encoding="utf-8")
     seen = collect(tmp_path)
-    assert (seen.outcome, seen.reason) == (Outcome.ERROR, Reason.MALFORMED)
+    assert (seen.outcome, seen.reason) == (CollectionOutcome.ERROR, Reason.MALFORMED)
     assert str(place) in seen.detail
     assert seen.samples == ()
     assert command(tmp_path, "show") == 1
@@ -153,7 +153,7 @@ def test_a_hung_disk_is_a_fault(tmp_path: Path) -> None:
 
 def test_nothing_is_said_without_a_state_directory() -> None:
     """A single collection, which is to leave no trace, has no state to read."""
-    assert collect(None).outcome is Outcome.NOT_AVAILABLE
+    assert collect(None).outcome is CollectionOutcome.NOT_AVAILABLE
 
 
 def test_files_are_read_as_written() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.collector import Reason
-from dshealthd.core.result import Outcome
+from dshealthd.core.result import CollectionOutcome
 from dshealthd.nvml.session import REFRESH
 from tests.nvml.node import GPU_COLLECTORS, Node
 
@@ -52,7 +52,7 @@ def test_code_of_one_gpu(node: Node, code: int, reason: Reason) -> None:
     node.simulator.fault("fail", code, gpu=3)
     seen = node.collect()
     for name in ("gpu", "ecc", "nvlink", "pcie", "gpu_processes", "mig"):
-        assert seen.results[name].outcome is Outcome.OK
+        assert seen.results[name].outcome is CollectionOutcome.OK
         assert seen.reasons(name) == {"gpu 3": reason}
     assert seen.value("gpu_up", gpu="3", uuid=node.uuid(3)) == 0
     assert seen.value("gpu_fault", gpu="3", uuid=node.uuid(3), reason=str(reason)) == 1
@@ -101,7 +101,7 @@ def test_code_of_init(node: Node, code: int, reason: Reason, *, replace: bool) -
     for name in GPU_COLLECTORS:
         result = seen.results[name]
         assert (result.outcome, result.reason, result.replace_worker) == (
-            Outcome.ERROR,
+            CollectionOutcome.ERROR,
             reason,
             replace,
         )
@@ -117,7 +117,7 @@ def test_library_absent_then_there(node: Node) -> None:
     """
     node.simulator.hide_library()
     result = node.collect().results["gpu"]
-    assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.NOT_FOUND)
+    assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.NOT_FOUND)
     assert "8 NVIDIA GPUs on the PCI bus" in result.detail
     node.simulator.show_library()
     assert len(node.collect().values("gpu_up")) == 8
@@ -128,14 +128,14 @@ def test_no_gpu_on_the_bus(tmp_path: Path, code: int) -> None:
     """Without a GPU on the bus, a missing driver or library is an ordinary absence."""
     with Node(tmp_path, pci=False) as node:
         node.simulator.fault("fail", code, function="init")
-        assert node.collect().results["gpu"].outcome is Outcome.NOT_AVAILABLE
+        assert node.collect().results["gpu"].outcome is CollectionOutcome.NOT_AVAILABLE
 
 
 def test_nvml_without_its_gpus(node: Node) -> None:
     """NVML that lists none of the GPUs on the bus is an error."""
     node.simulator.set(None, "order", ",")
     result = node.collect().results["gpu"]
-    assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.NOT_FOUND)
+    assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.NOT_FOUND)
 
 
 @pytest.mark.parametrize("code", [1, 9])
@@ -149,7 +149,7 @@ def test_driver_unloads(node: Node, code: int) -> None:
     node.simulator.fault("fail", code, function="nvmlDeviceGet*")
     result = node.collect().results["ecc"]
     assert (result.outcome, result.reason, result.replace_worker) == (
-        Outcome.ERROR,
+        CollectionOutcome.ERROR,
         Reason.NOT_LOADED,
         False,
     )
@@ -187,7 +187,7 @@ def test_driver_goes_in_the_middle_of_a_sweep(node: Node) -> None:
     node.collect()
     node.simulator.fault("fail", 9, function="nvmlDeviceGetSramEccErrorStatus")
     seen = node.collect("gpu", "ecc", "pcie")
-    assert seen.results["gpu"].outcome is Outcome.OK
+    assert seen.results["gpu"].outcome is CollectionOutcome.OK
     assert seen.results["ecc"].reason is Reason.NOT_LOADED
     assert seen.results["pcie"].reason is Reason.NOT_LOADED
     assert not [part for part in seen.approached if part.startswith("pcie")]
@@ -448,7 +448,7 @@ def test_quarantined_nvml(node: Node) -> None:
     """While NVML itself is under quarantine nothing of it is touched."""
     node.simulator.watch()
     result = node.collect(blocked={"nvml": Reason.STUCK}).results["gpu"]
-    assert (result.outcome, result.reason) == (Outcome.ERROR, Reason.STUCK)
+    assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.STUCK)
     assert not node.simulator.calls()
 
 
@@ -469,7 +469,7 @@ def test_every_gpu_fails(node: Node) -> None:
     node.simulator.fault("fail", 0, function="nvmlDeviceGetCount")
     seen = node.collect()
     assert (seen.results["gpu"].outcome, seen.results["gpu"].reason) == (
-        Outcome.ERROR,
+        CollectionOutcome.ERROR,
         Reason.GPU_LOST,
     )
     assert seen.values("gpu_up") == {(str(gpu), node.uuid(gpu)): 0 for gpu in range(8)}

@@ -9,7 +9,7 @@ from dshealthd.collectors.gpu import FAULT, RECOVERY, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.kernel_log import LAST_XID
 from dshealthd.core.collector import Fault, Reason, Sample
-from dshealthd.core.result import Outcome, Result, failed, not_available
+from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.judge import judge as findings
 from dshealthd.findings.judge import series_of
@@ -56,7 +56,7 @@ def judge(
     for name, usual in HEALTHY.items():
         snapshot.expect(name, 15)
         own = tuple(usual) + (samples if name == "gpu" else ())
-        snapshot.put(name, (results or {}).get(name) or Result(Outcome.OK, own))
+        snapshot.put(name, (results or {}).get(name) or Result(CollectionOutcome.OK, own))
     return of(snapshot, accusations)
 
 
@@ -100,7 +100,7 @@ def test_unreadable_gpu() -> None:
 
 def test_gpu_missing() -> None:
     """Fewer GPUs in NVML than on the bus make it unfit."""
-    verdict = judge(results={"gpu_bus": Result(Outcome.OK, (EXPECTED(3),))})
+    verdict = judge(results={"gpu_bus": Result(CollectionOutcome.OK, (EXPECTED(3),))})
     assert [failure.check for failure in verdict.failures] == [Check.GPU_MISSING]
 
 
@@ -129,7 +129,9 @@ def test_hung_call_of_one_gpu() -> None:
     """A call that hangs for one GPU is NVML hanging, though the others are read."""
     results = {
         "ecc": Result(
-            Outcome.OK, (), (Fault("gpu 1", Reason.TIMEOUT, "nvmlDeviceGetTotalEccErrors"),)
+            CollectionOutcome.OK,
+            (),
+            (Fault("gpu 1", Reason.TIMEOUT, "nvmlDeviceGetTotalEccErrors"),),
         )
     }
     assert [failure.check for failure in judge(results=results).failures] == [Check.NVML_BROKEN]
@@ -142,7 +144,7 @@ def test_hung_call_of_one_gpu() -> None:
         {"gpu": failed(Reason.INTERNAL, "defect")},
         {"gpu": not_available("an operator wants the GPUs free")},
         {"kernel_log": failed(Reason.PERMISSION_DENIED, "/dev/kmsg")},
-        {"ecc": Result(Outcome.OK, (), (Fault("gpu 1", Reason.MALFORMED, "odd"),))},
+        {"ecc": Result(CollectionOutcome.OK, (), (Fault("gpu 1", Reason.MALFORMED, "odd"),))},
     ],
 )
 def test_unknown(results: dict[str, Result]) -> None:
@@ -173,7 +175,7 @@ def test_expired() -> None:
     """Samples that are too old say nothing, neither good nor bad."""
     snapshot = Snapshot(lambda: 100.0, lambda: WALL)
     snapshot.expect("gpu", 15)
-    snapshot.put("gpu", Result(Outcome.OK, tuple(HEALTHY["gpu"])))
+    snapshot.put("gpu", Result(CollectionOutcome.OK, tuple(HEALTHY["gpu"])))
     assert of(snapshot, now=116.0).fit is None
 
 

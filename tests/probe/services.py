@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.collectors import gpu_bus, gpu_processes, maintenance
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
-from dshealthd.core.result import Outcome, Result, not_available
+from dshealthd.core.result import CollectionOutcome, Result, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.probe.options import MembershipOptions, PeerOptions, PolicyOptions, ProbeOptions
 from dshealthd.probe.service import Service
@@ -52,8 +52,8 @@ def snapshot(gpus: Mapping[str, float] | None = None) -> Snapshot:
         found = tuple(
             gpu_processes.PROCESSES(count, gpu, f"GPU-{gpu}") for gpu, count in gpus.items()
         )
-        shot.put("gpu_processes", Result(Outcome.OK, found))
-        shot.put("gpu_bus", Result(Outcome.OK, (gpu_bus.EXPECTED(float(len(gpus))),)))
+        shot.put("gpu_processes", Result(CollectionOutcome.OK, found))
+        shot.put("gpu_bus", Result(CollectionOutcome.OK, (gpu_bus.EXPECTED(float(len(gpus))),)))
     return shot
 
 
@@ -162,5 +162,6 @@ def set_maintenance(shot: Snapshot, end: float) -> None:
     shot.expect("maintenance", 1000.0)
     active = maintenance.ACTIVE(float(bool(end)))
     shot.put(
-        "maintenance", Result(Outcome.OK, (active, maintenance.END(end)) if end else (active,))
+        "maintenance",
+        Result(CollectionOutcome.OK, (active, maintenance.END(end)) if end else (active,)),
     )

@@ -18,7 +18,7 @@ from dshealthd.collectors.job_logs import FAILURE
 from dshealthd.collectors.kernel import UPTIME
 from dshealthd.collectors.memory import AVAILABLE, TOTAL
 from dshealthd.collectors.training import LOSS_FINITE, STEP, STEP_SECONDS
-from dshealthd.core.result import Outcome, Result
+from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.http.client import Client
 from tests.web.certificates import authority, certificate
@@ -50,7 +50,7 @@ def snapshot(*samples: Sample) -> Snapshot:
     """Return what an agent has that collected these samples."""
     made = Snapshot(time.monotonic, time.time)
     made.expect("gpu", 3600)
-    made.put("gpu", Result(Outcome.OK, samples))
+    made.put("gpu", Result(CollectionOutcome.OK, samples))
     return made
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd import reference
-from dshealthd.core.collector import Kind
+from dshealthd.core.collector import MetricKind
 from dshealthd.findings.gpus import XIDS_APPLICATION
 from dshealthd.symptoms import all_symptoms, rules
 from dshealthd.symptoms.expression import selectors
@@ -242,7 +242,7 @@ def wrong(expression: str) -> list[str]:
                 labels
                 - set(metric.labels)
                 - OF_TARGETS
-                - ({"le"} if metric.kind is Kind.HISTOGRAM else set())
+                - ({"le"} if metric.kind is MetricKind.HISTOGRAM else set())
             )
             found += [f"{name} has no label {label}" for label in sorted(missing)]
     return found
@@ -254,5 +254,9 @@ def exists(name: str) -> bool:
     A histogram is so with its suffixes.
     """
     histogram = re.sub("_(bucket|sum|count)$", "", name)
-    whole = histogram != name and histogram in METRICS and METRICS[histogram].kind is Kind.HISTOGRAM
+    whole = (
+        histogram != name
+        and histogram in METRICS
+        and METRICS[histogram].kind is MetricKind.HISTOGRAM
+    )
     return name in METRICS or name in RECORDED or name in OF_PROMETHEUS or whole

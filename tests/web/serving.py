@@ -25,7 +25,7 @@ from blockbuster import BlockBuster
 from dshealthd.config import Web
 from dshealthd.core.collector import Fault, Metric, Reason, Sample, gauge
 from dshealthd.core.options import Duration
-from dshealthd.core.result import Outcome, Result, failed, not_available
+from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.judge import judge, series_of
 from dshealthd.jobs.overview import overview
@@ -48,7 +48,7 @@ def small_snapshot() -> Snapshot:
     snapshot.put(
         "good",
         Result(
-            Outcome.OK,
+            CollectionOutcome.OK,
             (VALUE(54.5, "part-1"), VALUE(float("nan"), "part-3")),
             faults,
             duration=0.25,
@@ -77,7 +77,7 @@ def large_snapshot(series: int) -> Snapshot:
     snapshot.put(
         "good",
         Result(
-            Outcome.OK,
+            CollectionOutcome.OK,
             tuple(VALUE(float(number), f"part-{number:06}" * 4) for number in range(series)),
         ),
     )
@@ -103,9 +103,9 @@ def snapshot_of(document: Mapping[str, Any]) -> Snapshot:
         )
         reason = Reason(collector["reason"]) if collector["reason"] else None
         outcome = {
-            "ok": Outcome.OK,
-            "failing": Outcome.ERROR,
-            "not available": Outcome.NOT_AVAILABLE,
+            "ok": CollectionOutcome.OK,
+            "failing": CollectionOutcome.ERROR,
+            "not available": CollectionOutcome.NOT_AVAILABLE,
         }.get(collector["state"])
         if outcome is not None:
             samples = tuple(families.get(name, ()))

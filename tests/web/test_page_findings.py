@@ -15,7 +15,7 @@ from dshealthd.collectors.job_hang import CULPRIT, HANG, OVERDUE
 from dshealthd.collectors.job_logs import FAILURE
 from dshealthd.collectors.training import LOSS_FINITE, STEP, STEP_SECONDS
 from dshealthd.core.collector import Reason
-from dshealthd.core.result import Outcome, Result, failed, not_available
+from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.web import server
 from tests.web.browser import CHROMIUM, PHONE, Visit, chromium
@@ -54,7 +54,7 @@ def snapshot(*samples: Sample) -> Snapshot:
     """Return what an agent has that collected these samples."""
     made = Snapshot(time.monotonic, time.time)
     made.expect("gpu", 3600)
-    made.put("gpu", Result(Outcome.OK, (*GPUS, *samples)))
+    made.put("gpu", Result(CollectionOutcome.OK, (*GPUS, *samples)))
     return made
 
 
@@ -87,7 +87,7 @@ def test_a_hung_job_turns_the_page_red(browser: Browser) -> None:
     made = snapshot(*JOB)
     with serving(made, guarded=False) as served:
         visit = Visit(browser, f"http://127.0.0.1:{served.port}/", PHONE)
-        made.put("gpu", Result(Outcome.OK, (*GPUS, *JOB, *HANGING)))
+        made.put("gpu", Result(CollectionOutcome.OK, (*GPUS, *JOB, *HANGING)))
         visit.page.wait_for_selector(".verdict.bad")
         panel = visit.panel("Jobs")
         assert "no progress for 75 s longer than expected" in panel

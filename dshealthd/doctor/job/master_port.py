@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.host import read
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources import remote, rendezvous
-from dshealthd.linux.netlink import State
+from dshealthd.linux.netlink import TcpState
 from dshealthd.printable import printable
 from dshealthd.probe.members.identity import local_addresses
 
@@ -99,7 +99,7 @@ def _own_tables(context: JobContext) -> str | None:
 def _judged(port: int, place: str, tables: str, *, opens: bool) -> Result:
     states = {state for local, state in _sockets(tables) if local == port}
     there = "" if place == "this node" else f"ssh {place} "
-    if State.LISTEN in states:
+    if TcpState.LISTEN in states:
         return Result(
             Outcome.CRITICAL if opens else Outcome.WARNING,
             f"port {port} is taken on {place}: something listens on it"
@@ -110,7 +110,7 @@ def _judged(port: int, place: str, tables: str, *, opens: bool) -> Result:
             component="MASTER_PORT",
         )
     if states:
-        kind = "in TIME_WAIT" if states == {State.TIME_WAIT} else "in use"
+        kind = "in TIME_WAIT" if states == {TcpState.TIME_WAIT} else "in use"
         return Result(
             Outcome.WARNING,
             f"port {port} has connections {kind} on {place}, of an earlier run or another program",

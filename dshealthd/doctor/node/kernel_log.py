@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.linux.kernel_lines import event
-from dshealthd.linux.kmsg import Reader
+from dshealthd.linux.kmsg import KernelLogReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ def _run(context: NodeContext) -> Iterator[Result]:
     if not os.path.exists(place):
         yield Result(Outcome.OK, f"not on this machine: there is no {place}")
         return
-    reader = Reader(place, time.monotonic)
+    reader = KernelLogReader(place, time.monotonic)
     now = time.clock_gettime(time.CLOCK_MONOTONIC)
     last: dict[str, str] = {}
     counts: Counter[str] = Counter()

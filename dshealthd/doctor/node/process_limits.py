@@ -15,7 +15,7 @@ from dshealthd.core.host import read, read_bytes
 from dshealthd.core.options import Bytes
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import snapshot_check
-from dshealthd.linux.process_limits import Limits, parse_limits
+from dshealthd.linux.process_limits import ProcessLimits, parse_limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LAUNCHERS = frozenset(("slurmd", "slurmstepd"))
 
 
-def _launchers(host: Host) -> Iterator[tuple[str, Limits]]:
+def _launchers(host: Host) -> Iterator[tuple[str, ProcessLimits]]:
     """Yield the daemons here that start jobs, with the limits that they hand on."""
     seen = set()
     for pid in sorted(filter(str.isdecimal, os.listdir(host.procfs)), key=int):
@@ -37,16 +37,16 @@ def _launchers(host: Host) -> Iterator[tuple[str, Limits]]:
                 yield name, parse_limits(read_bytes(host.proc(f"{pid}/limits")))
 
 
-def _own() -> Limits:
+def _own() -> ProcessLimits:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     infinity = resource.RLIM_INFINITY
-    return Limits(
+    return ProcessLimits(
         float("inf") if files == infinity else files, float("inf") if locked == infinity else locked
     )
 
 
-def _judge(context: NodeContext, who: str, limits: Limits) -> Iterator[Result]:
+def _judge(context: NodeContext, who: str, limits: ProcessLimits) -> Iterator[Result]:
     options = context.config.doctor
     slurm = who in LAUNCHERS
     if context.has_gpus and limits.files < options.open_files:

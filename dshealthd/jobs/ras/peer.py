@@ -12,7 +12,7 @@ import itertools
 import os
 from typing import TYPE_CHECKING
 
-from dshealthd.linux.netlink import State, dump
+from dshealthd.linux.netlink import TcpState, dump
 from dshealthd.linux.socket_owners import parse_inode
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def holder(
     is another user's.
     """
     port, own_port = connection.getpeername()[1], connection.getsockname()[1]
-    sockets = dump(State.ESTABLISHED.mask, (port, port), monotonic() + DEADLINE, monotonic)
+    sockets = dump(TcpState.ESTABLISHED.mask, (port, port), monotonic() + DEADLINE, monotonic)
     inodes = {
         inode
         for inode, other in zip(sockets.inodes, sockets.destination_ports, strict=True)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.http.connection import Connection
-from dshealthd.http.connection_limiter import ConnectionLimiter, Refusal, reset_on_close
+from dshealthd.http.connection_limiter import CloseReason, ConnectionLimiter, reset_on_close
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +108,7 @@ class PeerConnection(Connection):
         """Send an answer; a stranger's next request has to come soon."""
         done = await super().finish_response(request, resp, start_time)
         if not self.proved:
-            self._allow(self._header_timeout, Refusal.HEADERS)
+            self._allow(self._header_timeout, CloseReason.HEADERS)
         return done
 
     def evict(self) -> None:

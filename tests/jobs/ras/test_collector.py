@@ -22,7 +22,7 @@ from dshealthd.core.collector import Context, Fault, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
-from dshealthd.core.result import Outcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.jobs.ras.options import NcclRasOptions
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
 from tests.jobs.machines import Clock, Machine
@@ -261,7 +261,7 @@ def test_hostile_job_beside_a_good_one(node: Node) -> None:
         ("job slurm-5", Reason.MALFORMED),
         ("job slurm-6", Reason.TIMEOUT),
     }
-    assert result.outcome is Outcome.OK
+    assert result.outcome is CollectionOutcome.OK
     assert result.duration < 4
 
 
