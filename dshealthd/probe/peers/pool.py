@@ -10,7 +10,7 @@ import errno
 import socket
 import ssl
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.address import listen_address
 from dshealthd.probe.observation import Outcome
@@ -174,20 +174,22 @@ class Pool:
 
         PeerError if it is not the peer's.
         """
-        loop = asyncio.get_running_loop()
+        link = Link()
+        handshake: dict[str, Any] = {}
+        if tls is not None:
+            handshake = {
+                "ssl": tls,
+                "server_hostname": "",
+                "ssl_shutdown_timeout": SHUTDOWN_TIMEOUT,
+            }
         try:
-            if tls is None:
-                _, link = await loop.create_connection(Link, sock=connection)
-            else:
-                _, link = await loop.create_connection(
-                    Link,
-                    sock=connection,
-                    ssl=tls,
-                    server_hostname="",
-                    ssl_shutdown_timeout=SHUTDOWN_TIMEOUT,
-                )
+            await asyncio.get_running_loop().create_connection(
+                lambda: link, sock=connection, **handshake
+            )
         except BaseException:
-            connection.close()
+            # The socket is the transport's, which lets go of it at its own pace. Closed here, its
+            # number would be that of another connection while the transport still reads from it.
+            link.abort()
             raise
         if tls is not None and self._options.certificate_name(peer) not in certificate_names(
             link.peer_certificate()

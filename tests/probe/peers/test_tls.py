@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
+from dshealthd.probe.peers import pool
 from dshealthd.probe.peers.contract import Claim, certificate_names
+from dshealthd.probe.peers.link import Link
 from tests.probe.peering import (
     KEY,
     OTHER_KEY,
@@ -264,3 +267,42 @@ def test_only_names_count() -> None:
     }
     assert certificate_names(certificate) == {"b", "c:d"}
     assert certificate_names({}) == set()
+
+
+def test_call_that_is_given_up_as_the_handshake_ends(
+    issued: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The socket stays its transport's: no other connection gets its number while that reads it.
+
+    A deadline that passes in the turn of the loop in which the handshake ends is such a case; the
+    next connection then failed with "File descriptor … is used by transport".
+    """
+    calls: list[asyncio.Task[Any]] = []
+
+    class Late(Link):
+        """A link whose call is given up in the moment in which it is made."""
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            calls[-1].cancel()
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        async with (
+            listening(tls(issued, "b")) as node,
+            calling(tls(issued, "a"), node.port) as client,
+        ):
+            others: list[socket.socket] = []
+            for _ in range(5):
+                calls.append(asyncio.create_task(client.call("b", "echo", PING, PATIENT)))
+                with pytest.raises(asyncio.CancelledError):
+                    await calls[-1]
+                other = socket.socket()
+                others.append(other)
+                other.settimeout(0)
+                await loop.sock_connect(other, ("127.0.0.1", node.port))
+            for other in others:
+                other.close()
+
+    monkeypatch.setattr(pool, "Link", Late)
+    run(scene())
