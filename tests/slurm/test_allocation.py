@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dshealthd import config
 from dshealthd.probe.options import MembershipOptions
+from dshealthd.probe.peers.client import PeerClient
 from dshealthd.slurm import allocation
 from dshealthd.slurm.allocation import NotAsked, Reach
 from dshealthd.slurm.check import REACH_AGAIN, Check, Outcome, Result
@@ -19,10 +20,13 @@ from dshealthd.slurm.controller import ControllerError
 from dshealthd.slurm.options import SlurmOptions
 from dshealthd.slurm.streaks import Streaks
 from tests.netns import listener
+from tests.probe.peering import PATIENT
 from tests.probe.services import NAMES, agents, until
 from tests.slurm.cluster import Cluster, node
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from dshealthd.config import Config
@@ -40,18 +44,18 @@ def asking(agent: Agent) -> Config:
     return replace(loaded, probe=agent.service.options)
 
 
-def test_eight_nodes(tmp_path: Path) -> None:
+def test_eight_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of eight nodes hears from the seven others within seconds; one of them dead is named."""
 
     async def scene() -> None:
         async with agents(tmp_path, 8) as members:
             await until(lambda: all(agent.value("probe_up") for agent in members))
-            started = time.monotonic()
+            watch = Stopwatch()
             found = await asyncio.gather(
                 *(asyncio.to_thread(allocation.look, asking(agent), ALL) for agent in members)
             )
-            print(f"8 nodes: {time.monotonic() - started:.2f} s")
-            assert time.monotonic() - started < 10
+            print(f"8 nodes: {watch.seconds():.2f} s")
+            assert watch.seconds() < 10
             assert found == [Reach(7, {}, 0)] * 8
             await members[3].service.close()
             found = [await asyncio.to_thread(allocation.look, asking(members[0]), ALL)]
@@ -59,28 +63,61 @@ def test_eight_nodes(tmp_path: Path) -> None:
             assert not found[0].cut_off
             assert str(found[0]) == f"6 of 7 nodes of the job answer; {NAMES[3]} refused"
 
+    monkeypatch.setattr(allocation, "DEADLINE", PATIENT)
     asyncio.run(scene())
 
 
-def test_silence(tmp_path: Path) -> None:
+@contextlib.asynccontextmanager
+async def among_silent_nodes(directory: Path) -> AsyncIterator[Config]:
+    """Run an agent, the other members of which accept connections and say nothing."""
+    async with agents(directory, 1) as (agent,):
+        loaded = asking(agent)
+        port = int(loaded.probe.peer.listen_address.rpartition(":")[2])
+        members = MembershipOptions(nodes=NAMES, name=agent.name)
+        with contextlib.ExitStack() as stack:
+            for name in NAMES[1:]:
+                stack.enter_context(listener(name, port))
+            yield replace(loaded, probe=replace(loaded.probe, members=members))
+
+
+def test_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that gets no answer from any other knows within two looks, in less than ten seconds."""
 
     async def scene() -> None:
-        async with agents(tmp_path, 1) as (agent,):
-            loaded = asking(agent)
-            port = int(loaded.probe.peer.listen_address.rpartition(":")[2])
-            members = MembershipOptions(nodes=NAMES, name=agent.name)
-            loaded = replace(loaded, probe=replace(loaded.probe, members=members))
-            with contextlib.ExitStack() as stack:
-                for name in NAMES[1:]:  # they accept, and say nothing
-                    stack.enter_context(listener(name, port))
-                started = time.monotonic()
-                found = [await asyncio.to_thread(allocation.look, loaded, ALL) for _ in range(2)]
-                assert time.monotonic() - started + REACH_AGAIN < 10
+        async with among_silent_nodes(tmp_path) as loaded:
+            watch = Stopwatch()
+            found = [await asyncio.to_thread(allocation.look, loaded, ALL) for _ in range(2)]
+            assert watch.seconds() + REACH_AGAIN < 10
             assert [(reach.asked, reach.silent, reach.cut_off) for reach in found] == [
                 (7, 7, True)
             ] * 2
 
+    monkeypatch.setattr(allocation, "STARVED", PATIENT)  # not what this is about
+    asyncio.run(scene())
+
+
+def test_a_node_without_a_cpu_blames_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who gets no CPU while it waits does not know whether it is cut off, and is not drained."""
+    pauses: list[float] = []
+
+    class Starved(PeerClient):
+        """Gets no CPU at its first call."""
+
+        async def call(self, *arguments: Any) -> dict[str, Any]:
+            """Let the time pass in which answers come."""
+            if not pauses:
+                pauses.append(allocation.DEADLINE)
+                asyncio.get_running_loop().call_soon(time.sleep, *pauses)
+            return await super().call(*arguments)
+
+    async def scene() -> None:
+        async with among_silent_nodes(tmp_path) as loaded:
+            with pytest.raises(NotAsked, match=r"too busy to tell .* no CPU for \d\.\d s"):
+                await asyncio.to_thread(allocation.look, loaded, ALL)
+
+    monkeypatch.setattr(allocation, "PeerClient", Starved)
     asyncio.run(scene())
 
 
