@@ -80,7 +80,7 @@ class RunningAgent:
         """Return the agent's pid."""
         return self.process.pid
 
-    def get(self, path: str, timeout: float = 10.0) -> str:
+    def get(self, path: str, timeout: float = 60.0) -> str:
         """Return the body of an answer; HTTPError if it is no good one."""
         connection = http.client.HTTPConnection(self.address, self.port, timeout=timeout)
         connection.sock = self._connect((self.address, self.port), timeout)
@@ -93,7 +93,7 @@ class RunningAgent:
             raise urllib.error.HTTPError(url, answer.status, body, answer.headers, None)
         return body
 
-    def scrape(self, timeout: float = 10.0) -> Scrape:
+    def scrape(self, timeout: float = 60.0) -> Scrape:
         """Ask for /metrics."""
         watch = Stopwatch(self.pid)
         return Scrape(self.get("/metrics", timeout), watch.seconds())
@@ -103,17 +103,17 @@ class RunningAgent:
         return json.loads(self.get("/api/v1/status"))
 
     def wait(self, condition: Callable[[Scrape], object], seconds: float = 60.0) -> Scrape:
-        """Return the first scrape for which the condition holds.
+        """Return the first scrape for which the condition holds, at most `seconds` from now.
 
-        Every scrape on the way must take less than a second.
+        Less what other work takes of them, and of the second that a scrape on the way may take.
         """
-        end = time.monotonic() + seconds
+        watch = Stopwatch(self.pid, *self.workers())
         while True:
             scrape = self.scrape()
             assert scrape.seconds < 1.0, f"/metrics took {scrape.seconds:.2f} s"
             if condition(scrape):
                 return scrape
-            assert time.monotonic() < end, (
+            assert watch.seconds() < seconds, (
                 f"not within {seconds:g} s:\n{scrape.text}\n{self.log.read_text()}"
             )
             time.sleep(0.05)
@@ -178,12 +178,25 @@ def launch(
         )
 
 
-def announced_port(process: subprocess.Popen[str], log: Path, seconds: float = 60.0) -> int:
+def announced_port(process: subprocess.Popen[str], log: Path, seconds: float = 120.0) -> int:
     """Wait until the agent says that it serves, and return its port."""
     line = first_line(process, seconds)
     match = re.search(r"http://[^/]*:(\d+)/", line)
     assert match, f"the agent did not announce itself: {line!r}\n{log.read_text(encoding='utf-8')}"
     return int(match[1])
+
+
+def seconds_to_end(process: subprocess.Popen[str], limit: float = 60.0) -> float:
+    """Have the agent stop, and return how long that took, less what other work took.
+
+    Whoever started it reaps it: what it waited for is known until then.
+    """
+    watch, last = Stopwatch(process.pid), time.monotonic() + limit
+    process.send_signal(signal.SIGTERM)
+    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        assert time.monotonic() < last, f"has not ended within {limit:g} s"
+        time.sleep(0.01)
+    return watch.seconds()
 
 
 def end(process: subprocess.Popen[str], seconds: float = 20.0) -> None:
@@ -193,7 +206,7 @@ def end(process: subprocess.Popen[str], seconds: float = 20.0) -> None:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait(5)
+        process.wait(60)
     assert process.stdout is not None
     process.stdout.close()
 

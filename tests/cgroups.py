@@ -62,7 +62,7 @@ def group(controller: str) -> Iterator[Group]:
             pytest.skip(f"the controller {controller} is not to be had here")
         yield Group(directory, unified=unified)
     finally:
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while True:
             try:
                 directory.rmdir()

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+THAW_SECONDS = 240
+"""Longer than any test needs it frozen, also on a slow machine, and shorter than a test may take."""
+
+
 class Mount:
     """An ext4 on a loop device."""
 
@@ -31,20 +35,20 @@ class Mount:
             ["fsfreeze", "--unfreeze", str(self.directory)],
             check=False,
             capture_output=True,
-            timeout=20,
+            timeout=60,
         )
 
 
 def run(*command: str) -> None:
     """Run a command; its output is in the error it may raise."""
-    subprocess.run(command, check=True, capture_output=True, timeout=20)
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
 
 
 @contextlib.contextmanager
 def mounted(base: Path) -> Iterator[Mount]:
     """Mount a small ext4 below `base`, or skip where mounting is not permitted.
 
-    A child of its own thaws it after 60 s even if this process dies.
+    A child of its own thaws it after THAW_SECONDS even if this process dies.
     """
     image, directory = base / "image", base / "mount"
     directory.mkdir()
@@ -59,7 +63,7 @@ def mounted(base: Path) -> Iterator[Mount]:
         pytest.skip(f"mounting is not permitted here: {error.stderr.decode().strip()}")
     mount = Mount(directory)
     guard = subprocess.Popen(
-        ["sh", "-c", f"sleep 60; fsfreeze --unfreeze '{directory}'"],
+        ["sh", "-c", f"sleep {THAW_SECONDS}; fsfreeze --unfreeze '{directory}'"],
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -70,4 +74,4 @@ def mounted(base: Path) -> Iterator[Mount]:
         mount.thaw()
         os.killpg(guard.pid, 9)
         guard.wait()
-        subprocess.run(["umount", "--lazy", str(directory)], check=False, timeout=20)
+        subprocess.run(["umount", "--lazy", str(directory)], check=False, timeout=60)

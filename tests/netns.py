@@ -74,7 +74,7 @@ def leave_time_wait(to: socket.socket, number: int, *, server: bool) -> None:
 def ss(*arguments: str) -> Counter[str]:
     """Return what `ss` counts in each state, by our names."""
     output = subprocess.run(
-        ["ss", "-tanH", *arguments], check=True, capture_output=True, text=True, timeout=20
+        ["ss", "-tanH", *arguments], check=True, capture_output=True, text=True, timeout=60
     ).stdout
     states = (line.split(maxsplit=1)[0].lower() for line in output.splitlines())
     return Counter(

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from tests.agents import running
+from tests.agents import running, seconds_to_end
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,10 +72,8 @@ def test_stops_at_once(tmp_path: Path) -> None:
     """SIGTERM ends a healthy agent with status 0 in less than three seconds, and no worker is left."""
     with running(tmp_path, FAST) as agent:
         agent.wait(lambda s: s.value("dshealthd_memory_total_bytes"))
-        started = time.monotonic()
-        agent.process.terminate()
-        assert agent.process.wait(10) == 0
-        assert time.monotonic() - started < 3
+        assert seconds_to_end(agent.process) < 3
+        assert agent.process.wait() == 0
 
 
 def test_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
@@ -89,7 +87,7 @@ def test_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
             "--web.listen-address",
             f"127.0.0.1:{agent.port}",
         ]
-        second = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert second.returncode == 1
     message = (
         f"dshealthd: cannot serve on 127.0.0.1:{agent.port}: Address already in use; `ss -ltnp` "
@@ -105,7 +103,7 @@ def test_port_binds_again_after_sigkill(tmp_path: Path) -> None:
     with running(tmp_path, FAST) as agent:
         agent.wait(lambda s: s.value("dshealthd_memory_total_bytes"))
         agent.process.kill()
-        agent.process.wait(5)
+        agent.process.wait(60)
     with running(tmp_path, FAST, port=agent.port) as successor:
         assert successor.port == agent.port
         successor.wait(lambda s: s.value("dshealthd_memory_total_bytes"))

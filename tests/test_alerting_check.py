@@ -65,7 +65,7 @@ def test_delivered(tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFix
         (page,) = alerts(receiver, FIRING)
         assert (page.receiver, page.labels["symptom"]) == ("page", "test-alert")
         assert "nothing is wrong" in page.annotations["summary"]
-        assert receiver.wait(lambda: alerts(receiver, RESOLVED), 30)
+        assert receiver.wait(lambda: alerts(receiver, RESOLVED), 60)
 
 
 def test_silenced(tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +83,7 @@ def test_silenced(tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixt
             json.dumps(silence).encode(),
             {"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             number = json.load(answer)["silenceID"]
         assert send(server) == 1
         assert f"STOPPED  silence {number}" in capsys.readouterr().err

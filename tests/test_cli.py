@@ -78,7 +78,7 @@ def test_metrics_of_this_machine_are_sound(tmp_path: Path) -> None:
         input=done.stdout,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert (check.returncode, check.stdout, check.stderr) == (0, "", "")

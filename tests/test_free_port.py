@@ -79,7 +79,7 @@ def waiting_port() -> int:
         capture_output=True,
         text=True,
         check=True,
-        timeout=20,
+        timeout=60,
     ).stdout.splitlines()
     return int(lines[0].split()[2].rpartition(":")[2])
 
@@ -117,7 +117,7 @@ def test_holding_ends_with_standard_input() -> None:
         with pytest.raises(OSError, match="in use"):
             Held(port)
         holder.stdin.close()
-        assert holder.wait(20) == 0
+        assert holder.wait(60) == 0
     Held(port).release()
 
 

@@ -84,7 +84,7 @@ def test_bash_completion(manual: Any, tmp_path: Path, words: list[str], expected
         _dshealthd; printf '%s\\n' "${{COMPREPLY[@]}}"
     """
     done = subprocess.run(
-        ["bash", "-euc", script], capture_output=True, text=True, check=True, timeout=20
+        ["bash", "-euc", script], capture_output=True, text=True, check=True, timeout=60
     )
     assert set(done.stdout.split()) == expected
 
@@ -100,7 +100,7 @@ def test_launcher(tmp_path: Path) -> None:
 
     def run() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["sh", launcher, "--version"], capture_output=True, text=True, check=False, timeout=20
+            ["sh", launcher, "--version"], capture_output=True, text=True, check=False, timeout=60
         )
 
     none = run()
@@ -117,7 +117,7 @@ def test_launcher(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["dshealthd.sh", "postinst.sh", "prerm.sh", "postrm.sh"])
 def test_scripts_are_sound(name: str) -> None:
     """Each script of the package is a POSIX shell's."""
-    subprocess.run(["sh", "-n", PACKAGE / name], check=True, timeout=20)
+    subprocess.run(["sh", "-n", PACKAGE / name], check=True, timeout=60)
 
 
 def test_closure_of_dependencies() -> None:

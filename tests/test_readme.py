@@ -180,7 +180,7 @@ def test_scrape_configuration(tmp_path: Path) -> None:
         [promtool, "check", "config", str(tmp_path / "prometheus.yml")],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

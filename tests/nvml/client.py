@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -68,7 +69,7 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=60)
 
     def tell(self, expression: str) -> None:
         """Send an expression and wait for nothing."""
@@ -83,7 +84,7 @@ class Client:
     def answer(self) -> Any:
         """The next answer: a JSON value, or "ExceptionClass code"."""
         assert self.process.stdout is not None
-        assert self.answered(20), "no answer"
+        assert self.answered(60), "no answer"
         return json.loads(self.process.stdout.readline())
 
     def ask(self, expression: str) -> Any:
@@ -94,3 +95,10 @@ class Client:
     def state(self) -> str:
         """The process' state as the kernel has it: R, S, D, Z."""
         return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    def until_state(self, state: str) -> None:
+        """Wait until the kernel has the process in this state."""
+        end = time.monotonic() + 60
+        while self.state() != state:
+            assert time.monotonic() < end, self.state()
+            time.sleep(0.02)

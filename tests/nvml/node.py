@@ -132,7 +132,7 @@ class Node:
         """Have the process end as a worker does; return its exit status."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        return self._process.wait(timeout=10)
+        return self._process.wait(timeout=60)
 
 
 def main(directory: Path, options: Mapping[str, Mapping[str, object]]) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from dshealthd.collection import registry
 from tests import frozen
-from tests.agents import RunningAgent, Scrape, running
+from tests.agents import RunningAgent, Scrape, running, seconds_to_end
 from tests.nvml.simulator import Simulator
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TEMPERATURE = "dshealthd_gpu_temperature_celsius"
-DEADLINE = 0.7
+DEADLINE = 1.5
 GPU_COLLECTORS = [
     name for name, kind in registry.all_collectors().items() if kind.worker == "device"
 ]
@@ -46,7 +46,7 @@ class Node:
         self.agent = agent
         self.gpus = gpus
 
-    def until_gpus(self, *expected: int, seconds: float = 25.0) -> Scrape:
+    def until_gpus(self, *expected: int, seconds: float = 60.0) -> Scrape:
         """Wait until exactly these GPUs have a core temperature, and return the scrape."""
         wanted = {str(gpu) for gpu in expected}
         return self.agent.wait(lambda scrape: shown(scrape) == wanted, seconds)
@@ -180,7 +180,7 @@ def test_03_all_gpus_unkillable(healthy: Node, tmp_path: Path) -> None:
         for gpu in range(8):
             healthy.gpus.fault("dstate", f"{mount.directory}/x", gpu=gpu)
         scrape = healthy.agent.wait(
-            lambda s: s.value("dshealthd_worker_stuck", worker="device") == 8, 40
+            lambda s: s.value("dshealthd_worker_stuck", worker="device") == 8
         )
         starts = scrape.value("dshealthd_worker_starts_total", worker="device")
         assert starts is not None
@@ -206,7 +206,7 @@ def test_04_sigkill_with_an_unkillable_worker(tmp_path: Path) -> None:
             first.agent.wait(lambda s: s.value("dshealthd_worker_stuck", worker="device") == 1)
             port = first.agent.port
             first.agent.process.kill()
-            first.agent.process.wait(5)
+            first.agent.process.wait(60)
             with node(tmp_path, port=port) as second:
                 assert second.agent.port == port
                 second.stays_fresh()
@@ -363,7 +363,7 @@ def test_13_operator_releases_the_gpus(tmp_path: Path) -> None:
         made.until_gpus(*range(8))
         release.touch()
         agent.wait(lambda s: s.value("dshealthd_worker_up", worker="device") == 0)
-        agent.wait(lambda _: agent.workers() == [], 5.0)
+        agent.wait(lambda _: agent.workers() == [])
         scrape = agent.wait(
             lambda s: s.value("dshealthd_collector_available", collector="gpu") == 0
         )
@@ -428,8 +428,6 @@ def test_46_sigterm_with_a_blocked_worker(healthy: Node, tmp_path: Path) -> None
         healthy.agent.wait(lambda s: s.value("dshealthd_worker_stuck", worker="device") == 1)
         healthy.gpus.fault("hang", gpu=4)
         time.sleep(0.3)
-        started = time.monotonic()
-        healthy.agent.process.terminate()
-        assert healthy.agent.process.wait(20) == 0
-        assert time.monotonic() - started < 20
+        assert seconds_to_end(healthy.agent.process) < 20
+        assert healthy.agent.process.wait() == 0
         mount.thaw()

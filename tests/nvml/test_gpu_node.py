@@ -57,7 +57,7 @@ def test_promtool_has_no_complaint(scrape: Scrape) -> None:
         input=scrape.text,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert (check.returncode, check.stdout, check.stderr) == (0, "", "")

@@ -16,6 +16,7 @@ from dshealthd.collection import registry
 from tests import frozen
 from tests.agents import RunningAgent, running
 from tests.nvml.simulator import Simulator
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,21 +39,21 @@ def healthy(directory: Path) -> Iterator[tuple[RunningAgent, Simulator]]:
     gpus.pci_sysfs(directory / "sys")
     flags = ("--path.sysfs", str(directory / "sys"))
     with running(directory, CONFIG, environment=gpus.environment(), flags=flags) as agent:
-        agent.wait(lambda s: len(s.all("dshealthd_gpu_up")) == GPUS, 40.0)
+        agent.wait(lambda s: len(s.all("dshealthd_gpu_up")) == GPUS)
         yield agent, gpus
 
 
 def follow(agent: RunningAgent, hung: set[int]) -> tuple[dict[int, float], float]:
     """Watch until every hung GPU is down and a while longer.
 
-    Return the seconds until each verdict, and the greatest age that samples of the others had.
+    Return the seconds until each verdict, and the greatest age that samples of the others had,
+    both less what other work took from the agent and its workers.
     """
-    started = time.monotonic()
+    gone = oldest = read = success = 0.0
     verdicts: dict[int, float] = {}
-    oldest = 0.0
     well = set(range(GPUS)) - hung
-    read = time.time()
-    while (gone := time.monotonic() - started) < VERDICT:
+    while gone < VERDICT:
+        watch = Stopwatch(agent.pid, *agent.workers())
         scrape = agent.scrape()
         assert scrape.seconds < 1.0
         for gpu in range(GPUS):
@@ -62,15 +63,17 @@ def follow(agent: RunningAgent, hung: set[int]) -> tuple[dict[int, float], float
             assert gpu in hung or up != 0, f"GPU {gpu} is well and was called down at {gone:.1f} s"
         shown = {gpu for gpu in well if scrape.all("dshealthd_gpu_power_watts", gpu=str(gpu))}
         if shown == well:
-            success = scrape.value(
+            last = scrape.value(
                 "dshealthd_collector_last_success_timestamp_seconds", collector="gpu"
             )
-            read = max(read, success or 0.0)
+            if last is not None and last > success:
+                read, success = gone, last
         if well:
-            oldest = max(oldest, time.time() - read)
+            oldest = max(oldest, gone - read)
         if len(verdicts) == len(hung) and gone > VERDICT / 2:
             break
         time.sleep(0.2)
+        gone += watch.seconds()
     return verdicts, oldest
 
 

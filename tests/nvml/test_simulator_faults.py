@@ -143,7 +143,7 @@ def test_crash(client: Client, simulator: Simulator, how: str, number: int) -> N
     simulator.fault("crash", how, gpu=5)
     assert client.ask(TEMPERATURE.format(4)) == 39
     client.tell(TEMPERATURE.format(5))
-    assert client.process.wait(20) == -number
+    assert client.process.wait(60) == -number
 
 
 def test_hang_is_killable(client: Client, simulator: Simulator) -> None:
@@ -154,9 +154,9 @@ def test_hang_is_killable(client: Client, simulator: Simulator) -> None:
     assert client.ask(POWER.format(2)) == 310_000
     client.tell(TEMPERATURE.format(2))
     assert not client.answered(0.5)
-    assert client.state() == "S"
+    client.until_state("S")
     client.process.kill()
-    assert client.process.wait(20) == -signal.SIGKILL
+    assert client.process.wait(60) == -signal.SIGKILL
 
 
 def test_hang_in_init_leaves_other_threads(simulator: Simulator) -> None:
@@ -175,13 +175,13 @@ def test_hang_in_init_leaves_other_threads(simulator: Simulator) -> None:
 
 def test_delay(client: Client, simulator: Simulator) -> None:
     """A delayed call takes its time, then answers with the value of the time of its end."""
-    simulator.fault("delay", 0.5, function="nvmlDeviceGetTemperature")
+    simulator.fault("delay", 2.0, function="nvmlDeviceGetTemperature")
     begin = time.monotonic()
     client.tell(TEMPERATURE.format(0))
     time.sleep(0.1)
     simulator.set(0, "temperature", 99)
     assert client.answer() == 99
-    assert 0.45 < time.monotonic() - begin < 10
+    assert 1.9 < time.monotonic() - begin < 60
 
 
 def test_no_driver_and_missing_scenario(simulator: Simulator) -> None:
@@ -261,11 +261,11 @@ def test_unkillable_until_thaw(client: Client, simulator: Simulator, mount: Moun
         mount.freeze()
         for stuck in (client, killed):
             stuck.tell(TEMPERATURE.format(1))
+            stuck.until_state("D")
             assert not stuck.answered(0.5)
-            assert stuck.state() == "D"
         killed.process.kill()
         with pytest.raises(subprocess.TimeoutExpired):
             killed.process.wait(0.5)
         mount.thaw()
-        assert killed.process.wait(20) == -signal.SIGKILL
+        assert killed.process.wait(60) == -signal.SIGKILL
     assert client.answer() == 36
