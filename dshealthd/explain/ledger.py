@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_MEMBERS = 100_000
 _GROUP = re.compile(
-    r"\[PG (?:ID \d+ PG GUID )?(?P<group>[\w./:-]+)(?:\((?P<name>[^)]*)\))? Rank (?P<rank>\d+)\]"
+    r"\[PG (?:ID (?P<number>\d+) PG GUID )?(?P<group>[\w./:-]*)[ ]?(?:\((?P<name>[^)]*)\))?[ ]?Rank (?P<rank>\d+)\]"
 )
 _GROUP_RANK = re.compile(r"\[Rank (?P<rank>\d+)\]")
 _SEQUENCE = re.compile(r"(?:work sequence id|watchdog at work|at NCCL work): (?P<sequence>\d+)")
@@ -90,7 +90,7 @@ class Ledger:
                 f"{fields.get('numel_in', '')}:{fields.get('numel_out', '')}",
             )
             if found:
-                self._join(found["group"], found["name"], member)
+                self._join(found["group"] or found["number"] or "?", found["name"], member)
             else:
                 self._pending.setdefault((origin, group_rank), member)
         elif event.pattern.endswith("/state") and found:
@@ -109,7 +109,7 @@ class Ledger:
             elif sequence is not None:
                 member.timed_out = int(sequence["sequence"])
             member.enqueued, member.completed = int(fields["enqueued"]), int(fields["completed"])
-            self._join(found["group"], found["name"], member)
+            self._join(found["group"] or found["number"] or "?", found["name"], member)
 
     def _join(self, group: str, name: str | None, member: Member) -> None:
         members = self.groups.setdefault(group, {})
@@ -151,8 +151,12 @@ class Ledger:
         """Return what each group that waits says; first what accuses somebody."""
         present = set(seen)
         groups = {group: dict(members) for group, members in self.groups.items()}
-        for member in self._pending.values():  # releases that print no state: no group is told
-            groups.setdefault("?", {}).setdefault(member.group_rank, member)
+        only = next(iter(groups.values())) if len(groups) == 1 else {}
+        told = {(known.timed_out, known.operation, known.size) for known in only.values()}
+        for member in self._pending.values():  # no state, by the release or by a cut: no group told
+            is_its = (member.timed_out, member.operation, member.size) in told
+            mates = only if is_its else groups.setdefault("?", {})
+            mates.setdefault(member.group_rank, member)
         found = [
             judge(self, group, members, world, present)
             for group, members in groups.items()

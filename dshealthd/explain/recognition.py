@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.explain import input as logs
 from dshealthd.explain import patterns as known
+from dshealthd.explain import structured
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.facts import Recognised, SourceFacts
 from dshealthd.explain.launcher_summary import LauncherSummary
@@ -188,12 +189,17 @@ class Reader:
     def _flush_sample(self) -> None:
         if self._sample is not None:
             sample, self._sample = self._sample, None
-            self._splitter.learn(raw.text for raw in sample)
+            self._splitter.learn(text for raw in sample for text in structured.lines(raw.text))
             for raw in sample:
                 self._line(raw)
 
     def _line(self, raw: logs.Raw) -> None:
-        line = self._splitter.split(raw.text)
+        for text in structured.lines(raw.text):
+            self._text(text, raw)
+
+    def _text(self, told: str, raw: logs.Raw) -> None:
+        """Take one line of text; `raw` is the line of the file that it stands in."""
+        line = self._splitter.split(told)
         text = line.text
         self._order += 1
         self._found.learn(line, self._source)

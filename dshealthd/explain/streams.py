@@ -5,7 +5,6 @@ Prefixes nest (`3: [default1]:[rank13]:[E1122 04:44:58.499 …] `), so they are 
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -25,21 +24,26 @@ _BRACKET = re.compile(
     r"|default(?P<local>\d{1,4})\]:[ ]?"  # torchrun --tee
     r"|(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)\][ ]*"  # logging, DeepSpeed, NCCL
     r"|(?P<level>[EWIFVD])(?:(?P<glog>\d{3,4} \d\d:\d\d:\d\d(?:\.\d+)?) )?[ ]?[\w./]+:\d+\][ ]*"
-    r"|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL|WARN)\][ ]*"
+    r"|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL|WARN)(?:\|[\w./]{1,80}:\d+)?\](?:[ ](?:>>|-)[ ])?[ ]*"
+    r"|(?:[\w.]{1,80}\]\[)(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\][ ]-[ ]"  # hydra, after the time
     r"|\d+,(?P<mpi>\d{1,6})\]<std(?:out|err)>:[ ]?"  # mpirun --tag-output
-    r"|[ ]*(?P<uptime>\d+\.\d{6})\][ ]"  # dmesg
+    r"|[ ]*\+?(?P<uptime>\d+\.\d{6})\][ ]"  # dmesg, and its time since the line before
     r"|(?P<ctime>\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})\][ ]"  # dmesg -T
     r"|pod/(?P<pod>[\w.-]+)/[\w.-]+\][ ]?)"  # kubectl logs --prefix
 )
 _DIGIT = re.compile(
     r"(?P<iso>\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)"
-    r"(?:[ ]std(?:out|err)[ ][FP])?(?:[ ][-:])?[ ]?"
+    r"(?:[ ]std(?:out|err)[ ][FP]"
+    r"|[ ]\|[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]*\|[ ][\w.<>]{1,100}:[\w.<>]{1,60}:\d+[ ]-"  # loguru
+    r"|[ ]-[ ][\w.]{1,80}[ ]-[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]-)?"  # logging
+    r"(?:[ ][-:])?[ ]?"
     r"(?:(?P<syslog_host>[\w.-]+)[ ](?P<tag>[\w.@-]+(?:\[\d+\])?):[ ](?:\[[ ]*\d+\.\d+\][ ])?)?"
 )
 _LETTER = re.compile(
-    r"(?P<syslog>[A-Z][a-z]{2}[ ][ \d]\d[ ]\d\d:\d\d:\d\d)[ ](?P<syslog_host>[\w.-]+)[ ]"
+    r"(?P<syslog>[A-Z][a-z]{2}[ ][ \d]\d[ ]\d\d:\d\d:\d\d)(?:\.\d{1,9})?[ ](?P<syslog_host>[\w.-]+)[ ]"
     r"(?P<tag>[\w./@-]+(?:\[\d+\])?):[ ](?:\[[ ]*\d+\.\d+\][ ])?"
     r"|(?P<level>[EWIF])(?P<glog>\d{4} \d\d:\d\d:\d\d\.\d+)[ ]+\d+[ ][^\]\s]{1,160}\][ ]?"
+    r"|(?:INFO|WARNING|ERROR)[ ]\d\d-\d\d[ ]\d\d:\d\d:\d\d[ ][\w./]{1,80}:\d+\][ ]?"  # vLLM
     r"|(?P<nccl_host>[\w.-]{1,255}):(?P<nccl_pid>\d{1,10}):\d{1,10}[ ](?:\[(?P<gpu>\d{1,6})\][ ])?"
     r"(?=.{0,80}NCCL[ ](?:WARN|INFO|TRACE|CALL))"
 )
@@ -50,6 +54,8 @@ _TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
 _NODE = re.compile(r"(?P<node>[A-Za-z][\w.-]*[\w]):(?:[ ]|$)")
 _ENOUGH = 4
 """Lines that a file must have for its hosts to be told from words before a colon."""
+_INDENTED = re.compile(r" {2,12}(?=\[(?:rank|default)\d{1,6}\]:)")
+"""Before a whole log that somebody pasted; no program writes blanks before these."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NO_NODE = re.compile(
     r"(?:\w*(?:Error|Exception|Warning)|INFO|WARNING|ERROR|DEBUG|E|W|srun|slurmstepd)$"
@@ -137,8 +143,10 @@ class Splitter:
         prefixed = False
         if "\x1b" in text:
             text = _ANSI.sub("", text)
-        if text.startswith('{"log":'):
-            text, stamp = _docker(text)
+        while text.startswith("> "):  # quoted in a mail or an issue
+            text = text[2:]
+        if text.startswith("  ") and (match := _INDENTED.match(text)):
+            text = text[match.end() :]
         for _ in range(MAX_PREFIXES):
             head = text[:1]
             if head == "[":
@@ -194,8 +202,9 @@ class Splitter:
                     prefixed = prefixed or not (self.is_stamped and match["syslog"])
                     level = match["level"] or level
                     host = match["syslog_host"] or host
-                    form = "syslog" if match["syslog"] else "glog"
-                    stamp = Stamp(form, match[form])
+                    for form in ("syslog", "glog"):
+                        if match[form]:
+                            stamp = Stamp(form, match[form])
             else:
                 break
             text = text[match.end() :]
@@ -206,12 +215,3 @@ class Splitter:
             else Origin(self.source, rank, local, task, host, pid, gpu)
         )
         return Line(text, origin, stamp, level, prefixed)
-
-
-def _docker(text: str) -> tuple[str, Stamp | None]:
-    """Take the text out of a line of Docker's json-file."""
-    try:
-        record = json.loads(text)
-        return str(record["log"]).rstrip("\n"), Stamp("iso", str(record["time"])[:26])
-    except (ValueError, KeyError, TypeError):
-        return text, None

@@ -28,6 +28,8 @@ MAX_HEAD = 400
 """Characters of a line in which `Traceback` opens one: some loggers put a record before it."""
 _HEAD = "Traceback (most recent call last)"
 _FRAME = re.compile(r'\s+File "([^"\n]{1,400})", line (\d{1,9})(?:, in (.{1,200}))?')
+_BOXED_FRAME = re.compile(r"│ (/[^│\n]{1,300}\.py):(\d{1,9}) in ([\w.<>]{1,100})")
+"""A frame as the library rich draws it."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,200}(?::(?: |$)|$)")
 _BARE = re.compile(
     r"(?:[A-Za-z_]\w*\.){0,12}(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit)|OSError|Exception)(?:: .*|:?$)"
@@ -109,8 +111,12 @@ class Assembler:
                         current.frames.append(Frame(match[1], int(match[2]), function))
                     return True, []
                 return len(current.frames) > 0, []
+            if text.startswith("│") and (match := _BOXED_FRAME.match(text)):
+                if len(current.frames) < MAX_FRAMES:
+                    current.frames.append(Frame(match[1], int(match[2]), match[3]))
+                return True, []
             if (
-                not line.prefixed
+                (current.line.prefixed or not line.prefixed)
                 and _EXCEPTION.match(text)
                 and (current.frames or _BARE.fullmatch(text[:1000]))
             ):
@@ -130,9 +136,11 @@ class Assembler:
     @staticmethod
     def _continues(closing: Traceback, line: Line, opened: list[Traceback]) -> bool:
         """Tell whether a line is more of the message before it."""
-        if line.prefixed or len(closing.message) >= MAX_MESSAGE_LINES:
+        is_logged = closing.line.prefixed
+        """A logger stamps every line of it, and what comes after it."""
+        if line.prefixed != is_logged or len(closing.message) >= MAX_MESSAGE_LINES:
             return False
-        if opened or not line.origin.labelled:
+        if opened or is_logged or not line.origin.labelled:
             return _CONTINUES.match(line.text) is not None and not _FRAME.match(line.text)
         return bool(line.text.strip()) and not _BARE.fullmatch(line.text[:1000])
 
