@@ -80,6 +80,7 @@ class Agent:
             self._snapshot,
             lambda: self._verdict(series_of(self._snapshot, self._own_samples())),
             lambda: overview(series_of(self._snapshot, self._own_samples()), ""),
+            self._packed_status,
             time.monotonic,
             time.time,
         )
@@ -268,6 +269,10 @@ class Agent:
         yield from self._server.samples()
         for service in self._services:
             yield from service.samples()
+
+    def _packed_status(self) -> bytes:
+        """Return the status document by gzip, for other members."""
+        return self._server.packed_status()
 
     def _targets(self, port: int) -> bytes:
         """Return what Prometheus is to scrape.

@@ -30,15 +30,17 @@ class Probes:
         snapshot: Snapshot,
         verdict: Callable[[], Verdict],
         jobs: Callable[[], Iterable[Mapping[str, Any]]],
+        packed_status: Callable[[], bytes],
         monotonic: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
         """Prepare; `apply` starts.
 
-        `verdict` and `jobs` say what is known of this node now, which other members ask for.
+        `verdict`, `jobs` and `packed_status`, the status document by gzip, say what is known of
+        this node now, which other members ask for.
         """
         self._snapshot = snapshot
-        self._verdict, self._jobs = verdict, jobs
+        self._verdict, self._jobs, self._packed_status = verdict, jobs, packed_status
         self._monotonic = monotonic
         self._wall = wall
         self._running: Service | None = None
@@ -62,6 +64,7 @@ class Probes:
             return
         await self.close()
         if config.probe.wanted:
+            from dshealthd.fleet.status_pages import StatusPages
             from dshealthd.fleet.summary import Summary
             from dshealthd.fleet.view import fleet_of
             from dshealthd.probe.service import Service
@@ -75,6 +78,7 @@ class Probes:
                 monotonic=self._monotonic,
                 wall=self._wall,
                 summary=summary,
+                status_page=StatusPages(self._packed_status, self._monotonic),
             )
             self._fleet = fleet_of(self._running, summary)
             self._running.start()

@@ -14,16 +14,16 @@ from dshealthd import config, flags
 from dshealthd.config import ConfigError
 from dshealthd.core.options import unknown
 from dshealthd.doctor import callers, job, job_context, node, support_file
-from dshealthd.doctor.across import compare
 from dshealthd.doctor.check import Outcome
-from dshealthd.doctor.examination import EXIT, Examined, accept, examine
+from dshealthd.doctor.examination import EXIT, accept, examine
 from dshealthd.doctor.facts import facts
-from dshealthd.doctor.hosts import HostsError, ask, names
+from dshealthd.doctor.hosts import HostsError, names
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.doctor.path_check import path_check
 from dshealthd.doctor.progress import Progress
 from dshealthd.doctor.report import NodeReport, Report, as_json, junit, text
-from dshealthd.doctor.snapshot_check import SnapshotCheck
+from dshealthd.doctor.several_nodes import Request, examine_all
+from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered
 from dshealthd.doctor.status_document import collect, status_document
 from dshealthd.http.client import Access
 from dshealthd.status.paint import Paint
@@ -106,7 +106,7 @@ def parser() -> Parser:
         action="store_false",
         help="read the sources here although an agent may run",
     )
-    across = added.add_argument_group("several nodes, over SSH")
+    across = added.add_argument_group("several nodes, through their agents or over SSH")
     across.add_argument(
         "--hosts",
         metavar="NODES",
@@ -128,6 +128,11 @@ def parser() -> Parser:
     )
     across.add_argument(
         "--ssh", metavar="PROGRAM", default="ssh", help="SSH client, ssh without it"
+    )
+    across.add_argument(
+        "--probe",
+        action="store_true",
+        help="have the agents of these nodes run a collective across them, on idle GPUs",
     )
     across.add_argument("--across", action="store_true", help=argparse.SUPPRESS)
     access = added.add_argument_group("the agent of this node")
@@ -152,7 +157,8 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{check.name:24} {check.slug:24} {check.title}")
         return 0
     try:
-        report = _across(options, checks) if options.hosts else _here(options, loaded, checks)
+        examined = _across if options.hosts else _here
+        report = examined(options, loaded, checks)
         if options.support_file:
             support_file.write(options.support_file, report, loaded)
     except (HostsError, OSError) as error:
@@ -266,21 +272,27 @@ def _pythons(options: argparse.Namespace, loaded: Config) -> tuple[str, ...]:
     return tuple(dict.fromkeys(os.path.abspath(one) for one in found))
 
 
-def _across(options: argparse.Namespace, checks: Sequence[Check[Any]]) -> Report:
-    """Examine several nodes over SSH and compare them; a job is looked at from here."""
+def _across(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[Any]]) -> Report:
+    """Examine several nodes and compare them; a job is looked at from here."""
     wall, started = time.time(), time.monotonic()
+    of_nodes = [check for check in checks if check in node.CHECKS]
+    named = options.only and not all(map(is_answered, of_nodes))
+    request = Request(
+        hosts=names(options.hosts),
+        checks=of_nodes,
+        ssh=options.ssh,
+        remote=[options.remote_command, "doctor", "--json", "--across", *_passed_on(options)],
+        host_timeout=options.host_timeout,
+        agents=options.agent and not (options.paths or options.python or named),
+        probe=options.probe,
+    )
+    options.across = True
     progress = Progress("nodes")
     try:
-        reports = ask(
-            names(options.hosts),
-            [options.ssh],
-            [options.remote_command, "doctor", "--json", "--across", *_passed_on(options)],
-            options.host_timeout,
-            progress,
-        )
+        here = functools.partial(_here, options, loaded, of_nodes)
+        reports, across = examine_all(request, loaded, here, progress)
     finally:
         progress.close()
-    across: list[Examined] = compare(reports)
     if plain := _of_the_job(options, checks):
         across += examine(plain, (), dict, dict, lambda *_: None)[0]
     return Report(tuple(reports), wall, time.monotonic() - started, tuple(across))

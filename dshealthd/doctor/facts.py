@@ -16,7 +16,9 @@ _VERSIONS = ("driver", "cuda", "nvml")
 def facts(context: NodeContext) -> dict[str, str]:
     """Return the facts of this node, as far as they are known."""
     series = context.series
-    found = {"kernel": os.uname().release, "architecture": os.uname().machine}
+    found = {}
+    if not context.elsewhere:
+        found = {"kernel": os.uname().release, "architecture": os.uname().machine}
     for point in series("gpu_driver_info"):
         found |= {f"gpu {name}": point.labels[name] for name in _VERSIONS}
     if (visible := series.value("gpus_visible")) is not None:
@@ -38,7 +40,7 @@ def facts(context: NodeContext) -> dict[str, str]:
         found[f"sysctl {labels['sysctl']}"] = f"{value:g}"
     for labels, _ in series("software_info", job=""):
         name = " of ".join(filter(None, (labels["component"], labels["environment"])))
-        found[f"version of {name}"] = labels["version"]
+        found["kernel" if name == "kernel" else f"version of {name}"] = labels["version"]
     size = series.value("filesystem_size_bytes", path="/dev/shm")  # noqa: S108 - shared memory
     if size is not None:
         found["shared memory"] = f"{size / (1 << 30):.0f} GiB"

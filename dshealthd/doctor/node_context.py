@@ -28,6 +28,8 @@ class NodeContext:
     """
     several: bool = False
     """Whether jobs of this node run across nodes: then others must reach it by its name."""
+    elsewhere: bool = False
+    """Whether the document is another node's: then nothing here may be read for it."""
     python: tuple[str, ...] = ()
     """Interpreters or prefixes of training environments."""
 

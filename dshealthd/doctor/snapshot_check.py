@@ -6,7 +6,7 @@ The limits, words and first steps are those of the alerts, so that doctor, page 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.node_context import NodeContext
@@ -14,7 +14,6 @@ from dshealthd.findings.judge import OF_JOBS, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from typing import Any
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,13 @@ class SnapshotCheck(Check[NodeContext]):
     """Whose sources it needs: where one cannot be read, the result is unknown."""
     alerts: str = ""
     """What the names of its alerts begin with, where the symptom has several checks."""
+    reads_host: bool = False
+    """Whether it also reads what only a process on the node itself can read."""
+
+
+def is_answered(check: Check[Any]) -> bool:
+    """Tell whether a node's agent can answer a check in full."""
+    return isinstance(check, SnapshotCheck) and not check.reads_host
 
 
 def nothing(_context: NodeContext) -> Iterator[Result]:
@@ -40,11 +46,15 @@ def snapshot_check(
     looked: Callable[[NodeContext], str],
     more: Callable[[NodeContext], Iterable[Result]] = nothing,
     alerts: str = "",
+    *,
+    reads_host: bool = False,
 ) -> SnapshotCheck:
     """Return the check of one symptom.
 
     `looked` says what is well where nothing is wrong; `more` yields what findings do not know.
     Where a symptom has several checks, `alerts` is what the names of this one's begin with.
+    `reads_host` says that one of the two reads more than the status document: for the document of
+    another node, such a check yields what is wrong and never that all is well.
     """
 
     def run(context: NodeContext) -> Iterator[Result]:
@@ -52,13 +62,18 @@ def snapshot_check(
             yield _without_agent(context)
             return
         found = [_result(finding) for finding in _findings(context, slug, alerts)]
-        found += more(context)
+        if not (reads_host and context.elsewhere):
+            found += more(context)
         yield from found
         yield from _unread(context, collectors, found)
+        if reads_host and context.elsewhere:
+            return
         if not found and (text := _readable(context, collectors)):
             yield Result(Outcome.OK, looked(context) if text == "ok" else text)
 
-    return SnapshotCheck(slug, name, title, run, collectors=collectors, alerts=alerts)
+    return SnapshotCheck(
+        slug, name, title, run, collectors=collectors, alerts=alerts, reads_host=reads_host
+    )
 
 
 def _without_agent(context: NodeContext) -> Result:

@@ -71,10 +71,8 @@ async def between(
             ],
         )
     try:
-        names = load(members).names
-        me = own_name(names, hostname(), local_addresses(loaded.path.host), members.name)
-        _, port = listen_address(options.peer.listen_address)
-        client = PeerClient(options.peer, me, lambda name: (name, port))
+        me, names = own_place(loaded, members)
+        client = member_client(loaded, me)
     except (MembershipError, CredentialError) as error:
         raise ConfigError(source, list(error.errors)) from error
     ask = Ask(kind, steps)
@@ -113,6 +111,21 @@ async def between(
         "units": report.UNITS,
         "rounds": entries,
     }
+
+
+def own_place(loaded: Config, members: MembershipOptions) -> tuple[str, tuple[str, ...]]:
+    """Return this node's name among members, and all names.
+
+    MembershipError. Reads files, and may wait for a name server.
+    """
+    names = load(members).names
+    return own_name(names, hostname(), local_addresses(loaded.path.host), members.name), names
+
+
+def member_client(loaded: Config, me: str) -> PeerClient:
+    """Return a client that calls the agents of members as the node `me`; CredentialError."""
+    _, port = listen_address(loaded.probe.peer.listen_address)
+    return PeerClient(loaded.probe.peer, me, lambda name: (name, port))
 
 
 async def one(client: PeerClient, members: tuple[str, ...], ask: Ask) -> dict[str, Any]:

@@ -82,18 +82,19 @@ class Service:
         monotonic: Callable[[], float],
         wall: Callable[[], float],
         summary: Callable[[], dict[str, Any]],
+        status_page: Callable[[int], dict[str, Any]],
         hostname: Callable[[], str] = hostname,
     ) -> None:
         """Prepare; nothing is read or opened before `start`.
 
-        `state` is the directory for what outlives the agent, `summary` what this node tells other
-        members of itself.
+        `state` is the directory for what outlives the agent. `summary` is what this node tells
+        other members of itself, `status_page` a page of its status document.
         """
         self.options = options
         self._host = host
         self._state = state
         self._monotonic, self._wall = monotonic, wall
-        self._summary = summary
+        self._summary, self._status_page = summary, status_page
         self._local_membership = LocalMembership(
             options.members, host, options.group_size, hostname, monotonic
         )
@@ -277,6 +278,7 @@ class Service:
             again=self._again,
             save=self._save,
             summary=self._summary,
+            status_page=self._status_page,
             monotonic=self._monotonic,
             wall=self._wall,
         )

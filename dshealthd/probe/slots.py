@@ -107,6 +107,8 @@ class ProbeState:
     save: Callable[[Baselines], Coroutine[Any, Any, None]]
     summary: Callable[[], dict[str, Any]]
     """What this node tells of itself; see `fleet.summary`."""
+    status_page: Callable[[int], dict[str, Any]]
+    """A page of this node's status document; see `fleet.status_pages`."""
     monotonic: Callable[[], float]
     wall: Callable[[], float]
 
@@ -198,13 +200,14 @@ class SlotRunner:
                 "absent": self._absences.answer,
                 "status": self._status,
                 "summary": self._summarise,
+                "document": self._document,
                 "lead": self._asked,
             },
             credentials=credentials,
             monotonic=self._monotonic,
             resolver=resolver,
         )
-        self._summary = probe_state.summary
+        self._summary, self._status_page = probe_state.summary, probe_state.status_page
         self._names = membership.names
         self._gone: dict[str, int] = {}
         self._recent: deque[Observation] = deque(maxlen=2 * (TRIES + SUBSTITUTES))
@@ -525,6 +528,9 @@ class SlotRunner:
 
     async def _summarise(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:
         return self._summary()
+
+    async def _document(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        return self._status_page(body["offset"])
 
 
 def jitter(epoch: int, group: Iterable[str], period: float) -> float:

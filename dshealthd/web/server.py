@@ -342,7 +342,8 @@ class Server:
             body=self._snapshot.body(chosen, self._own), headers={"Content-Type": chosen.value}
         )
 
-    def _api_status(self, request: BaseRequest) -> Response:
+    def status(self) -> bytes:
+        """Return the status document, as it was at most `STATUS_KEPT` seconds ago."""
         now = time.monotonic()
         made, body = self._status
         if now - made >= STATUS_KEPT:
@@ -356,6 +357,16 @@ class Server:
                 sections=self._sections(),
             )
             self._status, self._packed = (now, body), b""
+        return body
+
+    def packed_status(self) -> bytes:
+        """Return the same by gzip."""
+        body = self.status()
+        if not self._packed:
+            self._packed = gzip.compress(body, 1)
+        return self._packed
+
+    def _api_status(self, request: BaseRequest) -> Response:
         headers = {
             "Content-Type": "application/json",
             "Cache-Control": "no-store",
@@ -366,10 +377,8 @@ class Server:
             "Accept-Encoding", ""
         ):  # a fifteenth, for a phone far away
             headers["Content-Encoding"] = "gzip"
-            if not self._packed:
-                self._packed = gzip.compress(body, 1)
-            body = self._packed
-        return Response(body=body, headers=headers)
+            return Response(body=self.packed_status(), headers=headers)
+        return Response(body=self.status(), headers=headers)
 
     def _api_targets(self, _request: BaseRequest) -> Response:
         """Answer Prometheus' HTTP service discovery.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import socket
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, not_available
 from dshealthd.core.snapshot import Snapshot
+from dshealthd.fleet.status_pages import StatusPages
 from dshealthd.probe.options import MembershipOptions, PeerOptions, PolicyOptions, ProbeOptions
 from dshealthd.probe.service import Service
 from tests.probe.peering import KEY, secret
@@ -71,6 +73,8 @@ class Agent:
             "findings": [],
             "jobs": [],
         }
+        self.document = b"{}"
+        """Its status document."""
         self.service = Service(
             options,
             host=Host(),
@@ -79,6 +83,7 @@ class Agent:
             monotonic=time.monotonic,
             wall=self.wall,
             summary=lambda: dict(self.summary),
+            status_page=StatusPages(lambda: gzip.compress(self.document), time.monotonic),
         )
 
     def wall(self) -> float:

@@ -87,6 +87,7 @@ CHECK: SnapshotCheck = dataclasses.replace(
         _looked,
         _more,
         alerts="none of the alerts",
+        reads_host=True,
     ),
     deadline=DEADLINE,
 )

@@ -59,4 +59,5 @@ CHECK = snapshot_check(
     ("memory", "pressure"),
     _looked,
     _more,
+    reads_host=True,
 )

@@ -56,4 +56,5 @@ CHECK = snapshot_check(
     ("tcp", "tcp_limits", "rendezvous"),
     _looked,
     _more,
+    reads_host=True,
 )

@@ -104,4 +104,5 @@ CHECK = snapshot_check(
     _looked,
     _more,
     alerts="none of the alerts",
+    reads_host=True,
 )

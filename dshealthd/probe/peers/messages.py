@@ -33,6 +33,8 @@ MAX_KEY, MAX_VALUE = 256, 45000
 """Characters of a key and bytes of a value of the rendezvous store."""
 MAX_PAYLOAD = 48000
 """Bytes of an echo: with base64 and the other fields, what a body may have."""
+MAX_DOCUMENT = 4 << 20
+"""Bytes of a packed status document; one of 2 MiB, of many ranks, is packed into 150 KiB."""
 MAX_FINDINGS, MAX_JOBS, MAX_SUMMARY_TEXT = 4, 16, 128
 """Findings and jobs of a node that its summary names, and characters of each of its texts."""
 MAX_WAIT = 20.0
@@ -219,6 +221,12 @@ METHODS: Mapping[str, Method] = {
                 "scores": SCORES,
                 "suspects": Array(SUSPECT, 64),
             },
+        ),
+    ),
+    "document": Method(  # of a node's status document, packed, what follows a byte
+        Record({"offset": Integer(0, MAX_DOCUMENT)}),
+        Record(
+            {"stamp": Integer(), "size": Integer(0, MAX_DOCUMENT), "data": Data(MAX_PAYLOAD)},
         ),
     ),
     "summary": Method(  # of a node, for people who look at the fleet

@@ -1,0 +1,150 @@
+"""Examines other nodes through their agents, over the authenticated channel that probes use.
+
+An agent hands out its status document; the checks that it answers are run here, on that document.
+Nothing is started on the other node. Checks that need a process there are left out and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import json
+import time
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.examination import ORDER, Examined, accept
+from dshealthd.doctor.facts import facts
+from dshealthd.doctor.node_context import NodeContext
+from dshealthd.doctor.report import NodeReport, Report
+from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered
+from dshealthd.probe.members.membership import MembershipError
+from dshealthd.probe.observation import Outcome as Called
+from dshealthd.probe.pairs import member_client, own_place
+from dshealthd.probe.peers.contract import PeerError
+from dshealthd.probe.peers.credentials import CredentialError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dshealthd.config import Config
+    from dshealthd.doctor.check import Check
+    from dshealthd.probe.peers.client import PeerClient
+
+CALL_DEADLINE = 4.0
+"""Seconds for all pages of one document; an agent answers from memory."""
+DEADLINE = CALL_DEADLINE + 4.0
+"""Seconds for one node, its checks included."""
+MAX_STATUS = 64 << 20
+"""Bytes of an unpacked document; one of a node with many ranks has some 2 MiB."""
+TRIES = 3
+"""Times that a document is begun, as another reader may have had it rendered anew."""
+_GZIP = 31
+
+
+class ChannelError(Exception):
+    """This node cannot ask agents; the message says why."""
+
+
+def channel(loaded: Config) -> tuple[str, tuple[str, ...]]:
+    """Return this node's name among the members of the probes, and all of them.
+
+    ChannelError where this configuration, or this user, cannot call their agents.
+    """
+    if not loaded.probe.peer.listen_address:
+        message = "probe.peer is not configured (--config.file of an agent)"
+        raise ChannelError(message)
+    try:
+        me, names = own_place(loaded, loaded.probe.members)
+        member_client(loaded, me)  # whether its secrets can be read
+    except (MembershipError, CredentialError) as error:
+        raise ChannelError("; ".join(error.errors)) from error
+    return me, names
+
+
+def examined(loaded: Config, me: str, checks: Sequence[Check[Any]], name: str) -> dict[str, Any]:
+    """Return what a node's agent says, as `--json` has it; or under `problem` why it says nothing.
+
+    It is called as the member `me`.
+
+    Blocks: run it in a process that can be killed.
+    """
+    try:
+        document = asyncio.run(_ask(loaded, me, name))
+    except PeerError as error:
+        return {"problem": f"{error.outcome}: {error.reason}"}
+    except TimeoutError:
+        return {"problem": f"its agent did not send its status within {CALL_DEADLINE:g} s"}
+    node = node_report(loaded, checks, name, document)
+    return Report((node,), time.time(), 0.0).document()
+
+
+def node_report(
+    loaded: Config, checks: Sequence[Check[Any]], name: str, document: Mapping[str, Any]
+) -> NodeReport:
+    """Return what the checks say of another node's status document."""
+    base = NodeContext(loaded, several=True, elsewhere=True)
+    context = base.with_document({**document, "source": "agent"})
+    found, left_out = [], 0
+    for check in checks:
+        started = time.monotonic()
+        results = list(check.run(context)) if isinstance(check, SnapshotCheck) else []
+        if results:
+            results.sort(key=lambda result: -ORDER.index(result.outcome))
+            seconds = time.monotonic() - started
+            found.append(Examined(check.slug, check.name, check.title, tuple(results), seconds))
+        elif is_answered(check):
+            silent = Result(Outcome.UNKNOWN, "the check said nothing")
+            found.append(Examined(check.slug, check.name, check.title, (silent,), 0.0))
+        else:
+            left_out += 1
+    source = "its agent, over the authenticated channel"
+    if left_out:
+        source += (
+            f"; {left_out} checks that need a process there were not run (--no-agent runs all, "
+            "over SSH)"
+        )
+    today = dt.datetime.now().astimezone().date()
+    accepted = tuple(accept(found, loaded.doctor.accepted(), today))
+    return NodeReport(name, accepted, source=source, facts=facts(context))
+
+
+async def _ask(loaded: Config, me: str, name: str) -> dict[str, Any]:
+    """Return a node's status document. PeerError; TimeoutError."""
+    client = member_client(loaded, me)
+    try:
+        async with asyncio.timeout(CALL_DEADLINE):
+            return unpacked(await _packed(client, name))
+    finally:
+        await client.close()
+
+
+async def _packed(client: PeerClient, name: str) -> bytes:
+    """Return all pages of one document. PeerError."""
+    for _ in range(TRIES):
+        packed, stamp, size = bytearray(), None, 1
+        while len(packed) < size:
+            page = await client.call(name, "document", {"offset": len(packed)}, CALL_DEADLINE)
+            if stamp not in (None, page["stamp"]):
+                break
+            if not page["data"]:
+                raise PeerError(Called.FAILED, "malformed")
+            packed += page["data"]
+            stamp, size = page["stamp"], page["size"]
+        else:
+            return bytes(packed)
+    raise PeerError(Called.FAILED, "malformed")
+
+
+def unpacked(packed: bytes) -> dict[str, Any]:
+    """Return the document that an agent has sent; PeerError for anything else."""
+    unpacker = zlib.decompressobj(_GZIP)
+    try:
+        text = unpacker.decompress(packed, MAX_STATUS)
+        document = json.loads(text) if unpacker.eof else None
+    except (zlib.error, ValueError, RecursionError) as error:
+        raise PeerError(Called.FAILED, "malformed") from error
+    if not isinstance(document, dict):
+        raise PeerError(Called.FAILED, "malformed")
+    return document

@@ -1,0 +1,169 @@
+"""Examines several nodes side by side and compares them.
+
+This node by itself; the others through their agents, where this configuration and this user may
+call them; over SSH where not, and where an agent does not answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.doctor.across import compare
+from dshealthd.doctor.check import Check
+from dshealthd.doctor.hosts import ask
+from dshealthd.doctor.processes import Pool
+from dshealthd.doctor.report import NodeReport, parse_node
+from dshealthd.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dshealthd.config import Config
+    from dshealthd.doctor.examination import Examined
+    from dshealthd.doctor.processes import Ended
+    from dshealthd.doctor.report import Report
+
+    Progress = Callable[[int, int, Sequence[str]], object]
+
+HERE_DEADLINE = 20.0
+"""Seconds for this node, whose own look and checks have deadlines of their own."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is asked of the nodes."""
+
+    hosts: tuple[str, ...]
+    checks: Sequence[Check[Any]]
+    ssh: str
+    remote: Sequence[str]
+    """The command that examines a node, for SSH."""
+    host_timeout: float
+    agents: bool
+    """Whether agents may be asked."""
+    probe: bool
+    """Whether a collective is run across the nodes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Members:
+    """The hosts whose agents can be asked."""
+
+    hosts: tuple[str, ...] = ()
+    me: str = ""
+    """This node's name among the members, which may be none of the hosts."""
+    why: str = ""
+    """Why there are none."""
+
+
+def examine_all(
+    request: Request, loaded: Config, here: Callable[[], Report], progress: Progress
+) -> tuple[list[NodeReport], list[Examined]]:
+    """Return what each node says of itself, in their order, and the checks across them.
+
+    `here` examines this node.
+    """
+    found: dict[str, NodeReport] = {}
+    problems: dict[str, str] = {}
+    members = _members(request, loaded) if request.agents or request.probe else _Members()
+    if request.agents and members.hosts:
+        found, problems = _by_agents(request, loaded, members, here, progress)
+    if left := [host for host in request.hosts if host not in found]:
+        reports = ask(left, [request.ssh], request.remote, request.host_timeout, progress)
+        found |= {one.node: _with(one, problems.get(one.node, "")) for one in reports}
+    reports = [found[host] for host in request.hosts]
+    across = compare(reports)
+    if request.probe:
+        answering = [host for host in members.hosts if host not in problems]
+        across.append(_collective(request, loaded, members, answering))
+    return reports, across
+
+
+def _members(request: Request, loaded: Config) -> _Members:
+    """Return the hosts whose agents this configuration, and this user, may call."""
+    if not loaded.probe.peer.listen_address:
+        return _Members(why="probe.peer is not configured here: name an agent's --config.file")
+    from dshealthd.doctor.agents import ChannelError, channel
+
+    try:
+        me, names = channel(loaded)
+    except ChannelError as error:
+        why = printable(str(error))
+        print(f"dshealthd doctor: the agents are not asked: {why}", file=sys.stderr)
+        return _Members(why=why)
+    return _Members(tuple(host for host in request.hosts if host in names), me)
+
+
+def _by_agents(
+    request: Request,
+    loaded: Config,
+    members: _Members,
+    here: Callable[[], Report],
+    progress: Progress,
+) -> tuple[dict[str, NodeReport], dict[str, str]]:
+    """Return what agents say, and why others say nothing."""
+    from dshealthd.doctor import agents
+
+    found: dict[str, NodeReport] = {}
+    problems: dict[str, str] = {}
+    pool = Pool()
+    try:
+        for host in members.hosts:
+            if host == members.me:
+                pool.start(host, lambda: here().document(), HERE_DEADLINE)
+            else:
+                call = functools.partial(agents.examined, loaded, members.me, request.checks, host)
+                pool.start(host, call, agents.DEADLINE)
+        for ended in pool.ended(
+            on_tick=lambda: progress(len(found), len(request.hosts), pool.names)
+        ):
+            report = _parsed(ended)
+            if isinstance(report, NodeReport):
+                found[ended.name] = report
+            else:
+                problems[ended.name] = report
+    finally:
+        pool.close()
+    return found, problems
+
+
+def _parsed(ended: Ended) -> NodeReport | str:
+    """Return a node's report, or why there is none."""
+    if ended.problem:
+        return ended.problem
+    if problem := ended.value.get("problem"):
+        return str(problem)
+    return parse_node(ended.value, ended.name)
+
+
+def _with(report: NodeReport, problem: str) -> NodeReport:
+    """Return the report of a node, with why its agent was of no use where SSH was neither."""
+    if not problem or not report.problem:
+        return report
+    return dataclasses.replace(
+        report, problem=f"its agent: {printable(problem)}; over SSH: {report.problem}"
+    )
+
+
+def _collective(
+    request: Request, loaded: Config, members: _Members, names: Sequence[str]
+) -> Examined:
+    """Run a collective over the nodes whose agents answer."""
+    from dshealthd.doctor import collective
+
+    if len(names) < 2:  # noqa: PLR2004 - a collective needs two
+        why = members.why or f"{len(names)} agents with probes answer, and it takes two"
+        return collective.not_run(why)
+    pool = Pool()
+    try:
+        call = functools.partial(collective.run, loaded, members.me, names)
+        pool.start(collective.NAME, call, collective.DEADLINE)
+        (ended,) = pool.ended()
+    finally:
+        pool.close()
+    left_out = [host for host in request.hosts if host not in names]
+    return collective.judged(ended, request.hosts, left_out)

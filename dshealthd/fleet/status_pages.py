@@ -1,0 +1,45 @@
+"""This node's status document for other members, in pages that fit into a message.
+
+The doctor of another node asks for it. It is rendered and packed when the first page is asked for,
+and kept for a moment, so that its pages belong together and many who ask cost one rendering.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.probe.peers.contract import Refusal, Rejection
+from dshealthd.probe.peers.messages import MAX_DOCUMENT, MAX_PAYLOAD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KEPT = 5.0
+"""Seconds for which a document is handed out: collectors look no more often."""
+
+
+class StatusPages:
+    """Hands out the packed status document, a page a call."""
+
+    def __init__(self, packed: Callable[[], bytes], monotonic: Callable[[], float]) -> None:
+        """`packed` renders the document of this moment, compressed by gzip."""
+        self._packed, self._monotonic = packed, monotonic
+        self._document = b""
+        self._made = -KEPT
+        self._stamp = 0
+
+    def __call__(self, offset: int) -> dict[str, Any]:
+        """Return the page from a byte on, as the method `document` of the peer API has it.
+
+        The stamp differs between documents. Refusal for one that is too large to be handed out.
+        """
+        now = self._monotonic()
+        if now - self._made >= KEPT:
+            self._document, self._made, self._stamp = self._packed(), now, self._stamp + 1
+        if len(self._document) > MAX_DOCUMENT:
+            raise Refusal(Rejection.TOO_LARGE)
+        return {
+            "stamp": self._stamp,
+            "size": len(self._document),
+            "data": self._document[offset : offset + MAX_PAYLOAD],
+        }
