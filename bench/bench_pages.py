@@ -10,6 +10,7 @@ import contextlib
 import json
 import random
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -32,7 +33,24 @@ WAVES = (
     ("node-dead",),
 )
 NODES = max(map(len, WAVES))
-COMES, GOES = 90.0, 180.0
+PATIENT = {
+    "infiniband-down": "down for 30 s",
+    "path-hang": "write test once a minute, deadline 5 s, hung for 30 s",
+    "thermal": "most of a minute, for 30 s",
+    "nvml-hang": "deadline 10 s, hung for 20 s",
+    "open-files": "a ticket: collected for 15 s",
+    "node-dead": "three scrapes, for 15 s",
+}
+"""Faults that the rules do not believe at first sight, as each may pass by itself, and what they wait
+for. All others are certain at once: the hard faults.
+"""
+COMES = 180.0
+REST = 20.0
+"""Seconds after a wave in which its faults' own metrics return to normal.
+
+Their alerts go on firing for as long as `keep_firing_for` says; that is of other symptoms than those
+that come next on a node.
+"""
 SETTLE = 70.0
 """Seconds after which rules that are evaluated once a minute have been."""
 STAGGER = 10.0
@@ -58,9 +76,7 @@ def rename(lab: Paging, number: int) -> None:
 def wave(
     lab: Paging, names: tuple[str, ...], nodes: list[Node], seconds: dict[str, list[float]]
 ) -> None:
-    """Inject the faults of a wave, one on each node, note how long each page takes, and wait until
-    all is over.
-    """
+    """Inject the faults of a wave, one on each node, note how long each page takes, and rest."""
     begins: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
         for name, node in zip(names, nodes, strict=False):
@@ -86,9 +102,8 @@ def wave(
             seconds.setdefault(name, []).append(
                 float("inf") if came is None else came - begins[name]
             )
-    if not lab.receiver.wait(lambda: not lab.receiver.firing("page", "ticket"), GOES):
-        message = f"not over: {list(map(str, lab.receiver.firing('page', 'ticket')))}"
-        raise TimeoutError(message)
+            print(f"{name}: {seconds[name][-1]:.1f} s", file=sys.stderr, flush=True)
+    time.sleep(REST)
 
 
 def p95(values: list[float]) -> float:
@@ -115,13 +130,13 @@ def run(rounds: int, *, as_shipped: bool) -> None:
             for turn, names in enumerate(WAVES):
                 wave(lab, names, nodes[turn:] + nodes[:turn], seconds)
     rows: list[list[object]] = [
-        [name, len(found), statistics.median(found), p95(found), max(found)]
+        [name, len(found), statistics.median(found), p95(found), max(found), PATIENT.get(name, "")]
         for name, found in seconds.items()
     ]
-    pool = [value for found in seconds.values() for value in found]
-    rows.append(["all", len(pool), statistics.median(pool), p95(pool), max(pool)])
+    pool = [value for name, found in seconds.items() if name not in PATIENT for value in found]
+    rows.append(["hard faults", len(pool), statistics.median(pool), p95(pool), max(pool), ""])
     print(f"{'Agents as shipped' if as_shipped else 'Agents that sample every second'}\n")
-    print(table(["fault", "runs", "median s", "p95 s", "max s"], rows), flush=True)
+    print(table(["fault", "runs", "median s", "p95 s", "max s", "waits for"], rows), flush=True)
 
 
 def main() -> None:

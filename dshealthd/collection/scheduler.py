@@ -10,6 +10,7 @@ import contextlib
 import errno
 import functools
 import logging
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.config import Config
-    from dshealthd.core.collector import Sample
+    from dshealthd.core.collector import News, Sample
     from dshealthd.core.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,11 @@ SLACK = 0.01
 
 A timer fires a little before its time, and what is nearly due goes with what is.
 """
+WAKE_SPACING = 5.0
+"""Least seconds between two collections of a collector that news asked for.
+
+A driver that logs thousands of errors costs no more than an interval of 5 s.
+"""
 STALE_INTERVALS = 3
 """After so many intervals without a result, samples are no longer shown."""
 
@@ -50,6 +56,15 @@ class _Member:
     kind: type[Collector]
     options: CollectorOptions
     due: float
+    extra: float = math.inf
+    """When it is collected once more than its interval asks for, because there is news."""
+    woken: float = -math.inf
+    """When it was last collected, or is to be, because of news."""
+
+    @property
+    def next(self) -> float:
+        """When it is collected next."""
+        return min(self.due, self.extra)
 
 
 class _WorkerGroup:
@@ -64,25 +79,55 @@ class _WorkerGroup:
         self.members = members
         self._snapshot = snapshot
         self._context = context
+        self._alarm: asyncio.Future[None] | None = None
+        """What `run` sleeps on; None while it does not."""
 
     async def run(self) -> None:
         """Collect until cancelled."""
         while True:
             await self.once()
-            wait = min(member.due for member in self.members.values()) - self._context.monotonic()
-            await asyncio.sleep(max(wait, 0.0))
+            wait = min(member.next for member in self.members.values()) - self._context.monotonic()
+            await self._sleep(max(wait, 0.0))
+
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep until it is time, or until a collector is woken."""
+        loop = asyncio.get_running_loop()
+        self._alarm = loop.create_future()
+        timer = loop.call_later(seconds, _ring, self._alarm)
+        try:
+            await self._alarm
+        finally:
+            self._alarm = None
+            timer.cancel()
+
+    def hear(self, news: News) -> None:
+        """Collect what waits for this news."""
+        self.wake(name for name, member in self.members.items() if news in member.kind.wakes_on)
+
+    def wake(self, names: Iterable[str]) -> None:
+        """Collect these at once, or as soon as WAKE_SPACING allows; their interval goes on as it was."""
+        now = self._context.monotonic()
+        for name in names:
+            member = self.members[name]
+            extra = max(now, member.woken + WAKE_SPACING)
+            if extra < member.next:
+                member.extra = member.woken = extra
+                if self._alarm is not None:
+                    _ring(self._alarm)
 
     async def once(self) -> None:
         """Collect what is due now."""
         now = self._context.monotonic()
-        due = [name for name, member in self.members.items() if member.due <= now + SLACK]
+        due = [name for name, member in self.members.items() if member.next <= now + SLACK]
         present = []
         for name in due:
             member = self.members[name]
+            member.extra = math.inf
             # Keep the grid, and after a pause (a stopped process, a suspended machine) do not catch
             # up.
-            interval = member.options.interval
-            member.due += interval * (1 + max(0.0, now - member.due) // interval)
+            if member.due <= now + SLACK:
+                interval = member.options.interval
+                member.due += interval * (1 + max(0.0, now - member.due) // interval)
             if (absence := member.kind.absent(member.options, self._context.host)) is not None:
                 self._snapshot.put(name, not_available(absence))
             else:
@@ -101,6 +146,12 @@ class _WorkerGroup:
 
     async def close(self) -> None:
         """Release what is held."""
+
+
+def _ring(alarm: asyncio.Future[None]) -> None:
+    """End the sleep of a group."""
+    if not alarm.done():
+        alarm.set_result(None)
 
 
 class _Inside(_WorkerGroup):
@@ -139,6 +190,7 @@ class _Outside(_WorkerGroup):
     ) -> None:
         super().__init__(members, snapshot, context)
         self.supervisor = supervisor
+        supervisor.on_hang = lambda collector: self.wake([collector])
 
     async def collect(self, names: list[str]) -> None:
         await self.supervisor.collect(names, self._snapshot.put)
@@ -277,6 +329,11 @@ class Scheduler:
             await task
         await group.close()
 
+    def _tell(self, news: News) -> None:
+        """Pass news on to all groups."""
+        for group, _, _ in self._groups.values():
+            group.hear(news)
+
     def _group(
         self,
         worker: str | None,
@@ -300,6 +357,7 @@ class Scheduler:
             state=self._state,
             read_state=read_saved,
             services=self._services,
+            tell=self._tell,
         )
         if worker is None:
             return _Inside(members, self._snapshot, context)
@@ -325,5 +383,6 @@ class Scheduler:
                 self._monotonic,
                 self._backoff,
                 parallel=parallel,
+                tell=self._tell,
             ),
         )

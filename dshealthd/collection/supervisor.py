@@ -26,7 +26,7 @@ from dshealthd.collection import worker_process
 from dshealthd.collection.worker_process import Broken, Silent, WorkerProcess
 from dshealthd.core import child, wire
 from dshealthd.core.child import StartError
-from dshealthd.core.collector import Fault, Metric, Reason, counter, gauge
+from dshealthd.core.collector import Fault, Metric, News, Reason, counter, gauge
 from dshealthd.core.result import failed
 
 if TYPE_CHECKING:
@@ -114,15 +114,20 @@ class Supervisor:
         command: Sequence[str] = COMMAND,
         parallel: Collection[str] = (),
         patience: float = PATIENCE,
+        tell: Callable[[News], None] = lambda _news: None,
     ) -> None:
         """Prepare; nothing starts before the first `collect`.
 
         `hello` is the worker's first frame, `deadlines` seconds by collector, `metrics` what each
         collector declares, `command` the program, which is given the numbers of its two descriptors
         as last arguments, `parallel` the collectors whose parts several processes may read at once, `patience` the
-        seconds for which the others wait for a silent one of those.
+        seconds for which the others wait for a silent one of those, `tell` what passes on the news
+        of the worker's collectors.
         """
         self.name = name
+        self._tell = tell
+        self.on_hang: Callable[[str], object] = lambda _collector: None
+        """Called with the collector whose part went under quarantine, so that it shows at once."""
         self.hello = hello
         self._deadlines = deadlines
         self._metrics = metrics
@@ -315,6 +320,8 @@ class Supervisor:
         if self._retried in done["touched"]:
             self._quarantine.pop(self._retried, None)
         self._memory = dict(done.get("memory", self._memory))
+        for news in done["news"]:
+            self._tell(news)
         if replace is not None:
             raise replace
         self._trouble = None
@@ -349,6 +356,7 @@ class Supervisor:
                         "touched": [str(part) for part in message["touched"]],
                         "untried": [str(part) for part in message["untried"]],
                         "memory": dict(message.get("memory", self._memory)),
+                        "news": [News(news) for news in message.get("news", ())],
                     }
                 result = process.decoder.unpack(message)
                 if result.reason is Reason.OUT_OF_MEMORY:
@@ -514,6 +522,8 @@ class Supervisor:
             self._slow.pop(broken.part, None)
             if self._retried == broken.part:
                 self._retried = ""  # once in a sweep, even where the back-off is over already
+            if before is None:
+                self.on_hang(broken.collector)
         else:
             self._trouble = entry
         log.warning(

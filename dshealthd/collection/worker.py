@@ -9,10 +9,11 @@ touched:
     → {"worker": NAME, "host": {…}, "collectors": {NAME: {…options}}, "log_level": N}
     ← {"ready": PID}
     → {"collect": [NAME, …], "blocked": [FAULT, …], "last": PART}
-    ← {"result": NAME, …} …, {"touched": [PART, …], "untried": [PART, …], "memory": {…}}
+    ← {"result": NAME, …} …, {"touched": [PART, …], "untried": [PART, …], "memory": {…}, "news": […]}
 
 Where a `last` part is named, none is touched behind it; those that would have been are `untried`.
 `memory` is what the worker wants its successor to know; it is given back in that one's first frame.
+`news` is what its collectors tell others.
 
 The end of the socket is the order to stop: what is held is released, and the process ends.
 """
@@ -33,7 +34,7 @@ from typing import Any
 
 from dshealthd.collection import registry
 from dshealthd.core import wire
-from dshealthd.core.collector import Collector, Context, Fault, Reason
+from dshealthd.core.collector import Collector, Context, Fault, News, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import attempt
@@ -63,8 +64,8 @@ def main(page: int, descriptor: int) -> None:
     blocked: dict[str, Fault] = {}
     touched: set[str] = set()
     untried: dict[str, None] = {}
-    current = last = ""
-    passed = False
+    news: set[News] = set()
+    current, last, passed = "", "", False
 
     def entering(part: str) -> Fault | None:
         nonlocal passed
@@ -87,6 +88,7 @@ def main(page: int, descriptor: int) -> None:
         entering=entering,
         state=Path(hello["state"]) if hello.get("state") else None,
         memory=dict(hello.get("memory") or {}),
+        tell=news.add,
     )
     handed_on: dict[str, Any] = {}
     collectors = {
@@ -108,12 +110,16 @@ def main(page: int, descriptor: int) -> None:
             if result.reason is not Reason.OUT_OF_MEMORY:  # else the agent sees at which part
                 progress.write(time.monotonic(), current, "")
             channel.sendall(encoder.pack(current, result))
-        done: dict[str, Any] = {"touched": list(touched), "untried": list(untried)[:_UNTRIED]}
+        done: dict[str, Any] = {
+            "touched": list(touched),
+            "untried": list(untried)[:_UNTRIED],
+            "news": sorted(news),
+        }
         if context.memory != handed_on:
             done["memory"] = handed_on = copy.deepcopy(context.memory)
         channel.sendall(wire.pack(done))
-        touched.clear()
-        untried.clear()
+        for told in (touched, untried, news):
+            told.clear()
     for collector in collectors.values():
         collector.close()
     context.close()

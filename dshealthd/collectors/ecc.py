@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import counter, gauge
+from dshealthd.core.collector import News, counter, gauge
 from dshealthd.nvml.collector import GpuCollector
 from dshealthd.nvml.values import Fields, number, told
 
@@ -106,6 +106,8 @@ _ASKED = Fields(*_COUNTS.values(), *(field for field, _, _ in _REST))
 
 class Ecc(GpuCollector):
     """Reads all counts in one call, those of SRAM and the spare rows in one each."""
+
+    wakes_on = frozenset({News.GPU_ERROR, News.GPU_MEMORY})
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield what the part counts; which that is depends on its generation."""

@@ -110,7 +110,6 @@ A part that hangs adds `timeout`, `stuck` and `crashed`.
 class FilesystemOptions(CollectorOptions):
     """Which paths are looked at."""
 
-    interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
     deadline: Duration = option(
         "5s",
         "How long one path, or one write test, may take before it is given up.",

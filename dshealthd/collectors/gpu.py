@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Fault, Reason, counter, gauge
+from dshealthd.core.collector import Fault, News, Reason, counter, gauge
 from dshealthd.core.options import Duration, option
 from dshealthd.nvml.collector import GpuCollector, GpuCollectorOptions
+from dshealthd.nvml.signs import Signs
 from dshealthd.nvml.values import Fields, number, told
 
 if TYPE_CHECKING:
@@ -211,12 +212,14 @@ class GpuTelemetry(GpuCollector):
     """
 
     Options = GpuOptions
+    wakes_on = frozenset({News.GPU_ERROR})
 
     def __init__(self, options: GpuOptions, context: Context) -> None:
         """Set the session's patience with frozen GPUs, which concerns every collector of GPUs."""
         super().__init__(options, context)
         session = self.session()
         session.frozen_after, session.frozen_sweeps = options.frozen_after, options.frozen_sweeps
+        self._signs = Signs(context.tell)
 
     def overview(self, session: Session) -> Iterator[Sample | Fault]:
         """Yield what is known of the driver, and the GPUs that were here and no longer are."""
@@ -256,6 +259,7 @@ class GpuTelemetry(GpuCollector):
             yield from told(UTILIZATION, number(use.gpu), *labels, scale=1e-2)
             yield from told(ACTIVITY, number(use.memory), *labels, scale=1e-2)
         yield from told(RECOVERY, fields["recovery"], *labels)
+        self._signs.look(gpu.uuid, device)
 
     def _identity(self, labels: tuple[str, str], device: Device) -> Iterator[Sample]:
         pci = device.once("nvmlDeviceGetPciInfo_v3")

@@ -18,6 +18,7 @@ from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
     Fault,
+    News,
     NotAvailable,
     Reason,
     SourceError,
@@ -243,6 +244,7 @@ class KernelLog(Collector):
             if (xid := lines.xid(message)) is not None:
                 code = str(xid.code) if xid.code in lines.XIDS else OTHER
                 when = self._time(record)
+                self._tell_of_gpus()
                 self._tally.count(XIDS, xid.pci_bus_id, code)
                 self._tally.put(when, LAST_XID, xid.pci_bus_id, code)
                 if (action := lines.recovery_action(xid)) is not None:
@@ -254,9 +256,15 @@ class KernelLog(Collector):
         elif message.startswith("nvidia-nvswitch"):
             if (sxid := lines.sxid(message)) is not None:
                 code = str(sxid.code) if sxid.code in lines.SXIDS else OTHER
+                self._tell_of_gpus()
                 self._tally.count(SXIDS, sxid.switch, sxid.pci_bus_id, code, sxid.severity)
         elif (event := lines.event(message)) is not None:
             self._tally.count(EVENTS, event)
+
+    def _tell_of_gpus(self) -> None:
+        """Have the GPUs looked at now, unless the line was there before us."""
+        if self._resumed or self._reader.drained:
+            self.context.tell(News.GPU_ERROR)
 
     def _time(self, record: KernelLogRecord) -> float:
         """Return the Unix time of a record: that of reading it, unless it was there before us.

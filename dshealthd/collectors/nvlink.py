@@ -10,9 +10,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.collector import counter, gauge
+from dshealthd.core.collector import News, counter, gauge
 from dshealthd.core.options import option
 from dshealthd.nvml.collector import GpuCollector, SlowGpuCollectorOptions
+from dshealthd.nvml.signs import LINK_COUNT, LINK_STATE, LINK_UP
 from dshealthd.nvml.values import ALL_LINKS, Fields, number, told
 
 if TYPE_CHECKING:
@@ -114,13 +115,12 @@ FABRIC_CLIQUE = gauge(
 )
 
 _WHOLE: Mapping[str, str | tuple[str, int]] = {
-    "count": "NVML_FI_DEV_NVLINK_LINK_COUNT",
+    "count": LINK_COUNT,
     "speed": "NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON",
     "sent": ("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", ALL_LINKS),
     "received": ("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", ALL_LINKS),
 }
 _GPU = Fields(*_WHOLE.values())
-_STATE = "NVML_FI_DEV_NVLINK_GET_STATE"
 _ERRORS = {
     "replay": ("NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY", "NVML_NVLINK_ERROR_DL_REPLAY"),
     "recovery": ("NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY", "NVML_NVLINK_ERROR_DL_RECOVERY"),
@@ -144,7 +144,7 @@ _SUMS = {
 }
 """NVLink 5; one series for all links, as seldom other than 0."""
 _SYMBOL_BER = "NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER"
-_EACH = (_STATE, *(field for field, _ in _ERRORS.values()), *_ERRORS_5.values(), _BER)
+_EACH = (LINK_STATE, *(field for field, _ in _ERRORS.values()), *_ERRORS_5.values(), _BER)
 _MORE = (_SYMBOL_BER, *_SUMS.values())
 """Asked only if wanted, and where one of `_ERRORS_5` is told: of NVLink 4 each would be refused, link by link."""
 _C2C_COUNT = Fields("NVML_FI_DEV_C2C_LINK_COUNT")
@@ -154,8 +154,6 @@ _C2C_ERRORS = {
     "replay": "NVML_FI_DEV_C2C_LINK_ERROR_REPLAY",
     "replay_b2b": "NVML_FI_DEV_C2C_LINK_ERROR_REPLAY_B2B",
 }
-_UP = (1, 2)
-"""Active, asleep; not 0 inactive, nor 3 active with traffic disabled."""
 _VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 _REMOTES = {0: "gpu", 1: "npu", 2: "switch"}
 _KIB = 1024
@@ -196,6 +194,7 @@ class Nvlink(GpuCollector):
     """Reads all links of a GPU in one or two calls."""
 
     Options = NvlinkOptions
+    wakes_on = frozenset({News.GPU_ERROR, News.NVLINK})
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield what a GPU's links tell; nothing where it has none."""
@@ -220,13 +219,13 @@ class Nvlink(GpuCollector):
             field |= _of_links(device, _MORE, count)
         states = [
             device.ask("nvmlDeviceGetNvLinkState", link) if state is None else state
-            for link, state in enumerate(field[_STATE])
+            for link, state in enumerate(field[LINK_STATE])
         ]
         for link, state in enumerate(states):
             if state is not None:
-                yield UP(float(state in _UP), *labels[link])
+                yield UP(float(state in LINK_UP), *labels[link])
         if None not in states:
-            yield LINKS_UP(sum(state in _UP for state in states), *gpu.labels)
+            yield LINKS_UP(sum(state in LINK_UP for state in states), *gpu.labels)
         for kind, (name, older) in _ERRORS.items():
             for link, errors in enumerate(field[name]):
                 yield from told(

@@ -86,6 +86,17 @@ class Reason(enum.StrEnum):
     """A defect of dshealthd; the log has the traceback."""
 
 
+class News(enum.StrEnum):
+    """What one collector notices and others look into at once, not only when they are next due."""
+
+    GPU_ERROR = "gpu_error"
+    """The driver logged an error of a GPU or an NVSwitch."""
+    GPU_MEMORY = "gpu_memory"
+    """A GPU counts more uncorrectable memory errors, or could not replace a row."""
+    NVLINK = "nvlink"
+    """An NVLink went up or down."""
+
+
 class Worker(enum.StrEnum):
     """The worker processes, by what may block in them: a call that does stops its own one alone."""
 
@@ -245,6 +256,8 @@ class Context:
     fault and leave the part out. In a worker, everything that can hang is approached first; in the
     agent nothing can, and nothing is.
     """
+    tell: Callable[[News], None] = field(default=lambda _news: None)
+    """Have the collectors that wait for this news collect at once; see `Collector.wakes_on`."""
     state: Path | None = None
     """Directory for what must outlive the agent; None where there is none."""
     memory: dict[str, Any] = field(default_factory=dict)
@@ -310,6 +323,9 @@ class Collector(ABC):
 
     When one part hangs, they find out which others do.
     """
+
+    wakes_on: ClassVar[frozenset[News]] = frozenset()
+    """News on which it is collected at once, at most every `scheduler.WAKE_SPACING` seconds."""
 
     keeps_state: ClassVar[bool] = False
     """Whether it keeps a file of its name, with `.json`, below `Context.state`."""

@@ -9,8 +9,8 @@ import pytest
 
 from dshealthd import config
 from dshealthd.collection import registry
-from dshealthd.collection.scheduler import Scheduler, _Inside, _Member
-from dshealthd.core.collector import Collector, CollectorOptions, Context, NotAvailable, gauge
+from dshealthd.collection.scheduler import WAKE_SPACING, Scheduler, _Inside, _Member
+from dshealthd.core.collector import Collector, CollectorOptions, Context, News, NotAvailable, gauge
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration, Errors
 from dshealthd.core.result import CollectionOutcome, attempt
@@ -89,6 +89,75 @@ def test_a_pause_is_not_caught_up() -> None:
     asyncio.run(inside.once())
     assert count(snapshot) == 2
     assert inside.members["Counting"].due == 1065.0
+
+
+class Listening(Counting):
+    """Is collected when an NVLink changes."""
+
+    wakes_on = frozenset({News.NVLINK})
+
+
+def asked(snapshot: Snapshot, name: str) -> float:
+    """Return how often one of several was asked."""
+    return snapshot[name].result.samples[0].value
+
+
+def test_news_wakes_who_waits_for_it() -> None:
+    """Who waits for news is collected at once, the others are not, and all keep their grid."""
+    inside, snapshot, clock = group(Counting, Listening)
+    asyncio.run(inside.once())
+    clock.now += 1
+    inside.hear(News.GPU_MEMORY)
+    asyncio.run(inside.once())
+    assert (asked(snapshot, "Counting"), asked(snapshot, "Listening")) == (1, 1)
+    inside.hear(News.NVLINK)
+    asyncio.run(inside.once())
+    assert (asked(snapshot, "Counting"), asked(snapshot, "Listening")) == (1, 2)
+    asyncio.run(inside.once())
+    assert asked(snapshot, "Listening") == 2
+    assert {member.due for member in inside.members.values()} == {1005.0}
+    clock.now = 1005.0
+    asyncio.run(inside.once())
+    assert (asked(snapshot, "Counting"), asked(snapshot, "Listening")) == (2, 3)
+
+
+def test_a_flood_of_news_costs_one_collection_in_five_seconds() -> None:
+    """News a hundred times a second for a minute: one collection every five seconds, none lost."""
+    inside, snapshot, clock = group(Listening)
+    inside.members["Listening"].options = CollectorOptions(interval=Duration(3600))
+    asyncio.run(inside.once())
+    for _ in range(600):
+        clock.now += 0.1
+        inside.hear(News.NVLINK)
+        asyncio.run(inside.once())
+    assert 1 + 12 <= asked(snapshot, "Listening") <= 1 + 13
+    clock.now += WAKE_SPACING  # the last one was not answered yet, and is
+    asyncio.run(inside.once())
+    before = asked(snapshot, "Listening")
+    clock.now += WAKE_SPACING
+    asyncio.run(inside.once())
+    assert asked(snapshot, "Listening") == before
+
+
+def test_news_ends_the_sleep() -> None:
+    """A group that sleeps until its next collection, in an hour, collects as soon as there is news."""
+
+    async def scene() -> None:
+        inside, snapshot, _ = group(Listening)
+        inside.members["Listening"].options = CollectorOptions(interval=Duration(3600))
+        task = asyncio.create_task(inside.run())
+        async with asyncio.timeout(30):
+            while not inside._alarm:
+                await asyncio.sleep(0)
+            assert asked(snapshot, "Listening") == 1
+            inside.hear(News.NVLINK)
+            while asked(snapshot, "Listening") < 2:
+                await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scene())
 
 
 def test_absence_is_asked_first() -> None:

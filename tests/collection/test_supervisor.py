@@ -14,7 +14,7 @@ import pytest
 from dshealthd.collection import registry
 from dshealthd.collection.supervisor import REPLACED, STARTS, STUCK, UP, Backoff, Supervisor
 from dshealthd.core import child
-from dshealthd.core.collector import Metric, Reason
+from dshealthd.core.collector import Metric, News, Reason
 from dshealthd.core.options import encode
 from dshealthd.core.result import CollectionOutcome, Result
 from tests import frozen, workers
@@ -35,6 +35,8 @@ class Bench:
 
     def __init__(self, script: Path, host: Host, backoff: Backoff) -> None:
         self.script = script
+        self.news: list[News] = []
+        self.hung: list[str] = []
         options = obstinate.Options(script=str(script))
         hello = {
             "worker": "test",
@@ -44,8 +46,16 @@ class Bench:
         }
         metrics = {"obstinate": registry.metrics(obstinate.Obstinate)}
         self.supervisor = Supervisor(
-            "test", hello, {"obstinate": DEADLINE}, metrics, time.monotonic, backoff, COMMAND
+            "test",
+            hello,
+            {"obstinate": DEADLINE},
+            metrics,
+            time.monotonic,
+            backoff,
+            COMMAND,
+            tell=self.news.append,
         )
+        self.supervisor.on_hang = self.hung.append
 
     async def sweep(self) -> Result:
         """Collect once and return the one result."""
@@ -106,6 +116,35 @@ def test_samples_cross_the_pipe(play: Callable[..., None]) -> None:
             assert result.outcome is CollectionOutcome.OK
             assert values(result) == {"a": 54.5, "b": 1.0}
         assert bench.metric(STARTS) == 1
+
+    play(scene)
+
+
+def test_news_cross_the_pipe(play: Callable[..., None]) -> None:
+    """What a worker's collectors tell arrives once, in the sweep in which they tell it."""
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text("- tell nvlink\n- tell nvlink\na tell gpu_memory\n")
+        assert (await bench.sweep()).outcome is CollectionOutcome.OK
+        assert bench.news == [News.GPU_MEMORY, News.NVLINK]
+        bench.script.write_text("a value 1\n")
+        await bench.sweep()
+        assert bench.news == [News.GPU_MEMORY, News.NVLINK]
+
+    play(scene)
+
+
+def test_a_part_that_hangs_is_told_once(play: Callable[..., None]) -> None:
+    """The scheduler hears at once of a part that hangs, and nothing while it goes on to hang."""
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text("a value 1\nb hang\n")
+        await bench.sweep()
+        assert bench.hung == ["obstinate"]
+        await asyncio.sleep(0.25)  # the back-off is over, and the part is tried again
+        await bench.sweep()
+        assert bench.metric(REPLACED, "timeout") == 2
+        assert bench.hung == ["obstinate"]
 
     play(scene)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.collectors import kernel_log
-from dshealthd.core.collector import Context, Metric, Reason
+from dshealthd.core.collector import Context, Metric, News, Reason
 from dshealthd.core.counter_file import CounterFile
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
@@ -165,6 +165,23 @@ def close(collector: kernel_log.KernelLog) -> None:
     collector.close()
     if collector._ledger is not None:
         assert collector._ledger.writer.wait(20.0)
+
+
+def test_new_errors_of_gpus_are_told(machine: Machine) -> None:
+    """An Xid that comes while the agent runs has the GPUs looked at; one that was there has not."""
+    collector = machine.collector()
+    told: list[News] = []
+    collector.context.tell = told.append
+    machine.log([xid(1)])
+    machine.collect(collector)
+    assert told == []
+    machine.log([noise(2)])
+    machine.collect(collector)
+    assert told == []
+    machine.log([xid(3), xid(4, facility=1)])
+    machine.collect(collector)
+    assert told == [News.GPU_ERROR]
+    close(collector)
 
 
 def test_golden(machine: Machine) -> None:

@@ -38,6 +38,8 @@ class Round:
     """COLLECTOR PART, in order."""
     cpu: float
     """Seconds of CPU in the worker."""
+    news: list[str]
+    """What the collectors told others."""
 
     def values(self, metric: str, **labels: str) -> dict[tuple[str, ...], float]:
         """Return the values of a metric by the labels that are not given."""
@@ -126,6 +128,7 @@ class Node:
             {name: self._decoder.unpack(result) for name, result in answer["results"].items()},
             answer["approached"],
             answer["cpu"],
+            answer["news"],
         )
 
     def close(self) -> int:
@@ -141,6 +144,7 @@ def main(directory: Path, options: Mapping[str, Mapping[str, object]]) -> None:
     running_since: float | None = None
     blocked: dict[str, Fault] = {}
     approached: list[str] = []
+    news: list[str] = []
     current = ""
 
     def entering(part: str) -> Fault | None:
@@ -152,7 +156,9 @@ def main(directory: Path, options: Mapping[str, Mapping[str, object]]) -> None:
         return clock[0] + gone
 
     host = Host(sysfs=directory / "sys", dev=directory / "dev", rootfs=directory / "root")
-    context = Context(host=host, monotonic=monotonic, wall=time.time, entering=entering)
+    context = Context(
+        host=host, monotonic=monotonic, wall=time.time, entering=entering, tell=news.append
+    )
     collectors: dict[str, Any] = {}
     encoder = wire.Encoder()
     for name in GPU_COLLECTORS:
@@ -163,6 +169,7 @@ def main(directory: Path, options: Mapping[str, Mapping[str, object]]) -> None:
         clock[0] += request["advance"]
         context.sweep += 1
         approached.clear()
+        news.clear()
         blocked = {
             part: Fault(part, Reason(reason), "hung before")
             for part, reason in request["blocked"].items()
@@ -178,7 +185,8 @@ def main(directory: Path, options: Mapping[str, Mapping[str, object]]) -> None:
             name: json.loads(encoder.pack(name, result)[wire.LENGTH.size :])
             for name, result in results.items()
         }
-        print(json.dumps({"results": frames, "approached": approached, "cpu": cpu}), flush=True)
+        answer = {"results": frames, "approached": approached, "cpu": cpu, "news": news}
+        print(json.dumps(answer), flush=True)
     context.close()
 
 

@@ -13,6 +13,7 @@ from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
     Fault,
+    News,
     NotAvailable,
     Reason,
     SourceError,
@@ -50,6 +51,9 @@ class Obstinate(Collector):
             part, action, *arguments = line.split()
             if part != "-" and (fault := self.context.entering(part)):
                 yield fault
+                continue
+            if action == "tell":
+                self.context.tell(News(arguments[0]))
                 continue
             act(action, *arguments)
             yield VALUE(
