@@ -383,9 +383,9 @@ def test_root_dies(tmp_path: Path) -> None:
             root.fake.silent = True
             task = asyncio.create_task(root.rounds.lead(root.plan(member.name)))
             await eventually(lambda: member.fake.runs > 0)
+            await root.server.close()  # first: the kernel of a dead agent's node refuses at once
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await root.close()
             await all_have([member])
             observation = member.observation
             assert (observation.outcome, observation.late) == (Outcome.REFUSED, (root.name,))
