@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import replace
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.observation import Kind, Observation, Outcome, Stage, Timing
 from dshealthd.probe.options import PeerOptions
+from dshealthd.probe.peers import credentials
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.server import PeerServer
@@ -33,15 +35,24 @@ if TYPE_CHECKING:
     from dshealthd.probe.rounds.active_round import Report, Workers
 
 EPOCH = 1000
-ANSWERS = (
+Deadlines = tuple[tuple[ModuleType, tuple[str, ...]], ...]
+ANSWERS: Deadlines = (
+    (credentials, ("CHECK_PATIENCE",)),
     (leader, ("INVITATION", "PRESENCE", "CONCLUSION")),
     (member, ("HANDING_IN", "PRESENCE", "LIGHT_ROUND")),
     (light, ("DEADLINE",)),
 )
 """How long an agent waits for another one that is there, and may be slow as this machine is."""
-SHARES = ((leader, ("SHARE",)), (member, ("STRAGGLERS",)))
+SHARES: Deadlines = ((leader, ("SHARE",)), (member, ("STRAGGLERS",)))
 """How long an agent waits for what another one's workers gave."""
 NAMES = tuple(f"127.0.0.{number}" for number in range(11, 19))
+
+
+def give_time(patch: pytest.MonkeyPatch, deadlines: Deadlines = ANSWERS) -> None:
+    """Have agents wait for each other for as long as this machine may need."""
+    for module, names in deadlines:
+        for name in names:
+            patch.setattr(module, name, PATIENT)
 
 
 class FakeWorkers:
@@ -219,9 +230,7 @@ async def company(
     companions: list[Companion] = []
     async with contextlib.AsyncExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        for module, deadlines in ANSWERS if silent else ANSWERS + SHARES:
-            for deadline in deadlines:
-                patch.setattr(module, deadline, PATIENT)
+        give_time(patch, ANSWERS if silent else ANSWERS + SHARES)
         for name in names:
             key = secret(directory, f"key-{name}", (keys or {}).get(name, KEY))
             companion = Companion(

@@ -12,6 +12,8 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from dshealthd.collectors import gpu_bus, gpu_processes, maintenance
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
@@ -20,7 +22,8 @@ from dshealthd.core.snapshot import Snapshot
 from dshealthd.fleet.status_pages import StatusPages
 from dshealthd.probe.options import MembershipOptions, PeerOptions, PolicyOptions, ProbeOptions
 from dshealthd.probe.service import Service
-from tests.probe.peering import KEY, secret
+from tests.probe.company import give_time
+from tests.probe.peering import KEY, PATIENT, secret
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
 
 PERIOD = 1.0
+TICK = 0.02
+"""Seconds after which the time of the nodes goes on."""
 NAMES = tuple(f"127.0.0.{number}" for number in range(21, 29))
 
 
@@ -59,11 +64,29 @@ def snapshot(gpus: Mapping[str, float] | None = None) -> Snapshot:
     return shot
 
 
+class Clock:
+    """The time of all nodes, which does not pass while this process gets no CPU.
+
+    So an epoch is as long for them on a busy machine as on a quiet one.
+    """
+
+    def __init__(self) -> None:
+        self.now = time.time()
+
+    async def run(self) -> None:
+        """Let it pass."""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(TICK)
+            self.now += min(time.monotonic() - before, 2 * TICK)
+
+
 class Agent:
     """The probes of one node."""
 
-    def __init__(self, options: ProbeOptions, state: Path, shot: Snapshot) -> None:
+    def __init__(self, options: ProbeOptions, state: Path, shot: Snapshot, clock: Clock) -> None:
         self.name = options.members.name
+        self.clock = clock
         self.clock_off = 0.0
         self.summary: dict[str, Any] = {
             "version": "0",
@@ -88,7 +111,7 @@ class Agent:
 
     def wall(self) -> float:
         """Return this node's idea of the time."""
-        return time.time() + self.clock_off
+        return self.clock.now + self.clock_off
 
     def value(self, name: str, *labels: str) -> float:
         """Return the sum of the series of a metric that begin with these labels.
@@ -130,10 +153,13 @@ async def agents(
 
     They are started shortly after an epoch has begun, so that all have the next one.
     """
-    names, port = NAMES[:count], free_port()
-    await asyncio.sleep((0.2 - time.time()) % PERIOD)
+    names, port, clock = NAMES[:count], free_port(), Clock()
     started: list[Agent] = []
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        give_time(stack.enter_context(pytest.MonkeyPatch.context()))
+        ticking = asyncio.create_task(clock.run())
+        stack.callback(ticking.cancel)
+        await asyncio.sleep((0.2 - clock.now) % PERIOD)
         for name in names:
             state = directory / name
             state.mkdir()
@@ -146,16 +172,17 @@ async def agents(
                 ),
                 policy=PolicyOptions(),
             )
-            agent = Agent(change(options), state, (shots or {}).get(name) or snapshot())
+            agent = Agent(change(options), state, (shots or {}).get(name) or snapshot(), clock)
             agent.clock_off = (clocks or {}).get(name, 0.0)
             agent.service.start()
             started.append(agent)
-        yield started
-    finally:
-        await asyncio.gather(*(agent.service.close() for agent in started))
+        try:
+            yield started
+        finally:
+            await asyncio.gather(*(agent.service.close() for agent in started))
 
 
-async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = PATIENT) -> None:
     """Wait until a condition holds."""
     async with asyncio.timeout(seconds):
         while not condition():

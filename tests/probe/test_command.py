@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def dshealthd(*arguments: str, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+def dshealthd(*arguments: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
     """Run the command."""
     return subprocess.run(
         [sys.executable, "-m", "dshealthd", *arguments],
@@ -39,7 +39,7 @@ def dshealthd(*arguments: str, seconds: float = 60.0) -> subprocess.CompletedPro
 
 def run(scene: Coroutine[Any, Any, None]) -> None:
     """Run a scene; the command is a process of its own, in which reading a hostfile blocks nobody."""
-    asyncio.run(asyncio.wait_for(scene, 60))
+    asyncio.run(asyncio.wait_for(scene, 200))
 
 
 def test_local() -> None:
@@ -251,9 +251,11 @@ def test_gpus_alone_are_all_listed() -> None:
 def test_torch_stays_out_of_the_command() -> None:
     """The command itself imports no torch; its workers do."""
     code = "import sys, dshealthd.probe.command, dshealthd.probe.service; print('torch' in sys.modules)"
-    started = time.monotonic()
+    before = os.times()
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout.strip() == "False"
-    assert time.monotonic() - started < 20
+    now = os.times()
+    spent = now.children_user + now.children_system - before.children_user - before.children_system
+    assert spent < 20

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dshealthd import cli
-from dshealthd.probe.peers.credentials import CHECK_INTERVAL
 from tests.probe.peering import run
 from tests.probe.services import NAMES, agents, until
 from tests.web import certificates
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from dshealthd.probe.options import ProbeOptions
+    from dshealthd.probe.peers.secret_files import Secrets
     from tests.probe.services import Agent
 
 PAIR = 2
-SETTLED = CHECK_INTERVAL + 0.1
-"""Seconds after which the next call of an agent is made with a new file."""
 
 
 def put(source: Path, target: Path) -> None:
@@ -37,13 +37,21 @@ def good(agent: Agent) -> float:
     return agent.value("probe_rounds_total", "light", "ok")
 
 
-async def go_on(members: list[Agent]) -> None:
-    """Let the agents see what has changed, and require that both have good rounds with it."""
-    await asyncio.sleep(SETTLED)
+def secrets(agent: Agent) -> Secrets:
+    """Return what is in force at an agent."""
+    running = agent.service._running
+    assert running is not None
+    return running.credentials.secrets
+
+
+@contextlib.asynccontextmanager
+async def changing(members: list[Agent], agent: Agent) -> AsyncIterator[None]:
+    """Let an agent see that its files have changed, and require that all have good rounds then."""
+    old = secrets(agent)
+    yield
+    await until(lambda: secrets(agent) is not old)
     before = [good(agent) for agent in members]
-    await until(
-        lambda: all(good(agent) > had for agent, had in zip(members, before, strict=True)), 60.0
-    )
+    await until(lambda: all(good(agent) > had for agent, had in zip(members, before, strict=True)))
 
 
 def require_no_failure(members: list[Agent]) -> None:
@@ -72,12 +80,12 @@ def test_key(tmp_path: Path) -> None:
         async with agents(tmp_path, PAIR) as members:
             first = keys[0].read_bytes()
             rotate = ["keys", "rotate", "--file", str(keys[0])]
-            await until(lambda: all(good(agent) for agent in members), 60.0)
+            await until(lambda: all(good(agent) for agent in members))
             for _ in range(3):
-                assert await asyncio.to_thread(cli.main, rotate) == 0
-                await go_on(members)
-                put(keys[0], keys[1])
-                await go_on(members)
+                async with changing(members, members[0]):
+                    assert await asyncio.to_thread(cli.main, rotate) == 0
+                async with changing(members, members[1]):
+                    put(keys[0], keys[1])
             require_no_failure(members)
             assert keys[0].read_bytes() == keys[1].read_bytes()
             assert first.strip() not in keys[0].read_bytes()
@@ -117,17 +125,17 @@ def test_certificates_and_their_authority(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with agents(tmp_path, PAIR, change=change) as members:
-            await until(lambda: all(good(agent) for agent in members), 60.0)
+            await until(lambda: all(good(agent) for agent in members))
             for step in ("trust", "sign", "forget"):
-                for name in NAMES[:PAIR]:
-                    state = tmp_path / name
-                    if step == "sign":
-                        put(issued / f"{name}-new.pem", state / "node.pem")
-                        put(issued / f"{name}-new.key", state / "node.key")
-                    else:
-                        source = "both.pem" if step == "trust" else "new.pem"
-                        put(issued / source, state / "ca.pem")
-                    await go_on(members)
+                for agent in members:
+                    state = tmp_path / agent.name
+                    async with changing(members, agent):
+                        if step == "sign":
+                            put(issued / f"{agent.name}-new.pem", state / "node.pem")
+                            put(issued / f"{agent.name}-new.key", state / "node.key")
+                        else:
+                            source = "both.pem" if step == "trust" else "new.pem"
+                            put(issued / source, state / "ca.pem")
             require_no_failure(members)
 
     run(scene())

@@ -93,7 +93,7 @@ async def survive(members: Sequence[Agent]) -> None:
     await until(lambda: len(epochs(members)) >= 1)
     *gone, one, two = members
     await asyncio.gather(*(agent.service.close() for agent in gone))
-    ended = int(time.time() // PERIOD)
+    ended = int(one.wall() // PERIOD)
     await until(lambda: any(epoch > ended for epoch in epochs([one, two])))
     first = next(epoch for epoch in epochs([one, two]) if epoch > ended)
     assert first <= ended + 2
@@ -159,7 +159,7 @@ def test_busy_gpu(tmp_path: Path) -> None:
                 }
             await until(lambda: members[0].value("probe_skips_total", "busy_gpu"))
 
-    asyncio.run(asyncio.wait_for(scene(), 60))
+    asyncio.run(asyncio.wait_for(scene(), 200))
 
 
 def test_clock_off(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_wrong_key(tmp_path: Path) -> None:
     async def scene() -> None:
         async with agents(tmp_path, 3, keys={NAMES[2]: OTHER_KEY}) as (one, two, wrong):
             expected = {"kind": "node", "component": wrong.name, "reason": "unauthorized"}
-            await until(lambda: expected in one.suspects and expected in two.suspects, 40.0)
+            await until(lambda: expected in one.suspects and expected in two.suspects)
             assert epochs([one, two])
             assert {entry["component"] for entry in one.suspects} == {wrong.name}
 
@@ -250,9 +250,7 @@ def test_hostfile_is_read_again(tmp_path: Path) -> None:
             write(*NAMES[:2])
             one.service.reload()
             two.service.reload()
-            await until(
-                lambda: one.value("members_hash") == before == two.value("members_hash"), 3.0
-            )
+            await until(lambda: one.value("members_hash") == before == two.value("members_hash"))
 
     run(scene())
 
@@ -292,7 +290,7 @@ def test_real_workers(tmp_path: Path) -> None:
                 lambda: all(
                     agent.value("probe_rounds_total", "pair", "ok") >= 2 for agent in members
                 ),
-                40.0,
+                150.0,  # torch is imported first
             )
             one = members[0]
             assert (
@@ -306,10 +304,10 @@ def test_real_workers(tmp_path: Path) -> None:
             text = render(one.service.samples(), Format.PROMETHEUS)
             assert 'dshealthd_probe_duration_seconds_bucket{kind="pair",le="+Inf"}' in text
         kept = tmp_path / members[0].name / "probe-baselines.json"
-        await until(kept.exists, 20.0)  # a slow disk does not delay the end of the probes
+        await until(kept.exists)  # a slow disk does not delay the end of the probes
         assert b"all_reduce" in kept.read_bytes()
 
-    asyncio.run(asyncio.wait_for(scene(), 90))
+    asyncio.run(asyncio.wait_for(scene(), 250))
 
 
 def test_window_makes_all_rounds_light(tmp_path: Path) -> None:
@@ -325,10 +323,11 @@ def test_window_makes_all_rounds_light(tmp_path: Path) -> None:
         )
         async with agents(tmp_path, 2, change=change) as members:
             await until(
-                lambda: all(agent.value("probe_skips_total", "closed_window") for agent in members)
+                lambda: all(agent.value("probe_skips_total", "closed_window") for agent in members),
+                150.0,  # torch is imported first
             )
 
-    asyncio.run(asyncio.wait_for(scene(), 60))
+    asyncio.run(asyncio.wait_for(scene(), 200))
 
 
 def test_starts_are_spread() -> None:

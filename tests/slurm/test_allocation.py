@@ -109,7 +109,7 @@ def test_a_node_without_a_cpu_blames_nobody(
             """Let the time pass in which answers come."""
             if not pauses:
                 pauses.append(allocation.DEADLINE)
-                asyncio.get_running_loop().call_soon(lambda: time.sleep(pauses[0]))
+                asyncio.get_running_loop().call_soon(time.sleep, pauses[0])
             return await super().call(*arguments)
 
     async def scene() -> None:

@@ -111,13 +111,13 @@ def test_reasons(error: Exception, slug: str) -> None:
 def channel() -> Iterator[tuple[Any, socket.socket]]:
     """Give a worker's store on one end of a channel, and its other end."""
     ours, theirs = socket.socketpair()
-    ours.settimeout(10)
+    ours.settimeout(60)
     with ours, theirs:
         agent = worker.Agent(theirs)
-        yield worker.agent_store(agent, "rail3/", 5.0), ours
+        yield worker.agent_store(agent, "rail3/", 60.0), ours
         ours.close()
         if agent._reader is not None:
-            agent._reader.join(10)
+            agent._reader.join(60)
         agent._stream.close()
 
 
@@ -163,7 +163,7 @@ def test_store_operations(channel: tuple[Any, socket.socket]) -> None:
     assert store.check(["a"]) is False
     store.wait(["a"])
     assert store.delete_key("a") is True
-    agent.join(10)
+    agent.join(60)
     assert [(one["store"], one["key"]) for one in seen] == [
         (op, "rail3/" + key)
         for op, key in [
@@ -190,7 +190,7 @@ def test_store_from_two_threads(channel: tuple[Any, socket.socket]) -> None:
         thread.start()
     answered(ours, lambda one: {"value": base64.b64encode(one["key"].encode()).decode()}, 2)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert found == {"x": b"rail3/x", "y": b"rail3/y"}
 
 
@@ -201,12 +201,12 @@ def test_store_failure(channel: tuple[Any, socket.socket]) -> None:
     agent.start()
     with pytest.raises(worker.StoreFailure, match="get of rail3/a: timeout"):
         store.get("a")
-    agent.join(10)
+    agent.join(60)
     closer = threading.Timer(0.1, ours.shutdown, [socket.SHUT_RDWR])
     closer.start()
     with pytest.raises(worker.StoreFailure, match="the agent is gone"):
         store.get("b")
-    closer.join(10)
+    closer.join(60)
 
 
 def test_local_store() -> None:
@@ -217,7 +217,7 @@ def test_local_store() -> None:
 
     async def main() -> None:
         store = LocalStore()
-        waiting = asyncio.create_task(store("get", "a", None, 5))
+        waiting = asyncio.create_task(store("get", "a", None, 60))
         await asyncio.sleep(0)
         assert await store("check", "a", None, 1) is False
         await store("set", "a", b"1", 1)

@@ -22,6 +22,7 @@ import pytest
 
 from dshealthd.collection.supervisor import Backoff
 from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.workers import fork_server, session
 from dshealthd.probe.workers.worker_pool import (
     DeviceSteps,
     LocalStore,
@@ -32,6 +33,7 @@ from dshealthd.probe.workers.worker_pool import (
     late,
 )
 from tests import frozen
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -40,8 +42,9 @@ SABOTEUR = str(Path(__file__).parents[1] / "saboteur.py")
 ADDRESS = "127.0.0.2"
 STAGES = [Stage.STORE, Stage.INIT, Stage.WARM_UP, Stage.SIZES, Stage.VERIFY]
 DEADLINE = 1.5
-SHORT = {Stage.IMPORT: 60.0, **dict.fromkeys(STAGES, DEADLINE)}
-LONG = {Stage.IMPORT: 60.0, **dict.fromkeys(STAGES, 20.0)}
+LONG = {Stage.IMPORT: 150.0, **dict.fromkeys(STAGES, 60.0)}
+SHORT = {**LONG, **dict.fromkeys(STAGES[2:], DEADLINE)}
+"""For what goes wrong once the ranks have met, which may take its time on a busy machine."""
 STEPS = ((8, 5), (4096, 5))
 
 
@@ -57,6 +60,8 @@ class Scene:
             sys.executable, 60.0, time.monotonic, program=SABOTEUR, backoff=Backoff(0.01, 0.01)
         )
         self.seen: list[tuple[int, Stage]] = []
+        self.since = 0.0
+        """When a rank has come to a stage last."""
 
     def play(self, *plans: str, **changes: object) -> list[RankResult]:
         """Run one round of as many ranks as there are plans."""
@@ -71,14 +76,32 @@ class Scene:
         await until(lambda: (len(plans) - 1, stage) in self.seen)
         return task
 
+    async def timed(
+        self, stage: Stage, plan: str, deadlines: dict[Stage, float]
+    ) -> tuple[list[RankResult], float]:
+        """Run a round whose second rank goes wrong in a stage.
+
+        Return its results, and how long after that they came.
+        """
+        watches: list[Stopwatch] = []
+
+        def progress(rank: int, entered: Stage) -> None:
+            if (rank, entered) == (1, stage):
+                watches.append(Stopwatch())
+
+        round_ = job("", f"stage:{stage}:{plan}", deadlines=deadlines)
+        results = await self.worker_pool.run(round_, LocalStore(), progress)
+        return results, watches[0].seconds()
+
     async def round(self, *plans: str, **changes: object) -> list[RankResult]:
         """Run one round in the loop."""
         self.seen.clear()
-        return await self.worker_pool.run(
-            job(*plans, **changes),
-            LocalStore(),
-            lambda rank, stage: self.seen.append((rank, stage)),
-        )
+        return await self.worker_pool.run(job(*plans, **changes), LocalStore(), self.note)
+
+    def note(self, rank: int, stage: Stage) -> None:
+        """Take note of progress."""
+        self.seen.append((rank, stage))
+        self.since = time.monotonic()
 
 
 def job(*plans: str, **changes: object) -> WorkerJob:
@@ -101,7 +124,9 @@ def job(*plans: str, **changes: object) -> WorkerJob:
 @pytest.fixture(scope="module")
 def scene() -> Iterator[Scene]:
     """Give the module one nursery."""
-    with asyncio.Runner() as runner:
+    with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork_server, "FORK_DEADLINE", 60.0)
+        patch.setattr(session, "LAST_MOMENT", 60.0)
         scene = Scene(runner)
         yield scene
         runner.run(scene.worker_pool.close())
@@ -154,7 +179,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 150.0) -> None:
     """Wait for something to become true."""
     async with asyncio.timeout(seconds):
         while not condition():
@@ -282,15 +307,14 @@ def test_stopped(scene: Scene) -> None:
     that waits for it.
     """
 
-    async def together() -> list[list[RankResult]]:
+    async def together() -> list[tuple[list[RankResult], float]]:
         return await asyncio.gather(
-            *(scene.round("", f"stage:{stage}:stop", deadlines=SHORT) for stage in STAGES)
+            *(scene.timed(stage, "stop", {**LONG, stage: DEADLINE}) for stage in STAGES)
         )
 
-    started = time.monotonic()
     rounds = scene.runner.run(together())
-    assert time.monotonic() - started < 3 * DEADLINE + 3
-    for stage, results in zip(STAGES, rounds, strict=True):
+    for stage, (results, seconds) in zip(STAGES, rounds, strict=True):
+        assert seconds < 3 * DEADLINE + 3
         assert (results[1].outcome, results[1].reason, results[1].stage) == (
             Outcome.HUNG,
             "stopped",
@@ -306,9 +330,8 @@ def test_killed(scene: Scene, stage: Stage) -> None:
 
     The other is not accused.
     """
-    started = time.monotonic()
-    results = scene.play("", f"stage:{stage}:kill")
-    assert time.monotonic() - started < 10
+    results, seconds = scene.runner.run(scene.timed(stage, "kill", LONG))
+    assert seconds < 10
     assert (results[1].outcome, results[1].reason, results[1].stage) == (
         Outcome.FAILED,
         "killed",
@@ -355,10 +378,17 @@ def test_failures(scene: Scene, plan: str, reason: str, words: str) -> None:
     ("action", "accused"),
     [("bad_output", (1,)), ("stale", (1,)), ("swapped", (1,)), ("bad_input", (0, 1))],
 )
-def test_wrong_data(scene: Scene, collective: int, action: str, accused: tuple[int, ...]) -> None:
+def test_wrong_data(
+    scene: Scene,
+    collective: int,
+    action: str,
+    accused: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Wrong, stale and swapped data are found in the timed part and after it, with the rank and the
     first wrong place.
     """
+    monkeypatch.setattr(session, "GRACE", 60.0)  # all ranks check, the slow ones too
     results = scene.play("", f"collective:{collective}:{action}", steps=((64, 5), (4096, 5)))
     assert late(results) == accused, results
     for rank in accused:
@@ -393,14 +423,15 @@ def test_listeners(scene: Scene) -> None:
     """
 
     async def play() -> str:
-        task = await scene.begin(Stage.SIZES, "", "stage:sizes:stop", deadlines=SHORT)
+        task = await scene.begin(Stage.SIZES, "", "stage:sizes:stop")
         parent = scene.worker_pool.parent_pid
         assert parent is not None
         pids = [parent, *children(parent)]
         listing = subprocess.run(
             ["ss", "-Hltunp"], check=True, capture_output=True, text=True
         ).stdout
-        await task
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         return "\n".join(
             line for line in listing.splitlines() if any(f"pid={pid}," in line for pid in pids)
         )
@@ -416,8 +447,8 @@ def test_stranger(scene: Scene) -> None:
     """
 
     async def play() -> list[RankResult]:
-        task = await scene.begin(Stage.SIZES, "", "", "collective:12:hang", deadlines=SHORT)
-        began = time.monotonic()
+        deadlines = {**LONG, Stage.SIZES: 2 * DEADLINE}
+        task = await scene.begin(Stage.SIZES, "", "", "collective:12:hang", deadlines=deadlines)
         parent = scene.worker_pool.parent_pid
         assert parent is not None
         listing = subprocess.run(
@@ -432,12 +463,12 @@ def test_stranger(scene: Scene) -> None:
         for port in ports:
             host, _, number = port.rpartition(":")
             with (
-                socket.create_connection((host, int(number)), timeout=2) as stranger,
+                socket.create_connection((host, int(number)), timeout=60) as stranger,
                 contextlib.suppress(OSError),
             ):
                 stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" * 10)
         results = await task
-        assert time.monotonic() - began > DEADLINE / 2, results
+        assert time.monotonic() - scene.since > DEADLINE, results
         return results
 
     results = scene.runner.run(play())
@@ -506,7 +537,7 @@ def test_threads_at_import() -> None:
 def test_whole_group_is_killed(scene: Scene, tmp_path: Path) -> None:
     """What a worker has started goes with it."""
     note = tmp_path / "child"
-    scene.play(f"stage:init:child:{note}", deadlines=SHORT)
+    scene.play(f"stage:init:child:{note}", deadlines={**LONG, Stage.INIT: 3 * DEADLINE})
     pid = int(note.read_text(encoding="ascii"))
     scene.runner.run(until(lambda: not alive(pid)))
 
@@ -548,7 +579,7 @@ def test_idle() -> None:
     alone(play, idle_seconds=0.3)
 
 
-def test_parent_dies(scene: Scene) -> None:
+def test_parent_dies(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the parent is killed or stopped in a round, that round fails for it and the next one
     works.
     """
@@ -568,7 +599,9 @@ def test_parent_dies(scene: Scene) -> None:
     parent = scene.worker_pool.parent_pid
     assert parent is not None
     os.kill(parent, signal.SIGSTOP)
-    assert outcomes(scene.play("", "")) == [(Outcome.FAILED, "parent")] * 2
+    with monkeypatch.context() as patch:
+        patch.setattr(fork_server, "FORK_DEADLINE", 3.0)
+        assert outcomes(scene.play("", "")) == [(Outcome.FAILED, "parent")] * 2
     assert outcomes(scene.play("", "")) == [(Outcome.OK, "")] * 2
 
 
@@ -607,12 +640,13 @@ def test_unkillable(scene: Scene, tmp_path: Path) -> None:
     """
     with frozen.mounted(tmp_path) as mount:
         mount.freeze()
-        (result,) = scene.play(f"stage:init:dstate:{mount.directory}/x", deadlines=SHORT)
+        deadlines = {**LONG, Stage.INIT: DEADLINE}
+        (result,) = scene.play(f"stage:init:dstate:{mount.directory}/x", deadlines=deadlines)
         assert (result.outcome, result.reason) == (Outcome.HUNG, "unkillable")
         assert "cannot be killed" in result.detail
-        started = time.monotonic()
+        watch = Stopwatch()
         assert outcomes(scene.play("", "")) == [(Outcome.INCONCLUSIVE, "busy")] * 2
-        assert time.monotonic() - started < 1
+        assert watch.seconds() < 1
         assert [
             sample.value
             for sample in scene.worker_pool.samples()
@@ -679,10 +713,10 @@ def test_useless_interpreter(python: str, reason: str, words: str) -> None:
         assert values["dshealthd_probe_parent_starts_total"] == 1
         assert values["dshealthd_probe_parent_up"] == 0
 
-    alone(play, python=python)
+    alone(play, python=python, backoff=Backoff(600.0))
 
 
 def test_agent_imports_no_torch() -> None:
     """The agent's side stays small: torch is in the parent alone."""
     code = "import sys, dshealthd.probe.workers.worker_pool; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=20).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
