@@ -18,6 +18,7 @@ import threading
 from typing import TYPE_CHECKING, TypeVar
 
 from dshealthd.core.child import StartError
+from dshealthd.core.deadline import happens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,8 +60,8 @@ async def call(
                 loop.call_soon_threadsafe(done.set)
 
     start(run, name)
-    async with asyncio.timeout(deadline):
-        await done.wait()
+    if not await happens(done, deadline):
+        raise TimeoutError
     if failures:
         raise failures[0]
     if not results:

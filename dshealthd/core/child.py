@@ -19,6 +19,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from dshealthd.core import wire
+from dshealthd.core.deadline import happens
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -183,12 +184,7 @@ class Child:
 
     async def ends(self, deadline: float) -> bool:
         """Wait for its end; False if it still runs after `deadline` seconds."""
-        try:
-            async with asyncio.timeout(deadline):
-                await self.ended.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await happens(self.ended, deadline)
 
     def _reap(self, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)

@@ -155,10 +155,11 @@ class Pool:
             # also what it has started, which is in its session
             if kill:
                 _kill_group(one.pid)
+            late = time.monotonic() > end  # before the look: this process may be stopped after it
             pid, status = os.waitpid(one.pid, os.WNOHANG)
             if pid:
                 return status
-            if time.monotonic() > end:
+            if late:
                 if kill:
                     return None
                 kill, end = True, time.monotonic() + KILL_DEADLINE

@@ -96,23 +96,32 @@ class Step:
         os.close(self.descriptor)
         if not self._answered and not self.problem and time.monotonic() >= self.deadline:
             self.problem = f"not within {self._seconds:g} s"
-        if not self._answered:
+        status = self._reaped() if self._answered else None  # it ends by itself
+        if status is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
-        end = time.monotonic() + KILL_DEADLINE
-        while (ended := os.waitpid(self._pid, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
-            time.sleep(0.005)
-        if ended == (0, 0):
+            status = self._reaped()
+        if status is None:
             self.problem = (
                 f"{self.problem or 'it did not end'}; process {self._pid} cannot be killed"
             )
         elif not self._answered and not self.problem:
-            code = os.waitstatus_to_exitcode(ended[1])
+            code = os.waitstatus_to_exitcode(status)
             self.problem = (
                 f"ended by {signal.Signals(-code).name}"
                 if code < 0
                 else f"ended with status {code}"
             )
+
+    def _reaped(self) -> int | None:
+        """Return its wait status; None if it has not ended within `KILL_DEADLINE`."""
+        end = time.monotonic() + KILL_DEADLINE
+        while True:
+            late = time.monotonic() >= end  # before the look: this process may be stopped after it
+            ended, status = os.waitpid(self._pid, os.WNOHANG)
+            if ended or late:
+                return status if ended else None
+            time.sleep(0.005)
 
     def _take(self, name: str, data: bytes) -> None:
         if name:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collection import registry
+from dshealthd.collection import registry, worker_process
 from dshealthd.collection.supervisor import REPLACED, STARTS, STUCK, UP, Backoff, Supervisor
 from dshealthd.core import child
 from dshealthd.core.collector import Metric, News, Reason
@@ -378,6 +378,30 @@ def test_unkillable_worker(play: Callable[..., None], tmp_path: Path) -> None:
             assert bench.metric(STUCK) == 0
             bench.script.write_text("a value 1\nb value 2\n")
             assert values(await bench.sweep()) == {"a": 1.0, "b": 2.0}
+
+    play(scene)
+
+
+def test_an_agent_stopped_while_it_kills_a_worker(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What hung is `timeout`, and is tried again: no process that has ended counts as unkillable."""
+    kill = child.Child.kill
+
+    def kill_and_be_stopped(process: child.Child) -> None:
+        kill(process)
+        loop = asyncio.get_running_loop()
+        loop.call_soon(time.sleep, 1.5 * worker_process.KILL_DEADLINE)
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text("a value 1\nb hang\n")
+        monkeypatch.setattr(child.Child, "kill", kill_and_be_stopped)
+        assert reasons(await bench.sweep()) == {"b": Reason.TIMEOUT}
+        monkeypatch.undo()
+        assert (bench.metric(REPLACED, "timeout"), bench.metric(STUCK)) == (1, 0)
+        bench.script.write_text("a value 1\nb value 2\n")
+        while "b" not in values(await bench.sweep()):
+            await asyncio.sleep(0.05)
 
     play(scene)
 

@@ -6,6 +6,7 @@ What it comes to each member finds out itself.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -237,17 +238,16 @@ class Leader:
         active: ActiveRound, names: Sequence[str], seconds: float
     ) -> list[str]:
         """Return whose share has not come."""
-        missing = [name for name in names if name not in active.shares]
-        if missing:
-            try:
-                async with asyncio.timeout(seconds):
-                    while missing:
-                        active.arrived.clear()
-                        await active.arrived.wait()
-                        missing = [name for name in names if name not in active.shares]
-            except TimeoutError:
-                pass
-        return missing
+
+        def missing() -> list[str]:
+            return [name for name in names if name not in active.shares]
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while missing():
+                    active.arrived.clear()
+                    await active.arrived.wait()
+        return missing()  # a share may have come in the same turn of the loop as the timeout
 
     async def _tell(
         self,

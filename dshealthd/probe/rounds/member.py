@@ -91,7 +91,8 @@ class Member:
             async with asyncio.timeout(LIGHT_ROUND):
                 await asyncio.shield(active.told)
         except TimeoutError:
-            return Findings(Outcome.HUNG, Stage.SIZES, (), (active.plan.root,), SILENT)
+            if not active.told.done():  # else both came in the same turn of the loop
+                return Findings(Outcome.HUNG, Stage.SIZES, (), (active.plan.root,), SILENT)
         return await self._conclude(active)
 
     # Giving

@@ -18,6 +18,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.child import StartError, channel, how_ended, spawn
+from dshealthd.core.deadline import happens
 from dshealthd.core.host import read_bytes
 from dshealthd.linux.process_stat import parse_stat
 from dshealthd.probe.workers import launch, worker
@@ -120,12 +121,7 @@ class Worker:
 
     async def gone(self, seconds: float) -> bool:
         """Wait for its end; False if it is still there after so many seconds."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self.ended.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await happens(self.ended, seconds)
 
     def state(self) -> str:
         """Return the letter of the process's state.
