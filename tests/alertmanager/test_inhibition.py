@@ -239,7 +239,7 @@ def told(server: Server, receiver: Receiver) -> dict[str, list[frozenset[tuple[s
     server.ask("/api/v2/alerts", alerts)
     everybody = ("page", "ticket", "job-owner", "watchdog")
     expected = sum(len(shown) for shown, _ in SCENES.values())
-    receiver.wait(lambda: len(receiver.firing(*everybody)) >= expected, 20)
+    receiver.wait(lambda: len(receiver.firing(*everybody)) >= expected, 60)
     receiver.wait(lambda: len(receiver.firing(*everybody)) > expected, 2)
     found: dict[str, list[frozenset[tuple[str, str]]]] = {scene: [] for scene in SCENES}
     for entry in receiver.firing(*everybody):

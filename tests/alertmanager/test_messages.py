@@ -158,7 +158,7 @@ def came(receiver: Receiver, name: str, number: int) -> Any:
     def found() -> list[Any]:
         return [entry.document for entry in list(receiver.notifications) if entry.receiver == name]
 
-    assert receiver.wait(lambda: len(found()) > number, 20), (
+    assert receiver.wait(lambda: len(found()) > number, 60), (
         f"{name} was sent {len(found())}: {receiver.notifications}"
     )
     return found()[number]
@@ -199,7 +199,7 @@ def test_ticket_by_mail(server: Server, mailbox: Mailbox) -> None:
         for gpu in range(5)
     ]
     server.ask("/api/v2/alerts", alerts)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not mailbox.mails:
         assert time.monotonic() < end, server.log.read_text(encoding="utf-8")
         time.sleep(0.05)
@@ -261,4 +261,4 @@ def test_where(labels: dict[str, str], where: str, server: Server, receiver: Rec
         ]
         return [document["attachments"][0]["title"] for document in documents]
 
-    assert receiver.wait(lambda: f"{symptom}: {where}" in titles(), 20), titles()
+    assert receiver.wait(lambda: f"{symptom}: {where}" in titles(), 60), titles()

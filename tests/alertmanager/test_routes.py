@@ -20,7 +20,7 @@ FILE = ALERTMANAGER / "alertmanager.yml"
 def amtool(*arguments: str) -> str:
     """Return what amtool prints; its complaint is in the error."""
     done = subprocess.run(
-        ["amtool", *arguments], capture_output=True, text=True, timeout=20, check=False
+        ["amtool", *arguments], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

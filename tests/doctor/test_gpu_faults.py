@@ -98,11 +98,11 @@ def test_a_look_has_its_deadline(
     assert DEADLINE <= 10
     machine = make_machine()
     machine.simulator.fault("hang")
-    monkeypatch.setattr(status_document, "SOURCE_DEADLINE", 60.0)
+    monkeypatch.setattr(status_document, "SOURCE_DEADLINE", 600.0)
     monkeypatch.setattr(status_document, "COLLECT_DEADLINE", 5.0)
     started = time.monotonic()
     answer = machine.examine()
-    assert time.monotonic() - started < 40
+    assert time.monotonic() - started < 200
     assert answer.results("nvml")[0]["outcome"] == "unknown"
     assert "no answer" in answer.results("nvml")[0]["text"]
     assert answer.results("shared-memory")[0]["outcome"] == "ok"

@@ -102,7 +102,7 @@ def test_unprivileged_user(make_machine: Callable[..., Machine]) -> None:
         [*without, *machine.arguments("--json", "--skip", OF_THIS_MACHINE)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     answer = Answer(done.returncode, json.loads(done.stdout))

@@ -47,7 +47,7 @@ def _namespace() -> Iterator[None]:
 
 def ip(command: str) -> None:
     """Run a command of iproute2."""
-    subprocess.run(["ip", *command.split()], check=True, timeout=20)
+    subprocess.run(["ip", *command.split()], check=True, timeout=60)
 
 
 @pytest.mark.usefixtures("_namespace")
@@ -72,7 +72,7 @@ def test_rendezvous_ports_inside_the_ephemeral_range() -> None:
     (found,) = results(ports.CHECK, look(*sources))
     assert "29500-29600 are inside the ephemeral range 20000-60999" in found.text
     command = found.remedy.removeprefix("sudo ").split()
-    subprocess.run(command, check=True, capture_output=True, timeout=20)
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
     assert outcomes(ports.CHECK, look(*sources)) == ["ok"]
 
 
@@ -94,11 +94,11 @@ def test_orphan_on_a_rendezvous_port(monkeypatch: pytest.MonkeyPatch) -> None:
     prctl(SET_CHILD_SUBREAPER, 1)
     prctl(SET_NAME, b"systemd")
     done = subprocess.run(
-        [sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True, check=True, timeout=20
+        [sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True, check=True, timeout=60
     )
     orphan = int(done.stdout)
     try:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while outcomes(listeners.CHECK, look("rendezvous")) == ["ok"]:
             assert time.monotonic() < end
             time.sleep(0.1)
@@ -110,7 +110,7 @@ def test_orphan_on_a_rendezvous_port(monkeypatch: pytest.MonkeyPatch) -> None:
         prctl(SET_NAME, name.encode())
         os.kill(orphan, 9)
         os.waitpid(orphan, 0)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while outcomes(listeners.CHECK, look("rendezvous")) != ["ok"]:
         assert time.monotonic() < end
         time.sleep(0.1)
@@ -184,7 +184,7 @@ def test_firewall() -> None:
     """
 
     def nft(text: str) -> None:
-        subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True, timeout=20)
+        subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True, timeout=60)
 
     several = look(several=True)
     assert outcomes(firewall.CHECK, several) == ["ok"]
@@ -197,7 +197,7 @@ def test_firewall() -> None:
     assert found.component == "inet filter input"
     assert outcomes(firewall.CHECK, look()) == ["ok"]
     remedy = found.remedy.removeprefix("sudo ").split()
-    subprocess.run(remedy, check=True, timeout=20)
+    subprocess.run(remedy, check=True, timeout=60)
     assert outcomes(firewall.CHECK, several) == ["ok"]
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-def run(deadline: float = 20.0, **functions: Callable[[], object]) -> dict[str, Ended]:
+def run(deadline: float = 60.0, **functions: Callable[[], object]) -> dict[str, Ended]:
     """Return how each function ended."""
     pool = Pool()
     for name, function in functions.items():
@@ -62,12 +62,12 @@ def test_what_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
             children.write_text(str(child.pid))
 
     started = time.monotonic()
-    found = run(1.0, hang=hang, quick=lambda: 1)
-    assert time.monotonic() - started < 20
+    found = run(3.0, hang=hang, quick=lambda: 1)
+    assert time.monotonic() - started < 60
     assert found["quick"].value == 1
     assert found["hang"].hung
-    assert "no answer within 1 s" in found["hang"].problem
-    end = time.monotonic() + 20
+    assert "no answer within 3 s" in found["hang"].problem
+    end = time.monotonic() + 60
     while Path(f"/proc/{children.read_text()}/exe").exists():
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -77,7 +77,7 @@ def test_more_than_run_at_once_wait_their_turn() -> None:
     """A deadline counts from a function's own start."""
     pool = Pool(most=2)
     for number in range(6):
-        pool.start(str(number), lambda: time.sleep(0.2), 5.0)
+        pool.start(str(number), lambda: time.sleep(0.2), 60.0)
     ended = list(pool.ended())
     pool.close()
     assert not any(one.problem for one in ended)
@@ -101,7 +101,7 @@ def test_a_process_that_cannot_be_killed_is_left_and_named(mount: frozen.Mount) 
 
     mount.freeze()
     try:
-        found = run(1.0, stuck=write, quick=lambda: 1)
+        found = run(3.0, stuck=write, quick=lambda: 1)
     finally:
         mount.thaw()
     assert found["quick"].value == 1
@@ -109,7 +109,7 @@ def test_a_process_that_cannot_be_killed_is_left_and_named(mount: frozen.Mount) 
     os.waitpid(-1, 0)  # thawed, it takes the signal
 
 
-def check(name: str, run: Callable[[Any], Any], deadline: float = 5.0) -> Check[None]:
+def check(name: str, run: Callable[[Any], Any], deadline: float = 60.0) -> Check[None]:
     """Return a check."""
     return Check("a-slug", name, "a title", run, deadline)
 

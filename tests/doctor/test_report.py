@@ -293,7 +293,7 @@ def test_progress_on_a_terminal_alone() -> None:
     assert process.returncode in {0, 1, 2, 3}
     assert b"/2 checks, waiting for " in shown
     assert shown.endswith(b"\r\x1b[K")
-    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, timeout=200, check=False)
     assert done.stderr == b""
 
 

@@ -148,7 +148,7 @@ def test_process_at_its_limit_of_open_files() -> None:
             assert found.remedy
             print(file=process.stdin, flush=True)
             process.stdout.readline()
-            end = time.monotonic() + 20
+            end = time.monotonic() + 60
             while outcomes(open_files_used.CHECK, look("open_files")) != ["ok"]:
                 assert time.monotonic() < end
         finally:

@@ -116,4 +116,4 @@ def prometheus(directory: Path, config: Path) -> Iterator[Prometheus]:
         yield server
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)

@@ -22,7 +22,7 @@ from tests.lab.receiver import Receiver
 from tests.lab.servers import Server, alertmanager, prometheus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
     from typing import Any, Self
@@ -37,6 +37,11 @@ NOT_THE_NODES_OWN = {"clock", "pressure", "software"}
 Its clock, its load, its environments.
 """
 COLLECTORS = tuple(name for name in registry.all_collectors() if name not in NOT_THE_NODES_OWN)
+QUIET_COLLECTORS = tuple(name for name in COLLECTORS if name != "memory")
+"""Without what tells of the memory of the machine that the lab runs on.
+
+Where another test has the OOM killer end a process, every node would have a ticket for five minutes.
+"""
 HANGS = "5s"
 """Deadline for what may hang.
 
@@ -102,6 +107,7 @@ class Paging:
         as_shipped: bool = False,
         period: float | None = None,
         slow_ratio: float = 9.0,
+        collectors: Sequence[str] = COLLECTORS,
     ) -> None:
         """Prepare.
 
@@ -112,6 +118,7 @@ class Paging:
         """
         self._as_shipped, self._period, self._slow_ratio = as_shipped, period, slow_ratio
         self._directory, self._nodes, self._gpus = directory, nodes, gpus
+        self._collectors = collectors
         self._progress, self._show, self._adapt, self._thresholds = (
             progress,
             show,
@@ -139,7 +146,7 @@ class Paging:
                 self._nodes,
                 gpus=self._gpus,
                 config=lambda node: toml(self._settings(node)),
-                collectors=COLLECTORS,
+                collectors=self._collectors,
                 start=False,
                 progress=self._progress,
             )

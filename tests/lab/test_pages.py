@@ -16,7 +16,7 @@ import pytest
 
 from tests.lab.catalogue import FAULTS, WITHOUT_PROBES
 from tests.lab.node import Node
-from tests.lab.paging import Paging
+from tests.lab.paging import QUIET_COLLECTORS, Paging
 from tests.lab.receiver import FIRING, RESOLVED, Alert
 from tests.lab.station import NotPermitted
 
@@ -105,7 +105,13 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     with contextlib.ExitStack() as stack:
         try:
             lab = stack.enter_context(
-                Paging(tmp_path_factory.mktemp("pages"), NODES, gpus=4, thresholds=THRESHOLDS)
+                Paging(
+                    tmp_path_factory.mktemp("pages"),
+                    NODES,
+                    gpus=4,
+                    thresholds=THRESHOLDS,
+                    collectors=QUIET_COLLECTORS,
+                )
             )
         except NotPermitted as error:
             pytest.skip(str(error))

@@ -36,7 +36,7 @@ class Expectation(NamedTuple):
 def promtool(*arguments: str | Path) -> str:
     """Run promtool and return what it prints; AssertionError with that if it fails."""
     done = subprocess.run(
-        ["promtool", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=100
+        ["promtool", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=280
     )
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-20_000:]
     return done.stdout + done.stderr

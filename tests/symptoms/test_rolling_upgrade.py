@@ -92,7 +92,7 @@ def woken(series: Series, directory: Path) -> int:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=850,
     )
     said = done.stdout + done.stderr
     got = re.search(r"got:\s*(nil|\{\} ([\d.E+]+))", said)
@@ -100,14 +100,14 @@ def woken(series: Series, directory: Path) -> int:
     return int(float(got[2] or 0))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("at_a_time", [pytest.param(1, marks=pytest.mark.fleet), 10])
 def test_an_upgrade_in_maintenance_wakes_nobody(at_a_time: int, tmp_path: Path) -> None:
     """One after the other or ten at a time, away for minutes: no page, of a node or of its peers."""
     assert woken(upgrade(at_a_time, announced=True), tmp_path) == 0
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_an_upgrade_without_it_pages(tmp_path: Path) -> None:
     """The same without maintenance is as many pages as nodes: the test above can fail."""
     assert woken(upgrade(10, announced=False), tmp_path) >= NODES

@@ -56,7 +56,7 @@ def inspect_many(requests: Sequence[dict[str, Any]]) -> list[inspection.Inspecti
         input=json.dumps(requests).encode(),
         capture_output=True,
         check=True,
-        timeout=100,
+        timeout=250,
         env={**os.environ, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""},
         cwd="/",
     )

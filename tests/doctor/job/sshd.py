@@ -91,11 +91,11 @@ def sshd(directory: Path) -> Iterator[Path]:
         yield client
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 def _wait(port: int, process: subprocess.Popen[bytes], directory: Path) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while True:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
             return

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dshealthd.doctor.job_context import JobContext
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 OK, WARNING, CRITICAL, UNKNOWN = (
     Outcome.OK,
     Outcome.WARNING,
@@ -41,7 +41,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(
         [sys.executable, str(PROGRAM), str(directory), str(free_port())],
         capture_output=True,
-        timeout=200,
+        timeout=500,
         check=False,
         env={**os.environ, **quiet},
     )

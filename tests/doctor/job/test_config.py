@@ -339,7 +339,7 @@ def test_neither(inspected: dict[str, Inspection], case: str, words: str) -> Non
 
 def test_interpreter_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interpreter that hangs at its import is killed with what it started, and named."""
-    monkeypatch.setattr("dshealthd.doctor.job_sources.inspection.DEADLINE", 2.0)
+    monkeypatch.setattr("dshealthd.doctor.job_sources.inspection.DEADLINE", 4.0)
     python, pids = tmp_path / "python", tmp_path / "pids"
     python.write_text(f"#!/bin/sh\nsleep 600 &\necho $$ $! > {pids}\nwait\n")
     python.chmod(0o755)
@@ -348,7 +348,7 @@ def test_interpreter_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     job = asked("--deepspeed-config", str(file), "--python", str(python))
     (result,) = results("config-keys", job)
     assert result.outcome is UNKNOWN
-    assert "not within 2 s" in result.text
+    assert "not within 4 s" in result.text
     for pid in pids.read_text().split():
         status = Path(f"/proc/{pid}/status")
         assert not status.exists() or "State:\tZ" in status.read_text()
@@ -381,7 +381,7 @@ def test_batch_agrees_with_deepspeed(inspected: dict[str, Inspection]) -> None:
     assert not inspected["healthy"].batch
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_remedy_heals(tmp_path: Path) -> None:
     """From the file to the finding through an interpreter, and ok once the remedy was pasted."""
     file = tmp_path / NAME

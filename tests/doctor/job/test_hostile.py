@@ -154,7 +154,7 @@ def test_memory(tmp_path: Path) -> None:
         " resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, check=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, check=True, timeout=250
     )
     own, childrens = map(int, done.stdout.split())
     assert max(own, childrens) < 90 << 10
@@ -170,11 +170,11 @@ def test_hung_path(tmp_path: Path) -> None:
             "dead": functools.partial(time.sleep, 600),
             "good": functools.partial(good.read_text, encoding="utf-8"),
         },
-        2.0,
+        5.0,
     )
     assert time.monotonic() - start < SOON
     assert found["good"] == Source("good", "{}", "")
-    assert found["dead"].problem == "not within 2 s"
+    assert found["dead"].problem == "not within 5 s"
 
 
 def test_hung_source_is_unknown() -> None:
@@ -348,5 +348,5 @@ def test_remedies_run_nothing_that_a_name_or_key_says(
     for remedy in filter(None, remedies):
         assert remedy.isprintable()
         if not remedy.startswith("mkdir"):
-            subprocess.run(remedy, shell=True, capture_output=True, check=False, timeout=20)
+            subprocess.run(remedy, shell=True, capture_output=True, check=False, timeout=60)
     assert not Path("proof").exists()
