@@ -116,7 +116,8 @@ def absent_ranks(case: Case) -> list[int]:
     if size > MAX_SIZE:
         return []
     absent = sorted(set(range(size)) - told)
-    if absent and (2 * len(absent) < size or len(absent) == 1):
+    alone = len(absent) == 1 and case.world is not None  # else there may be ranks without a log
+    if absent and (2 * len(absent) < size or alone):
         return absent
     left = [rank for rank in ended - told if rank is not None]
     return left if len(left) == 1 else []

@@ -223,6 +223,24 @@ def _odd(
     return None
 
 
+def disagreement(running: Mapping[int, tuple[str, Place]]) -> Verdict:
+    """Say which ranks run another collective than most; nobody where there is no majority."""
+    ranks_of: dict[str, list[int]] = defaultdict(list)
+    for rank, (what, _) in sorted(running.items()):
+        ranks_of[what].append(rank)
+    ordered = sorted(ranks_of.items(), key=lambda item: -len(item[1]))
+    most, majority = ordered[0]
+    culprits = tuple(rank for _, ranks in ordered[1:] for rank in ranks)
+    places = tuple(dict.fromkeys(place for _, place in running.values()))
+    others = "; ".join(what for what, _ in ordered[1:4])
+    if 2 * len(majority) > len(running):
+        says = f"ran {others} where others ran {most}"
+        return Verdict("mismatch", "default group", None, "collective", says, culprits, places[:4])
+    told = "; ".join(f"rank {rank}: {what}" for rank, (what, _) in sorted(running.items())[:4])
+    says = f"ranks ran different collectives at the same time ({told})"
+    return Verdict("unknown", "default group", None, "collective", says, (), places[:4])
+
+
 def together(verdicts: list[Verdict]) -> list[Verdict]:
     """Name all ranks that groups miss in the verdict of each: several may fail at once."""
     missed = sorted({

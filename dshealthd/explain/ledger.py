@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.explain.events import Origin, Place
-from dshealthd.explain.group_verdicts import Verdict, follow, judge, together
+from dshealthd.explain.group_verdicts import Verdict, disagreement, follow, judge, together
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -65,6 +65,8 @@ class Ledger:
     """Ranks whose flight recorder was read."""
     named: list[tuple[int, Place]] = field(default_factory=list)
     """Ranks that torch's own desync report, or a barrier, names."""
+    running: dict[int, tuple[str, Place]] = field(default_factory=dict)
+    """What each rank was running, where torch's wrapper compared it with that of another."""
     in_gradients: bool = False
     has_dumps: bool = False
     """Flight recorders are among what was read."""
@@ -75,6 +77,9 @@ class Ledger:
         fields, origin, place = event.fields, event.origin, event.place
         for number in re.findall(r"\d+", fields.get("culprits", fields.get("culprit", ""))):
             self.named.append((int(number), place))
+        for rank_field, what in (("one", "runs_one"), ("other", "runs_other")):
+            if what in fields and len(self.running) < MAX_MEMBERS:
+                self.running.setdefault(int(fields[rank_field]), (fields[what], place))
         found = _GROUP.search(raw_text)
         rank = _GROUP_RANK.search(raw_text)
         if event.pattern.endswith("/watchdog"):
@@ -163,6 +168,8 @@ class Ledger:
             if any(member.waits for member in members.values())
         ]
         found = together(follow(found))
+        if self.running:
+            found.append(disagreement(self.running))
         order = ("behind", "mismatch", "ahead", "missing", "symmetric", "unknown")
         return sorted(
             found,

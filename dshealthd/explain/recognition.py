@@ -17,7 +17,7 @@ from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.facts import Recognised, SourceFacts
 from dshealthd.explain.launcher_summary import LauncherSummary
 from dshealthd.explain.streams import Line, Splitter
-from dshealthd.explain.tracebacks import Assembler, Traceback
+from dshealthd.explain.tracebacks import Assembler, Traceback, as_exception
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -199,7 +199,7 @@ class Reader:
 
     def _text(self, told: str, raw: logs.Raw) -> None:
         """Take one line of text; `raw` is the line of the file that it stands in."""
-        line = self._splitter.split(told)
+        line = as_exception(self._splitter.split(told))
         text = line.text
         self._order += 1
         self._found.learn(line, self._source)

@@ -33,7 +33,7 @@ _BRACKET = re.compile(
 )
 _DIGIT = re.compile(
     r"(?P<iso>\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)"
-    r"(?:[ ]std(?:out|err)[ ][FP]"
+    r"(?:[ ]std(?:out|err)[ ][FP]|[ ]>>"
     r"|[ ]\|[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]*\|[ ][\w.<>]{1,100}:[\w.<>]{1,60}:\d+[ ]-"  # loguru
     r"|[ ]-[ ][\w.]{1,80}[ ]-[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]-)?"  # logging
     r"(?:[ ][-:])?[ ]?"

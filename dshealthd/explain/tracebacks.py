@@ -7,7 +7,7 @@ Where ranks share a stream without a prefix, their tracebacks are mixed line by 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dshealthd.explain.events import Frame, Place, Stamp
@@ -34,10 +34,26 @@ _EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,200}(?::(?: |$)|$)")
 _BARE = re.compile(
     r"(?:[A-Za-z_]\w*\.){0,12}(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit)|OSError|Exception)(?:: .*|:?$)"
 )
+_ELASTIC_MESSAGE = re.compile(
+    r'\s*"message": "([\w.]{0,80}(?:Error|Exception)(?:: .{0,1000})?)",?$'
+)
+"""The exception in what torchrun's error handler prints as JSON."""
+_UNCAUGHT = re.compile(r"\s*what\(\):\s{1,8}(\S.*)")
+"""What C++ prints of an exception that nobody catches, before the process aborts."""
 _LINKS = ("During handling of the above", "The above exception was the direct")
 _CONTINUES = re.compile(
     r"\s+\S|Last error|nccl[A-Z]|GPU device may|Search for `cuda|CUDA kernel err|For debugging|Compile with"
 )
+
+
+def as_exception(line: Line) -> Line:
+    """Return a line that tells of an exception in another form as Python would write it."""
+    text = line.text
+    if '"message"' in text and (match := _ELASTIC_MESSAGE.match(text)):
+        return replace(line, text=match[1], prefixed=False)
+    if "what():" in text and (match := _UNCAUGHT.match(text)):
+        return replace(line, text=f"UncaughtException: {match[1]}", prefixed=False)
+    return line
 
 
 @dataclass(slots=True)

@@ -301,6 +301,62 @@ def test_groups_of_one_name_are_kept_apart(tmp_path: Path) -> None:
     assert command.conclude(recogniser).ranks == (5, 7)
 
 
+def wrapper(one: int, sizes: dict[int, int], other: int) -> str:
+    """Return what torch's wrapper raises in a rank that compares itself with another."""
+    runs = {
+        rank: f"CollectiveFingerPrint(SequenceNumber=7, OpType=ALLREDUCE, TensorShape=[{size}], TensorDtypes=Float)"
+        for rank, size in sizes.items()
+    }
+    return (
+        f"[rank{one}]: RuntimeError: Detected mismatch between collectives on ranks. Rank {one} is "
+        f"running collective: {runs[one]}, but Rank {other} is running collective: {runs[other]}.\n"
+    )
+
+
+def test_the_rank_that_tells_of_a_mismatch_is_not_the_culprit_for_that(tmp_path: Path) -> None:
+    """Most ranks decide; where two alone compare themselves, nobody knows which is wrong."""
+    sizes = {0: 8, 1: 8, 2: 9, 3: 8}
+    several = "".join(wrapper(one, sizes, 2) for one in (0, 1, 3)) + wrapper(2, sizes, 0)
+    for text, wanted in ((several, (2,)), (wrapper(0, sizes, 2), ())):
+        (tmp_path / "job.out").write_text(text)
+        recogniser, _ = command.read([str(tmp_path / "job.out")])
+        finding = command.conclude(recogniser)
+        assert (finding.slug, finding.ranks) == ("nccl-timeout", wanted), finding.statement
+        assert "OpType=ALLREDUCE" in finding.statement
+
+
+@pytest.mark.parametrize("group", ["[PG 0 (default_pg) Rank {}]", "[PG ID 0 PG GUID  Rank {}]"])
+def test_groups_as_torch_2_4_and_2_6_write_them(tmp_path: Path, group: str) -> None:
+    """A blank before the name, and a group without a name."""
+    text = "".join(
+        f"[rank{rank}]:[E816 01:45:40.1 ProcessGroupNCCL.cpp:607] [Rank {rank}] Watchdog caught "
+        f"collective operation timeout: WorkNCCL(SeqNum=8, OpType={name}, NumelIn={size}, "
+        f"NumelOut={size}, Timeout(ms)=600000) ran for 600026 milliseconds before timing out.\n"
+        f"[rank{rank}]:[E816 01:45:40.2 ProcessGroupNCCL.cpp:1664] {group.format(rank)} Exception "
+        "(either an error or timeout) detected by watchdog at work: 8, last enqueued NCCL work: 8, "
+        "last completed NCCL work: 7.\n"
+        for rank, name, size in ((0, "ALLREDUCE", 99), (1, "BROADCAST", 5), (2, "ALLREDUCE", 99))
+    )
+    (tmp_path / "job.out").write_text(text)
+    recogniser, _ = command.read([str(tmp_path / "job.out")])
+    finding = command.conclude(recogniser)
+    assert (finding.slug, finding.ranks) == ("nccl-timeout", (1,)), finding.statement
+
+
+def test_nobody_is_accused_of_silence_in_a_job_of_unknown_size(tmp_path: Path) -> None:
+    """Of a log that was cut, the ranks that it does not hold may have told anything."""
+    text = (
+        "step 1/8 | loss 0.02\n[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "/srv/train.py", line 131, in train\n'
+        "[rank1]: RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting "
+        "8000ms for recv operation to complete\n[rank0]: Traceback (most recent call last):\n"
+    )
+    for head, wanted in (("", ()), ("world_size=2\n", (0,))):
+        (tmp_path / "job.out").write_text(head + text)
+        recogniser, _ = command.read([str(tmp_path / "job.out")])
+        assert command.conclude(recogniser).ranks == wanted
+
+
 TRACES = os.environ.get("DSHEALTHD_FLIGHT_RECORDERS", "")
 """The folder `tests/attribution/unit/fr_traces` of NVIDIA/nvidia-resiliency-ext."""
 FAULT = re.compile(r"Fault ranks: \[([\d, ]+)\]")

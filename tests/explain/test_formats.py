@@ -1,0 +1,188 @@
+"""One failure in the many forms in which loggers, collectors and people hand it on."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.explain import command, structured
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dshealthd.explain.causality import Finding
+
+TRACEBACK = (
+    "Traceback (most recent call last):",
+    '  File "/srv/train.py", line 7, in step',
+    "    loss.backward()",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.15 GiB",
+)
+
+
+def explained(folder: Path, text: str) -> Finding:
+    """Explain one log."""
+    path = folder / "job.out"
+    path.write_text(text)
+    recogniser, unread = command.read([str(path)])
+    assert unread == []
+    finding = command.conclude(recogniser)
+    lines = text.split("\n")
+    for place in finding.proof:
+        assert place.quote in lines[place.line - 1]
+    return finding
+
+
+def stamped(form: str) -> str:
+    """Return the traceback with a prefix before each of its lines."""
+    return "".join(form.format(number=n) + line + "\n" for n, line in enumerate(TRACEBACK))
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "2026-01-05 10:00:00,475 - trainer - INFO - [rank3]: ",
+        "2026-01-05 10:00:00.123 | ERROR    | __main__:main:12 - ",
+        "(RayWorkerVllm pid=7602) ERROR 01-05 10:00:00 ray_utils.py:45] ",
+        "[2026-01-05 10:00:00] [INFO] [rank3]: ",
+        "[2026-01-05 10:00:00,475][trainer][ERROR] - ",
+        "[ERROR|trainer.py:1234] 2026-01-05 10:00:00,475 >> ",
+        "Jan  5 10:00:00.123456 gpu-7 train[4711]: ",
+        "> [rank3]: ",
+        "    [rank3]: ",
+    ],
+)
+def test_a_traceback_is_whole_whatever_stands_before_its_lines(tmp_path: Path, prefix: str) -> None:
+    """The frame is known, which only a traceback tells that was put together."""
+    finding = explained(tmp_path, "starting\n" * 5 + stamped(prefix) + "the end\n")
+    assert finding.slug == "cuda-oom"
+    assert finding.root is not None
+    assert finding.root.frames[0].function == "step"
+    if "rank3" in prefix:
+        assert finding.ranks == (3,)
+
+
+def test_docker_writes_one_record_a_line(tmp_path: Path) -> None:
+    """As `docker logs` has them on disk, and as Kubernetes does with Docker."""
+    text = "".join(
+        json.dumps({"log": f"[rank3]: {line}\n", "time": "2026-01-05T10:00:00.123456789Z"}) + "\n"
+        for line in TRACEBACK
+    )
+    finding = explained(tmp_path, text)
+    assert (finding.slug, finding.ranks) == ("cuda-oom", (3,))
+    assert finding.time == 1767607200.123456
+
+
+def test_a_record_may_hold_a_whole_traceback(tmp_path: Path) -> None:
+    """Structured loggers put all lines into one message; the proof is that line of the file."""
+    records = [
+        {"timestamp": "2026-01-05T10:00:00+01:00", "level": "INFO", "message": "step 3 loss 2.0"},
+        {"ts": 1767607200.5, "host": "gpu-7", "msg": "\n".join(("it failed", *TRACEBACK))},
+    ]
+    finding = explained(tmp_path, "\n".join(map(json.dumps, records)) + "\n")
+    assert (finding.slug, finding.host, finding.proof[0].line) == ("cuda-oom", "gpu-7", 2)
+
+
+def test_the_journal_as_json(tmp_path: Path) -> None:
+    """`journalctl -o json` has microseconds, and bytes as numbers where they are no UTF-8."""
+    message = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, GPU has fallen off the bus."
+    for value in (message, [*message.encode(), 255]):
+        record = {
+            "__REALTIME_TIMESTAMP": "1767607200000000",
+            "_HOSTNAME": "gpu-7",
+            "MESSAGE": value,
+        }
+        finding = explained(tmp_path, json.dumps(record) + "\n")
+        assert (finding.slug, finding.host, finding.time) == ("gpu-lost", "gpu-7", 1767607200.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"loss": 2.0, "step": 3}',
+        '{"message": 7}',
+        '{"message": "cut',
+        '{"MESSAGE": [1, 999]}',
+        '{"message"' + "[" * 100_000,
+    ],
+)
+def test_what_is_no_record_stays_a_line(text: str) -> None:
+    """Metrics, half a record, and a message that is no text."""
+    assert structured.lines(text) == [text]
+
+
+def test_a_time_that_is_none_is_left_out() -> None:
+    """A counter or a word in the place of a time does no harm."""
+    for value in ("yesterday", True, None, 1e300, {"a": 1}):
+        assert len(structured.lines(json.dumps({"msg": "a\nb", "time": value}))) == 2
+
+
+def test_frames_in_boxes(tmp_path: Path) -> None:
+    """The library rich draws tracebacks; the exception stands below the box."""
+    text = (
+        "╭──────── Traceback (most recent call last) ────────╮\n"
+        "│ /srv/train.py:7 in step                           │\n"
+        "│ ❱ 7 │   loss.backward()                           │\n"
+        "╰───────────────────────────────────────────────────╯\n"
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 1024.00 MiB\n"
+    )
+    finding = explained(tmp_path, text)
+    assert finding.slug == "cuda-oom"
+    assert finding.root is not None
+    assert [frame.function for frame in finding.root.frames] == ["step"]
+
+
+def test_torchrun_prints_its_own_error_as_json(tmp_path: Path) -> None:
+    """`error_handler` of torch 1.9 to 2.13, over several lines."""
+    text = (
+        "[ERROR] 2026-01-05 10:00:00,678 error_handler: {\n"
+        '  "message": {\n'
+        '    "message": "RendezvousConnectionError: The connection to the C10d store has failed.",\n'
+        '    "extraInfo": {}\n'
+    )
+    assert explained(tmp_path, text).slug == "rendezvous-unreachable"
+
+
+def test_an_abort_follows_from_the_exception_that_nobody_caught(tmp_path: Path) -> None:
+    """C++ prints the exception, then the process aborts, then the shell says so."""
+    text = (
+        "terminate called after throwing an instance of 'std::runtime_error'\n"
+        "  what():  NCCL Error 1: unhandled cuda error\n"
+        "Fatal Python error: Aborted\n"
+        "./run.sh: line 12:  4242 Aborted                 (core dumped) python train.py\n"
+    )
+    assert explained(tmp_path, text).slug == "nccl-all-reduce-failed"
+    alone = explained(tmp_path, "Fatal Python error: Aborted\n")
+    assert alone.slug == "child-failed"
+    assert "aborted" in alone.statement
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        (
+            "Installed CUDA version 11.5 does not match the version torch was compiled with 11.8 "
+            "but since the APIs are compatible, accepting this combination\n"
+            "Time to load cpu_adam op: 2.3 seconds\n"
+        ),
+        (
+            "gpu1:1:2 [0] misc/ibvwrap.cc:212 NCCL WARN Call to ibv_open_device failed\n"
+            "gpu1:1:2 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.4<0>\n"
+        ),
+        (
+            "gpu1:1:2 [0] NCCL INFO Call to ibv_modify_qp failed with 110 Connection timed out, on "
+            "dev mlx5_0:1, retrying 1/34 after 100 msec of sleep\n"
+        ),
+        (
+            "[rank1]:[W1122 04:44:59.499 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl("
+            "fd=67, addr=[localhost]:52684, remote=[localhost]:29500): failed to recv, got 0 bytes\n"
+            "training finished\n"
+        ),
+        "[  +0.000005] pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer\n",
+    ],
+)
+def test_what_only_sounds_like_a_failure(tmp_path: Path, text: str) -> None:
+    """Notices and retries of builds, adapters and stores that end nothing."""
+    assert explained(tmp_path, text).outcome == "nothing"
