@@ -1,5 +1,6 @@
 """`doctor` on eight simulated H100: with an agent, without one, with NVML hung, with a dead path, and
-over eight hosts of which two are dead, beside `ds_report` and `torch.utils.collect_env`.
+over eight hosts of which two are dead, through the agents of eight and with a collective, beside
+`ds_report` and `torch.utils.collect_env`.
 
 Whole commands, their interpreter's start included; seconds. The hosts are this machine, reached
 through a program that stands for ssh: the two dead ones never answer.
@@ -8,13 +9,18 @@ through a program that stands for ssh: the two dead ones never answer.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import resource
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import torch
 
 from tests import frozen
 from tests.agents import running
@@ -30,22 +36,32 @@ HOST_TIMEOUT = 15
 ROOT = Path(__file__).parents[1]
 
 
-def timed(command: Sequence[str], turns: int, environment: dict[str, str]) -> list[float]:
-    """Return the sorted times of a command; what it says is not looked at."""
+def timed(
+    command: Sequence[str], turns: int, environment: dict[str, str]
+) -> list[tuple[float, float]]:
+    """Return the seconds that a command took each time, and those of CPU; its output is dropped."""
+    # Installed packages have their bytecode, and so has a checkout after the first turn.
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     times = []
-    for _ in range(turns):
+    for _ in range(turns + 1):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         started = time.perf_counter()
         subprocess.run(
-            command, capture_output=True, check=False, env={**os.environ, **environment}, cwd=ROOT
+            command, capture_output=True, check=False, env={**kept, **environment}, cwd=ROOT
         )
-        times.append(time.perf_counter() - started)
-    return sorted(times)
+        passed = time.perf_counter() - started
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        times.append((passed, cpu))
+    return times[1:]
 
 
-def row(name: str, times: list[float]) -> str:
-    """Return a row: p50 and p95 by the nearest rank."""
-    p50, p95 = (times[min(len(times) - 1, int(share * len(times)))] for share in (0.5, 0.95))
-    return f"| {name} | {len(times)} | {p50:.2f} | {p95:.2f} |"
+def row(name: str, times: list[tuple[float, float]]) -> str:
+    """Return a row: p50 and p95 by the nearest rank, and the median of the CPU time."""
+    walls = sorted(wall for wall, _ in times)
+    p50, p95 = (walls[min(len(walls) - 1, int(share * len(walls)))] for share in (0.5, 0.95))
+    cpu = sorted(cpu for _, cpu in times)[len(times) // 2]
+    return f"| {name} | {len(times)} | {p50:.2f} | {p95:.2f} | {cpu:.2f} |"
 
 
 @contextlib.contextmanager
@@ -71,9 +87,44 @@ def stand_in_for_ssh(base: Path) -> Path:
     return client
 
 
+def interpreter() -> str:
+    """Return the interpreter beside which torch is installed: a probe's runs without .pth files."""
+    prefix = torch.__file__.partition("/lib/python")[0]
+    return f"{prefix}/bin/python"
+
+
+@contextlib.contextmanager
+def cluster(base: Path, count: int) -> Iterator[list[str]]:
+    """Run agents with probes on addresses of the loopback; give the doctor's arguments for them."""
+    names = [f"127.0.2.{number + 1}" for number in range(count)]
+    with socket.socket() as spare:
+        spare.bind(("", 0))
+        port = spare.getsockname()[1]
+    with contextlib.ExitStack() as stack:
+        agents = []
+        for name in names:
+            directory = base / name
+            directory.mkdir()
+            (directory / "key").write_text("k" * 64)
+            (directory / "key").chmod(0o600)
+            text = (
+                f'[probe]\npython = "{interpreter()}"\nperiod = "1h"\n'
+                f'[probe.members]\nnodes = {json.dumps(names)}\nname = "{name}"\n'
+                f'[probe.peer]\nlisten_address = "{name}:{port}"\nkey_file = "{directory}/key"\n'
+            )
+            agents.append(stack.enter_context(running(directory, text)))
+        for agent in agents:
+            agent.wait(lambda scrape: scrape.value("dshealthd_probe_up"), 120)
+        yield [
+            *("--config.file", str(base / names[0] / "dshealthd.toml")),
+            *("--web.listen-address", f"127.0.0.1:{agents[0].port}", "--hosts", ",".join(names)),
+        ]
+
+
 def main() -> None:
-    """Print the table."""
-    print("| what | turns | p50 | p95 |\n| --- | --- | --- | --- |")
+    """Print the table, or the rows that are named on the command line."""
+    wanted = sys.argv[1:] or ["agent", "alone", "hung", "path", "hosts", "agents", "others"]
+    print("| what | turns | p50 | p95 | CPU |\n| --- | --- | --- | --- | --- |", flush=True)
     with tempfile.TemporaryDirectory() as directory:
         base = Path(directory)
         gpus = Simulator(base / "simulator")
@@ -82,31 +133,51 @@ def main() -> None:
         doctor = [sys.executable, "-m", "dshealthd", "doctor", *paths]
         alone = [*doctor, "--no-agent"]
         environment = gpus.environment()
-        with running(base, environment=environment, flags=paths[:2]) as agent:
-            agent.wait(lambda _: agent.status()["ready"], 60)
-            asked = [*doctor, "--web.listen-address", f"127.0.0.1:{agent.port}"]
-            print(row("doctor, from the agent", timed(asked, TURNS, environment)), flush=True)
-        print(row("doctor, without an agent", timed(alone, TURNS, environment)), flush=True)
-        gpus.fault("hang")
-        hung = timed(alone, SLOW_TURNS, environment)
-        print(row("doctor, without an agent, NVML hung", hung), flush=True)
-        gpus.clear_faults()
-        with dead_path(base / "path") as path:
-            dead = timed([*alone, "--path", str(path)], SLOW_TURNS, environment)
-        print(row("doctor, without an agent, a dead path", dead), flush=True)
-        client = stand_in_for_ssh(base)
-        hosts = [
-            *(*doctor, "--hosts", "node[1-6],dead[1-2]", "--host-timeout", str(HOST_TIMEOUT)),
-            *("--ssh", str(client), "--remote-command", str(base / "dshealthd")),
-        ]
-        fleet = timed(hosts, SLOW_TURNS, environment)
-        print(row(f"doctor, 8 hosts, 2 of them dead, deadline {HOST_TIMEOUT} s", fleet), flush=True)
-        report = [str(Path(sys.executable).with_name("ds_report"))]
-        print(row("ds_report", timed(report, SLOW_TURNS, environment)), flush=True)
-        collected = timed(
-            [sys.executable, "-m", "torch.utils.collect_env"], SLOW_TURNS, environment
-        )
-        print(row("torch.utils.collect_env", collected), flush=True)
+        if "agent" in wanted:
+            with running(base, environment=environment, flags=paths[:2]) as agent:
+                agent.wait(lambda _: agent.status()["ready"], 60)
+                asked = [*doctor, "--web.listen-address", f"127.0.0.1:{agent.port}"]
+                print(row("doctor, from the agent", timed(asked, TURNS, environment)), flush=True)
+        if "alone" in wanted:
+            print(row("doctor, without an agent", timed(alone, TURNS, environment)), flush=True)
+        if "hung" in wanted:
+            gpus.fault("hang")
+            hung = timed(alone, SLOW_TURNS, environment)
+            print(row("doctor, without an agent, NVML hung", hung), flush=True)
+            gpus.clear_faults()
+        if "path" in wanted:
+            with dead_path(base / "path") as path:
+                dead = timed([*alone, "--path", str(path)], SLOW_TURNS, environment)
+            print(row("doctor, without an agent, a dead path", dead), flush=True)
+        if "hosts" in wanted:
+            client = stand_in_for_ssh(base)
+            hosts = [
+                *(*doctor, "--hosts", "node[1-6],dead[1-2]", "--host-timeout", str(HOST_TIMEOUT)),
+                *("--ssh", str(client), "--remote-command", str(base / "dshealthd")),
+            ]
+            fleet = timed(hosts, SLOW_TURNS, environment)
+            text = f"doctor, 8 hosts over SSH, 2 of them dead, deadline {HOST_TIMEOUT} s"
+            print(row(text, fleet), flush=True)
+        if "agents" in wanted:
+            with cluster(base, 8) as arguments:
+                command = [sys.executable, "-m", "dshealthd", "doctor", *arguments]
+                told = timed(command, SLOW_TURNS, {})
+                print(row("doctor, 8 hosts by their agents", told), flush=True)
+                said = subprocess.run(
+                    [*command, "--probe"], capture_output=True, text=True, check=False, cwd=ROOT
+                ).stdout
+                if "an all-reduce over 8 nodes (gloo) is right" not in said:
+                    message = f"no collective was run:\n{said}"
+                    raise RuntimeError(message)
+                probed = timed([*command, "--probe"], SLOW_TURNS, {})
+                print(row("the same with --probe, gloo", probed), flush=True)
+        if "others" in wanted:
+            report = [str(Path(sys.executable).with_name("ds_report"))]
+            print(row("ds_report", timed(report, SLOW_TURNS, environment)), flush=True)
+            collected = timed(
+                [sys.executable, "-m", "torch.utils.collect_env"], SLOW_TURNS, environment
+            )
+            print(row("torch.utils.collect_env", collected), flush=True)
 
 
 if __name__ == "__main__":

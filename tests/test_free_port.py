@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -160,3 +162,92 @@ def test_every_node_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert 29500 <= int(good.stdout) <= 29600
     assert cli.main(["free-port", "--ssh", str(ssh), "--hosts", "dead"]) == 1
     assert "1 of 1 nodes do not say: dead: No route to host" in capsys.readouterr().err
+
+
+@contextlib.contextmanager
+def another_network() -> Iterator[int]:
+    """Run a process in a network of its own, which stands for another node; give its pid."""
+    script = (
+        "import fcntl, socket, struct, sys\n"
+        "control = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        "fcntl.ioctl(control, 0x8914, struct.pack('16sh14x', b'lo', 1))\n"
+        "print('up', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        ["unshare", "--net", sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout
+        if process.stdout.readline() != "up\n":
+            pytest.skip("a network namespace is not permitted here")
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def bound_there(pid: int, port: int) -> bool:
+    """Tell whether somebody has a port in the network of a process."""
+    script = f"import socket; socket.socket().bind(('', {port}))"
+    done = subprocess.run(
+        ["nsenter", "-t", str(pid), "-n", sys.executable, "-c", script],
+        check=False,
+        capture_output=True,
+        timeout=60,
+    )
+    return done.returncode != 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="enters another network")
+def test_port_is_held_on_all_nodes(tmp_path: Path) -> None:
+    """The port is free here and on the other node, and bound on both while it is held; a port that
+    somebody has there is none. The other node is a network of its own, which a script in place of
+    SSH enters.
+    """
+    first = 29560
+    with another_network() as pid, contextlib.ExitStack() as stack:
+        ssh = tmp_path / "ssh"
+        ssh.write_text(
+            f'#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\neval "exec nsenter -t {pid} -n $3"\n'
+        )
+        ssh.chmod(0o755)
+        remote = tmp_path / "dshealthd"
+        remote.write_text(f'#!/bin/sh\nexec {sys.executable} -m dshealthd "$@"\n')
+        remote.chmod(0o755)
+        busy = f"import socket, sys; s = socket.create_server(('', {first})); print(flush=True); "
+        taken = stack.enter_context(
+            subprocess.Popen(
+                ["nsenter", "-t", str(pid), "-n", sys.executable, "-c", f"{busy}sys.stdin.read()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        )
+        stack.callback(taken.kill)
+        assert taken.stdout
+        taken.stdout.readline()
+        range_ = ["--range", f"{first}-{first + 3}"]
+        asked = [*COMMAND, *range_, "--ssh", str(ssh), "--remote-command", str(remote)]
+        with subprocess.Popen(
+            [*asked, "--hosts", "other", "--host-timeout", "100", "--hold", "300"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+        ) as holder:
+            assert holder.stdout
+            assert holder.stdin
+            port = int(holder.stdout.readline())
+            assert first < port <= first + 3
+            with pytest.raises(OSError, match="in use"):
+                Held(port)
+            assert bound_there(pid, port)
+            holder.stdin.close()
+            assert holder.wait(60) == 0
+        Held(port).release()
+        end = time.monotonic() + 60
+        while bound_there(pid, port):
+            assert time.monotonic() < end
+            time.sleep(0.2)

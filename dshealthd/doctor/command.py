@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dshealthd import config, flags
 from dshealthd.config import ConfigError
-from dshealthd.core.options import unknown
-from dshealthd.doctor import callers, job, job_context, node, support_file
+from dshealthd.doctor import callers, node
 from dshealthd.doctor.check import Outcome
+from dshealthd.doctor.choice import chosen, of_the_job
 from dshealthd.doctor.examination import EXIT, accept, examine
 from dshealthd.doctor.facts import facts
 from dshealthd.doctor.hosts import HostsError, names
+from dshealthd.doctor.job_arguments import add_arguments as add_job_arguments
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.doctor.path_check import path_check
 from dshealthd.doctor.progress import Progress
@@ -138,7 +139,7 @@ def parser() -> Parser:
     access = added.add_argument_group("the agent of this node")
     access.add_argument("--user", default="", metavar="NAME", help="user name for the agent")
     access.add_argument("--password-file", metavar="FILE", help="file with that user's password")
-    job_context.add_arguments(added)
+    add_job_arguments(added)
     flags.add_flags(added)
     return added
 
@@ -148,7 +149,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     try:
         loaded = config.load(options.config_file, flags.tables(options))
-        checks = _chosen(options, loaded)
+        checks = chosen(options, loaded)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return UNKNOWN
@@ -160,50 +161,13 @@ def main(arguments: Sequence[str]) -> int:
         examined = _across if options.hosts else _here
         report = examined(options, loaded, checks)
         if options.support_file:
+            from dshealthd.doctor import support_file  # which few ask for
+
             support_file.write(options.support_file, report, loaded)
     except (HostsError, OSError) as error:
         print(f"dshealthd doctor: {error}", file=sys.stderr)
         return UNKNOWN
     return _print(options, report)
-
-
-def _chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
-    """Return the checks that are asked for; ConfigError names those that do not exist.
-
-    With `--job` those of a job come first.
-    """
-    checks: list[Check[Any]] = [*job.CHECKS, *node.CHECKS]
-    known = [check.name for check in checks]
-    only = "--only and --skip"
-    wanted = [name for name in options.only.split(",") if name]
-    left_out = [name for name in options.skip.split(",") if name]
-    for source, names_given in (
-        ("--only", wanted),
-        ("--skip", left_out),
-        ("doctor.skip", loaded.doctor.skip),
-        ("doctor.accept", [one.check for one in loaded.doctor.accepted()]),
-    ):
-        errors = [
-            f"{name}: {unknown(name, known).replace('unknown key', 'no such check')}"
-            for name in names_given
-            if name not in known and not name.startswith("path ")
-        ]
-        if errors:
-            raise ConfigError(source, errors)
-    if not getattr(options, "job", False) and not options.listed:
-        of_jobs = {check.name for check in job.CHECKS}
-        if errors := [
-            f"{name}: is a check of a job: add --job" for name in wanted if name in of_jobs
-        ]:
-            raise ConfigError(only, errors)
-        checks = [check for check in checks if check.name not in of_jobs]
-    if wanted:
-        checks = [check for check in checks if check.name in wanted]
-    skipped = {*left_out, *(() if wanted else loaded.doctor.skip)}
-    checks = [check for check in checks if check.name not in skipped]
-    if not checks and not options.paths:
-        raise ConfigError(only, ["no check is left"])
-    return checks
 
 
 def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[Any]]) -> Report:
@@ -215,7 +179,7 @@ def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[An
     if not options.agent:
         look = functools.partial(collect, loaded)
     waiting = [check for check in checks if isinstance(check, SnapshotCheck)]
-    plain = _of_the_job(options, checks)
+    plain = of_the_job(options, checks)
     plain += [
         (check, base)
         for check in checks
@@ -236,20 +200,6 @@ def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[An
         facts=facts(context),
     )
     return Report((here,), wall, time.monotonic() - started)
-
-
-def _of_the_job(
-    options: argparse.Namespace, checks: Sequence[Check[Any]]
-) -> list[tuple[Check[Any], Any]]:
-    """Return the checks of a job with their context, read once."""
-    wanted = [check for check in checks if check in job.CHECKS]
-    if not wanted:
-        return []
-    context = job_context.context(options)
-    named = set(options.only.split(","))  # what is asked for by its name says why it cannot look
-    concerned = job.applicable(context)
-    chosen = [check for check in wanted if check in concerned or check.name in named]
-    return [(check, context) for check in chosen or wanted[:1]]
 
 
 def _several(options: argparse.Namespace, loaded: Config) -> bool:
@@ -293,7 +243,7 @@ def _across(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[
         reports, across = examine_all(request, loaded, here, progress)
     finally:
         progress.close()
-    if plain := _of_the_job(options, checks):
+    if plain := of_the_job(options, checks):
         across += examine(plain, (), dict, dict, lambda *_: None)[0]
     return Report(tuple(reports), wall, time.monotonic() - started, tuple(across))
 

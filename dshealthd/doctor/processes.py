@@ -28,6 +28,7 @@ KILL_DEADLINE = 0.5
 """Seconds after SIGKILL until a process counts as unkillable."""
 _CHUNK = 1 << 18
 _PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl  # found once, not in each process
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ def _child(function: Callable[[], object], pipe: int) -> None:
     status = 1
     try:
         os.setsid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):

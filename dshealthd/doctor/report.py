@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree as ET
 
 from dshealthd import __version__
 from dshealthd.doctor.check import Outcome, Result
@@ -18,6 +17,7 @@ from dshealthd.status.paint import plural, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from xml.etree import ElementTree as ET
 
     from dshealthd.status.paint import Paint
 
@@ -218,6 +218,8 @@ def junit(report: Report) -> str:
 
     What is critical or a warning is a failure, what is unknown an error, what is accepted skipped.
     """
+    from xml.etree import ElementTree as ET  # which only this output needs
+
     suites = ET.Element("testsuites", name="dshealthd doctor", time=f"{report.seconds:.3f}")
     for node in report.nodes:
         _suite(suites, node.node, node.checks, node.problem)
@@ -227,6 +229,8 @@ def junit(report: Report) -> str:
 
 
 def _suite(suites: ET.Element, name: str, checks: Sequence[Examined], problem: str) -> None:
+    from xml.etree import ElementTree as ET
+
     suite = ET.SubElement(suites, "testsuite", name=_xml(name))
     if problem:
         case = ET.SubElement(suite, "testcase", classname=_xml(name), name="reachable")

@@ -1,0 +1,86 @@
+"""Which checks are run: what `--only`, `--skip` and the configuration say.
+
+The checks of a job are imported where somebody asks for one: they take a tenth of the start-up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.config import ConfigError
+from dshealthd.core.options import unknown
+from dshealthd.doctor import node
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from dshealthd.config import Config
+    from dshealthd.doctor.check import Check
+
+
+def chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
+    """Return the checks that are asked for; ConfigError names those that do not exist.
+
+    With `--job` those of a job come first.
+    """
+    only = "--only and --skip"
+    wanted = [name for name in options.only.split(",") if name]
+    left_out = [name for name in options.skip.split(",") if name]
+    given = (
+        ("--only", wanted),
+        ("--skip", left_out),
+        ("doctor.skip", loaded.doctor.skip),
+        ("doctor.accept", [one.check for one in loaded.doctor.accepted()]),
+    )
+    of_nodes = {check.name for check in node.CHECKS}
+    with_jobs = options.job or options.listed
+    of_jobs: tuple[Check[Any], ...] = ()
+    if with_jobs or any(name not in of_nodes for _, names in given for name in names):
+        from dshealthd.doctor import job
+
+        of_jobs = job.CHECKS
+    known = [check.name for check in (*of_jobs, *node.CHECKS)]
+    for source, names in given:
+        errors = [
+            f"{name}: {unknown(name, known).replace('unknown key', 'no such check')}"
+            for name in names
+            if name not in known and not name.startswith("path ")
+        ]
+        if errors:
+            raise ConfigError(source, errors)
+    if not with_jobs and (
+        errors := [
+            f"{name}: is a check of a job: add --job"
+            for name in wanted
+            if name not in of_nodes and not name.startswith("path ")
+        ]
+    ):
+        raise ConfigError(only, errors)
+    skipped = {*left_out, *(() if wanted else loaded.doctor.skip)}
+    checks = [
+        check
+        for check in (*(of_jobs if with_jobs else ()), *node.CHECKS)
+        if (not wanted or check.name in wanted) and check.name not in skipped
+    ]
+    if not checks and not options.paths:
+        raise ConfigError(only, ["no check is left"])
+    return checks
+
+
+def of_the_job(
+    options: argparse.Namespace, checks: Sequence[Check[Any]]
+) -> list[tuple[Check[Any], Any]]:
+    """Return the checks of a job with their context, read once; none without `--job`."""
+    if not options.job:
+        return []
+    from dshealthd.doctor import job, job_context
+
+    wanted = [check for check in checks if check in job.CHECKS]
+    if not wanted:
+        return []
+    context = job_context.context(options)
+    named = set(options.only.split(","))  # what is asked for by its name says why it cannot look
+    concerned = job.applicable(context)
+    applying = [check for check in wanted if check in concerned or check.name in named]
+    return [(check, context) for check in applying or wanted[:1]]
