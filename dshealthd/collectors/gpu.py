@@ -273,13 +273,15 @@ class GpuTelemetry(GpuCollector):
             device.once("nvmlDeviceGetVbiosVersion") or "",
             gsp.decode(errors="replace") if gsp else "",
         )
-        compute = device.ask("nvmlDeviceGetComputeMode")
+        # Set by operators, now and then: asked when the GPUs are listed anew, once a minute. MIG is asked
+        # at each sweep, as rules leave out GPUs that are divided.
+        compute = device.once("nvmlDeviceGetComputeMode")
         yield MODE(
             1,
             *labels,
-            _switch(device.ask("nvmlDeviceGetPersistenceMode")),
+            _switch(device.once("nvmlDeviceGetPersistenceMode")),
             _COMPUTE_MODES.get(compute, ""),
-            *map(_switch, device.ask("nvmlDeviceGetEccMode") or (None, None)),
+            *map(_switch, device.once("nvmlDeviceGetEccMode") or (None, None)),
             *map(_switch, device.ask("nvmlDeviceGetMigMode") or (None, None)),
         )
 

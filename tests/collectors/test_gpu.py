@@ -212,6 +212,19 @@ def test_modes(node: Node) -> None:
     }
 
 
+def test_modes_that_change(node: Node) -> None:
+    """MIG that is switched on shows in the next sweep, the other modes within a minute or so."""
+    node.collect("gpu")
+    node.simulator.set(0, "mig_mode", 1)
+    node.simulator.set(0, "compute_mode", 3)
+    seen = node.collect("gpu")
+    ((_, compute, *_, mig, _pending),) = seen.values("gpu_mode_info", gpu="0", uuid=node.uuid(0))
+    assert (compute, mig) == ("default", "on")
+    seen = node.collect("gpu", advance=60.0)
+    ((_, compute, *_),) = seen.values("gpu_mode_info", gpu="0", uuid=node.uuid(0))
+    assert compute == "exclusive_process"
+
+
 def test_memory_without_a_sensor(node: Node) -> None:
     """A memory temperature of 0 is no temperature."""
     node.simulator.set(0, "memory_temperature", 0)

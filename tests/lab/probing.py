@@ -304,9 +304,11 @@ def named(
     epochs: float,
     clear: float = CLEAR,
     wrong: int = 3,
-) -> None:
+) -> tuple[Mapping[str, Scrape], Mapping[str, Scrape]]:
     """Inject a fault and have `by`, or anybody, name it, nobody name anything else, and all be
     taken back after its end.
+
+    Returns what all nodes said before, and with the fault.
 
     It is named after at most `wrong` scheduled rounds that did not go well for who names it first;
     confirmations come on top.
@@ -323,7 +325,7 @@ def named(
         assert accused <= right, f"{accused - right} are not {right}\n{lab.told(scrapes)}"
         return [node for node in lab.nodes if node.name in scrapes and suspects(scrapes[node.name])]
 
-    lab.await_(
+    well = lab.await_(
         lambda s: len(s) == len(lab.nodes) and not any(map(suspects, s.values())),
         CLEAR,
         "no suspects before the fault",
@@ -335,8 +337,8 @@ def named(
         first = lab.elapsed(begin)
         needed = min(bad_rounds(node, begin) for node in accusers(found))
         assert needed <= wrong, lab.told(found)
-        lab.await_(
-            lambda s: set(by) <= set(accusers(s)),
+        ill = lab.await_(
+            lambda s: set(by) <= set(accusers(s)) and any(map(suspects, s.values())),
             epochs,
             f"{right} by {', '.join(node.name for node in by)}",
         )
@@ -351,3 +353,4 @@ def named(
         f"{component} {'/'.join(reasons)}: {needed} bad rounds, {first:.1f} epochs, "
         f"{everybody:.1f} all, {lab.elapsed(begin):.1f} to clear"
     )
+    return well, ill

@@ -24,9 +24,11 @@ from tests.lab.probing import (
     rounds,
     suspects,
 )
+from tests.symptoms.chain import played
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 # Not part of the ordinary run yet: some faults are not named in time on two busy cores. `./dev test
@@ -47,10 +49,11 @@ def test_agent_dead(light: Probing) -> None:
     named(light, killed(two), two, {"refused"}, by=(one, *others), epochs=15)
 
 
-def test_refused_by_firewall(light: Probing) -> None:
-    """A firewall that answers all TCP of a node with RST makes it a node that refuses."""
+def test_refused_by_firewall(light: Probing, tmp_path: Path) -> None:
+    """A firewall that answers all TCP of a node with RST makes it a node that refuses, which pages."""
     one, two, *others = light.nodes
-    named(light, faults.reset(two), two, {"refused"}, by=(one, *others), epochs=15)
+    told = named(light, faults.reset(two), two, {"refused"}, by=(one, *others), epochs=15)
+    assert played("DshealthdProbeFails", told, tmp_path) == (False, True)
 
 
 def test_port_refused_by_firewall(light: Probing) -> None:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab.probing import Probing, begun, named, namespaced, rounds, sabotage, suspects
+from tests.symptoms.chain import played
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.lab  # see test_probes.py
 
@@ -69,12 +71,12 @@ def test_worker_killed_in_rendezvous(full: Probing) -> None:
 
 
 @pytest.mark.timeout(160)
-def test_worker_stopped_in_a_collective(full: Probing) -> None:
+def test_worker_stopped_in_a_collective(full: Probing, tmp_path: Path) -> None:
     """A node whose workers stop in a collective is named as hanging, after as many deadlines as it
-    takes, and nobody who waits for them.
+    takes, and nobody who waits for them; it pages.
     """
     _, two, *_ = full.nodes
-    named(
+    told = named(
         full,
         sabotage(two, "collective:3:stop"),
         two,
@@ -84,3 +86,4 @@ def test_worker_stopped_in_a_collective(full: Probing) -> None:
         clear=20,
         wrong=4,
     )
+    assert played("DshealthdProbeHung", told, tmp_path) == (False, True)

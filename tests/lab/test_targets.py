@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tests.lab.node import merged, toml
 from tests.lab.probing import Probing, namespaced, settings
 from tests.lab.servers import prometheus
+from tests.symptoms.chain import played
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +65,7 @@ def told(node: Node) -> list[str]:
 def test_prometheus_follows_the_members(tmp_path: Path) -> None:
     """Every member is scraped with its name and leaf; one that leaves is dropped.
 
-    A broken list or a dead agent changes nothing.
+    A broken list or a dead agent changes nothing; the list is a ticket.
     """
     with Probing(tmp_path / "lab", 2, full=False) as lab:
         namespaced(lab)
@@ -93,8 +94,9 @@ def test_prometheus_follows_the_members(tmp_path: Path) -> None:
 
             one.hostfile.write_text("node-1 slots=1\n", encoding="ascii")
             await_(lambda: set(scraped(server)) == {"node-1:10061"}, server)
+            well = lab.scrapes()
             one.hostfile.write_text("nonsense\n", encoding="ascii")
-            lab.wait(
+            ill = lab.wait(
                 lambda scrapes: (
                     "node-1" in scrapes
                     and scrapes["node-1"].value("dshealthd_members_last_reload_successful") == 0
@@ -102,6 +104,7 @@ def test_prometheus_follows_the_members(tmp_path: Path) -> None:
             )
             time.sleep(2.5)
             assert known(server).keys() == {"node-1"}
+            assert played("DshealthdReloadFailed", (well, ill), tmp_path) == (False, True)
             one.kill()
             time.sleep(2.5)
             await_(lambda: known(server) == {"node-1": "down"}, server)

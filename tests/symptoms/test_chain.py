@@ -1,0 +1,249 @@
+"""Faults that are injected into a node lead to their tickets: source, collector, exposition, rule.
+
+What the lab's faults do not cover; docs/coverage.md has them all by row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.jobs.ras.server import Communicator, Process, Rank, document, library
+from tests.netns import network_namespace
+from tests.symptoms.chain import Machine, fires, rank
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(200)]
+JOB = f"{os.getpid()}"
+NAME = f"slurm-{JOB}"
+HERE = Path(__file__).parent
+
+
+@contextlib.contextmanager
+def ranks(**variables: str) -> Iterator[list[int]]:
+    """Run two ranks of a job that have these variables."""
+    with rank(JOB, 0, **variables) as one, rank(JOB, 1, **variables) as two:
+        yield [one.pid, two.pid]
+
+
+def test_ranks_share_a_gpu(tmp_path: Path) -> None:
+    """Row 3: two ranks on one GPU, by NVML's list of its processes."""
+    machine = Machine(tmp_path, ["gpu", "gpu_processes"])
+    with ranks() as (one, two):
+        machine.simulator.set(0, "processes", f"{one}:1000000")
+        machine.simulator.set(1, "processes", f"{two}:1000000")
+        well = machine.scrape()
+        machine.simulator.set(0, "processes", f"{one}:1000000, {two}:1000000")
+        machine.simulator.set(1, "processes", "")
+        ill = machine.scrape()
+    seen = fires("DshealthdRanksShareGpu", {"node": (well, ill)}, tmp_path, job=NAME)
+    assert seen == (False, True)
+
+
+def test_p2p_disabled(tmp_path: Path) -> None:
+    """Row 33: NCCL_P2P_DISABLE=1 on a node with NVLinks."""
+    machine = Machine(tmp_path, ["gpu", "nvlink", "job_environment"])
+    with ranks():
+        well = machine.scrape()
+    with ranks(NCCL_P2P_DISABLE="1"):
+        ill = machine.scrape()
+    assert fires("DshealthdTransportDisabled", {"node": (well, ill)}, tmp_path, job=NAME) == (
+        False,
+        True,
+    )
+
+
+def test_master_unreachable(tmp_path: Path) -> None:
+    """Row 2: a rank whose rank 0 is to be at an address without a route."""
+    machine = Machine(tmp_path, ["job_master"])
+    with network_namespace():
+        with rank(JOB, 0, MASTER_ADDR="192.0.2.1"):
+            well = machine.scrape()
+        with rank(JOB, 1, MASTER_ADDR="192.0.2.1"):
+            ill = machine.scrape()
+    seen = fires("DshealthdMasterUnreachable", {"node": (well, ill)}, tmp_path, job=NAME)
+    assert seen == (False, True)
+
+
+def test_ranks_in_init(tmp_path: Path) -> None:
+    """Row 4: NCCL says that one of two ranks is still in its initialisation."""
+    machine = Machine(tmp_path, ["nccl_ras"])
+    (machine.sysfs / "module/nvidia").mkdir(parents=True)
+    texts = []
+    for state in (0, 7):
+        answer = tmp_path / f"answer-{state}"
+        answer.write_bytes(document(Communicator([Rank(0), Rank(1, init_state=state)])))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        process = Process(
+            "json",
+            answer,
+            port=port,
+            environment={
+                "RANK": "0",
+                "WORLD_SIZE": "2",
+                "SLURM_JOB_ID": JOB,
+                "NCCL_RAS_ADDR": f"127.0.0.1:{port}",
+            },
+            library=library(tmp_path),
+        )
+        try:
+            texts.append(machine.scrape())
+        finally:
+            process.close()
+    well, ill = texts
+    seen = fires("DshealthdRanksStuckAtInit", {"node": (well, ill)}, tmp_path, job=NAME)
+    assert seen == (False, True)
+
+
+def test_memory_of_one_gpu(tmp_path: Path) -> None:
+    """Row 15: one GPU of a job's two is full, the other has room."""
+    machine = Machine(tmp_path, ["gpu", "gpu_processes"], gpus=2)
+    with ranks() as pids:
+        for gpu, pid in enumerate(pids):
+            machine.simulator.set(gpu, "processes", f"{pid}:1000000")
+            machine.simulator.set(gpu, "memory_used", 30 << 30)
+        well = machine.scrape()
+        machine.simulator.set(0, "memory_used", 79 << 30)
+        ill = machine.scrape()
+    seen = fires("DshealthdGpuMemoryImbalance", {"node": (well, ill)}, tmp_path)
+    assert seen == (False, True)
+
+
+def test_memory_held_idle(tmp_path: Path) -> None:
+    """Row 16: a GPU's memory is full, and it computes next to nothing."""
+    machine = Machine(tmp_path, ["gpu"], gpus=2)
+    machine.simulator.set(0, "memory_used", 79 << 30)
+    machine.simulator.set(None, "utilization_gpu", 95)
+    well = machine.scrape()
+    machine.simulator.set(None, "utilization_gpu", 5)
+    ill = machine.scrape()
+    seen = fires("DshealthdGpuMemoryHeldIdle", {"node": (well, ill)}, tmp_path, hours=2)
+    assert seen == (False, True)
+
+
+def test_memory_low(tmp_path: Path) -> None:
+    """Row 17: 1 % of the host's memory is available."""
+    machine = Machine(tmp_path, ["memory"])
+    text = Path("/proc/meminfo").read_text(encoding="ascii")
+    lines = dict(line.split(":", 1) for line in text.splitlines())
+    total = int(lines["MemTotal"].split()[0])
+    meminfo = {
+        share: "".join(
+            f"{key}: {f'{int(total * share)} kB' if key == 'MemAvailable' else value}\n"
+            for key, value in lines.items()
+        )
+        for share in (0.5, 0.01)
+    }
+    machine.lay_over("meminfo", meminfo[0.5])
+    well = machine.scrape()
+    machine.lay_over("meminfo", meminfo[0.01])
+    ill = machine.scrape()
+    assert fires("DshealthdHostMemoryLow", {"node": (well, ill)}, tmp_path) == (False, True)
+
+
+def test_locked_memory(tmp_path: Path) -> None:
+    """Row 19: a rank has locked nearly all the memory that it may."""
+    machine = Machine(tmp_path, ["open_files"])
+    lock = (
+        "import ctypes, mmap, resource",
+        "resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 20, 1 << 20))",
+        "held = mmap.mmap(-1, 1000 << 10)",
+        "place = ctypes.addressof(ctypes.c_char.from_buffer(held))",
+        "assert ctypes.CDLL(None).mlock(ctypes.c_void_p(place), len(held)) == 0",
+    )
+    with rank(JOB, 0, *lock[:2]):
+        well = machine.scrape()
+    with rank(JOB, 0, *lock):
+        ill = machine.scrape()
+    assert fires("DshealthdLockedMemoryHigh", {"node": (well, ill)}, tmp_path, job=NAME) == (
+        False,
+        True,
+    )
+
+
+def test_aio_requests(tmp_path: Path) -> None:
+    """Row 41: the system's asynchronous requests, by which NVMe offload reads, are used up."""
+    machine = Machine(tmp_path, ["kernel"])
+    machine.lay_over("sys/fs/aio-max-nr", "65536\n")
+    machine.lay_over("sys/fs/aio-nr", "100\n")
+    well = machine.scrape()
+    machine.lay_over("sys/fs/aio-nr", "65500\n")
+    ill = machine.scrape()
+    assert fires("DshealthdAioRequestsUsedUp", {"node": (well, ill)}, tmp_path) == (False, True)
+
+
+def test_pcie_width(tmp_path: Path) -> None:
+    """Row 42: a GPU on half of its lanes."""
+    machine = Machine(tmp_path, ["gpu", "pcie"])
+    well = machine.scrape()
+    machine.simulator.set(2, "pcie_width", 8)
+    assert fires("DshealthdPcieLinkDegraded", {"node": (well, machine.scrape())}, tmp_path) == (
+        False,
+        True,
+    )
+
+
+def test_loopback(tmp_path: Path) -> None:
+    """Row 7: the loopback interface is down."""
+    machine = Machine(tmp_path, ["loopback"])
+    well = machine.scrape()
+    machine.command = ("unshare", "--net")
+    ill = machine.scrape()
+    assert fires("DshealthdLoopbackRefused", {"node": (well, ill)}, tmp_path) == (False, True)
+
+
+def test_gpus_starved(tmp_path: Path) -> None:
+    """Row 36: a job's GPUs idle while tasks wait for the CPU."""
+    machine = Machine(tmp_path, ["gpu", "gpu_processes", "pressure"])
+    calm = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+    with ranks() as pids:
+        machine.simulator.set(0, "processes", f"{pids[0]}:1000000")
+        machine.simulator.set(1, "processes", f"{pids[1]}:1000000")
+        machine.simulator.set(None, "utilization_gpu", 95)
+        for resource in ("cpu", "io", "memory"):
+            machine.lay_over(f"pressure/{resource}", calm)
+        well = machine.scrape()
+        machine.simulator.set(None, "utilization_gpu", 15)
+        busy = calm.replace("some avg10=0.00 avg60=0.00", "some avg10=80.00 avg60=80.00")
+        machine.lay_over("pressure/cpu", busy)
+        ill = machine.scrape()
+    assert fires("DshealthdGpusStarved", {"node": (well, ill)}, tmp_path) == (False, True)
+
+
+def test_drift(tmp_path: Path) -> None:
+    """Row 37: one node of ten has another sysctl than the others."""
+    machine = Machine(tmp_path, ["gpu", "software"])
+    machine.lay_over("sys/kernel/numa_balancing", "0\n")
+    well = machine.scrape()
+    machine.lay_over("sys/kernel/numa_balancing", "1\n")
+    nodes = dict.fromkeys((f"node-{number}" for number in range(9)), (well, well))
+    nodes["node-9"] = (well, machine.scrape())
+    assert fires("DshealthdNodeDrift", nodes, tmp_path, hours=8) == (False, True)
+
+
+def test_nccl_known_bad(tmp_path: Path) -> None:
+    """Row 24: an environment with NCCL 2.21.5 and PyTorch 2.3."""
+    packages = tmp_path / "environment/lib/python3.11/site-packages"
+    for name, version in {"torch": "2.2.0", "nvidia_nccl_cu12": "2.19.3"}.items():
+        (packages / f"{name}-{version}.dist-info").mkdir(parents=True)
+    (tmp_path / "environment/pyvenv.cfg").write_text("version = 3.11.7\n", encoding="ascii")
+    machine = Machine(
+        tmp_path, ["software"], {"software": {"environments": [str(tmp_path / "environment")]}}
+    )
+    well = machine.scrape()
+    shutil.rmtree(packages)
+    for name, version in {"torch": "2.3.1", "nvidia_nccl_cu12": "2.21.5"}.items():
+        (packages / f"{name}-{version}.dist-info").mkdir(parents=True)
+    assert fires("DshealthdNcclKnownBad", {"node": (well, machine.scrape())}, tmp_path) == (
+        False,
+        True,
+    )
