@@ -45,9 +45,9 @@ def require_tools() -> None:
         pytest.skip(f"booting takes root and {', '.join(missing) or 'nothing else'}")
 
 
-def tree(suite: str, more: tuple[str, ...] = ()) -> Path:
+def tree(suite: str, more: tuple[str, ...] = (), base: tuple[str, ...] = PACKAGES) -> Path:
     """Return the root of a fresh Debian with some more packages, made once and kept."""
-    packages = (*PACKAGES, *more)
+    packages = (*base, *more)
     wanted = hashlib.sha256(" ".join(packages).encode()).hexdigest()[:8]
     CACHE.mkdir(mode=0o755, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:

@@ -175,13 +175,15 @@ def addresses(demo: Demo, stack: contextlib.ExitStack) -> None:
         [("fleet", first.station, first.agent.port, "/fleet")] if len(lab.lab.nodes) > 1 else []
     )
     places += [(node.name, node.station, node.agent.port, "/") for node in lab.lab.nodes]
-    # Debian's Prometheus has its old pages alone, its Alertmanager none.
+    # Debian's Prometheus has its old pages alone, and none where only the program was unpacked; its
+    # Alertmanager has none.
     pages = (
-        (prometheus, "/alerts", "/classic/alerts"),
-        (alertmanager, "/#/alerts", "/api/v2/alerts"),
+        (prometheus, ("/alerts", "/classic/alerts"), "/api/v1/alerts"),
+        (alertmanager, ("/#/alerts",), "/api/v2/alerts"),
     )
     for name, (server, usual, other) in zip(("Prometheus", "Alertmanager"), pages, strict=True):
-        places.append((name, server.station, server.port, usual if shown(server, usual) else other))
+        path = next((page for page in usual if shown(server, page)), other)
+        places.append((name, server.station, server.port, path))
     print()
     for name, station, port, path in places:
         print(f"  {name:13} http://{stack.enter_context(forwarded(station, port))}{path}")
