@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -165,3 +166,32 @@ def test_no_module_imports_one_that_imports_it() -> None:
     graph = {name: imported(file, modules) for name, file in modules.items()}
     order = tuple(graphlib.TopologicalSorter(graph).static_order())
     assert order.index("dshealthd.core.collector") < order.index("dshealthd.agent")
+
+
+def tours() -> dict[str, list[str]]:
+    """Return the files of each tour of CONTRIBUTING, in order, by its headline."""
+    text = (SOURCE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    parts = text.partition("## Three tours")[2].partition("\n## ")[0].split("\n### ")[1:]
+    return {part.partition("\n")[0]: re.findall(r"(?m)^\d+\. `(.+?)`", part) for part in parts}
+
+
+@pytest.mark.parametrize(
+    ("headline", "most"),
+    [
+        ("Temperature → `/metrics`", 14),
+        ("Heartbeat → `dshealthd_job_hang`", 12),
+        ("Invitation → `dshealthd_suspect`", 30),
+    ],
+)
+def test_tours_lead_through_the_code(headline: str, most: int) -> None:
+    """A tour is short, its files exist, and each has to do with another: one imports the other."""
+    files = tours()[headline]
+    assert 10 < len(files) <= most
+    names = {file: "dshealthd." + file.removesuffix(".py").replace("/", ".") for file in files}
+    joins = {name: imported(SOURCE / file, names.values()) for file, name in names.items()}
+    alone = {
+        name
+        for name, others in joins.items()
+        if not others - {name} and not any(name in joins[other] for other in joins if other != name)
+    }
+    assert not alone
