@@ -26,7 +26,7 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.probe.options import MembershipOptions, PeerOptions, ProbeOptions
-from dshealthd.probe.service import Service
+from dshealthd.probe.service import ProbeService
 
 PORT = 10062
 WARM_UP = 2
@@ -38,14 +38,14 @@ def names(count: int) -> tuple[str, ...]:
     return tuple(f"127.1.{number // 250}.{number % 250 + 1}" for number in range(count))
 
 
-def service(directory: Path, members: tuple[str, ...], name: str, period: float) -> Service:
+def service(directory: Path, members: tuple[str, ...], name: str, period: float) -> ProbeService:
     """Return the probes of one member."""
     options = ProbeOptions(
         period=Duration(period),
         members=MembershipOptions(nodes=members, name=name),
         peer=PeerOptions(listen_address=f"{name}:{PORT}", key_file=directory / "key"),
     )
-    return Service(
+    return ProbeService(
         options,
         host=Host(),
         state=None,
@@ -57,7 +57,7 @@ def service(directory: Path, members: tuple[str, ...], name: str, period: float)
     )
 
 
-async def run(services: list[Service], period: float, epochs: int) -> None:
+async def run(services: list[ProbeService], period: float, epochs: int) -> None:
     """Run probes; print how it stands after the warm-up and at the end."""
     for one in services:
         one.start()

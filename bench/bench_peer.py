@@ -27,7 +27,7 @@ from aiohttp import web
 from bench.processes import table
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.contract import Claim
+from dshealthd.probe.peers.contract import RequestClaim
 from dshealthd.probe.peers.server import PeerServer
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ async def measure(
     if kind == "aiohttp":
         body = json.dumps({"clock": 1.5, "payload": "A" * (size * 4 // 3)}).encode()
         headers = {
-            "Authorization": str(Claim("a", "b", "0" * 64, "0" * 32, "0" * 64)),
+            "Authorization": str(RequestClaim("a", "b", "0" * 64, "0" * 32, "0" * 64)),
             "Content-Type": "application/json",
         }
         async with aiohttp.ClientSession(auto_decompress=False) as session:

@@ -30,7 +30,7 @@ from dshealthd.core import state_file
 from dshealthd.probe.members.schedule import Timetable
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
 from dshealthd.probe.options import BaselineOptions, VerdictOptions
-from dshealthd.probe.verdicts.baseline import Baselines, Series
+from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
 from dshealthd.probe.verdicts.detector import Confirmation, Detector
 
 if TYPE_CHECKING:
@@ -149,11 +149,13 @@ class Cluster:
             for far in (False, True):
                 seconds = (FAR if far else NEAR) * self.random.gauss(1, self.conditions.jitter)
                 known.update(
-                    Series(Kind.RAIL, "nccl", OP, SIZE, str(rail), 2, far), seconds, turn - 3600.0
+                    TimingClass(Kind.RAIL, "nccl", OP, SIZE, str(rail), 2, far),
+                    seconds,
+                    turn - 3600.0,
                 )
             seconds = LOCAL * self.random.gauss(1, self.conditions.jitter)
             known.update(
-                Series(Kind.LOCAL, "nccl", LOCAL_OP, 8192, str(rail), 1, far=False),
+                TimingClass(Kind.LOCAL, "nccl", LOCAL_OP, 8192, str(rail), 1, far=False),
                 seconds,
                 turn - 3600.0,
             )

@@ -22,13 +22,13 @@ from dshealthd.core.exposition import Format
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.evidence.service import Evidence
 from dshealthd.findings.catalogue import catalogue
-from dshealthd.findings.history import History
+from dshealthd.findings.history import FirstSeen
 from dshealthd.findings.judge import judge, series_of
 from dshealthd.jobs.overview import overview
 from dshealthd.jobs.service import Jobs
 from dshealthd.notify import ServiceManager
 from dshealthd.nvrx.fitness import fitness
-from dshealthd.nvrx.service import Service as HealthCheck
+from dshealthd.nvrx.service import HealthCheckService as HealthCheck
 from dshealthd.probes import Probes
 from dshealthd.self_metrics import SelfMetrics
 from dshealthd.status_line import first_of, status_line
@@ -73,7 +73,7 @@ class Agent:
         self._snapshot = Snapshot(time.monotonic, time.time)
         self._telemetry = SelfMetrics(time.time())
         catalogue()  # reads files, which the loop must not
-        self._history = History()
+        self._history = FirstSeen()
         self._problems: dict[str, str] = {}
         """What is wrong with the agent itself, by what it concerns; each is one line."""
         self._probes = Probes(

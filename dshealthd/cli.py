@@ -17,7 +17,7 @@ from typing import Any
 from dshealthd import __version__, arguments, config, config_warnings, logs
 from dshealthd.arguments import ACCESS, Command
 from dshealthd.config import Config, ConfigError
-from dshealthd.flags import EXIT_USAGE, Parser, tables
+from dshealthd.flags import EXIT_USAGE, FlagParser, tables
 from dshealthd.notify import ServiceManager
 from dshealthd.status_line import first_of
 
@@ -325,9 +325,9 @@ APART = {
 """Commands with a parser of their own."""
 
 
-def parser() -> Parser:
+def parser() -> FlagParser:
     """Return the parser of the whole command line, from which manual pages are made too."""
-    whole = Parser(
+    whole = FlagParser(
         prog="dshealthd",
         description="Cluster health monitor for GPU training.",
         epilog="`dshealthd COMMAND --help` shows the options of a command, with an example.",

@@ -34,7 +34,7 @@ FORMS = {
 """What a value looks like in `--help`, by the type of the option."""
 
 
-class Parser(argparse.ArgumentParser):
+class FlagParser(argparse.ArgumentParser):
     """Parses one command line, and answers a misspelt flag or command with the nearest right one."""
 
     def __init__(self, **settings: Any) -> None:

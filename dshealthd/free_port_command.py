@@ -49,9 +49,9 @@ Exit status: 0 ok, 1 no such port, 2 wrong usage; with COMMAND, its own.
 """
 
 
-def parser() -> flags.Parser:
+def parser() -> flags.FlagParser:
     """Return the parser of the command."""
-    made = flags.Parser(prog="dshealthd free-port", description=DESCRIPTION, epilog=EPILOG)
+    made = flags.FlagParser(prog="dshealthd free-port", description=DESCRIPTION, epilog=EPILOG)
     made.add_argument(
         "--range", metavar="FIRST-LAST", help="ports to choose from; collectors.rendezvous.ports"
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dshealthd.findings.finding import Verdict
     from dshealthd.fleet.view import Fleet
     from dshealthd.probe.members.membership import Membership
-    from dshealthd.probe.service import Service
+    from dshealthd.probe.service import ProbeService
 
 
 class Probes:
@@ -43,7 +43,7 @@ class Probes:
         self._verdict, self._jobs, self._packed_status = verdict, jobs, packed_status
         self._monotonic = monotonic
         self._wall = wall
-        self._running: Service | None = None
+        self._running: ProbeService | None = None
         self._fleet: Fleet | None = None
 
     @property
@@ -65,12 +65,12 @@ class Probes:
         await self.close()
         if config.probe.wanted:
             from dshealthd.fleet.status_pages import StatusPages
-            from dshealthd.fleet.summary import Summary
+            from dshealthd.fleet.summary import SummaryCache
             from dshealthd.fleet.view import fleet_of
-            from dshealthd.probe.service import Service
+            from dshealthd.probe.service import ProbeService
 
-            summary = Summary(self._verdict, self._jobs, self._monotonic)
-            self._running = Service(
+            summary = SummaryCache(self._verdict, self._jobs, self._monotonic)
+            self._running = ProbeService(
                 config.probe,
                 host=config.path.host,
                 state=config.path.state,

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ast
+import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import dshealthd
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 SOURCE = Path(dshealthd.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -38,6 +44,12 @@ CHILDREN_ELSEWHERE = {
     "probe/workers/launch.py": "a process of its own, which becomes the interpreter it has checked",
     "probe/workers/worker.py": "a process of the training environment",
 }
+
+
+SHARED_CLASS_NAMES = 10
+"""Class names that may stand in several modules: two words of the field that are the same in both,
+such as the finding of the node and that of a log.
+"""
 
 
 def parsed(file: Path) -> ast.AST:
@@ -118,3 +130,68 @@ def test_an_agent_without_probes_does_without_them() -> None:
         "dshealthd.probe.members.hostlist",
         "dshealthd.probe.options",
     }
+
+
+def test_class_names_stand_in_one_module() -> None:
+    """Who reads a class's name knows which is meant, without a look at the imports."""
+    modules: dict[str, set[Path]] = {}
+    for file in FILES:
+        for node in ast.walk(parsed(file)):
+            if isinstance(node, ast.ClassDef):
+                modules.setdefault(node.name, set()).add(file)
+    shared = sorted(name for name, files in modules.items() if len(files) > 1)
+    assert len(shared) <= SHARED_CLASS_NAMES, shared
+
+
+def imported(file: Path, modules: Collection[str]) -> set[str]:
+    """Return those of `modules` that one imports."""
+    found: set[str] = set()
+    for node in ast.walk(parsed(file)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {name if name in modules else node.module for name in names}
+    return found & set(modules)
+
+
+def test_no_module_imports_one_that_imports_it() -> None:
+    """Modules can be read from the bottom up, types that only annotations name included."""
+    modules = {
+        ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): (
+            file
+        )
+        for file in FILES
+    }
+    graph = {name: imported(file, modules) for name, file in modules.items()}
+    order = tuple(graphlib.TopologicalSorter(graph).static_order())
+    assert order.index("dshealthd.core.collector") < order.index("dshealthd.agent")
+
+
+def tours() -> dict[str, list[str]]:
+    """Return the files of each tour of CONTRIBUTING, in order, by its headline."""
+    text = (SOURCE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    parts = text.partition("## Three tours")[2].partition("\n## ")[0].split("\n### ")[1:]
+    return {part.partition("\n")[0]: re.findall(r"(?m)^\d+\. `(.+?)`", part) for part in parts}
+
+
+@pytest.mark.parametrize(
+    ("headline", "most"),
+    [
+        ("Temperature → `/metrics`", 14),
+        ("Heartbeat → `dshealthd_job_hang`", 12),
+        ("Invitation → `dshealthd_suspect`", 30),
+    ],
+)
+def test_tours_lead_through_the_code(headline: str, most: int) -> None:
+    """A tour is short, its files exist, and each has to do with another: one imports the other."""
+    files = tours()[headline]
+    assert 10 < len(files) <= most
+    names = {file: "dshealthd." + file.removesuffix(".py").replace("/", ".") for file in files}
+    joins = {name: imported(SOURCE / file, names.values()) for file, name in names.items()}
+    alone = {
+        name
+        for name, others in joins.items()
+        if not others - {name} and not any(name in joins[other] for other in joins if other != name)
+    }
+    assert not alone

@@ -32,7 +32,7 @@ from dshealthd.jobs import environment_problems as problems
 from dshealthd.jobs.environment import NCCL_COMMON, launched_by, natural, nccl_variables
 from dshealthd.jobs.environment_problems import Finding
 from dshealthd.jobs.nccl.names import Misnomer, newer
-from dshealthd.jobs.nccl.release import MappedReleases, Unidentified
+from dshealthd.jobs.nccl.release import MappedReleases, UnknownRelease
 from dshealthd.jobs.nccl.settings import parse_configuration
 from dshealthd.jobs.network_devices import NetworkDevices
 from dshealthd.jobs.processes import ProcessTable
@@ -252,7 +252,7 @@ class JobEnvironment(Collector):
             return told.findings
         try:
             library = self._releases.library(self.host, process.pid)
-        except (Unidentified, OSError):
+        except (UnknownRelease, OSError):
             return told.findings
         if newer(library.versions) and len(library.variables) < _LISTED:
             return told.findings - doubtful

@@ -7,11 +7,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, gauge
-from dshealthd.jobs.hangs.hang import Class
+from dshealthd.jobs.hangs.hang import HangClass
 from dshealthd.jobs.options import HangOptions
 from dshealthd.jobs.service import Jobs
 from dshealthd.jobs.shares import shared
-from dshealthd.training.message import Stage
+from dshealthd.training.message import StepStage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,7 +110,7 @@ class JobHang(Collector):
 def verdict(job: str, hang: Hang | None) -> Iterator[Sample]:
     """Yield whether a job is hung, and who is at fault."""
     if hang is None:
-        yield HANG(0, job, str(Class.NONE))
+        yield HANG(0, job, str(HangClass.NONE))
         return
     yield HANG(1, job, str(hang.reason))
     for rank, culprit in hang.culprits[:MAX_NAMED]:
@@ -127,5 +127,5 @@ def samples(job: str, rank: RankState) -> Iterator[Sample]:
     yield STATE(1, job, name, str(rank.state))
     yield BOUND(rank.bound, job, name)
     yield OVERDUE(max(0.0, rank.silence - rank.bound), job, name)
-    if rank.stage is not Stage.UNKNOWN:
-        yield POSITION(rank.step + (rank.stage - Stage.INPUT) / STAGES, job, name)
+    if rank.stage is not StepStage.UNKNOWN:
+        yield POSITION(rank.step + (rank.stage - StepStage.INPUT) / STAGES, job, name)

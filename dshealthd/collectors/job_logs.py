@@ -25,7 +25,7 @@ from dshealthd.core.collector import (
 )
 from dshealthd.core.host import read
 from dshealthd.core.options import Duration, option
-from dshealthd.jobs.logs.files import State, wrong
+from dshealthd.jobs.logs.files import LogFileState, wrong
 from dshealthd.jobs.processes import ProcessTable
 
 if TYPE_CHECKING:
@@ -113,10 +113,13 @@ class JobLogs(Collector):
     def __init__(self, options: JobLogsOptions, context: Context) -> None:
         """Follow nothing yet."""
         super().__init__(options, context)
-        from dshealthd.jobs.logs.watch import Limits, LogWatch  # what the agent itself does without
+        from dshealthd.jobs.logs.watch import (  # what the agent itself does without
+            LogLimits,
+            LogWatch,
+        )
 
         self._watch = LogWatch(
-            Limits(
+            LogLimits(
                 patterns=options.paths,
                 standard_streams=options.standard_streams,
                 max_jobs=options.max_jobs,
@@ -151,7 +154,7 @@ class JobLogs(Collector):
             for rank in ranks or ("",):
                 yield FAILURE(1, job, finding.slug, str(rank), node)
         states = self._watch.states
-        for state in State:
+        for state in LogFileState:
             yield FILES(states[state], state)
         yield READ(self._watch.read)
         yield SKIPPED(self._watch.skipped)

@@ -31,7 +31,7 @@ from dshealthd.core.options import Bytes, Duration, option
 from dshealthd.core.result import os_reason
 from dshealthd.jobs.nccl import inspector_files
 from dshealthd.jobs.nccl.inspector import parse
-from dshealthd.jobs.nccl.inspector_files import Directories, Refused, State
+from dshealthd.jobs.nccl.inspector_files import Directories, FileRefused, InspectorFileState
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.process_files import Root
 
@@ -135,7 +135,7 @@ class NcclInspector(Collector):
         """
         jobs: dict[int, set[str]] = defaultdict(set)
         directories = Directories()
-        states: Counter[State] = Counter()
+        states: Counter[InspectorFileState] = Counter()
         taken: list[tuple[str, File, Content]] = []
         try:
             faults = [*self._named(directories, jobs), *self._configured(directories, jobs)]
@@ -156,17 +156,17 @@ class NcclInspector(Collector):
                     if not uuids and os.uname().nodename not in {
                         operation.node for operation in content.operations
                     }:
-                        states[State.ELSEWHERE] += 1
+                        states[InspectorFileState.ELSEWHERE] += 1
                         continue
-                    states[State.TAKEN] += 1
+                    states[InspectorFileState.TAKEN] += 1
                     taken.append(
                         (_job(content, directory.jobs, jobs.get(file.owner, set())), file, content)
                     )
-            states[State.LEFT_OUT] += max(0, len(files) - self.options.max_files)
+            states[InspectorFileState.LEFT_OUT] += max(0, len(files) - self.options.max_files)
         finally:
             for directory in directories.values():
                 os.close(directory.descriptor)
-        for state in State:
+        for state in InspectorFileState:
             yield FILES(states[state], state)
         yield MALFORMED(sum(content.malformed for _, _, content in taken))
         yield from self._samples(taken)
@@ -236,7 +236,7 @@ class NcclInspector(Collector):
         return frozenset(match[1] for text in texts if (match := _UUID.search(text)))
 
     def _list(
-        self, directories: Directories, uuids: Collection[str], states: Counter[State]
+        self, directories: Directories, uuids: Collection[str], states: Counter[InspectorFileState]
     ) -> Generator[Fault, None, list[tuple[Directory, str]]]:
         """Return the files of this node's GPUs by their names, and count those that are known to be
         of others.
@@ -256,11 +256,13 @@ class NcclInspector(Collector):
                 for name in names
                 if not uuids or inspector_files.uuid(name) in uuids
             ]
-            states[State.ELSEWHERE] += len(names) - len(own)
+            states[InspectorFileState.ELSEWHERE] += len(names) - len(own)
             found += own
         return found
 
-    def _read(self, directory: Directory, name: str, states: Counter[State]) -> File | None:
+    def _read(
+        self, directory: Directory, name: str, states: Counter[InspectorFileState]
+    ) -> File | None:
         """Return a file if it may be taken, and count it if not."""
         now, age = self.context.wall(), self.options.max_age
         try:
@@ -272,12 +274,12 @@ class NcclInspector(Collector):
                 now + age,
                 self.options.max_bytes,
             )
-        except Refused as refusal:
+        except FileRefused as refusal:
             states[refusal.state] += 1
         except FileNotFoundError:
             return None  # removed since it was listed
         except OSError:
-            states[State.UNREADABLE] += 1
+            states[InspectorFileState.UNREADABLE] += 1
         return None
 
     def _samples(self, taken: list[tuple[str, File, Content]]) -> Iterator[Sample]:

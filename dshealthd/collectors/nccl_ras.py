@@ -33,8 +33,8 @@ from dshealthd.jobs.ras import plausibility, policy, question
 from dshealthd.jobs.ras.address import enabled
 from dshealthd.jobs.ras.client import Query
 from dshealthd.jobs.ras.options import NcclRasOptions
-from dshealthd.jobs.ras.protocol import Answer, NoListener, Stranger, Unanswered
-from dshealthd.jobs.ras.question import Member
+from dshealthd.jobs.ras.protocol import NoListener, RasAnswer, Stranger, Unanswered
+from dshealthd.jobs.ras.question import JobProcess
 from dshealthd.jobs.ras.split import own_pid
 from dshealthd.jobs.ras.status import ImpossibleAnswer, MalformedAnswer
 from dshealthd.jobs.ras.summary import classes, lags, troubles
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Context
     from dshealthd.core.host import Host
     from dshealthd.jobs.processes import TrainingProcess
-    from dshealthd.jobs.ras.progress import Progress
+    from dshealthd.jobs.ras.progress import JobProgress
     from dshealthd.jobs.ras.status import Status
 
 STATE = gauge(
@@ -314,7 +314,7 @@ class NcclRas(Collector):
         elif isinstance(outcome, Unanswered):
             yield STATE(1, job, "failed")
             yield Fault(f"job {job}", outcome.reason, outcome.detail)
-        elif isinstance(outcome, Answer):
+        elif isinstance(outcome, RasAnswer):
             # To read it may take long, or more memory than there is.
             self.context.entering(f"job {job}")
             try:
@@ -340,7 +340,7 @@ class NcclRas(Collector):
         if progress.idle is not None:
             yield IDLE(progress.idle, job)
 
-    def _believed(self, known: WatchedJob, answer: Answer, world_size: int | None) -> Status:
+    def _believed(self, known: WatchedJob, answer: RasAnswer, world_size: int | None) -> Status:
         """Return what an answer says. Raises MalformedAnswer, ImpossibleAnswer."""
         status = question.read(answer)
         form = policy.Form.JSON if answer.json else policy.Form.TEXT
@@ -351,8 +351,8 @@ class NcclRas(Collector):
         return status
 
 
-def _member(process: TrainingProcess) -> Member:
-    return Member(process.pid, process.start, process.parent, process.launch.rank)
+def _member(process: TrainingProcess) -> JobProcess:
+    return JobProcess(process.pid, process.start, process.parent, process.launch.rank)
 
 
 def _world_size(members: list[TrainingProcess]) -> int | None:
@@ -361,7 +361,7 @@ def _world_size(members: list[TrainingProcess]) -> int | None:
 
 
 def _samples(
-    job: str, status: Status, progress: Progress, world_size: int | None
+    job: str, status: Status, progress: JobProgress, world_size: int | None
 ) -> Iterator[Sample]:
     """Yield the numbers of one answer."""
     if status.version:

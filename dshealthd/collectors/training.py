@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, Fault, Sample, counter, gauge
-from dshealthd.jobs.heartbeats.sender import Rejected
+from dshealthd.jobs.heartbeats.sender import RejectReason
 from dshealthd.jobs.options import HeartbeatOptions
 from dshealthd.jobs.service import Jobs
 from dshealthd.jobs.shares import shared
-from dshealthd.training.message import Phase, Stage
+from dshealthd.training.message import Phase, StepStage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -165,7 +165,7 @@ class Training(Collector):
         reception = jobs.heartbeats()
         receiver = reception.receiver
         yield RECEIVED(receiver.received)
-        for rejected in Rejected:
+        for rejected in RejectReason:
             yield REJECTED(receiver.rejected[rejected], rejected)
         for reason, count in receiver.unidentified.items():
             yield UNIDENTIFIED(count, reason)
@@ -200,8 +200,8 @@ def samples(message: Message, heard: float, job: str, rank: str) -> Iterator[Sam
     yield STEP(message.step, job, rank)
     yield HEARD(heard, job, rank)
     yield PHASE(1, job, rank, Phase(message.phase).name.lower())
-    if message.stage != Stage.UNKNOWN:
-        yield STAGE(1, job, rank, Stage(message.stage).name.lower())
+    if message.stage != StepStage.UNKNOWN:
+        yield STAGE(1, job, rank, StepStage(message.stage).name.lower())
     if message.loss_finite is not None:
         yield LOSS_FINITE(float(message.loss_finite), job, rank)
         yield NONFINITE(message.nonfinite, job, rank)

@@ -51,7 +51,7 @@ Exit status: 0 ok, 1 warning, 2 critical, 3 unknown or wrong usage; of the worst
 """
 
 
-class Parser(flags.Parser):
+class Parser(flags.FlagParser):
     """Ends with the status of *unknown* where its arguments are wrong: 2 would be critical."""
 
     def error(self, message: str) -> NoReturn:

@@ -21,7 +21,7 @@ from dshealthd.core.host import Host, read_bytes
 from dshealthd.core.options import Errors, decode
 from dshealthd.evidence import bundle as bundles
 from dshealthd.evidence.collection import Collection
-from dshealthd.evidence.findings import Case
+from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.stacks import find_py_spy
 from dshealthd.jobs.ownership import parse_user
 
@@ -38,7 +38,7 @@ def main(descriptor: int) -> None:
     directory = Path(request["directory"])
     try:
         answer = _take(request, directory, channel, messages)
-    except bundles.Refused as refusal:
+    except bundles.BundleRefused as refusal:
         answer = {"outcome": "refused", "detail": str(refusal)}
     except OSError as error:
         answer = {"outcome": "failed", "detail": str(error)}
@@ -55,8 +55,8 @@ def main(descriptor: int) -> None:
 def _take(
     request: dict[str, Any], directory: Path, channel: socket.socket, messages: Any
 ) -> dict[str, Any]:
-    """Make a bundle. `Refused`, OSError."""
-    case = Case(
+    """Make a bundle. `BundleRefused`, OSError."""
+    case = HangCase(
         **{
             **request["case"],
             "culprits": _pairs(request["case"]["culprits"]),

@@ -30,7 +30,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _TIME = "%Y%m%dT%H%M%SZ"
 
 
-class Refused(Exception):
+class BundleRefused(Exception):
     """No bundle can be made, and why."""
 
 
@@ -147,7 +147,7 @@ class Bundle:
 def _place(directory: Path) -> tuple[int, int]:
     """Make the directory of all bundles, if there is none, and return whose it is.
 
-    `Refused` if others can read it, OSError.
+    `BundleRefused` if others can read it, OSError.
 
     It belongs to the owner of the directory above it, the agent's; only root may keep bundles for
     another.
@@ -166,7 +166,7 @@ def _place(directory: Path) -> tuple[int, int]:
         or (os.geteuid() and found.st_uid != os.geteuid())
     ):
         message = f"{directory} is not a directory that only its owner, the agent's user, can read"
-        raise Refused(message)
+        raise BundleRefused(message)
     return found.st_uid, found.st_gid
 
 
@@ -185,7 +185,7 @@ def make(
     beside it.
 
     `now` is Unix time; all sizes are in bytes. Room is made at the cost of the user who has most,
-    the new bundle counted, so that nobody's many jobs take another's evidence. `Refused` where the
+    the new bundle counted, so that nobody's many jobs take another's evidence. `BundleRefused` where the
     file system would be left with less than `min_free`, OSError.
     """
     owner = _place(directory)
@@ -198,7 +198,7 @@ def make(
             f"{directory}: {free >> 20} MiB are free, and {min_free >> 20} MiB must be left "
             f"after a bundle of {bundle_bytes >> 20} MiB"
         )
-        raise Refused(message)
+        raise BundleRefused(message)
     stem = f"{time.strftime(_TIME, time.gmtime(now))}-{_UNSAFE.sub('_', job)[:80] or 'all'}"
     for name in (stem, *(f"{stem}-again{number}" for number in range(2, 10))):
         try:
@@ -209,7 +209,7 @@ def make(
             bundle.append(_USER, b"%d\n" % user)
         return bundle
     message = f"{directory / stem} and others of its name are there already"
-    raise Refused(message)
+    raise BundleRefused(message)
 
 
 def _surplus(

@@ -26,9 +26,9 @@ from dshealthd.evidence import (
 )
 from dshealthd.evidence.collectives import compare
 from dshealthd.evidence.dump import MalformedDump, digest
-from dshealthd.evidence.findings import Case, Findings, Rank
-from dshealthd.evidence.step import Missing, Step, run
-from dshealthd.jobs.ras.question import Member
+from dshealthd.evidence.findings import CollectedEvidence, HangCase, RankEvidence
+from dshealthd.evidence.step import Missing, RunningStep, run
+from dshealthd.jobs.ras.question import JobProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -52,7 +52,7 @@ class Collection:
 
     def __init__(
         self,
-        case: Case,
+        case: HangCase,
         host: Host,
         bundle: Bundle,
         *,
@@ -64,7 +64,7 @@ class Collection:
         """Prepare, at Unix time `begun`; `py_spy` is where that program is, None where it is not
         installed. `log_paths` are patterns of the jobs' logs, beside the output of the ranks.
         """
-        self.findings = Findings(case=case, node=node, begun=begun)
+        self.findings = CollectedEvidence(case=case, node=node, begun=begun)
         self._started = time.monotonic()
         self._host = host
         self._bundle = bundle
@@ -72,7 +72,7 @@ class Collection:
         self._log_paths = log_paths
         self._environments: dict[int, Mapping[str, str]] = {}
         self._world: dict[int, int | None] = {}
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, JobProcess] = {}
 
     def begin(self, metrics: str, probes: Mapping[str, Any] | None) -> None:
         """Write what the agent knows, and a summary that says that the rest is to come."""
@@ -99,7 +99,7 @@ class Collection:
         views = [self._view(rank) for rank in self.findings.ranks]
         for step in run(views, AT_ONCE):  # before anything makes the ranks do something
             self._note(step)
-        steps: list[Callable[[], Step]] = [
+        steps: list[Callable[[], RunningStep]] = [
             self._step(
                 "kernel log", 8.0, functools.partial(kernel_lines.take, host=self._host), _SMALL
             )
@@ -162,19 +162,19 @@ class Collection:
         pids = [pid for _, pid in case.ranks]
         function = functools.partial(members.find, host=self._host, job=case.job, pids=pids)
         (step,) = run([self._step("ranks", 8.0, function, 0)], 1)
-        ranks: dict[int, Rank] = {}
+        ranks: dict[int, RankEvidence] = {}
         if step.problem:
             self.findings.missing.append(
                 f"environments of the ranks, and with them RAS and flight recorders: {step.problem}"
             )
         else:
             for found in step.answer["ranks"]:
-                ranks[found["pid"]] = Rank(found["job"], found["rank"], found["pid"])
+                ranks[found["pid"]] = RankEvidence(found["job"], found["rank"], found["pid"])
                 self._environments[found["pid"]], self._world[found["pid"]] = (
                     found["environment"],
                     found["world"],
                 )
-                self._members[found["pid"]] = Member(
+                self._members[found["pid"]] = JobProcess(
                     found["pid"], found["start"], found["parent"], found["rank"]
                 )
             for reason, count in step.answer["unseen"].items():
@@ -182,7 +182,7 @@ class Collection:
                     f"{count} processes may be ranks too and could not be looked at: {reason}"
                 )
         for number, pid in case.ranks:
-            ranks.setdefault(pid, Rank(case.job, number, pid))
+            ranks.setdefault(pid, RankEvidence(case.job, number, pid))
         known = sorted(ranks.values(), key=lambda rank: (rank.job, rank.rank, rank.pid))
         self.findings.ranks = known[:MAX_RANKS]
         if len(known) > MAX_RANKS:
@@ -190,13 +190,13 @@ class Collection:
                 f"{len(known) - MAX_RANKS} more ranks: at most {MAX_RANKS} are looked at"
             )
 
-    def _view(self, rank: Rank) -> Callable[[], Step]:
+    def _view(self, rank: RankEvidence) -> Callable[[], RunningStep]:
         function = functools.partial(
             kernel_view.look, host=self._host, pid=rank.pid, rank=rank.rank
         )
         return self._step(f"kernel {rank.pid}", 8.0, function, _SMALL)
 
-    def _steps_of(self, rank: Rank) -> Iterable[Callable[[], Step]]:
+    def _steps_of(self, rank: RankEvidence) -> Iterable[Callable[[], RunningStep]]:
         """Return the steps of one rank that make it, or py-spy, do something."""
         stacked = functools.partial(
             stacks.take, host=self._host, pid=rank.pid, rank=rank.rank, program=self._py_spy
@@ -235,7 +235,7 @@ class Collection:
             world_size=world,
         )
 
-    def _note(self, step: Step) -> None:
+    def _note(self, step: RunningStep) -> None:
         """Put what a step found where it belongs."""
         kind, _, pid = step.name.partition(" ")
         rank = next((rank for rank in self.findings.ranks if pid == str(rank.pid)), None)
@@ -271,7 +271,7 @@ class Collection:
             several = f"{job}, " if len(digests) > 1 else ""
             self.findings.collectives += [f"{several}{line}" for line in compare(found)]
 
-    def _read_dump(self, name: str, rank: Rank) -> Step:
+    def _read_dump(self, name: str, rank: RankEvidence) -> RunningStep:
         """Begin to take a rank's dump apart.
 
         Only now is it in memory: the dumps of 64 ranks are 2 GiB together.
@@ -282,8 +282,8 @@ class Collection:
 
     def _step(
         self, name: str, seconds: float, function: Function, max_bytes: int
-    ) -> Callable[[], Step]:
-        return functools.partial(Step, name, function, seconds, max_bytes, self._keep)
+    ) -> Callable[[], RunningStep]:
+        return functools.partial(RunningStep, name, function, seconds, max_bytes, self._keep)
 
     def _keep(self, name: str, data: bytes) -> None:
         """Take bytes from a step into the bundle."""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.evidence import members
 from dshealthd.evidence.bundle import SUMMARY
-from dshealthd.evidence.findings import Case
+from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.service import Evidence, job_log_paths
-from dshealthd.evidence.step import Step, run
+from dshealthd.evidence.step import RunningStep, run
 from dshealthd.http.client import Unreachable, local
 from dshealthd.printable import printable
 
@@ -36,7 +36,7 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
     (step,) = run(
         [
             functools.partial(
-                Step,
+                RunningStep,
                 "ranks",
                 functools.partial(members.find, host=loaded.path.host, job=job or ""),
                 10.0,
@@ -79,7 +79,7 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
         wall=time.time,
     )
     taker.log_paths = job_log_paths(loaded)
-    taken = asyncio.run(taker.take(Case(job=job or "", reason="requested", always_ask=True)))
+    taken = asyncio.run(taker.take(HangCase(job=job or "", reason="requested", always_ask=True)))
     if not taken.bundle:
         print(f"no evidence was taken, {taken.outcome}: {printable(taken.detail)}", file=sys.stderr)
         return EXIT_FAILURE

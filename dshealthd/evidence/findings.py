@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class HangCase:
     """Why evidence is taken, and what is known before it is."""
 
     job: str
@@ -43,7 +43,7 @@ def file_of(rank: int, pid: int) -> str:
 
 
 @dataclass(slots=True)
-class Rank:
+class RankEvidence:
     """What was found of one rank of this node."""
 
     job: str
@@ -61,15 +61,15 @@ class Rank:
 
 
 @dataclass(slots=True)
-class Findings:
+class CollectedEvidence:
     """All that was found, for the summary."""
 
-    case: Case
+    case: HangCase
     node: str
     begun: float
     """Unix time."""
     seconds: float = 0.0
-    ranks: list[Rank] = field(default_factory=list)
+    ranks: list[RankEvidence] = field(default_factory=list)
     collectives: list[str] = field(default_factory=list)
     """Which ranks lag, by the flight recorders."""
     logs: list[str] = field(default_factory=list)

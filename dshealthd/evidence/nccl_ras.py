@@ -15,8 +15,8 @@ from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.ras import client as ras_client
 from dshealthd.jobs.ras import plausibility, question
 from dshealthd.jobs.ras.address import enabled
-from dshealthd.jobs.ras.progress import Progress
-from dshealthd.jobs.ras.protocol import Answer
+from dshealthd.jobs.ras.progress import JobProgress
+from dshealthd.jobs.ras.protocol import RasAnswer
 from dshealthd.jobs.ras.status import MalformedAnswer
 from dshealthd.jobs.ras.summary import lags, troubles
 from dshealthd.printable import printable_lines
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
     from dshealthd.evidence.step import Emit
     from dshealthd.jobs.ras.policy import Form
-    from dshealthd.jobs.ras.question import Loaded, Member
+    from dshealthd.jobs.ras.question import JobProcess, Loaded
 
 PAUSE = 4.0
 """Seconds from one answer to the next question: what stands still is what both say the same of."""
@@ -45,7 +45,7 @@ def ask(
     emit: Emit,
     host: Host,
     environment: Mapping[str, str],
-    members: Sequence[Member],
+    members: Sequence[JobProcess],
     world_size: int | None,
 ) -> dict[str, Any]:
     """Emit `nccl-ras-1.json` and -2 (`.txt` before NCCL 2.28.7), and return what they say.
@@ -57,7 +57,7 @@ def ask(
         raise Missing(message)
     privileges.limit_memory(MAX_MEMORY)
     releases = MappedReleases()
-    progress, found = Progress(), dict[str, Any]()
+    progress, found = JobProgress(), dict[str, Any]()
     for number in (1, 2):
         if number > 1:
             time.sleep(PAUSE)
@@ -95,13 +95,13 @@ def _form(host: Host, loaded: Loaded) -> Form:
     return decision.form
 
 
-def _answer(environment: Mapping[str, str], host: Host, loaded: Loaded, form: Form) -> Answer:
+def _answer(environment: Mapping[str, str], host: Host, loaded: Loaded, form: Form) -> RasAnswer:
     """Return one answer of a process that belongs to the job; `Missing` if there is none."""
     try:
         query = question.prepare(environment, loaded, form, host, time.monotonic, MAX_ANSWER)
     except ValueError as error:
         raise Missing(str(error)) from error
     ras_client.ask([query], TIMEOUT, time.monotonic)
-    if not isinstance(query.outcome, Answer):
+    if not isinstance(query.outcome, RasAnswer):
         raise Missing(str(query.outcome)) from query.outcome
     return query.outcome

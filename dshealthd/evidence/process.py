@@ -26,7 +26,7 @@ ended it.
 """
 
 
-class Process:
+class CollectionProcess:
     """A process and the socket to it.
 
     In a session of its own, so that no signal of a terminal reaches it.
@@ -40,7 +40,7 @@ class Process:
         self._writer = writer
 
     @classmethod
-    async def start(cls, command: Sequence[str]) -> Process:
+    async def start(cls, command: Sequence[str]) -> CollectionProcess:
         """Start a program, which is given the number of its descriptor as last argument.
 
         StartError.

@@ -19,8 +19,8 @@ from dshealthd.core import background, state_file, wire
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.options import encode
 from dshealthd.evidence.bundle import bundles, parse_name
-from dshealthd.evidence.findings import Case
-from dshealthd.evidence.process import Process
+from dshealthd.evidence.findings import HangCase
+from dshealthd.evidence.process import CollectionProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -80,9 +80,9 @@ class Taken(NamedTuple):
     """Name of its directory; empty if there is none."""
 
 
-def case(hang: Hang) -> Case:
+def case(hang: Hang) -> HangCase:
     """Return what evidence is to be taken of."""
-    return Case(
+    return HangCase(
         job=hang.job,
         reason=str(hang.reason),
         since=hang.since,
@@ -138,7 +138,7 @@ class Evidence:
         """When each job that is hung was first seen to, by the monotonic clock."""
         self._done: set[str] = set()
         """Jobs of whose present hang there is evidence."""
-        self._waiting: dict[str, Case] = {}
+        self._waiting: dict[str, HangCase] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._running = False
 
@@ -166,7 +166,7 @@ class Evidence:
         """Take note of the hangs that are confirmed now: those that are not given are over."""
         self.look(map(case, hangs))
 
-    def look(self, hangs: Iterable[Case]) -> None:
+    def look(self, hangs: Iterable[HangCase]) -> None:
         """Take note of the jobs that are hung now, and begin a collection where it is time for
         one.
         """
@@ -219,13 +219,13 @@ class Evidence:
             "bundles": bundles,
         }
 
-    async def take(self, case: Case) -> Taken:
+    async def take(self, case: HangCase) -> Taken:
         """Take evidence now.
 
         Every failure is an outcome; when this is cancelled, the collecting process is killed.
         """
         try:
-            process = await Process.start(self._command)
+            process = await CollectionProcess.start(self._command)
         except OSError as error:
             return self._count(Taken("failed", f"no process for it: {error}", ""))
         bundle = ""
@@ -312,7 +312,7 @@ class Evidence:
         )
         return taken
 
-    def _request(self, case: Case) -> dict[str, Any]:
+    def _request(self, case: HangCase) -> dict[str, Any]:
         options = self.options
         return {
             "case": dataclasses.asdict(case),

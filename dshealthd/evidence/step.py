@@ -42,7 +42,7 @@ class Missing(Exception):
     """What a step was to get cannot be had, and why."""
 
 
-class Step:
+class RunningStep:
     """A running step. `answer` is what it returned, `problem` why it did not."""
 
     def __init__(
@@ -133,12 +133,12 @@ class Step:
         self.answer, self.problem = answer["answer"], answer["problem"]
 
 
-def run(steps: Iterable[Callable[[], Step]], at_once: int) -> list[Step]:
+def run(steps: Iterable[Callable[[], RunningStep]], at_once: int) -> list[RunningStep]:
     """Run steps side by side, so many at a time, each to its end or its deadline.
 
     Return them in the order in which they were started.
     """
-    waiting, started, running = list(steps), list[Step](), dict[int, Step]()
+    waiting, started, running = list(steps), list[RunningStep](), dict[int, RunningStep]()
     with selectors.DefaultSelector() as selector:
         while waiting or running:
             while waiting and len(running) < at_once:

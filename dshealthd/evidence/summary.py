@@ -14,7 +14,7 @@ from dshealthd.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from dshealthd.evidence.findings import Findings, Rank
+    from dshealthd.evidence.findings import CollectedEvidence, RankEvidence
 
 MAX_RANKS = 64
 MAX_ROUNDS = 20
@@ -39,12 +39,12 @@ FILES = (
 )
 
 
-def write(findings: Findings) -> str:
+def write(findings: CollectedEvidence) -> str:
     """Return the text."""
     return "\n".join(printable(line)[:_WIDTH] for line in _lines(findings)) + "\n"
 
 
-def _lines(findings: Findings) -> Iterator[str]:
+def _lines(findings: CollectedEvidence) -> Iterator[str]:
     case = findings.case
     series = exposition_text.parse(findings.metrics)
     what = "asked for by hand" if case.reason == "requested" else f"hung, cause: {case.reason}"
@@ -84,7 +84,7 @@ def _lines(findings: Findings) -> Iterator[str]:
     yield from _indented(f"{name:34} {meaning}" for name, meaning in FILES)
 
 
-def _blame(findings: Findings, series: exposition_text.Series) -> Iterator[str]:
+def _blame(findings: CollectedEvidence, series: exposition_text.Series) -> Iterator[str]:
     """Yield what says who the others wait for, the surest first."""
     found = False
     for line in (
@@ -130,7 +130,7 @@ def _who(number: str, host: str, gpu: str) -> str:
     )
 
 
-def _by_steps(findings: Findings, series: exposition_text.Series) -> Iterator[str]:
+def _by_steps(findings: CollectedEvidence, series: exposition_text.Series) -> Iterator[str]:
     """Compare the steps that the heartbeats tell."""
     for job in sorted({rank.job for rank in findings.ranks}):
         steps = exposition_text.of_job(series, "dshealthd_job_step", job)
@@ -140,7 +140,7 @@ def _by_steps(findings: Findings, series: exposition_text.Series) -> Iterator[st
             yield f"heartbeats: rank {behind} of {job} at step {last:.0f}, others here at step {max(steps.values()):.0f}"
 
 
-def _moving(findings: Findings, series: exposition_text.Series) -> Iterator[str]:
+def _moving(findings: CollectedEvidence, series: exposition_text.Series) -> Iterator[str]:
     """Say of each job that the agent watches, and finds well, that it is not hung."""
     if findings.case.reason != "requested":
         return
@@ -154,7 +154,7 @@ def _moving(findings: Findings, series: exposition_text.Series) -> Iterator[str]
         yield f"{job} is not hung: step {max(steps.values()):.0f}, last progress {ago:.0f} s ago"
 
 
-def _rank(findings: Findings, series: exposition_text.Series, rank: Rank) -> str:
+def _rank(findings: CollectedEvidence, series: exposition_text.Series, rank: RankEvidence) -> str:
     """Write one rank as one line."""
     key = str(rank.rank)
     step = exposition_text.of_job(series, "dshealthd_job_step", rank.job).get(key)
@@ -186,7 +186,7 @@ def _rank(findings: Findings, series: exposition_text.Series, rank: Rank) -> str
     return ", ".join(filter(None, parts))
 
 
-def _problem(rank: Rank, name: str) -> str:
+def _problem(rank: RankEvidence, name: str) -> str:
     names = {
         "kernel": "the kernel's view",
         "stacks": "Python stacks",

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from dshealthd.explain.case import Case
     from dshealthd.explain.events import Event, Place
-    from dshealthd.explain.group_verdicts import Verdict
+    from dshealthd.explain.group_verdicts import GroupVerdict
 
 MAX_NAMED = 8
 """Ranks that one line names."""
 
 
 def accused(
-    root: Event, case: Case, verdicts: Sequence[Verdict]
+    root: Event, case: Case, verdicts: Sequence[GroupVerdict]
 ) -> tuple[tuple[int, ...], tuple[Place, ...], str]:
     """Return the ranks at fault, the proof, and the statement."""
     alike = [

@@ -14,7 +14,7 @@ from dshealthd.explain import clocks
 from dshealthd.explain.accusation import absent_ranks, accused, is_timeout, left_silently, listed
 from dshealthd.explain.case import prepare
 from dshealthd.explain.events import Event, Place, Stamp
-from dshealthd.explain.group_verdicts import Verdict
+from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +62,7 @@ class Finding:
     missing: tuple[str, ...] = ()
     """What would tell more."""
     chain: tuple[Event, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[GroupVerdict, ...] = ()
 
 
 def decide(found: Recognised, *, year: int) -> Finding:
@@ -73,7 +73,7 @@ def decide(found: Recognised, *, year: int) -> Finding:
     first = _first_failure(case)
     ordered = sorted(case.causes, key=lambda event: _key(event, first, case))
     root = ordered[0]
-    verdicts = found.ledger.verdicts(case.world, case.seen) if is_timeout(root) else []
+    verdicts = judge_groups(found.ledger, case.world, case.seen) if is_timeout(root) else []
     ranks, proof, says = accused(root, case, verdicts)
     slug = root.slug
     if slug == "nccl-remote-error" and (left := left_silently(case)) is not None:
@@ -243,7 +243,7 @@ def _without_cause(case: Case) -> Finding:
         )  # fmt: skip
     hung = [
         verdict
-        for verdict in case.found.ledger.verdicts(case.world, case.seen)
+        for verdict in judge_groups(case.found.ledger, case.world, case.seen)
         if verdict.culprits or verdict.kind == "symmetric"
     ]
     if hung and case.found.ledger.has_dumps:

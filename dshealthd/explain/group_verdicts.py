@@ -11,7 +11,7 @@ from dshealthd.explain.events import Place
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from dshealthd.explain.ledger import Ledger, Member
+    from dshealthd.explain.ledger import GroupMember, Ledger
 
 MAX_SIZE = 200_000
 """Ranks of the largest job that is believed."""
@@ -25,7 +25,7 @@ _UNEVEN = frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GroupVerdict:
     """What one group's members say together."""
 
     kind: str
@@ -42,9 +42,31 @@ class Verdict:
     """Of the group: many may have one name, as each tensor-parallel group of a job has."""
 
 
+def judge_groups(ledger: Ledger, world: int | None, seen: Iterable[int]) -> list[GroupVerdict]:
+    """Return what each group that waits says; first what accuses somebody."""
+    present = set(seen)
+    found = [
+        judge(ledger, group, members, world, present)
+        for group, members in ledger.groups_with_pending().items()
+        if any(member.waits for member in members.values())
+    ]
+    found = together(follow(found))
+    if ledger.running:
+        found.append(disagreement(ledger.running))
+    order = ("behind", "mismatch", "ahead", "missing", "symmetric", "unknown")
+    return sorted(
+        found,
+        key=lambda verdict: (order.index(verdict.kind), -len(verdict.waiting), verdict.key),
+    )
+
+
 def judge(
-    ledger: Ledger, group: str, members: Mapping[int, Member], world: int | None, present: set[int]
-) -> Verdict:
+    ledger: Ledger,
+    group: str,
+    members: Mapping[int, GroupMember],
+    world: int | None,
+    present: set[int],
+) -> GroupVerdict:
     """Say who is at fault in a group of which somebody waits.
 
     `world` is the number of ranks of the job and `present` those that any log tells of.
@@ -59,16 +81,18 @@ def judge(
     stuck = [member for member in waiting if _number(member) == sequence]
     operation = next((member.operation for member in stuck if member.operation), "collective")
 
-    def global_rank(member: Member) -> int:
+    def global_rank(member: GroupMember) -> int:
         return member.group_rank if member.rank is None else member.rank
 
     ranks = tuple(sorted(global_rank(member) for member in waiting))
     what = f"{operation} #{sequence}" if sequence is not None else operation
 
-    def verdict(kind: str, culprits: list[Member], says: str) -> Verdict:
+    def verdict(kind: str, culprits: list[GroupMember], says: str) -> GroupVerdict:
         proof = [member.place for member in (*culprits[:3], *stuck[:2])]
         accused = tuple(sorted(global_rank(member) for member in culprits))
-        return Verdict(kind, label, sequence, operation, says, accused, tuple(proof), ranks, group)
+        return GroupVerdict(
+            kind, label, sequence, operation, says, accused, tuple(proof), ranks, group
+        )
 
     if sequence is not None:
         behind = [
@@ -114,7 +138,7 @@ def judge(
             text = f"{did} {what} of the {label}, in which the others waited"
             proof = [ledger.dumped[rank] for rank in missed[:3] if rank in ledger.dumped]
             proof += [member.place for member in stuck[:3]]
-            return Verdict(
+            return GroupVerdict(
                 "missing", label, sequence, operation, text, missed, tuple(proof), ranks, group
             )
         if absent and 2 * len(absent) < size:
@@ -129,7 +153,11 @@ def judge(
 
 
 def _group_size(
-    ledger: Ledger, group: str, members: Mapping[int, Member], world: int | None, present: set[int]
+    ledger: Ledger,
+    group: str,
+    members: Mapping[int, GroupMember],
+    world: int | None,
+    present: set[int],
 ) -> int | None:
     """Return how many ranks a group has; None where nothing tells, or more than anybody has."""
     is_whole = _is_whole(ledger, group)
@@ -166,13 +194,13 @@ def _missed(
     return tuple(absent) if is_whole and (few or heard) else ()
 
 
-def _number(member: Member) -> int | None:
+def _number(member: GroupMember) -> int | None:
     if member.timed_out is not None or member.completed is None:
         return member.timed_out
     return member.completed + 1
 
 
-def _size(members: Iterable[Member]) -> int | None:
+def _size(members: Iterable[GroupMember]) -> int | None:
     """Tell how large a group is from an operation whose output is a multiple of its input."""
     for member in members:
         first, _, second = member.size.partition(":")
@@ -184,16 +212,16 @@ def _size(members: Iterable[Member]) -> int | None:
     return None
 
 
-def _described(member: Member, number: int) -> str:
+def _described(member: GroupMember, number: int) -> str:
     name, size = member.operations.get(number, (member.operation, member.size))
     return f"{name or 'another operation'} of {size.partition(':')[0] or 'another'} elements"
 
 
 def _odd(
-    members: Iterable[Member], sequence: int, stuck: list[Member]
-) -> tuple[int, list[Member], str] | None:
+    members: Iterable[GroupMember], sequence: int, stuck: list[GroupMember]
+) -> tuple[int, list[GroupMember], str] | None:
     """Find the first number at which a minority ran another operation, or another size."""
-    by_number: dict[int, dict[tuple[str, str], list[Member]]] = defaultdict(
+    by_number: dict[int, dict[tuple[str, str], list[GroupMember]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for member in members:
@@ -207,7 +235,7 @@ def _odd(
         names = {name for name, _ in kinds}
         uneven = bool(names & _UNEVEN)
         if len(names) > 1:
-            merged: dict[tuple[str, str], list[Member]] = defaultdict(list)
+            merged: dict[tuple[str, str], list[GroupMember]] = defaultdict(list)
             for (name, _), group in kinds.items():
                 merged[name, ""] += group
             ordered = sorted(merged.items(), key=lambda kind: len(kind[1]))
@@ -223,7 +251,7 @@ def _odd(
     return None
 
 
-def disagreement(running: Mapping[int, tuple[str, Place]]) -> Verdict:
+def disagreement(running: Mapping[int, tuple[str, Place]]) -> GroupVerdict:
     """Say which ranks run another collective than most; nobody where there is no majority."""
     ranks_of: dict[str, list[int]] = defaultdict(list)
     for rank, (what, _) in sorted(running.items()):
@@ -235,13 +263,15 @@ def disagreement(running: Mapping[int, tuple[str, Place]]) -> Verdict:
     others = "; ".join(what for what, _ in ordered[1:4])
     if 2 * len(majority) > len(running):
         says = f"ran {others} where others ran {most}"
-        return Verdict("mismatch", "default group", None, "collective", says, culprits, places[:4])
+        return GroupVerdict(
+            "mismatch", "default group", None, "collective", says, culprits, places[:4]
+        )
     told = "; ".join(f"rank {rank}: {what}" for rank, (what, _) in sorted(running.items())[:4])
     says = f"ranks ran different collectives at the same time ({told})"
-    return Verdict("unknown", "default group", None, "collective", says, (), places[:4])
+    return GroupVerdict("unknown", "default group", None, "collective", says, (), places[:4])
 
 
-def together(verdicts: list[Verdict]) -> list[Verdict]:
+def together(verdicts: list[GroupVerdict]) -> list[GroupVerdict]:
     """Name all ranks that groups miss in the verdict of each: several may fail at once."""
     missed = sorted({
         rank for verdict in verdicts if verdict.kind == "missing" for rank in verdict.culprits
@@ -252,7 +282,7 @@ def together(verdicts: list[Verdict]) -> list[Verdict]:
     ]
 
 
-def follow(verdicts: list[Verdict]) -> list[Verdict]:
+def follow(verdicts: list[GroupVerdict]) -> list[GroupVerdict]:
     """Clear a rank that is accused by one group while it waits in another that accuses others.
 
     A rank that hangs in a tensor-parallel collective never enters the data-parallel one: its

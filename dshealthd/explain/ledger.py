@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.explain.events import Origin, Place
-from dshealthd.explain.group_verdicts import Verdict, disagreement, follow, judge, together
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from dshealthd.explain.events import Event
 
@@ -28,7 +27,7 @@ _SEQUENCE = re.compile(r"(?:work sequence id|watchdog at work|at NCCL work): (?P
 
 
 @dataclass(slots=True)
-class Member:
+class GroupMember:
     """How far one rank of one group is."""
 
     place: Place
@@ -57,7 +56,7 @@ class Member:
 class Ledger:
     """What all ranks say of their collectives."""
 
-    groups: dict[str, dict[int, Member]] = field(default_factory=dict)
+    groups: dict[str, dict[int, GroupMember]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     ranks_of: dict[str, list[int]] = field(default_factory=dict)
     """The members of a group in the whole job, where a flight recorder tells them."""
@@ -70,7 +69,7 @@ class Ledger:
     in_gradients: bool = False
     has_dumps: bool = False
     """Flight recorders are among what was read."""
-    _pending: dict[tuple[Origin, int], Member] = field(default_factory=dict)
+    _pending: dict[tuple[Origin, int], GroupMember] = field(default_factory=dict)
 
     def add_line(self, event: Event, raw_text: str) -> None:
         """Take a line of the watchdog that a pattern of `nccl-timeout` matched."""
@@ -86,7 +85,7 @@ class Ledger:
             group_rank = int(rank["rank"]) if rank else origin.rank
             if group_rank is None:
                 return
-            member = Member(
+            member = GroupMember(
                 place,
                 group_rank,
                 origin.rank,
@@ -101,7 +100,7 @@ class Ledger:
         elif event.pattern.endswith("/state") and found:
             waiting = self._pending.get((origin, int(found["rank"])))
             sequence = _SEQUENCE.search(raw_text)
-            member = Member(place, int(found["rank"]), origin.rank)
+            member = GroupMember(place, int(found["rank"]), origin.rank)
             if (
                 waiting
                 and waiting.group_rank == member.group_rank
@@ -116,7 +115,7 @@ class Ledger:
             member.enqueued, member.completed = int(fields["enqueued"]), int(fields["completed"])
             self._join(found["group"] or found["number"] or "?", found["name"], member)
 
-    def _join(self, group: str, name: str | None, member: Member) -> None:
+    def _join(self, group: str, name: str | None, member: GroupMember) -> None:
         members = self.groups.setdefault(group, {})
         if name:
             self.names[group] = name
@@ -143,7 +142,7 @@ class Ledger:
                 self.ranks_of[key] = members
             pending = group["pending"][0] if group["pending"] else None
             group_rank = members.index(rank) if rank in members else rank
-            member = Member(place, group_rank, rank)
+            member = GroupMember(place, group_rank, rank)
             member.enqueued, member.completed = group["entered"], group["completed"]
             if pending is not None:
                 member.timed_out = pending["number"]
@@ -152,9 +151,8 @@ class Ledger:
                 member.operations[operation["number"]] = operation["name"], operation["sizes"]
             self._join(key, name, member)
 
-    def verdicts(self, world: int | None, seen: Iterable[int]) -> list[Verdict]:
-        """Return what each group that waits says; first what accuses somebody."""
-        present = set(seen)
+    def groups_with_pending(self) -> dict[str, dict[int, GroupMember]]:
+        """Return the members by group; under `?` those whose group nothing tells."""
         groups = {group: dict(members) for group, members in self.groups.items()}
         only = next(iter(groups.values())) if len(groups) == 1 else {}
         told = {(known.timed_out, known.operation, known.size) for known in only.values()}
@@ -162,16 +160,4 @@ class Ledger:
             is_its = (member.timed_out, member.operation, member.size) in told
             mates = only if is_its else groups.setdefault("?", {})
             mates.setdefault(member.group_rank, member)
-        found = [
-            judge(self, group, members, world, present)
-            for group, members in groups.items()
-            if any(member.waits for member in members.values())
-        ]
-        found = together(follow(found))
-        if self.running:
-            found.append(disagreement(self.running))
-        order = ("behind", "mismatch", "ahead", "missing", "symmetric", "unknown")
-        return sorted(
-            found,
-            key=lambda verdict: (order.index(verdict.kind), -len(verdict.waiting), verdict.key),
-        )
+        return groups

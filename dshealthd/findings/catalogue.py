@@ -25,7 +25,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _STEP = re.compile(r"^1\. +(.*)", re.MULTILINE)
 
 
-class Entry(NamedTuple):
+class CatalogueEntry(NamedTuple):
     """What findings take from an alert and its symptom."""
 
     slug: str
@@ -36,10 +36,12 @@ class Entry(NamedTuple):
 
 
 @functools.cache
-def catalogue() -> Mapping[str, Entry]:
+def catalogue() -> Mapping[str, CatalogueEntry]:
     """Return every alert by name. Reads the package's files once: call it before the loop runs."""
     return {
-        alert.name: Entry(symptom.slug, alert, _hold(alert.hold), _remedy(symptom.sections))
+        alert.name: CatalogueEntry(
+            symptom.slug, alert, _hold(alert.hold), _remedy(symptom.sections)
+        )
         for symptom in all_symptoms().values()
         for alert in symptom.alerts
     }
@@ -127,7 +129,7 @@ def part(labels: Mapping[str, str], component: str) -> str:
 
 
 def _texts(
-    entry: Entry, labels: Mapping[str, str], value: float | None, query: Query
+    entry: CatalogueEntry, labels: Mapping[str, str], value: float | None, query: Query
 ) -> tuple[str, str]:
     """Return an alert's description up to its first step, and the first step."""
     try:

@@ -78,7 +78,7 @@ class Finding:
     since: float | None = None
     """Unix time in seconds since when.
 
-    None where the source does not say so, until `History` has filled it in.
+    None where the source does not say so, until `FirstSeen` has filled it in.
     """
     hold_seconds: float = 0.0
     """How long it must last before the alert fires."""

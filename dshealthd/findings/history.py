@@ -7,7 +7,7 @@ import dataclasses
 from dshealthd.findings.finding import Finding, Verdict
 
 
-class History:
+class FirstSeen:
     """Remembers when a finding was seen first, for as long as each judgement finds it again.
 
     It knows no more than the judgements that it is given: they come every few seconds.

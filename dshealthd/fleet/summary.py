@@ -25,7 +25,7 @@ MAX_NUMBERS = {"world_size": 10**7, "step": 2**53, "step_highest": 2**53, "steps
 """What messages take: an environment may claim any world size."""
 
 
-class Summary:
+class SummaryCache:
     """Makes a node's summary, and keeps it for a moment."""
 
     def __init__(

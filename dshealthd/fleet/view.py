@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from dshealthd.probe.members.membership import Membership
-    from dshealthd.probe.service import Service
+    from dshealthd.probe.service import ProbeService
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ DOCUMENT_KEPT = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MemberAnswer:
     """What is known of one member."""
 
     at: float
@@ -79,7 +79,7 @@ class Fleet:
         self._membership, self._own, self._suspects = membership, own, suspects
         self._ask = ask
         self._monotonic, self._wall = monotonic, wall
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, MemberAnswer] = {}
         self._asked = float("-inf")
         self._round: asyncio.Task[None] | None = None
         self._document: tuple[float, bytes] = (float("-inf"), b"")
@@ -126,7 +126,7 @@ class Fleet:
         for gone in self._answers.keys() - set(names):
             del self._answers[gone]
         if me in names:
-            self._answers[me] = Answer(self._wall(), summary)
+            self._answers[me] = MemberAnswer(self._wall(), summary)
         left = sorted(set(names) - {me}, key=self._turn)
         waiting = iter(left)
 
@@ -141,18 +141,18 @@ class Fleet:
         answer = self._answers.get(name)
         return answer is not None and bool(answer.problem), answer is not None, name
 
-    async def _answer(self, name: str) -> Answer:
+    async def _answer(self, name: str) -> MemberAnswer:
         try:
             summary = await self._ask(name, DEADLINE)
         except PeerError as error:
-            return Answer(self._wall(), problem=f"{error.outcome}: {error.reason}")
+            return MemberAnswer(self._wall(), problem=f"{error.outcome}: {error.reason}")
         except LookupError as error:
-            return Answer(self._wall(), problem=str(error))
-        return Answer(self._wall(), summary)
+            return MemberAnswer(self._wall(), problem=str(error))
+        return MemberAnswer(self._wall(), summary)
 
     def _view(self, membership: Membership) -> dict[str, Any]:
         me, own = self._own()
-        known = {**self._answers, me: Answer(self._wall(), own)}
+        known = {**self._answers, me: MemberAnswer(self._wall(), own)}
         answered = [(name, known[name].summary) for name in membership.names if name in known]
         return {
             "schema": SCHEMA,
@@ -168,7 +168,7 @@ class Fleet:
         }
 
 
-def fleet_of(service: Service, summary: Callable[[], Mapping[str, Any]]) -> Fleet:
+def fleet_of(service: ProbeService, summary: Callable[[], Mapping[str, Any]]) -> Fleet:
     """Return the view of the members of an agent's probes."""
     return Fleet(
         lambda: service.membership,
@@ -180,7 +180,7 @@ def fleet_of(service: Service, summary: Callable[[], Mapping[str, Any]]) -> Flee
     )
 
 
-def _node(name: str, leaf: str, answer: Answer | None) -> dict[str, Any]:
+def _node(name: str, leaf: str, answer: MemberAnswer | None) -> dict[str, Any]:
     """Return one square."""
     if answer is None:
         return {"name": name, "leaf": leaf, "state": "not asked yet"}

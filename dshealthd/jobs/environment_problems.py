@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dshealthd.jobs.environment import NCCL_COMMON, launched_by, natural
 from dshealthd.jobs.nccl.names import misnomer
-from dshealthd.jobs.nccl.selection import Entry, Selection, parse_selection
+from dshealthd.jobs.nccl.selection import SelectedName, Selection, parse_selection
 from dshealthd.jobs.nccl.settings import misfit, number
 from dshealthd.jobs.ras.address import exposed
 from dshealthd.jobs.visible_devices import visible
@@ -178,7 +178,7 @@ def differing(settings: Mapping[int, Mapping[str, str]]) -> Iterator[tuple[int, 
             )
 
 
-def _names_one(selection: Selection, entry: Entry) -> bool:
+def _names_one(selection: Selection, entry: SelectedName) -> bool:
     return (
         selection.exact or entry.port is not None or _ONE_ADAPTER.fullmatch(entry.name) is not None
     )

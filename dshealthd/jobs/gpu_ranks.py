@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _UNINTERRUPTIBLE = "D"
 
 
-class Rank(NamedTuple):
+class GpuRank(NamedTuple):
     """A rank of a job."""
 
     job: str
@@ -46,7 +46,7 @@ class GpuRanks:
         self._context = context
         self._known: dict[tuple[int, int], TrainingProcess | None] = {}
 
-    def of(self, pids: Iterable[int]) -> tuple[dict[int, Rank], int]:
+    def of(self, pids: Iterable[int]) -> tuple[dict[int, GpuRank], int]:
         """Return the ranks among these processes, and of how many it is not known whether they are
         some.
         """
@@ -75,7 +75,7 @@ class GpuRanks:
                 found.append(process)
         self._known = known
         ranks = {
-            process.pid: Rank(process.job, process.launch.rank) for process in with_owners(found)
+            process.pid: GpuRank(process.job, process.launch.rank) for process in with_owners(found)
         }
         return ranks, unknown
 

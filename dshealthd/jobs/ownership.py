@@ -25,7 +25,7 @@ Anchored, as a user may make any path below its own slice.
 _SUFFIX = "-uid"
 
 
-class Claim(Protocol):
+class JobClaim(Protocol):
     """A process that says which job it is of."""
 
     @property
@@ -64,7 +64,7 @@ def scheduled_in(cgroup: bytes) -> str | None:
     return None if match is None else f"slurm-{match[1].decode()}"
 
 
-def owners(claims: Iterable[Claim]) -> dict[str, int | None]:
+def owners(claims: Iterable[JobClaim]) -> dict[str, int | None]:
     """Return whose each job is that one of these processes names."""
     best: dict[str, tuple[tuple[bool, int, int], int | None]] = {}
     for claim in claims:
@@ -74,7 +74,7 @@ def owners(claims: Iterable[Claim]) -> dict[str, int | None]:
     return {job: user for job, (_, user) in best.items()}
 
 
-def name(claim: Claim, known: Mapping[str, int | None]) -> str:
+def name(claim: JobClaim, known: Mapping[str, int | None]) -> str:
     """Return the name of the job that a process is of, where `known` says whose each is."""
     if known.get(claim.claimed, claim.user) == claim.user:
         return claim.claimed

@@ -25,7 +25,7 @@ OF_THE_AGENT = frozenset(("permission_denied", "malformed", "internal", "expired
 """Why a GPU or NVML cannot be read although the node may be well: the agent may not, or cannot."""
 
 
-class Check(enum.StrEnum):
+class FitnessCheck(enum.StrEnum):
     """What is wrong; the values of the label `check`."""
 
     GPU_LOST = "gpu_lost"
@@ -45,29 +45,29 @@ class Check(enum.StrEnum):
 
 
 CHECKS = {
-    "DshealthdGpuLost": Check.GPU_LOST,
-    "DshealthdGpuMissing": Check.GPU_MISSING,
-    "DshealthdGpuUnreadable": Check.GPU_UNREADABLE,
-    "DshealthdNvmlHung": Check.NVML_BROKEN,
-    "DshealthdNvmlFailing": Check.NVML_BROKEN,
-    "DshealthdGpuMemoryErrorUncorrected": Check.MEMORY_UNCORRECTED,
-    "DshealthdGpuRowRemapFailed": Check.MEMORY_WORN_OUT,
-    "DshealthdGpuSramWornOut": Check.MEMORY_WORN_OUT,
-    "DshealthdGpuResetNeeded": Check.RESET_NEEDED,
-    "DshealthdProbeResultWrong": Check.SUSPECT,
-    "DshealthdProbeFails": Check.SUSPECT,
-    "DshealthdProbeHung": Check.SUSPECT,
-    "DshealthdStraggler": Check.SUSPECT,
-    "DshealthdLinkSuspect": Check.SUSPECT,
+    "DshealthdGpuLost": FitnessCheck.GPU_LOST,
+    "DshealthdGpuMissing": FitnessCheck.GPU_MISSING,
+    "DshealthdGpuUnreadable": FitnessCheck.GPU_UNREADABLE,
+    "DshealthdNvmlHung": FitnessCheck.NVML_BROKEN,
+    "DshealthdNvmlFailing": FitnessCheck.NVML_BROKEN,
+    "DshealthdGpuMemoryErrorUncorrected": FitnessCheck.MEMORY_UNCORRECTED,
+    "DshealthdGpuRowRemapFailed": FitnessCheck.MEMORY_WORN_OUT,
+    "DshealthdGpuSramWornOut": FitnessCheck.MEMORY_WORN_OUT,
+    "DshealthdGpuResetNeeded": FitnessCheck.RESET_NEEDED,
+    "DshealthdProbeResultWrong": FitnessCheck.SUSPECT,
+    "DshealthdProbeFails": FitnessCheck.SUSPECT,
+    "DshealthdProbeHung": FitnessCheck.SUSPECT,
+    "DshealthdStraggler": FitnessCheck.SUSPECT,
+    "DshealthdLinkSuspect": FitnessCheck.SUSPECT,
 }
 """Checks by the alert of the finding."""
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedCheck:
     """One check that failed."""
 
-    check: Check
+    check: FitnessCheck
     part: str
     """`GPU 3`, a name of the probes, or the whole `node`."""
     detail: str
@@ -81,7 +81,7 @@ class Failure:
 class Fitness:
     """What is known of the node."""
 
-    failures: tuple[Failure, ...]
+    failures: tuple[FailedCheck, ...]
     unknown: tuple[str, ...]
     """What could not be looked at, one line each."""
 
@@ -102,7 +102,7 @@ def fitness(verdict: Verdict) -> Fitness:
         if unread or agents or finding.alert in _UNWATCHED:
             unknown.append(finding.detail)
         elif check is not None and not _elsewhere(finding):
-            failures.append(Failure(check, finding.part or "node", finding.detail))
+            failures.append(FailedCheck(check, finding.part or "node", finding.detail))
     return Fitness(tuple(failures), tuple(unknown))
 
 

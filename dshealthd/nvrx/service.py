@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.child import StartError, channel, environment, python, spawn
 from dshealthd.core.collector import counter, gauge
 from dshealthd.nvrx.answer import response
-from dshealthd.nvrx.fitness import Check
+from dshealthd.nvrx.fitness import FitnessCheck
 from dshealthd.nvrx.frames import ANSWER, LENGTH, QUESTION, READY, UNKNOWN
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class ServerError(Exception):
     """The server cannot run, or has ended."""
 
 
-class Service:
+class HealthCheckService:
     """Serves the configured socket, if there is one, until it is closed."""
 
     name = "nvrx"
@@ -112,7 +112,7 @@ class Service:
             yield VERDICTS(self._verdicts[verdict], verdict)
         if self._last is not None:
             found = Counter(failure.check for failure in self._last.failures)
-            for check in Check:
+            for check in FitnessCheck:
                 yield FINDINGS(found[check], check)
 
     def status(self) -> Mapping[str, Any]:

@@ -15,8 +15,8 @@ from dshealthd.probe import report
 from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.messages import Backend
-from dshealthd.probe.rounds.conclusion import Findings, MemberResult, combine
-from dshealthd.probe.rounds.plan import ON_DEMAND, Plan, local_job, new_round
+from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
+from dshealthd.probe.rounds.plan import ON_DEMAND, RoundPlan, local_job, new_round
 from dshealthd.probe.workers.job import DeviceSteps
 from dshealthd.probe.workers.store import LocalStore
 from dshealthd.probe.workers.worker_pool import WorkerPool
@@ -78,12 +78,12 @@ async def local(
             gpus, steps, device_steps=DeviceSteps() if gpus else None, deadlines=DEADLINES
         )
         results = await worker_pool.run(
-            job, LocalStore(), Progress(len(job.rank_specs), len(steps), tell)
+            job, LocalStore(), StageReporter(len(job.rank_specs), len(steps), tell)
         )
     finally:
         await worker_pool.close()
     backend = Backend(job.backend)
-    plan = Plan(
+    plan = RoundPlan(
         round=new_round(),
         epoch=ON_DEMAND,
         kind=Kind.LOCAL,
@@ -110,7 +110,7 @@ async def local(
     }
 
 
-def replace_parts(found: Findings) -> list[Any]:
+def replace_parts(found: RoundResult) -> list[Any]:
     """Return the slowest rank's time of each collective, and every GPU's own of what it does alone."""
     slowest: dict[tuple[str, int], Any] = {}
     alone = []
@@ -133,7 +133,7 @@ def failure(result: RankResult) -> dict[str, Any]:
     }
 
 
-class Progress:
+class StageReporter:
     """Tells when all ranks have come to a stage."""
 
     def __init__(self, ranks: int, sizes: int, tell: Callable[[str], None]) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from dshealthd.core.collector import Sample
     from dshealthd.probe.observation import Suspect, Timing
-    from dshealthd.probe.rounds.active_round import Report
+    from dshealthd.probe.rounds.active_round import RoundReport
 
 ROUNDS = counter(
     "dshealthd_probe_rounds_total",
@@ -123,7 +123,7 @@ class RoundMetrics:
         """Count a round that was not run."""
         self._skips[reason] += 1
 
-    def add(self, report: Report, me: str) -> None:
+    def add(self, report: RoundReport, me: str) -> None:
         """Count a round."""
         observation = report.observation
         kind = str(observation.kind)
@@ -204,7 +204,7 @@ def _keep(store: OrderedDict[Any, Any], key: object, value: object, most: int) -
         store.popitem(last=False)
 
 
-def _entry(report: Report) -> dict[str, Any]:
+def _entry(report: RoundReport) -> dict[str, Any]:
     """Return a round as the status document has it."""
     seen = report.observation
     return {

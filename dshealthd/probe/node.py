@@ -9,14 +9,14 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from dshealthd.probe.members.schedule import epoch_at
-from dshealthd.probe.rounds.plan import ON_DEMAND, Plan
+from dshealthd.probe.rounds.plan import ON_DEMAND, RoundPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dshealthd.probe.members.local_membership import LocalMembership
     from dshealthd.probe.members.membership import Membership
-    from dshealthd.probe.policy import Gpus, Policy
+    from dshealthd.probe.policy import GpuOccupancy, Policy
     from dshealthd.probe.rounds.conclusion import Scores
     from dshealthd.probe.verdicts.detector import Detector
     from dshealthd.probe.workers.worker_pool import WorkerPool
@@ -37,7 +37,7 @@ class ThisNode:
         self,
         local_membership: LocalMembership,
         policy: Policy,
-        gpus: Gpus,
+        gpus: GpuOccupancy,
         worker_pool: WorkerPool | None,
         detector: Detector,
         *,
@@ -81,7 +81,7 @@ class ThisNode:
         """Return what the judge tells peers."""
         return self._detector.scores()
 
-    def objection(self, plan: Plan) -> str:
+    def objection(self, plan: RoundPlan) -> str:
         """Return why no workers may run for another node's plan now."""
         reason = self.obstacle(scheduled=plan.epoch != ON_DEMAND)
         if reason or plan.epoch != ON_DEMAND:

@@ -29,7 +29,7 @@ SAVED = 120.0
 """Seconds whose share of GPU time can be used at once."""
 
 
-class Gpus:
+class GpuOccupancy:
     """The node's GPUs, as the collectors `gpu_processes` and `gpu_bus` saw them last."""
 
     def __init__(self, snapshot: Snapshot, monotonic: Callable[[], float]) -> None:
@@ -133,7 +133,11 @@ class Policy:
     """Says whether a round may use the GPUs now."""
 
     def __init__(
-        self, options: PolicyOptions, gpus: Gpus, account: Account, wall: Callable[[], float]
+        self,
+        options: PolicyOptions,
+        gpus: GpuOccupancy,
+        account: Account,
+        wall: Callable[[], float],
     ) -> None:
         self._options = options
         self._gpus = gpus

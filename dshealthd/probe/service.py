@@ -24,7 +24,7 @@ from dshealthd.probe.members.schedule import epoch_at
 from dshealthd.probe.metrics import RoundMetrics
 from dshealthd.probe.node import PREPARATION
 from dshealthd.probe.peers.credentials import CredentialError, Credentials
-from dshealthd.probe.policy import Account, Gpus, Policy
+from dshealthd.probe.policy import Account, GpuOccupancy, Policy
 from dshealthd.probe.slots import SAMPLE_PEERS, ProbeState, SlotRunner
 from dshealthd.probe.verdicts.baseline import BaselineError, Baselines
 from dshealthd.probe.workers.interface import interface_of
@@ -69,7 +69,7 @@ class Setup(Exception):
     """The probes cannot run yet; the message says why."""
 
 
-class Service:
+class ProbeService:
     """Runs the probes of this node until it is closed."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Service:
         self._local_membership = LocalMembership(
             options.members, host, options.group_size, hostname, monotonic
         )
-        self._gpus = Gpus(snapshot, monotonic)
+        self._gpus = GpuOccupancy(snapshot, monotonic)
         self._absences = Absences(snapshot, wall)
         self._account = Account(options.policy.duty_ratio, monotonic)
         self._policy = Policy(options.policy, self._gpus, self._account, wall)

@@ -32,14 +32,14 @@ from dshealthd.probe.peers.contract import Refusal
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.peers.server import PeerServer
-from dshealthd.probe.policy import Account, Gpus, Policy
-from dshealthd.probe.rounds.active_round import Decline, Report
-from dshealthd.probe.rounds.conclusion import Findings, MemberResult, combine, timing_fields
+from dshealthd.probe.policy import Account, GpuOccupancy, Policy
+from dshealthd.probe.rounds.active_round import Decline, RoundReport
+from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine, timing_fields
 from dshealthd.probe.rounds.plan import (
     DEADLINES,
     ON_DEMAND,
     PAIR,
-    Plan,
+    RoundPlan,
     local_job,
     new_round,
     steps_at,
@@ -96,7 +96,7 @@ class ProbeState:
 
     options: ProbeOptions
     local_membership: LocalMembership
-    gpus: Gpus
+    gpus: GpuOccupancy
     account: Account
     policy: Policy
     absences: Absences
@@ -386,13 +386,13 @@ class SlotRunner:
         members: tuple[str, ...],
         kind: Kind | None = None,
         steps: tuple[tuple[int, int], ...] | None = None,
-    ) -> Report | None:
+    ) -> RoundReport | None:
         """Lead a round of the kind that is possible now.
 
         `kind` and `steps` are the schedule's where they are not given.
         """
         gpus = self._gpus.count()
-        plan = Plan(
+        plan = RoundPlan(
             round=new_round(),
             epoch=epoch,
             kind=kind or _kind(epoch, len(members), gpus),
@@ -433,7 +433,7 @@ class SlotRunner:
         """Have a round among the GPUs of this node."""
         gpus, begin = self._gpus.count(), self._monotonic()
         backend = Backend.NCCL if gpus else Backend.GLOO
-        plan = Plan(
+        plan = RoundPlan(
             round=new_round(),
             epoch=epoch,
             kind=Kind.LOCAL,
@@ -444,7 +444,7 @@ class SlotRunner:
         )
         reason = self.node.obstacle(scheduled=epoch != ON_DEMAND)
         if reason or self._worker_pool is None:
-            findings = Findings(Outcome.DECLINED, Stage.INVITE, reason=reason)
+            findings = RoundResult(Outcome.DECLINED, Stage.INVITE, reason=reason)
             self._metrics.skip(reason)
         else:
             steps = steps_at(0, 1)
@@ -454,9 +454,9 @@ class SlotRunner:
             results = await self._worker_pool.run(work, LocalStore(), lambda _rank, _stage: None)
             findings = combine(plan, self._me, {self._me: MemberResult(tuple(results))}, {})
         observation = findings.observation(plan, self.node.scores(), self._wall())
-        self._ended(Report(observation, plan, self._monotonic() - begin, led=True))
+        self._ended(RoundReport(observation, plan, self._monotonic() - begin, led=True))
 
-    def _ended(self, report: Report) -> None:
+    def _ended(self, report: RoundReport) -> None:
         """Take a round into account; one that members in maintenance have spoilt is declined."""
         observation = report.observation
         if observation.late and all(map(self._absences.absent, observation.late)):

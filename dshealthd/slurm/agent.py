@@ -37,7 +37,7 @@ class AgentSilent(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CriticalFinding:
     """A critical finding."""
 
     slug: str
@@ -55,16 +55,16 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AgentVerdict:
     """What the agent says of the node."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[CriticalFinding, ...]
     """Critical ones."""
     clean: bool
     """Whether everything could be looked at and nothing is critical."""
 
 
-def ask(config: Config, alerts: Iterable[str]) -> Verdict:
+def ask(config: Config, alerts: Iterable[str]) -> AgentVerdict:
     """Return what the agent on this machine says of these alerts; AgentSilent.
 
     Only an agent of root, of this process's user or of the user `dshealthd` is believed: the port
@@ -109,7 +109,7 @@ def ask(config: Config, alerts: Iterable[str]) -> Verdict:
         raise AgentSilent(message) from error
 
 
-def parse(document: dict[str, Any], alerts: frozenset[str]) -> Verdict:
+def parse(document: dict[str, Any], alerts: frozenset[str]) -> AgentVerdict:
     """Return the verdict of a status document; ValueError, KeyError, TypeError for any other."""
     if document["schema"] != SCHEMA:
         message = f"schema {document['schema']!r} is not {SCHEMA}"
@@ -122,10 +122,12 @@ def parse(document: dict[str, Any], alerts: frozenset[str]) -> Verdict:
             part = _part(item["component"], item["part"])
             xid = _xid(document, part.removeprefix("gpu=")) if part.startswith("gpu=") else ""
             critical.append(
-                Finding(_word(item["slug"], 40), _word(item["alert"], 60), part, _word(xid, 5))
+                CriticalFinding(
+                    _word(item["slug"], 40), _word(item["alert"], 60), part, _word(xid, 5)
+                )
             )
     clean = not critical and document["verdict"] in {"ok", "warning"}
-    return Verdict(tuple(critical), clean)
+    return AgentVerdict(tuple(critical), clean)
 
 
 def _part(component: str, part: str) -> str:

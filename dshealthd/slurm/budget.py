@@ -19,7 +19,7 @@ from dshealthd.slurm.controller import ControllerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dshealthd.slurm.controller import Node, Slurm
+    from dshealthd.slurm.controller import Slurm, SlurmNode
 
 HOUR, DAY = 3600.0, 86_400.0
 _LEAST_A_DAY = 2
@@ -36,7 +36,7 @@ _PATIENCE = 2.0
 _CLAIM = re.compile(r"claim ticket=(\d{1,9}) time=(\d{1,12})")
 
 
-class Claim(NamedTuple):
+class DrainClaim(NamedTuple):
     """A node's turn to drain; sorted by who was first."""
 
     ticket: int
@@ -57,7 +57,7 @@ def size(nodes: int, ratio: float) -> int:
     return max(1, int(nodes * ratio))
 
 
-def spent(nodes: Iterable[Node], wall: float, period: float = HOUR) -> int:
+def spent(nodes: Iterable[SlurmNode], wall: float, period: float = HOUR) -> int:
     """Return how many nodes were drained by us in the last hour, or another period.
 
     A time to come counts too: clocks differ.
@@ -65,7 +65,9 @@ def spent(nodes: Iterable[Node], wall: float, period: float = HOUR) -> int:
     return sum(node.ours and node.state.drained and wall - node.since < period for node in nodes)
 
 
-def allowance(nodes: Iterable[Node], ratio: float, daily_ratio: float, wall: float) -> Allowance:
+def allowance(
+    nodes: Iterable[SlurmNode], ratio: float, daily_ratio: float, wall: float
+) -> Allowance:
     """Return how many more nodes may be drained, tickets apart."""
     nodes = list(nodes)
     hourly = size(len(nodes), ratio)
@@ -77,13 +79,13 @@ def allowance(nodes: Iterable[Node], ratio: float, daily_ratio: float, wall: flo
     )
 
 
-def claims(nodes: Iterable[Node], wall: float) -> list[Claim]:
+def claims(nodes: Iterable[SlurmNode], wall: float) -> list[DrainClaim]:
     """Return the tickets that count, those of `CHOOSING` among them."""
     found = []
     for node in nodes:
         match = _CLAIM.fullmatch(node.note)
         if match and abs(wall - int(match[2])) < CLAIM_LIFE:
-            found.append(Claim(int(match[1]), node.name))
+            found.append(DrainClaim(int(match[1]), node.name))
     return sorted(found)
 
 
@@ -127,13 +129,13 @@ def drain(
     return ""
 
 
-def _claim(controller: Slurm, me: Node, ticket: int, wall: float) -> None:
+def _claim(controller: Slurm, me: SlurmNode, ticket: int, wall: float) -> None:
     controller.note(me, f"claim ticket={ticket} time={wall:.0f}")
 
 
 def _settled(
     controller: Slurm, wall: Callable[[], float], sleep: Callable[[float], object]
-) -> dict[str, Node]:
+) -> dict[str, SlurmNode]:
     """Return the nodes once nobody is about to take a ticket; ControllerError if that lasts.
 
     Without this the budget holds as well, but nodes that begin together refuse each other.
@@ -150,7 +152,7 @@ def _settled(
         waited += _POLL
 
 
-def _over(controller: Slurm, me: Node, reason: str, allowed: Allowance) -> str:
+def _over(controller: Slurm, me: SlurmNode, reason: str, allowed: Allowance) -> str:
     """Leave a note on the node, and return what it says."""
     note = f"not drained, budget of {allowed.budget} is spent: {reason.partition(': ')[2]}"
     if me.note != note:

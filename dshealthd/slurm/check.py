@@ -19,7 +19,7 @@ from dshealthd.slurm.controller import PREFIX, ControllerError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dshealthd.slurm.agent import Verdict
+    from dshealthd.slurm.agent import AgentVerdict
     from dshealthd.slurm.allocation import Reach
     from dshealthd.slurm.controller import Slurm
     from dshealthd.slurm.options import SlurmOptions
@@ -39,7 +39,7 @@ _NAMED = 3
 """Findings that a reason names; one is enough to find the others."""
 
 
-class Result(enum.Enum):
+class NodeCheckResult(enum.Enum):
     """What a check has found and done."""
 
     CLEAN = "clean"
@@ -50,21 +50,21 @@ class Result(enum.Enum):
     """By us or somebody else, now or before."""
 
 
-class Outcome(NamedTuple):
+class CheckReport(NamedTuple):
     """The end of a check, with one line for the log; empty where there is nothing to tell."""
 
-    result: Result
+    result: NodeCheckResult
     text: str
 
 
-class Check:
+class NodeCheck:
     """Checks one node."""
 
     def __init__(
         self,
         options: SlurmOptions,
         node: str,
-        ask: Callable[[], Verdict],
+        ask: Callable[[], AgentVerdict],
         slurm: Slurm,
         streaks: Streaks,
         sleep: Callable[[float], object] = time.sleep,
@@ -73,26 +73,26 @@ class Check:
         self._options, self._node, self._ask = options, node, ask
         self._slurm, self._streaks, self._sleep = slurm, streaks, sleep
 
-    def once(self) -> Outcome:
+    def once(self) -> CheckReport:
         """Look once, as health check and epilog do."""
         try:
             verdict = self._ask()
         except AgentSilent as error:
             self._streaks.count_unknown()
-            return Outcome(Result.UNKNOWN, f"nothing done: {error}")
+            return CheckReport(NodeCheckResult.UNKNOWN, f"nothing done: {error}")
         return self._judge(verdict)
 
-    def insistently(self) -> Outcome:
+    def insistently(self) -> CheckReport:
         """Look as often as it takes to confirm a finding, as the prolog does."""
         looks = min(self._options.bad_checks, MAX_LOOKS)
         outcome = self.once()
-        while outcome.result is Result.BAD and not self._confirmed() and looks > 1:
+        while outcome.result is NodeCheckResult.BAD and not self._confirmed() and looks > 1:
             looks -= 1
             self._sleep(LOOK_AGAIN)
             outcome = self.once()
         return outcome
 
-    def reaches(self, look: Callable[[], Reach]) -> Outcome:
+    def reaches(self, look: Callable[[], Reach]) -> CheckReport:
         """Look whether this node reaches others of its job, as the prolog does where asked to.
 
         Only a node that reaches none of several, twice, is drained. What others lack is told.
@@ -103,20 +103,20 @@ class Check:
                 self._sleep(REACH_AGAIN)
                 reach = look()
             if not reach.cut_off:
-                result = Result.BAD if reach.problems else Result.CLEAN
-                return Outcome(result, str(reach) if reach.problems else "")
+                result = NodeCheckResult.BAD if reach.problems else NodeCheckResult.CLEAN
+                return CheckReport(result, str(reach) if reach.problems else "")
             return self._drain(f"{PREFIX}{CUT_OFF} peers=0/{reach.asked}")
         except (NotAsked, ControllerError) as error:
-            return Outcome(Result.UNKNOWN, f"nothing done: {error}")
+            return CheckReport(NodeCheckResult.UNKNOWN, f"nothing done: {error}")
 
     def _confirmed(self) -> bool:
         return max(self._streaks.bad.values(), default=0) >= self._options.bad_checks
 
-    def _judge(self, verdict: Verdict) -> Outcome:
+    def _judge(self, verdict: AgentVerdict) -> CheckReport:
         if not verdict.findings:
             if not verdict.clean:
                 self._streaks.count_unknown()
-                return Outcome(Result.UNKNOWN, "")
+                return CheckReport(NodeCheckResult.UNKNOWN, "")
             return self._clean(self._streaks.count_clean())
         # Without the Xid, which comes and goes with the driver's log.
         self._streaks.count_bad({f"{item.slug} {item.part}" for item in verdict.findings})
@@ -127,46 +127,50 @@ class Check:
         if not self._confirmed():
             count = max(self._streaks.bad.values())
             text = f"{reason} (check {count} of {self._options.bad_checks})"
-            return Outcome(Result.BAD, text)
+            return CheckReport(NodeCheckResult.BAD, text)
         try:
             return self._drain(reason)
         except ControllerError as error:
-            return Outcome(Result.BAD, f"{reason}; nothing done, as Slurm does not answer: {error}")
+            return CheckReport(
+                NodeCheckResult.BAD, f"{reason}; nothing done, as Slurm does not answer: {error}"
+            )
 
-    def _drain(self, reason: str) -> Outcome:
+    def _drain(self, reason: str) -> CheckReport:
         me = self._slurm.nodes().get(self._node)
         if me is None:
-            return Outcome(Result.BAD, f"{reason}; Slurm knows no node {self._node}")
+            return CheckReport(NodeCheckResult.BAD, f"{reason}; Slurm knows no node {self._node}")
         if me.state.drained:
-            return Outcome(Result.DRAINED, f"{reason}; drained before: {me.reason}")
+            return CheckReport(NodeCheckResult.DRAINED, f"{reason}; drained before: {me.reason}")
         if me.reason or not me.state.working:
             state = "+".join((me.state.base, *sorted(me.state.flags)))
             text = f"{reason}; left as it is: {state} {me.reason}".rstrip()
-            return Outcome(Result.BAD, text)
+            return CheckReport(NodeCheckResult.BAD, text)
         self._streaks.noted = True  # also where this is cut off half-way
         ratios = self._options.budget_ratio, self._options.daily_budget_ratio
         refused = budget.drain(self._slurm, self._node, reason, *ratios)
         self._streaks.noted = bool(refused)
         if refused:
-            return Outcome(Result.BAD, f"{reason}; {refused}")
-        return Outcome(Result.DRAINED, f"{reason}; drained")
+            return CheckReport(NodeCheckResult.BAD, f"{reason}; {refused}")
+        return CheckReport(NodeCheckResult.DRAINED, f"{reason}; drained")
 
-    def _clean(self, checks: int) -> Outcome:
+    def _clean(self, checks: int) -> CheckReport:
         """Take back what is no longer true: our note, and where configured our drain."""
         turn = self._options.undrain and checks % self._options.clean_checks == 0
         if not turn and not self._streaks.noted:
-            return Outcome(Result.CLEAN, "")
+            return CheckReport(NodeCheckResult.CLEAN, "")
         try:
             me = self._slurm.nodes().get(self._node)
             if me is None:
-                return Outcome(Result.CLEAN, f"Slurm knows no node {self._node}")
+                return CheckReport(NodeCheckResult.CLEAN, f"Slurm knows no node {self._node}")
             if me.note:
                 self._slurm.note(me, "")
             self._streaks.noted = False
             if turn and me.ours and me.state.drained:
                 self._slurm.undrain(me)
                 text = f"undrained after {checks} clean checks; was {me.reason}"
-                return Outcome(Result.CLEAN, text)
+                return CheckReport(NodeCheckResult.CLEAN, text)
         except ControllerError as error:
-            return Outcome(Result.CLEAN, f"nothing undone, as Slurm does not answer: {error}")
-        return Outcome(Result.CLEAN, "")
+            return CheckReport(
+                NodeCheckResult.CLEAN, f"nothing undone, as Slurm does not answer: {error}"
+            )
+        return CheckReport(NodeCheckResult.CLEAN, "")

@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.slurm import agent, allocation, maintenance
-from dshealthd.slurm.check import Check, Outcome, Result
+from dshealthd.slurm.check import CheckReport, NodeCheck, NodeCheckResult
 from dshealthd.slurm.controller import Controller, ControllerError
 from dshealthd.slurm.streaks import Busy, kept
 
@@ -27,13 +27,13 @@ REFUSE = 100
 """Exit status of a prolog on a drained node with a finding: neither Python nor a shell ends so."""
 WAIT = 8.0
 """Seconds that a prolog or epilog waits for another check of the node to end."""
-UNHINDERED = (Result.CLEAN, Result.UNKNOWN)
+UNHINDERED = (NodeCheckResult.CLEAN, NodeCheckResult.UNKNOWN)
 """Results after which the other nodes of the job are asked too; the rest has its reason already."""
 PRIORITIES = {
-    Result.CLEAN: syslog.LOG_INFO,
-    Result.UNKNOWN: syslog.LOG_WARNING,
-    Result.BAD: syslog.LOG_WARNING,
-    Result.DRAINED: syslog.LOG_ERR,
+    NodeCheckResult.CLEAN: syslog.LOG_INFO,
+    NodeCheckResult.UNKNOWN: syslog.LOG_WARNING,
+    NodeCheckResult.BAD: syslog.LOG_WARNING,
+    NodeCheckResult.DRAINED: syslog.LOG_ERR,
 }
 
 
@@ -46,7 +46,7 @@ def slurm(loaded: Config, hook: str) -> int:
         _keep_maintenance(loaded, controller)
     try:
         with kept(loaded.slurm.run_directory, 0.0 if hook == "health" else WAIT) as streaks:
-            check = Check(
+            check = NodeCheck(
                 loaded.slurm,
                 node_name(loaded),
                 lambda: agent.ask(loaded, loaded.slurm.drain_for),
@@ -61,15 +61,15 @@ def slurm(loaded: Config, hook: str) -> int:
                     lambda: allocation.look(loaded, controller.nodes_of_job(job))
                 )
     except Busy as error:
-        outcome = Outcome(Result.UNKNOWN, f"nothing done: {error}")
+        outcome = CheckReport(NodeCheckResult.UNKNOWN, f"nothing done: {error}")
     except OSError as error:
         text = f"nothing done: {loaded.slurm.run_directory}: {error.strerror or error}"
-        outcome = Outcome(Result.UNKNOWN, text)
+        outcome = CheckReport(NodeCheckResult.UNKNOWN, text)
     _tell(hook, outcome)
-    return REFUSE if hook == "prolog" and outcome.result is Result.DRAINED else 0
+    return REFUSE if hook == "prolog" and outcome.result is NodeCheckResult.DRAINED else 0
 
 
-def _tell(hook: str, outcome: Outcome) -> None:
+def _tell(hook: str, outcome: CheckReport) -> None:
     """Write what there is to tell to standard error and syslog."""
     if outcome.text:
         _say(PRIORITIES[outcome.result], f"{hook}: {outcome.text}")

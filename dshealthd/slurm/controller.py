@@ -39,16 +39,16 @@ _SECTION = re.compile(r" ?\[dshealthd: ([^\]]*)\]")
 class Slurm(Protocol):
     """What a check asks of a `Controller`."""
 
-    def nodes(self) -> dict[str, Node]:
+    def nodes(self) -> dict[str, SlurmNode]:
         """Return every node."""
 
-    def drain(self, node: Node, reason: str) -> None:
+    def drain(self, node: SlurmNode, reason: str) -> None:
         """Drain a node."""
 
-    def undrain(self, node: Node) -> None:
+    def undrain(self, node: SlurmNode) -> None:
         """Take a drain back."""
 
-    def note(self, node: Node, note: str) -> None:
+    def note(self, node: SlurmNode, note: str) -> None:
         """Change our note on a node."""
 
 
@@ -57,7 +57,7 @@ class ControllerError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class SlurmNode:
     """One node of the cluster."""
 
     name: str
@@ -99,11 +99,11 @@ class Controller:
         if conf:
             self._environment["SLURM_CONF"] = conf
 
-    def nodes(self) -> dict[str, Node]:
+    def nodes(self) -> dict[str, SlurmNode]:
         """Return every node that is in a partition; ControllerError."""
         return parse_nodes(self._run("sinfo", "--all", "--noheader", "--Node", _COLUMNS))
 
-    def node(self, name: str) -> Node | None:
+    def node(self, name: str) -> SlurmNode | None:
         """Return one node, None where no partition has it; ControllerError."""
         found = self._run("sinfo", "--all", "--noheader", "--Node", f"--nodes={name}", _COLUMNS)
         return parse_nodes(found).get(name)
@@ -117,15 +117,15 @@ class Controller:
             raise ControllerError(message)
         return found[1]
 
-    def drain(self, node: Node, reason: str) -> None:
+    def drain(self, node: SlurmNode, reason: str) -> None:
         """Drain a node and drop our note, in one step; ControllerError."""
         self._update(node.name, "State=DRAIN", f"Reason={reason}", f"Comment={node.comment}")
 
-    def undrain(self, node: Node) -> None:
+    def undrain(self, node: SlurmNode) -> None:
         """Take a drain back; its reason goes with it. ControllerError."""
         self._update(node.name, "State=UNDRAIN")
 
-    def note(self, node: Node, note: str) -> None:
+    def note(self, node: SlurmNode, note: str) -> None:
         """Put a note of ours behind what others wrote in the comment; ControllerError."""
         section = f"[dshealthd: {note}]" if note else ""
         self._update(node.name, f"Comment={' '.join(filter(None, (node.comment, section)))}")
@@ -174,7 +174,7 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait(_END)
 
 
-def parse_nodes(text: str) -> dict[str, Node]:
+def parse_nodes(text: str) -> dict[str, SlurmNode]:
     """Return the nodes of sinfo's lines; ControllerError for a line that is no node.
 
     A node is listed once for each of its partitions.
@@ -188,7 +188,7 @@ def parse_nodes(text: str) -> dict[str, Node]:
         name, state, since, reason, comment = (field.strip() for field in fields[:-1])
         comment = "" if comment.lower() in _NONE else comment
         note = _SECTION.search(comment)
-        nodes[name] = Node(
+        nodes[name] = SlurmNode(
             name,
             NodeState.parse(state),
             "" if reason.lower() in _NONE else reason,

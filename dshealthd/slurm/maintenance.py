@@ -18,7 +18,7 @@ from dshealthd.maintenance.state import FILES, LIMIT, MAX_REASON, Maintenance, p
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.slurm.controller import Node
+    from dshealthd.slurm.controller import SlurmNode
 
 COUNTS = 86400.0
 """Seconds for which Slurm's word counts after it was asked last: a drained node is switched off for
@@ -34,14 +34,14 @@ _OF_FAULTS = re.compile(
 _UNPRINTABLE = re.compile(r"[^ -~]+")
 
 
-class Slurm(Protocol):
+class NodeSource(Protocol):
     """What is asked of `controller.Controller`."""
 
-    def node(self, name: str) -> Node | None:
+    def node(self, name: str) -> SlurmNode | None:
         """Return one node."""
 
 
-def keep(directory: Path, slurm: Slurm, name: str, now: float) -> None:
+def keep(directory: Path, slurm: NodeSource, name: str, now: float) -> None:
     """Write what Slurm says of the node now; ControllerError, OSError, and nothing is changed.
 
     `now` is the Unix time in seconds.

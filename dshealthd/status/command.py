@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from dshealthd.config import Config
     from dshealthd.http.client import Access, Client
-    from dshealthd.status.query import Answer
+    from dshealthd.status.query import AgentAnswer
 
 CLEAR = "\x1b[H\x1b[J"
 """Moves to the first line and clears what is below."""
@@ -41,7 +41,7 @@ def status(
     0 ok, 1 warning, 2 critical, 3 unknown: of the worst node.
     """
 
-    def write(answers: Sequence[Answer]) -> Iterator[str]:
+    def write(answers: Sequence[AgentAnswer]) -> Iterator[str]:
         paint = Paint(colour=_coloured())
         ranked = sorted(answers, key=lambda answer: -ORDER.index(answer.state))
         for number, answer in enumerate(ranked):
@@ -66,7 +66,7 @@ def jobs(
     0 none hung, 2 one is, 3 an agent did not answer.
     """
 
-    def write(answers: Sequence[Answer]) -> Iterator[str]:
+    def write(answers: Sequence[AgentAnswer]) -> Iterator[str]:
         paint = Paint(colour=_coloured())
         names = {job["job"] for answer in answers for job in answer.document.get("jobs", ())}
         for answer in answers:
@@ -88,7 +88,7 @@ def jobs(
     )
 
 
-def _of_jobs(answers: Sequence[Answer]) -> State:
+def _of_jobs(answers: Sequence[AgentAnswer]) -> State:
     hung = any(job["hang"] for answer in answers for job in answer.document.get("jobs", ()))
     if hung:
         return State.CRITICAL
@@ -99,19 +99,19 @@ def _run(
     loaded: Config,
     access: Access,
     nodes: Sequence[str],
-    write: Callable[[Sequence[Answer]], Iterator[str]],
+    write: Callable[[Sequence[AgentAnswer]], Iterator[str]],
     *,
     members: bool,
     as_json: bool,
     watch: float | None,
-    state: Callable[[Sequence[Answer]], State] = query.worst,
+    state: Callable[[Sequence[AgentAnswer]], State] = query.worst,
 ) -> int:
     try:
         clients = _clients(loaded, access, nodes, members=members)
     except (Unreachable, ValueError, OSError) as error:
         print(f"dshealthd: {error}", file=sys.stderr)
         return query.EXIT[State.UNKNOWN]
-    answers: list[Answer] = []
+    answers: list[AgentAnswer] = []
     try:
         while True:
             answers = query.ask(clients)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from dshealthd.status.paint import Paint
-    from dshealthd.status.query import Answer
+    from dshealthd.status.query import AgentAnswer
 
 CAUSES = {
     "process": "a rank's process is stopped or gone",
@@ -61,7 +61,7 @@ def job_lines(job: Mapping[str, Any], paint: Paint) -> Iterator[str]:
         yield f"    evidence: {safe(job['evidence'])}"
 
 
-def ranks(job: str, answers: Sequence[Answer]) -> Iterator[str]:
+def ranks(job: str, answers: Sequence[AgentAnswer]) -> Iterator[str]:
     """Yield the ranks of one job from all nodes that were asked, side by side."""
     rows = [("rank", "node", "step", "at", "process", "step time", "overdue")]
     found = [

@@ -23,7 +23,7 @@ EXIT = {State.OK: 0, State.WARNING: 1, State.CRITICAL: 2, State.UNKNOWN: 3}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AgentAnswer:
     """What one agent said."""
 
     name: str
@@ -63,19 +63,19 @@ class Answer:
         }
 
 
-def ask(clients: Sequence[tuple[str, Client]]) -> list[Answer]:
+def ask(clients: Sequence[tuple[str, Client]]) -> list[AgentAnswer]:
     """Return the answers of agents by the names that they were asked for, in the same order."""
     with ThreadPoolExecutor(min(AT_ONCE, max(1, len(clients)))) as pool:
         return list(pool.map(_one, clients))
 
 
-def _one(entry: tuple[str, Client]) -> Answer:
+def _one(entry: tuple[str, Client]) -> AgentAnswer:
     name, client = entry
     try:
         document = client.status()
     except Unreachable as error:
-        return Answer(name, client.url, error=str(error))
-    return Answer(str(document.get("node") or name), client.url, document)
+        return AgentAnswer(name, client.url, error=str(error))
+    return AgentAnswer(str(document.get("node") or name), client.url, document)
 
 
 def members(client: Client) -> list[str]:
@@ -88,12 +88,12 @@ def members(client: Client) -> list[str]:
         raise Unreachable(message) from error
 
 
-def worst(answers: Sequence[Answer]) -> State:
+def worst(answers: Sequence[AgentAnswer]) -> State:
     """Return the worst verdict; unknown if no agent was asked."""
     return max((answer.state for answer in answers), key=ORDER.index, default=State.UNKNOWN)
 
 
-def report(answers: Sequence[Answer]) -> dict[str, Any]:
+def report(answers: Sequence[AgentAnswer]) -> dict[str, Any]:
     """Return what `--json` prints."""
     return {
         "schema": SCHEMA,

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dshealthd.status.paint import Paint
-    from dshealthd.status.query import Answer
+    from dshealthd.status.query import AgentAnswer
 
 ROUNDS = 3
 """Rounds of probes that are shown."""
 
 
-def node(answer: Answer, paint: Paint) -> Iterator[str]:
+def node(answer: AgentAnswer, paint: Paint) -> Iterator[str]:
     """Yield the lines of one node."""
     state = answer.state
     yield f"{safe(answer.name)}  {paint(state, state.upper())}  {_headline(answer)}"
@@ -40,7 +40,7 @@ def node(answer: Answer, paint: Paint) -> Iterator[str]:
             yield from (f"  {line}" for line in lines)
 
 
-def _headline(answer: Answer) -> str:
+def _headline(answer: AgentAnswer) -> str:
     if answer.problem:
         return safe(answer.problem)
     findings = answer.document["findings"]
@@ -52,7 +52,7 @@ def _headline(answer: Answer) -> str:
     return ", ".join(parts) or f"healthy, {plural(read, 'collector')} OK"
 
 
-def _finding(finding: Mapping[str, Any], answer: Answer, paint: Paint) -> Iterator[str]:
+def _finding(finding: Mapping[str, Any], answer: AgentAnswer, paint: Paint) -> Iterator[str]:
     state = State(finding["severity"])
     word = state.upper().ljust(8)
     since = finding.get("since")

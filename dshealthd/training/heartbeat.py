@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from dshealthd.training.message import Memory, Message, Phase, Stage, encode
+from dshealthd.training.message import DeviceMemory, Message, Phase, StepStage, encode
 from dshealthd.training.page import DEFAULT_PATH, Page
 from dshealthd.training.readback import Readback
 from dshealthd.training.step_timer import Average, StepTimer
@@ -71,7 +71,7 @@ class Heartbeat:
         self.steps = step
         """Optimizer steps so far."""
         self._phase = Phase.TRAINING
-        self._stage = Stage.UNKNOWN
+        self._stage = StepStage.UNKNOWN
         self._step_timer = StepTimer()
         self._nonfinite = 0
         self._finite: bool | None = None
@@ -82,7 +82,7 @@ class Heartbeat:
         self._pause_began: float | None = None
         self._loss = Readback()
         self._norm = Readback()
-        self._memory: Memory | None = None
+        self._memory: DeviceMemory | None = None
         self._communication: float | None = None
         self._slow_due = 0.0
         self._undo: list[Callable[[], object]] = []
@@ -107,8 +107,8 @@ class Heartbeat:
             self._mean.add(self._last)
         self._ended, self._paused, self._pause_began = now, 0.0, None
         self._phase = Phase.TRAINING  # who makes steps trains, whatever was marked before
-        if self._stage is not Stage.UNKNOWN:
-            self._stage = Stage.INPUT
+        if self._stage is not StepStage.UNKNOWN:
+            self._stage = StepStage.INPUT
             self._step_timer.step_ended(now)
         self._tell(now)
 
@@ -116,8 +116,8 @@ class Heartbeat:
     def micro_step(self) -> None:
         """Say that a micro-step was made which is no step yet."""
         now = time.monotonic()
-        if self._stage is not Stage.UNKNOWN:
-            self._stage = Stage.INPUT
+        if self._stage is not StepStage.UNKNOWN:
+            self._stage = StepStage.INPUT
             self._step_timer.micro_step_ended(now)
         self._tell(now)
 
@@ -128,12 +128,12 @@ class Heartbeat:
         And that it computes, or that `compute_began` will be called when it does.
         """
         now = time.monotonic()
-        if self._stage is Stage.UNKNOWN:
+        if self._stage is StepStage.UNKNOWN:
             parameter = next(model.parameters(), None)
             self._step_timer.on(
                 "" if parameter is None else parameter.device.type, sys.modules["torch"].cuda
             )
-        self._stage = Stage.FORWARD
+        self._stage = StepStage.FORWARD
         self._step_timer.input_ended(now)
         if computes:
             self._step_timer.forward_began(now)
@@ -156,7 +156,7 @@ class Heartbeat:
     def forward_ended(self, *, computes: bool) -> None:
         """Say that the forward pass has ended, and with it computing, or that this was said before."""
         now = time.monotonic()
-        self._stage = Stage.BACKWARD
+        self._stage = StepStage.BACKWARD
         if computes:
             self._step_timer.forward_ended(now)
         self._tell(now)
@@ -259,7 +259,7 @@ class Heartbeat:
         self._page.write(encode(message), now)
 
 
-def _memory() -> Memory | None:
+def _memory() -> DeviceMemory | None:
     """Return what torch's allocator knows of the current device, by its own count.
 
     None where CUDA is not in use. Initialises nothing.
@@ -269,4 +269,6 @@ def _memory() -> Memory | None:
         return None
     size = torch.cuda.memory_stats_as_nested_dict()
     allocated = size["allocated_bytes"]["all"]
-    return Memory(allocated["current"], size["reserved_bytes"]["all"]["current"], allocated["peak"])
+    return DeviceMemory(
+        allocated["current"], size["reserved_bytes"]["all"]["current"], allocated["peak"]
+    )

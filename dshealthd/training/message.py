@@ -49,7 +49,7 @@ class Phase(enum.IntEnum):
     OTHER = 4
 
 
-class Stage(enum.IntEnum):
+class StepStage(enum.IntEnum):
     """How far a step has come on the host, whose device may be behind."""
 
     UNKNOWN = 0
@@ -88,7 +88,7 @@ class _Known(enum.IntFlag):
 ) = (int(bit) for bit in _Known)
 
 
-class Memory(NamedTuple):
+class DeviceMemory(NamedTuple):
     """Bytes of the process's CUDA device as torch's allocator counts them."""
 
     allocated: int
@@ -108,7 +108,7 @@ class Message(NamedTuple):
     When what the message tells began, its stage above all.
     """
     phase: int = Phase.TRAINING
-    stage: int = Stage.UNKNOWN
+    stage: int = StepStage.UNKNOWN
     last_seconds: float | None = None
     """Duration of the last step, pauses left out."""
     mean_seconds: float | None = None
@@ -124,7 +124,7 @@ class Message(NamedTuple):
     """Losses so far that were not finite; known where `loss_finite` is."""
     loss_scale: float | None = None
     gradient_norm: float | None = None
-    memory: Memory | None = None
+    memory: DeviceMemory | None = None
     communication_seconds: float | None = None
     """Time in collectives so far."""
 
@@ -224,7 +224,7 @@ def decode(data: bytes) -> Message:
         step=step,
         sent=sent,
         phase=min(phase, Phase.OTHER),
-        stage=stage if stage <= Stage.BACKWARD else Stage.UNKNOWN,
+        stage=stage if stage <= StepStage.BACKWARD else StepStage.UNKNOWN,
         last_seconds=last if known & _STEP_SECONDS else None,
         mean_seconds=mean if known & _STEP_SECONDS else None,
         input_seconds=inputs if known & _INPUT else None,
@@ -234,7 +234,7 @@ def decode(data: bytes) -> Message:
         nonfinite=nonfinite,
         loss_scale=scale if known & _LOSS_SCALE else None,
         gradient_norm=norm if known & _GRADIENT_NORM else None,
-        memory=Memory(*memory) if known & _MEMORY else None,
+        memory=DeviceMemory(*memory) if known & _MEMORY else None,
         communication_seconds=communication if known & _COMMUNICATION else None,
     )
 

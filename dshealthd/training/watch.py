@@ -39,7 +39,7 @@ log = logging.getLogger("dshealthd.training")
 MODULE = "torch.optim.optimizer"
 
 
-class Watch(importlib.abc.MetaPathFinder):
+class OptimizerImportHook(importlib.abc.MetaPathFinder):
     """Waits for torch's optimizers to be imported; then it goes."""
 
     def find_spec(
@@ -86,5 +86,5 @@ def start() -> None:
     """Report the steps of the program's optimizers, as soon as torch is imported."""
     if MODULE in sys.modules:
         register()
-    elif not any(isinstance(finder, Watch) for finder in sys.meta_path):
-        sys.meta_path.insert(0, Watch())
+    elif not any(isinstance(finder, OptimizerImportHook) for finder in sys.meta_path):
+        sys.meta_path.insert(0, OptimizerImportHook())

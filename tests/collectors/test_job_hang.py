@@ -23,7 +23,7 @@ from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
-from dshealthd.jobs.hangs.hang import Class, Culprit
+from dshealthd.jobs.hangs.hang import Culprit, HangClass
 from dshealthd.jobs.hangs.silence import UNKNOWN
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
 from tests.jobs import rank
@@ -186,7 +186,7 @@ def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
             assert silent["1"] > silent["0"]
             assert values["overdue_seconds", "0"] > 0.0
             (hang,) = found.service.hangs().hangs.values()
-            assert (hang.reason, hang.culprits) == (Class.PROCESS, ((1, Culprit.STOPPED),))
+            assert (hang.reason, hang.culprits) == (HangClass.PROCESS, ((1, Culprit.STOPPED),))
             assert [state.pid for state in hang.ranks] == [process.pid for process in found.ranks]
             assert time.time() - (time.monotonic() - stopped) <= hang.since <= time.time()
             found.ranks[1].send_signal(signal.SIGCONT)

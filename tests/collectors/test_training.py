@@ -22,7 +22,7 @@ from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.heartbeats.reception import by_rank
 from dshealthd.jobs.options import HeartbeatOptions
 from dshealthd.jobs.processes import TrainingProcess
-from dshealthd.training.message import Memory, Message, Phase, Stage
+from dshealthd.training.message import DeviceMemory, Message, Phase, StepStage
 from tests.jobs.heartbeats.senders import sending
 from tests.jobs.machines import TORCH
 from tests.jobs.service import configured, jobs
@@ -53,9 +53,9 @@ def collected(path: Path, host: Host | None = None) -> Result:
 def test_everything_that_a_message_says() -> None:
     """Each value of a message is one series, by job and rank."""
     message = Message(
-        step=12, sent=0.0, phase=Phase.EVALUATION, stage=Stage.INPUT, last_seconds=0.5, mean_seconds=0.25, input_seconds=0.125,
+        step=12, sent=0.0, phase=Phase.EVALUATION, stage=StepStage.INPUT, last_seconds=0.5, mean_seconds=0.25, input_seconds=0.125,
         forward_seconds=0.0625, skipped=3, loss_finite=False, nonfinite=4,
-        loss_scale=65536.0, gradient_norm=1.5, memory=Memory(1, 2, 3), communication_seconds=6.0,
+        loss_scale=65536.0, gradient_norm=1.5, memory=DeviceMemory(1, 2, 3), communication_seconds=6.0,
     )  # fmt: skip
     found = {
         (sample.metric.name.removeprefix("dshealthd_job_"), *sample.labels[2:]): sample.value

@@ -104,7 +104,7 @@ def bare() -> Iterator[Bare]:
         try:
             for source in SOURCES:
                 _bring(Path("/") / source, root / source)
-            archive = ["git", "-C", ROOT, "archive", "HEAD"]
+            archive = ["git", "-C", str(ROOT), "archive", "HEAD"]
             packed = subprocess.run(archive, check=True, capture_output=True).stdout
             with tarfile.open(fileobj=io.BytesIO(packed)) as files:
                 files.extractall(root / "root/dshealthd", filter="tar")
@@ -148,7 +148,9 @@ def first_answer(machine: Bare) -> float:
 
 def first_page(machine: Bare) -> dict[str, float]:
     """Return the seconds from `make demo` until its links are there, and to the first page."""
-    began, found, said = time.monotonic(), {}, []
+    began = time.monotonic()
+    found: dict[str, float] = {}
+    said: list[str] = []
     process = machine.start("./dev", "demo", "--fault", "gpu-lost")
     try:
         for line in process.stdout or ():

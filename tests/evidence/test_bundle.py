@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.evidence.bundle import Bundle, Kept, Refused, kept, make, parse_name, size
+from dshealthd.evidence.bundle import Bundle, BundleRefused, Kept, kept, make, parse_name, size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,7 +74,7 @@ def test_none_but_the_owner_can_read(tmp_path: Path) -> None:
 def test_a_directory_that_others_can_read_is_refused(tmp_path: Path) -> None:
     """Where somebody opened the directory, nothing is written into it."""
     (tmp_path / "evidence").mkdir(mode=0o755)
-    with pytest.raises(Refused, match="is not a directory that only its owner"):
+    with pytest.raises(BundleRefused, match="is not a directory that only its owner"):
         new(tmp_path)
 
 
@@ -82,7 +82,7 @@ def test_a_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     """A link leads wherever somebody wants."""
     (tmp_path / "other").mkdir(mode=0o700)
     (tmp_path / "evidence").symlink_to(tmp_path / "other")
-    with pytest.raises(Refused):
+    with pytest.raises(BundleRefused):
         new(tmp_path)
 
 
@@ -138,7 +138,7 @@ def test_bytes_of_all_are_bounded(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_nearly_full_is_left_alone(tmp_path: Path) -> None:
     """No bundle is made where too little would be left, and the reason says how much there is."""
-    with pytest.raises(Refused, match=r"MiB are free, and \d+ MiB must be left"):
+    with pytest.raises(BundleRefused, match=r"MiB are free, and \d+ MiB must be left"):
         new(tmp_path, min_free=1 << 60)
     assert kept(tmp_path / "evidence") == []
 

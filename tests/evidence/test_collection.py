@@ -20,7 +20,7 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.evidence.bundle import make
 from dshealthd.evidence.collection import Collection
-from dshealthd.evidence.findings import Case
+from dshealthd.evidence.findings import HangCase
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
 
@@ -78,7 +78,7 @@ class Node:
         self.show(process.popen.pid)
         return process.popen.pid
 
-    def collect(self, case: Case) -> tuple[str, dict[str, bytes], bool]:
+    def collect(self, case: HangCase) -> tuple[str, dict[str, bytes], bool]:
         """Take evidence, and return the summary, the files and whether it was whole."""
         (self.root / "state").mkdir()
         bundle = make(
@@ -126,7 +126,7 @@ def test_ras_is_asked_twice_and_tells_who_is_behind(node: Node) -> None:
     dead = Rank(2, pid=3, flags=("unresponsive", "considered_dead"))
     answer = document(Communicator(ranks, [dead]))
     node.ras("json", answer, answer, job=7)
-    text, files, whole = node.collect(Case(job="slurm-7", reason="desync"))
+    text, files, whole = node.collect(HangCase(job="slurm-7", reason="desync"))
     assert "NCCL RAS: rank 2 on 192.0.2.1 GPU 0 is dead" in text
     assert (
         "NCCL RAS: rank 1 on 192.0.2.1 GPU 0 has launched 1 AllReduce fewer than the rank "
@@ -144,7 +144,7 @@ def test_ras_is_asked_twice_and_tells_who_is_behind(node: Node) -> None:
 def test_a_release_that_may_crash_is_not_asked(node: Node, version: str) -> None:
     """Evidence of a hang is not worth the job: not one byte is sent, and the summary says why."""
     node.ras("text", b"never", job=7, version=version)
-    text, files, _ = node.collect(Case(job="slurm-7", reason="desync"))
+    text, files, _ = node.collect(HangCase(job="slurm-7", reason="desync"))
     assert "NCCL RAS: not asked, un" in text
     assert not any(name.startswith("nccl-ras") for name in files)
     assert not (node.root / "record").exists()
@@ -154,7 +154,7 @@ def test_a_ras_that_stalls_costs_its_own_part(node: Node) -> None:
     """Who speaks the protocol and never answers is given up, and the rest is there."""
     node.ras("stall", job=7)
     started = time.monotonic()
-    text, files, whole = node.collect(Case(job="slurm-7", reason="waiting"))
+    text, files, whole = node.collect(HangCase(job="slurm-7", reason="waiting"))
     assert time.monotonic() - started < 30
     assert "NCCL RAS: no whole answer in time" in text
     assert any(re.fullmatch(r"rank-0-\d+\.kernel\.txt", name) for name in files)
@@ -164,7 +164,7 @@ def test_a_ras_that_stalls_costs_its_own_part(node: Node) -> None:
 def test_another_node_asks_ras(node: Node) -> None:
     """One question goes through the whole job, so that the node with rank 0 asks alone."""
     node.rank(7, 1)
-    text, _, _ = node.collect(Case(job="slurm-7", reason="waiting"))
+    text, _, _ = node.collect(HangCase(job="slurm-7", reason="waiting"))
     assert "NCCL RAS: the node that has rank 0 asks it" in text
 
 
@@ -180,7 +180,7 @@ def test_the_logs_of_the_ranks_are_explained(node: Node) -> None:
         node.rank(7, 2, log, MASTER_PORT="1")
     with (node.root / "own.out").open("w") as log:
         node.rank(7, 2, log)
-    text, files, _ = node.collect(Case(job="slurm-7", reason="waiting"))
+    text, files, _ = node.collect(HangCase(job="slurm-7", reason="waiting"))
     assert re.search(r"Lagging ranks\n  logs of slurm-7: cuda-oom: ", text), text
     told = files["explain.txt"].decode()
     assert f"PROOF      {node.root}/rank.out:2: " in told
@@ -192,7 +192,7 @@ def test_without_logs_it_is_said_why(node: Node) -> None:
     read_end, write_end = os.pipe()
     with os.fdopen(write_end, "w") as pipe:
         node.rank(7, 1, pipe)
-        text, files, _ = node.collect(Case(job="slurm-7", reason="waiting"))
+        text, files, _ = node.collect(HangCase(job="slurm-7", reason="waiting"))
     os.close(read_end)
     assert "job logs: no rank's output is a file" in text
     assert "explain.txt" not in files
@@ -201,7 +201,7 @@ def test_without_logs_it_is_said_why(node: Node) -> None:
 def test_a_process_of_another_job_is_left_alone(node: Node) -> None:
     """Evidence of one job shows nothing of others."""
     mine, other = node.rank(7), node.rank(8)
-    text, files, _ = node.collect(Case(job="slurm-7", reason="waiting"))
+    text, files, _ = node.collect(HangCase(job="slurm-7", reason="waiting"))
     assert f"pid {mine}" in text
     assert f"pid {other}" not in text
     assert f"rank-0-{mine}.kernel.txt" in files
@@ -213,7 +213,7 @@ def test_a_rank_whose_environment_tells_nothing_is_known_by_its_heartbeat(node: 
         node.show(process.pid)
         os.kill(process.pid, signal.SIGSTOP)
         text, files, whole = node.collect(
-            Case(job="slurm-7", reason="process", ranks=((5, process.pid),))
+            HangCase(job="slurm-7", reason="process", ranks=((5, process.pid),))
         )
         process.kill()
     assert f"rank 5, node-a, pid {process.pid}" in text
@@ -226,7 +226,9 @@ def test_a_rank_that_has_ended_meanwhile_is_said_to_be_gone(node: Node) -> None:
     """The rest of the bundle is made, and it is not whole."""
     with subprocess.Popen(["true"]) as process:
         process.wait()
-    text, _, whole = node.collect(Case(job="slurm-7", reason="process", ranks=((5, process.pid),)))
+    text, _, whole = node.collect(
+        HangCase(job="slurm-7", reason="process", ranks=((5, process.pid),))
+    )
     assert f"rank 5 (pid {process.pid}), the kernel's view: process {process.pid} is gone" in text
     assert not whole
 
@@ -244,7 +246,7 @@ def test_kernel_lines_and_rounds_of_the_last_time_are_kept(node: Node) -> None:
         keeper,
         f"6,11,{now},-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus\n".encode(),
     )
-    text, files, _ = node.collect(Case(job="", reason="requested"))
+    text, files, _ = node.collect(HangCase(job="", reason="requested"))
     os.close(keeper)
     assert b"NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus" in files["kernel-log.txt"]
     assert "kind light" in text
@@ -254,7 +256,7 @@ def test_kernel_lines_and_rounds_of_the_last_time_are_kept(node: Node) -> None:
 def test_a_node_where_nothing_can_be_read_says_so(node: Node) -> None:
     """Without `/proc` and kernel log there is a bundle that says what is missing and why."""
     (node.root / "proc").rmdir()
-    text, _, whole = node.collect(Case(job="slurm-7", reason="waiting", ranks=((5, 4711),)))
+    text, _, whole = node.collect(HangCase(job="slurm-7", reason="waiting", ranks=((5, 4711),)))
     assert (
         "environments of the ranks, and with them RAS and flight recorders: [Errno 2] No "
         "such file or directory"

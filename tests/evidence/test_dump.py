@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dshealthd.evidence import flight_recorder
 from dshealthd.evidence.collection import read_dump
 from dshealthd.evidence.dump import MalformedDump, digest, load
-from dshealthd.evidence.step import Step, run
+from dshealthd.evidence.step import RunningStep, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,12 +82,12 @@ def dump(*entries: Any, **others: Any) -> bytes:
     )
 
 
-def read_in_child(data: bytes) -> Step:
+def read_in_child(data: bytes) -> RunningStep:
     """Have a dump read as a collection has it read."""
     (step,) = run(
         [
             functools.partial(
-                Step,
+                RunningStep,
                 "digest",
                 functools.partial(read_dump, data=data),
                 15.0,
@@ -304,7 +304,7 @@ def test_the_reader_is_nobody_and_can_open_nothing() -> None:
         return found
 
     (step,) = run(
-        [functools.partial(Step, "misuse", misuse, 15.0, 0, lambda _name, _data: None)], 1
+        [functools.partial(RunningStep, "misuse", misuse, 15.0, 0, lambda _name, _data: None)], 1
     )
     assert step.answer["file"] is False
     if os.geteuid() == 0:

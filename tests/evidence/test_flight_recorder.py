@@ -18,7 +18,7 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.evidence import flight_recorder
-from dshealthd.evidence.step import Step, run
+from dshealthd.evidence.step import RunningStep, run
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def rank(place: Path, *, pipe: bool = True, text: str = "the dump") -> Iterator[
             process.kill()
 
 
-def take(pid: int, place: Path, **others: str) -> tuple[Step, dict[str, bytes]]:
+def take(pid: int, place: Path, **others: str) -> tuple[RunningStep, dict[str, bytes]]:
     """Ask the rank as a collection does."""
     environment = {
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{place}/fr_",
@@ -94,7 +94,12 @@ def take(pid: int, place: Path, **others: str) -> tuple[Step, dict[str, bytes]]:
         flight_recorder.take, host=Host(), pid=pid, rank=3, environment=environment
     )
     (step,) = run(
-        [functools.partial(Step, "recorder", function, 60.0, flight_recorder.MAX_DUMP + 1, keep)], 1
+        [
+            functools.partial(
+                RunningStep, "recorder", function, 60.0, flight_recorder.MAX_DUMP + 1, keep
+            )
+        ],
+        1,
     )
     return step, files
 

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.evidence import nccl_ras, privileges
-from dshealthd.evidence.step import Step, run
+from dshealthd.evidence.step import RunningStep, run
 
 if TYPE_CHECKING:
     from dshealthd.evidence.step import Emit
@@ -19,10 +19,10 @@ def parse(_emit: Emit, text: str, limit: int) -> Any:
     return len(json.loads(text))
 
 
-def parsed(text: str) -> Step:
+def parsed(text: str) -> RunningStep:
     """Return the step that does."""
     function = functools.partial(parse, text=text, limit=nccl_ras.MAX_MEMORY)
-    (step,) = run([functools.partial(Step, "x", function, 60.0, 0, lambda *_: None)], 1)
+    (step,) = run([functools.partial(RunningStep, "x", function, 60.0, 0, lambda *_: None)], 1)
     return step
 
 

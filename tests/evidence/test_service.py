@@ -19,7 +19,7 @@ from dshealthd.config import Config
 from dshealthd.core.host import Host
 from dshealthd.core.options import Bytes, Duration
 from dshealthd.evidence.bundle import kept
-from dshealthd.evidence.findings import Case
+from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import BUNDLES, BYTES, INFO, KEPT, LAST, Evidence
 
@@ -82,7 +82,7 @@ class Node:
         """
         self.monotonic += seconds
         self.wall += seconds
-        self.evidence.look([Case(job=job, reason="waiting") for job in jobs])
+        self.evidence.look([HangCase(job=job, reason="waiting") for job in jobs])
         while self.evidence.status()["state"] == "running":
             await asyncio.sleep(0.02)
         return [entry.job for entry in kept(self.evidence.directory)]
@@ -185,7 +185,7 @@ def test_a_bundle_is_counted_and_named(tmp_path: Path) -> None:
         node = Node(tmp_path)
         with training_process() as pid:
             taken = await node.evidence.take(
-                Case(job="slurm-7", reason="waiting", ranks=((0, pid),))
+                HangCase(job="slurm-7", reason="waiting", ranks=((0, pid),))
             )
         assert (taken.outcome, taken.bundle) == ("complete", "20261121T142900Z-slurm-7")
         assert node.values(BUNDLES)["complete",] == 1
@@ -210,7 +210,7 @@ def test_a_job_of_which_no_rank_is_found_gives_part_of_a_bundle(tmp_path: Path) 
     """Metrics and kernel lines are kept, and the outcome says that it is not all."""
 
     async def scene() -> None:
-        taken = await Node(tmp_path).evidence.take(Case(job="slurm-404", reason="waiting"))
+        taken = await Node(tmp_path).evidence.take(HangCase(job="slurm-404", reason="waiting"))
         assert taken.outcome == "partial"
         assert (
             "Ranks on this node: 0"
@@ -226,7 +226,7 @@ def test_a_collection_that_hangs_is_killed_and_what_it_had_is_kept(tmp_path: Pat
     async def scene() -> None:
         node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(3.0)), command=STOPPED)
         started = time.monotonic()
-        taken = await node.evidence.take(Case(job="slurm-7", reason="waiting"))
+        taken = await node.evidence.take(HangCase(job="slurm-7", reason="waiting"))
         assert time.monotonic() - started < 6
         assert taken.outcome == "killed"
         assert node.values(BUNDLES)["killed",] == 1
@@ -246,13 +246,13 @@ def test_what_a_killed_collection_had_begun_ends_with_it(tmp_path: Path) -> None
     """The steps of a collecting process that is killed, and what they run, are not left behind."""
     code = f"""
 import functools, os, subprocess, sys, time
-from dshealthd.evidence.step import Step, run
+from dshealthd.evidence.step import RunningStep, run
 def hang(emit):
     process = subprocess.Popen(["sleep", "60"])
     with open({str(tmp_path / "pid")!r}, "w") as file:
         file.write(f"{{os.getpid()}} {{process.pid}}")
     time.sleep(60)
-run([functools.partial(Step, "hang", hang, 60, 0, print)], 1)
+run([functools.partial(RunningStep, "hang", hang, 60, 0, print)], 1)
 """
 
     async def scene() -> None:
@@ -261,7 +261,9 @@ run([functools.partial(Step, "hang", hang, 60, 0, print)], 1)
             dataclasses.replace(OPTIONS, deadline=Duration(2.0)),
             command=(sys.executable, "-c", code),
         )
-        assert (await node.evidence.take(Case(job="slurm-7", reason="waiting"))).outcome == "killed"
+        assert (
+            await node.evidence.take(HangCase(job="slurm-7", reason="waiting"))
+        ).outcome == "killed"
 
     asyncio.run(scene())
     step = (tmp_path / "pid").read_text(encoding="ascii").split()[0]
@@ -279,7 +281,7 @@ def test_a_loop_goes_on_while_a_collection_hangs(tmp_path: Path) -> None:
 
     async def scene() -> None:
         node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(2.0)), command=HANGING)
-        task = asyncio.create_task(node.evidence.take(Case(job="slurm-7", reason="waiting")))
+        task = asyncio.create_task(node.evidence.take(HangCase(job="slurm-7", reason="waiting")))
         worst = 0.0
         while not task.done():
             before = time.monotonic()
@@ -296,11 +298,11 @@ def test_a_collecting_process_that_ends_early_is_a_failure(tmp_path: Path) -> No
 
     async def scene() -> None:
         node = Node(tmp_path, command=FAILING)
-        taken = await node.evidence.take(Case(job="slurm-7", reason="waiting"))
+        taken = await node.evidence.take(HangCase(job="slurm-7", reason="waiting"))
         assert (taken.outcome, taken.bundle) == ("failed", "")
         missing = Node(tmp_path, command=("/nonexistent",))
         assert (
-            await missing.evidence.take(Case(job="slurm-7", reason="waiting"))
+            await missing.evidence.take(HangCase(job="slurm-7", reason="waiting"))
         ).outcome == "failed"
 
     asyncio.run(scene())
@@ -311,7 +313,7 @@ def test_a_disk_that_is_nearly_full_is_a_refusal(tmp_path: Path) -> None:
 
     async def scene() -> None:
         node = Node(tmp_path, dataclasses.replace(OPTIONS, min_free_bytes=Bytes(1 << 60)))
-        taken = await node.evidence.take(Case(job="slurm-7", reason="waiting"))
+        taken = await node.evidence.take(HangCase(job="slurm-7", reason="waiting"))
         assert taken.outcome == "refused"
         assert "MiB are free" in taken.detail
         assert node.values(BUNDLES)["refused",] == 1
@@ -324,7 +326,7 @@ def test_a_state_directory_that_is_not_there_is_a_failure(tmp_path: Path) -> Non
 
     async def scene() -> None:
         taken = await Node(tmp_path / "missing").evidence.take(
-            Case(job="slurm-7", reason="waiting")
+            HangCase(job="slurm-7", reason="waiting")
         )
         assert taken.outcome == "failed"
         assert "No such file or directory" in taken.detail
@@ -365,7 +367,7 @@ def test_to_stop_ends_a_collection(tmp_path: Path) -> None:
 
     async def scene() -> None:
         node = Node(tmp_path, dataclasses.replace(OPTIONS, after=Duration(0.0)), command=HANGING)
-        node.evidence.look([Case(job="slurm-1", reason="waiting")])
+        node.evidence.look([HangCase(job="slurm-1", reason="waiting")])
         await asyncio.sleep(0.3)
         started = time.monotonic()
         await node.evidence.close()

@@ -18,7 +18,7 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.evidence import kernel_view, stacks
 from dshealthd.evidence.privileges import CAP_SYS_PTRACE
-from dshealthd.evidence.step import Function, Step, run
+from dshealthd.evidence.step import Function, RunningStep, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,18 +56,18 @@ def rank(tmp_path: Path, *, user: int | None = None) -> Iterator[int]:
             process.kill()
 
 
-def take(function: Function) -> tuple[Step, dict[str, str]]:
+def take(function: Function) -> tuple[RunningStep, dict[str, str]]:
     """Run one step as a collection does."""
     files: dict[str, str] = {}
 
     def keep(name: str, data: bytes) -> None:
         files[name] = files.get(name, "") + data.decode()
 
-    (step,) = run([functools.partial(Step, "one", function, 20.0, 1 << 20, keep)], 1)
+    (step,) = run([functools.partial(RunningStep, "one", function, 20.0, 1 << 20, keep)], 1)
     return step, files
 
 
-def spied(pid: int, program: str | None = None) -> tuple[Step, dict[str, str]]:
+def spied(pid: int, program: str | None = None) -> tuple[RunningStep, dict[str, str]]:
     """Have py-spy look."""
     program = program or stacks.find_py_spy()
     assert program is not None, "py-spy is among the packages of the tests"

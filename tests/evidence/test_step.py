@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.evidence.step import Missing, Step, run
+from dshealthd.evidence.step import Missing, RunningStep, run
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -35,10 +35,12 @@ class Files:
 
 def take(
     function: Function, seconds: float = 5.0, max_bytes: int = 1000
-) -> tuple[Step, dict[str, bytes]]:
+) -> tuple[RunningStep, dict[str, bytes]]:
     """Run one step."""
     files = Files()
-    (step,) = run([functools.partial(Step, "one", function, seconds, max_bytes, files.keep)], 1)
+    (step,) = run(
+        [functools.partial(RunningStep, "one", function, seconds, max_bytes, files.keep)], 1
+    )
     return step, files.content
 
 
@@ -94,7 +96,7 @@ def test_what_a_step_started_ends_with_it() -> None:
         emit("pid", str(process.pid).encode())
         process.wait()
 
-    run([functools.partial(Step, "one", function, 1.0, 1000, files.keep)], 1)
+    run([functools.partial(RunningStep, "one", function, 1.0, 1000, files.keep)], 1)
     stat = Path(f"/proc/{int(files.content['pid'])}/stat")
     end = time.monotonic() + 60
     while (
@@ -155,7 +157,7 @@ def test_steps_run_side_by_side_and_in_turn() -> None:
     files = Files()
     steps = run(
         [
-            functools.partial(Step, str(number), function, 20.0, 0, files.keep)
+            functools.partial(RunningStep, str(number), function, 20.0, 0, files.keep)
             for number in range(6)
         ],
         3,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dshealthd.evidence import exposition_text, stacks, summary
-from dshealthd.evidence.findings import Case, Findings, Rank
+from dshealthd.evidence.findings import CollectedEvidence, HangCase, RankEvidence
 
 METRICS = """\
 # HELP dshealthd_job_step x
@@ -19,10 +19,10 @@ dshealthd_memory_bytes{type="x"} 5
 """
 
 
-def findings() -> Findings:
+def findings() -> CollectedEvidence:
     """Return what was found of a hang in which rank 1 waits for its input."""
-    case = Case(job="slurm-7", reason="input", since=1_795_271_300.0, culprits=((1, "input"),))
-    found = Findings(
+    case = HangCase(job="slurm-7", reason="input", since=1_795_271_300.0, culprits=((1, "input"),))
+    found = CollectedEvidence(
         case=case,
         node="node-a",
         begun=1_795_271_340.0,
@@ -34,8 +34,8 @@ def findings() -> Findings:
     kernel = {"state": "blocked", "waits": "nfs_wait", "cpu": 0.02, "io": "nothing"}
     traces = {"at": "/home/user/train.py:12 load_batch", "in": "io.py:1 read"}
     found.ranks = [
-        Rank("slurm-7", 0, 4711, problems={"kernel": "process 4711 is gone"}),
-        Rank(
+        RankEvidence("slurm-7", 0, 4711, problems={"kernel": "process 4711 is gone"}),
+        RankEvidence(
             "slurm-7",
             1,
             4712,
@@ -73,8 +73,10 @@ def test_the_summary_says_who_is_at_fault_at_the_top() -> None:
 
 def test_what_is_not_known_is_not_made_up() -> None:
     """Steps, states and stacks that nobody knows are said to be unknown, and nobody is accused."""
-    found = Findings(case=Case(job="slurm-9", reason="waiting"), node="node-a", begun=0.0)
-    found.ranks = [Rank("slurm-9", 5, 1)]
+    found = CollectedEvidence(
+        case=HangCase(job="slurm-9", reason="waiting"), node="node-a", begun=0.0
+    )
+    found.ranks = [RankEvidence("slurm-9", 5, 1)]
     text = summary.write(found)
     assert "no cause found on this node" in text
     assert (
@@ -90,7 +92,7 @@ def test_a_job_that_moves_is_not_hung() -> None:
     found.metrics += 'dshealthd_job_hang{job="slurm-7",class="none"} 0\n'
     line = "slurm-7 is not hung: step 100, last progress 40 s ago"
     assert line not in summary.write(found)
-    found.case = Case(job="slurm-7", reason="requested")
+    found.case = HangCase(job="slurm-7", reason="requested")
     text = summary.write(found)
     assert line in text
     assert "no cause found" not in text

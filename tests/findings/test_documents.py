@@ -13,7 +13,7 @@ from dshealthd.collectors.kernel_log import LAST_XID
 from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.findings.history import History
+from dshealthd.findings.history import FirstSeen
 from dshealthd.findings.judge import judge, series_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def test_the_example_is_real() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     (example,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     judged = verdict(gpus(FAULT(1, "3", "GPU-d", "gpu_lost")))
-    found = History().update(judged, WALL).document()
+    found = FirstSeen().update(judged, WALL).document()
     assert json.loads(example) == found
     (table,) = re.findall(r"A finding:\n\n(.*?)\n\n", text, re.DOTALL)
     assert set(
@@ -90,7 +90,7 @@ def test_starting_is_one_finding() -> None:
 
 def test_since() -> None:
     """A finding is dated by its source, or by when it was seen first; a return is new."""
-    history = History()
+    history = FirstSeen()
     lost = verdict(gpus(FAULT(1, "1", "GPU-b", "gpu_lost")))
     logged = verdict(gpus(LAST_XID(WALL - 60, "1", "0000:02:00", "79")))
     assert [history.update(logged, WALL).findings[0].since for _ in "ab"] == [WALL - 60] * 2

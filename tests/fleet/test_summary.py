@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dshealthd.findings.finding import Finding, State, Verdict
-from dshealthd.fleet.summary import KEPT, Summary, summary
+from dshealthd.fleet.summary import KEPT, SummaryCache, summary
 from dshealthd.probe.peers import schema
 from dshealthd.probe.peers.messages import METHODS
 
@@ -81,7 +81,7 @@ def test_it_is_kept_for_a_moment() -> None:
         made.append(now[0])
         return Verdict(())
 
-    tell = Summary(verdict, list, lambda: now[0])
+    tell = SummaryCache(verdict, list, lambda: now[0])
     for _ in range(50):
         assert tell()["verdict"] == "ok"
     now[0] += KEPT

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.jobs.gpu_ranks import GpuRanks, Rank
+from dshealthd.jobs.gpu_ranks import GpuRank, GpuRanks
 from tests.jobs.machines import TORCH, Machine
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def test_ranks_and_others(machine: Machine) -> None:
     One that has ended is nothing.
     """
     machine.process(50, JOB)
-    assert GpuRanks(machine.context()).of([50, 1, 60, 50]) == ({50: Rank("slurm-9", 3)}, 0)
+    assert GpuRanks(machine.context()).of([50, 1, 60, 50]) == ({50: GpuRank("slurm-9", 3)}, 0)
 
 
 def test_unknown_is_counted(machine: Machine) -> None:
@@ -43,9 +43,9 @@ def test_unknown_is_counted(machine: Machine) -> None:
     ranks = GpuRanks(machine.context())
     assert ranks.of([50, 60, 70]) == ({}, 3)
     machine.process(50, JOB)
-    assert ranks.of([50]) == ({50: Rank("slurm-9", 3)}, 0)
+    assert ranks.of([50]) == ({50: GpuRank("slurm-9", 3)}, 0)
     machine.process(50, JOB, state="D")
-    assert ranks.of([50]) == ({50: Rank("slurm-9", 3)}, 0), "what is known needs no look"
+    assert ranks.of([50]) == ({50: GpuRank("slurm-9", 3)}, 0), "what is known needs no look"
 
 
 def test_reused_pid(machine: Machine) -> None:

@@ -26,7 +26,7 @@ def instructions() -> str:
         return ""
 
 
-class Round(saboteur.Round):  # type: ignore[name-defined,misc] # a module that was loaded by path
+class RankRound(saboteur.RankRound):  # type: ignore[name-defined,misc] # a module that was loaded by path
     """Is told what to do by the file, not by the job."""
 
     def __init__(self, agent: Any, board: Any, job: dict[str, Any]) -> None:
@@ -34,7 +34,7 @@ class Round(saboteur.Round):  # type: ignore[name-defined,misc] # a module that 
         super().__init__(agent, board, {**job, "adapter": instructions()})
 
 
-saboteur.worker.Round = Round
+saboteur.worker.RankRound = RankRound
 
 if __name__ == "__main__":
     role, _, *numbers = sys.argv[1:]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.jobs.ras.status import Communicator, Lag, Spread, State, Status, Trouble
+from dshealthd.jobs.ras.status import Communicator, Lag, RasRankState, Spread, Status, Trouble
 from tests.nccl.node import Node
 from tests.nccl.truth import differences, place
 
@@ -34,7 +34,7 @@ def test_each_field(make_job: Callable[..., Job], tmp_path: Path) -> None:
     (world,) = status.communicators
     wrong: dict[str, Any] = {
         "size": 5,
-        "states": {State.RUNNING: 4},
+        "states": {RasRankState.RUNNING: 4},
         "operations": {**world.operations, "AllReduce": Spread(5, 8)},
         "marks": {**world.marks, 0: 9},
         "errors": {("async", "timeout"): 1},
@@ -51,7 +51,9 @@ def test_each_field(make_job: Callable[..., Job], tmp_path: Path) -> None:
     }
     answers["version"] = replace(status, version="2.30.6")
     answers["timeouts"] = replace(status, timeouts=None)
-    answers["processes"] = replace(status, processes={State.UNRESPONSIVE: 0, State.DEAD: 0})
+    answers["processes"] = replace(
+        status, processes={RasRankState.UNRESPONSIVE: 0, RasRankState.DEAD: 0}
+    )
     answers["ranks"] = replace(status, ranks={place(job, 0): 1})
     answers["communicators"] = replace(status, communicators=())
     answers["name"] = replace(status, communicators=(world, world))

@@ -11,9 +11,9 @@ from dshealthd.jobs.ras.status import (
     MAX_NAMED,
     Communicator,
     Lag,
-    Place,
+    RankLocation,
+    RasRankState,
     Spread,
-    State,
     Status,
     Trouble,
     first_lags,
@@ -35,12 +35,12 @@ DEAD_BY = 90.0
 """Seconds after which it has, on a machine with other work."""
 
 
-def place(job: Job, rank: int) -> Place:
+def place(job: Job, rank: int) -> RankLocation:
     """Return where a rank runs."""
-    return Place("127.0.0.1", job.ranks[rank].pid, rank % GPUS)
+    return RankLocation("127.0.0.1", job.ranks[rank].pid, rank % GPUS)
 
 
-def absence(job: Job, rank: int) -> set[State]:
+def absence(job: Job, rank: int) -> set[RasRankState]:
     """Return what RAS may say of the process of a rank; nothing if it must answer."""
     found = job.ranks[rank]
     if found.fate is Fate.RUNS:
@@ -48,9 +48,9 @@ def absence(job: Job, rank: int) -> set[State]:
     silent = time.monotonic() - found.since
     allowed = set()
     if silent < DEAD_BY:
-        allowed.add(State.UNRESPONSIVE)
+        allowed.add(RasRankState.UNRESPONSIVE)
     if silent > DEAD_AFTER:
-        allowed.add(State.DEAD)
+        allowed.add(RasRankState.DEAD)
     return allowed
 
 
@@ -69,9 +69,9 @@ def _general_differences(job: Job, status: Status, version: str, gone: list[int]
         yield f"version {status.version}, not {version}"
     if sum(status.processes.values()) != len(gone):
         yield f"processes {dict(status.processes)}, not {len(gone)} missing"
-    dead = {number for number in gone if State.UNRESPONSIVE not in absence(job, number)}
-    if status.processes[State.DEAD] < len(dead):
-        yield f"{status.processes[State.DEAD]} dead, not {len(dead)}"
+    dead = {number for number in gone if RasRankState.UNRESPONSIVE not in absence(job, number)}
+    if status.processes[RasRankState.DEAD] < len(dead):
+        yield f"{status.processes[RasRankState.DEAD]} dead, not {len(dead)}"
     if status.timeouts is None:
         yield "timeouts not told"
 
@@ -96,23 +96,23 @@ def _differences_in_json(job: Job, status: Status, gone: list[int]) -> Iterator[
         yield f"true, and not told: {told}"
 
 
-def _states(job: Job, status: Status) -> dict[int, State]:
+def _states(job: Job, status: Status) -> dict[int, RasRankState]:
     """Return the state of each missing process, as the answer has it where it may choose."""
     dead = {
         trouble.place.pid
         for communicator in status.communicators
         for trouble in communicator.troubles
-        if trouble.what == State.DEAD and trouble.place is not None
+        if trouble.what == RasRankState.DEAD and trouble.place is not None
     }
     states = {}
     for rank in job.ranks:
         if allowed := absence(job, rank.number):
-            said = State.DEAD if rank.pid in dead else State.UNRESPONSIVE
+            said = RasRankState.DEAD if rank.pid in dead else RasRankState.UNRESPONSIVE
             states[rank.number] = said if said in allowed else min(allowed)
     return states
 
 
-def expected(job: Job, name: str, book: Book, states: dict[int, State]) -> Communicator:
+def expected(job: Job, name: str, book: Book, states: dict[int, RasRankState]) -> Communicator:
     """Return a communicator as a right answer tells of it."""
     present = {
         rank: number
@@ -128,8 +128,10 @@ def expected(job: Job, name: str, book: Book, states: dict[int, State]) -> Commu
         for kind in COUNTED
     }
     numbered = list(enumerate(book.members))
-    tally = Counter({State.RUNNING: len(present)})
-    tally.update(states.get(rank, State.NOT_MEMBER) for _, rank in numbered if rank not in present)
+    tally = Counter({RasRankState.RUNNING: len(present)})
+    tally.update(
+        states.get(rank, RasRankState.NOT_MEMBER) for _, rank in numbered if rank not in present
+    )
     return Communicator(
         name=name,
         size=len(book.members),
@@ -178,8 +180,8 @@ def _differences_in_text(job: Job, status: Status, gone: list[int]) -> Iterator[
         silent = len({trouble.rank for trouble in communicator.troubles})
         found[
             communicator.size,
-            communicator.states.get(State.RUNNING, 0),
-            communicator.states.get(State.NOT_MEMBER, 0),
+            communicator.states.get(RasRankState.RUNNING, 0),
+            communicator.states.get(RasRankState.NOT_MEMBER, 0),
             silent,
             communicator.operations.get(ANY),
         ] += communicator.alike
@@ -221,7 +223,7 @@ def _wrong_in_text(job: Job, book: Book, told: Communicator, gone: list[int]) ->
         rank = book.members[trouble.rank]
         if trouble.place is not None and trouble.place != place(job, rank):
             yield f"place of {trouble}"
-        if rank in gone and trouble.place and State(trouble.what) not in absence(job, rank):
+        if rank in gone and trouble.place and RasRankState(trouble.what) not in absence(job, rank):
             yield f"state of {trouble}"
         if trouble.place is None and len(book.members) == job.size and len(gone) == 1:
             yield f"no place of {trouble}"

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.nvrx.answer import MAX_FAILURES, response
-from dshealthd.nvrx.fitness import Check, Failure, Fitness
+from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
 from tests.nvrx.client import Response, Said
 
 
-def said(*findings: Failure) -> Said:
+def said(*findings: FailedCheck) -> Said:
     """Return what a client reads of the answer for these findings."""
     return Said(Response.FromString(response(Fitness(findings, ()))))
 
@@ -34,7 +34,7 @@ def test_unfit() -> None:
     """A node with a finding is not, by each of the signs that NVRx looks at, and the launcher's log
     names the part.
     """
-    answer = said(Failure(Check.GPU_LOST, "gpu 3", "GPU-abc is lost to NVML"))
+    answer = said(FailedCheck(FitnessCheck.GPU_LOST, "gpu 3", "GPU-abc is lost to NVML"))
     assert not answer.healthy
     assert (answer.response.success, answer.response.exit_code) == (False, 1)
     assert json.loads(answer.response.output) == {
@@ -47,12 +47,12 @@ def test_unfit() -> None:
 
 @given(
     st.lists(
-        st.builds(Failure, st.sampled_from(Check), st.text(), st.text(max_size=5000)),
+        st.builds(FailedCheck, st.sampled_from(FitnessCheck), st.text(), st.text(max_size=5000)),
         min_size=1,
         max_size=100,
     )
 )
-def test_any_text(findings: list[Failure]) -> None:
+def test_any_text(findings: list[FailedCheck]) -> None:
     """Whatever findings say and however many they are, protobuf reads the answer and NVRx the
     number.
     """

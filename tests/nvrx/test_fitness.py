@@ -14,7 +14,7 @@ from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.judge import judge as findings
 from dshealthd.findings.judge import series_of
 from dshealthd.findings.limits import LIMITS
-from dshealthd.nvrx.fitness import Check, Fitness, fitness
+from dshealthd.nvrx.fitness import Fitness, FitnessCheck, fitness
 from dshealthd.probe.metrics import SUSPECT
 
 WALL = 1_800_000_000.0
@@ -72,18 +72,22 @@ def test_fit() -> None:
 @pytest.mark.parametrize(
     ("sample", "check", "part"),
     [
-        (FAULT(1, "1", "GPU-b", "gpu_lost"), Check.GPU_LOST, "GPU 1"),
-        (LAST_XID(WALL - 60, "1", "0000:02:00", "79"), Check.GPU_LOST, "GPU 1"),
-        (LAST_XID(WALL - 60, "", "0000:02:00", "79"), Check.GPU_LOST, "GPU 0000:02:00"),
-        (ERRORS(1, "1", "GPU-b", "uncorrected", "volatile"), Check.MEMORY_UNCORRECTED, "GPU 1"),
-        (LAST_XID(WALL - 60, "1", "0000:02:00", "95"), Check.MEMORY_UNCORRECTED, "GPU 1"),
-        (ROWS_FAILED(1, "1", "GPU-b"), Check.MEMORY_WORN_OUT, "GPU 1"),
-        (THRESHOLD(1, "1", "GPU-b"), Check.MEMORY_WORN_OUT, "GPU 1"),
-        (RECOVERY(2, "1", "GPU-b"), Check.RESET_NEEDED, "GPU 1"),
-        (LAST_XID(WALL - 60, "1", "0000:02:00", "119"), Check.RESET_NEEDED, "GPU 1"),
+        (FAULT(1, "1", "GPU-b", "gpu_lost"), FitnessCheck.GPU_LOST, "GPU 1"),
+        (LAST_XID(WALL - 60, "1", "0000:02:00", "79"), FitnessCheck.GPU_LOST, "GPU 1"),
+        (LAST_XID(WALL - 60, "", "0000:02:00", "79"), FitnessCheck.GPU_LOST, "GPU 0000:02:00"),
+        (
+            ERRORS(1, "1", "GPU-b", "uncorrected", "volatile"),
+            FitnessCheck.MEMORY_UNCORRECTED,
+            "GPU 1",
+        ),
+        (LAST_XID(WALL - 60, "1", "0000:02:00", "95"), FitnessCheck.MEMORY_UNCORRECTED, "GPU 1"),
+        (ROWS_FAILED(1, "1", "GPU-b"), FitnessCheck.MEMORY_WORN_OUT, "GPU 1"),
+        (THRESHOLD(1, "1", "GPU-b"), FitnessCheck.MEMORY_WORN_OUT, "GPU 1"),
+        (RECOVERY(2, "1", "GPU-b"), FitnessCheck.RESET_NEEDED, "GPU 1"),
+        (LAST_XID(WALL - 60, "1", "0000:02:00", "119"), FitnessCheck.RESET_NEEDED, "GPU 1"),
     ],
 )
-def test_unfit(sample: Sample, check: Check, part: str) -> None:
+def test_unfit(sample: Sample, check: FitnessCheck, part: str) -> None:
     """Each of these facts alone makes the node unfit, and is named with its GPU."""
     verdict = judge(sample)
     assert verdict.fit is False
@@ -94,14 +98,14 @@ def test_unreadable_gpu() -> None:
     """A GPU that is down for any reason of its own makes the node unfit."""
     verdict = judge(UP(0, "2", "GPU-c"), FAULT(1, "2", "GPU-c", "reset_required"))
     assert [(failure.check, failure.part) for failure in verdict.failures] == [
-        (Check.GPU_UNREADABLE, "GPU 2")
+        (FitnessCheck.GPU_UNREADABLE, "GPU 2")
     ]
 
 
 def test_gpu_missing() -> None:
     """Fewer GPUs in NVML than on the bus make it unfit."""
     verdict = judge(results={"gpu_bus": Result(CollectionOutcome.OK, (EXPECTED(3),))})
-    assert [failure.check for failure in verdict.failures] == [Check.GPU_MISSING]
+    assert [failure.check for failure in verdict.failures] == [FitnessCheck.GPU_MISSING]
 
 
 def test_xids_pass() -> None:
@@ -110,7 +114,7 @@ def test_xids_pass() -> None:
     assert judge(LAST_XID(old, "1", "0000:02:00", "119")).fit is True
     assert judge(LAST_XID(old, "1", "0000:02:00", "79")).fit is True
     verdict = judge(LAST_XID(old, "1", "0000:02:00", "79"), FAULT(1, "1", "GPU-b", "io_error"))
-    assert [failure.check for failure in verdict.failures] == [Check.GPU_LOST]
+    assert [failure.check for failure in verdict.failures] == [FitnessCheck.GPU_LOST]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +125,7 @@ def test_nvml_broken(reason: Reason) -> None:
     """NVML that hangs or cannot be loaded makes the node unfit: CUDA does not work either."""
     verdict = judge(results={"gpu": failed(reason, "nvmlInit")})
     assert [(failure.check, failure.part) for failure in verdict.failures] == [
-        (Check.NVML_BROKEN, "node")
+        (FitnessCheck.NVML_BROKEN, "node")
     ]
 
 
@@ -134,7 +138,9 @@ def test_hung_call_of_one_gpu() -> None:
             (Fault("gpu 1", Reason.TIMEOUT, "nvmlDeviceGetTotalEccErrors"),),
         )
     }
-    assert [failure.check for failure in judge(results=results).failures] == [Check.NVML_BROKEN]
+    assert [failure.check for failure in judge(results=results).failures] == [
+        FitnessCheck.NVML_BROKEN
+    ]
 
 
 @pytest.mark.parametrize(
@@ -198,6 +204,6 @@ def test_accused() -> None:
     )
     verdict = judge(accusations=(own, *others))
     assert [(failure.check, failure.part) for failure in verdict.failures] == [
-        (Check.SUSPECT, "n1/gpu3")
+        (FitnessCheck.SUSPECT, "n1/gpu3")
     ]
     assert judge(accusations=others).fit is True

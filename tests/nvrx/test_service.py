@@ -20,9 +20,9 @@ import grpc
 import pytest
 
 from dshealthd.config import Config
-from dshealthd.nvrx.fitness import Check, Failure, Fitness
+from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
 from dshealthd.nvrx.options import NvrxOptions
-from dshealthd.nvrx.service import FINDINGS, UP, VERDICTS, Service
+from dshealthd.nvrx.service import FINDINGS, UP, VERDICTS, HealthCheckService
 from tests.nvrx.client import ask, call
 from tests.stopwatch import Stopwatch
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Metric
 
 FIT = Fitness((), ())
-UNFIT = Fitness((Failure(Check.GPU_LOST, "gpu 3", "GPU-abc is lost to NVML"),), ())
+UNFIT = Fitness((FailedCheck(FitnessCheck.GPU_LOST, "gpu 3", "GPU-abc is lost to NVML"),), ())
 UNKNOWN = Fitness((), ("gpu: not sampled yet",))
 
 
@@ -47,7 +47,7 @@ class Node:
         self.stall.set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
-        self.service = Service(NvrxOptions(socket=path), self._judge, time.monotonic)
+        self.service = HealthCheckService(NvrxOptions(socket=path), self._judge, time.monotonic)
 
     def _judge(self) -> Fitness:
         self.asked += 1
@@ -155,7 +155,9 @@ def test_follows_the_configuration(tmp_path: Path) -> None:
     """
 
     async def scene() -> None:
-        service = Service(NvrxOptions(), lambda: pytest.fail("nobody asks"), time.monotonic)
+        service = HealthCheckService(
+            NvrxOptions(), lambda: pytest.fail("nobody asks"), time.monotonic
+        )
         await service.apply(Config())
         assert (service.status(), list(service.samples())) == ({"state": "off"}, [])
         nowhere = NvrxOptions(socket=tmp_path / "none" / "nvhcd.sock")

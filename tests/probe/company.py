@@ -22,7 +22,7 @@ from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.rounds import leader, light, member
-from dshealthd.probe.rounds.plan import Plan, new_round
+from dshealthd.probe.rounds.plan import RoundPlan, new_round
 from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.workers.job import RankResult, WorkerJob
 from dshealthd.probe.workers.store import StoreError, StoreHandler
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from dshealthd.probe.rounds.active_round import Report, Workers
+    from dshealthd.probe.rounds.active_round import RoundReport, Workers
 
 EPOCH = 1000
 Deadlines = tuple[tuple[ModuleType, tuple[str, ...]], ...]
@@ -130,7 +130,7 @@ class FakeNode:
         """Return how many GPUs it has."""
         return 0
 
-    def objection(self, _plan: Plan) -> str:
+    def objection(self, _plan: RoundPlan) -> str:
         """Return why the GPUs are not to be used."""
         return self.reason
 
@@ -153,7 +153,7 @@ class Companion:
         self.name = name
         self.node = FakeNode(name, names)
         self.workers = workers
-        self.reports: list[Report] = []
+        self.reports: list[RoundReport] = []
         self.client = PeerClient(options, name, lambda peer: (peer, ports[peer]))
         self.rounds = Rounds(
             self.node,
@@ -187,10 +187,10 @@ class Companion:
         *others: str,
         epoch: int = EPOCH,
         steps: tuple[tuple[int, int], ...] = ((8, 3), (4096, 3)),
-    ) -> Plan:
+    ) -> RoundPlan:
         """Return a round that this node leads."""
         kind = Kind.PAIR if len(others) == 1 else Kind.GROUP
-        return Plan(
+        return RoundPlan(
             round=new_round(),
             epoch=epoch,
             kind=kind,

@@ -20,7 +20,7 @@ from blockbuster import BlockBuster
 from dshealthd.core.options import Duration
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.contract import ABSENT, ANSWER, Claim, parse_answer, request_mac
+from dshealthd.probe.peers.contract import ABSENT, ANSWER, RequestClaim, parse_answer, request_mac
 from dshealthd.probe.peers.link import Head, parse_head
 from dshealthd.probe.peers.server import PeerServer
 from tests.web import certificates
@@ -257,7 +257,7 @@ def run(scene: Coroutine[Any, Any, None]) -> None:
 
 
 def request(
-    claim: Claim | None, body: bytes, path: str = ECHO, method: str = "POST", extra: str = ""
+    claim: RequestClaim | None, body: bytes, path: str = ECHO, method: str = "POST", extra: str = ""
 ) -> bytes:
     """Return a request as bytes."""
     head = f"{method} {path} HTTP/1.1\r\nHost: b\r\n" + (
@@ -275,10 +275,12 @@ def signed(
     sender: str = "a",
     receiver: str = "b",
     path: str = ECHO,
-) -> Claim:
+) -> RequestClaim:
     """Return the claim of a request that is signed as a client signs it."""
-    claim = Claim(sender, receiver, nonce, CHALLENGE)
-    return Claim(sender, receiver, nonce, CHALLENGE, request_mac(key.encode(), path, body, claim))
+    claim = RequestClaim(sender, receiver, nonce, CHALLENGE)
+    return RequestClaim(
+        sender, receiver, nonce, CHALLENGE, request_mac(key.encode(), path, body, claim)
+    )
 
 
 class Raw:
@@ -301,7 +303,7 @@ class Raw:
 
     async def nonce(self, sender: str = "a") -> str:
         """Return a nonce as a stranger gets one too."""
-        head, _ = await self.ask(request(Claim(sender, "b"), b"", "/peer/v1/nonce"))
+        head, _ = await self.ask(request(RequestClaim(sender, "b"), b"", "/peer/v1/nonce"))
         parsed = parse_answer(head.headers[ANSWER.lower()])
         assert parsed is not None
         assert parsed[1] == ABSENT

@@ -25,7 +25,7 @@ SPEC.loader.exec_module(worker)
 
 honest_all_reduce = worker.all_reduce
 honest_versions = worker.versions
-honest_stage = worker.Agent.stage
+honest_stage = worker.AgentChannel.stage
 honest_prepare = worker.prepare_environment
 plan: list[str] = []
 
@@ -103,7 +103,7 @@ def versions(job: dict[str, Any]) -> str:
     return "gloo torch 1.0" if plan == ["versions"] else str(honest_versions(job))
 
 
-class Round(worker.Round):  # type: ignore[name-defined,misc] # a module that was loaded by path
+class RankRound(worker.RankRound):  # type: ignore[name-defined,misc] # a module that was loaded by path
     """Notes the plan."""
 
     def __init__(self, agent: Any, board: Any, job: dict[str, Any]) -> None:
@@ -113,9 +113,12 @@ class Round(worker.Round):  # type: ignore[name-defined,misc] # a module that wa
 
 
 worker.__dict__.update(
-    Round=Round, all_reduce=all_reduce, versions=versions, prepare_environment=prepare_environment
+    RankRound=RankRound,
+    all_reduce=all_reduce,
+    versions=versions,
+    prepare_environment=prepare_environment,
 )
-worker.Agent.stage = stage
+worker.AgentChannel.stage = stage
 
 if os.environ.get("SABOTEUR") == "threads":
     threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()

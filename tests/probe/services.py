@@ -21,7 +21,7 @@ from dshealthd.core.result import CollectionOutcome, Result, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.fleet.status_pages import StatusPages
 from dshealthd.probe.options import MembershipOptions, PeerOptions, PolicyOptions, ProbeOptions
-from dshealthd.probe.service import Service
+from dshealthd.probe.service import ProbeService
 from tests.probe.company import give_time
 from tests.probe.peering import KEY, PATIENT, secret
 
@@ -98,7 +98,7 @@ class Agent:
         }
         self.document = b"{}"
         """Its status document."""
-        self.service = Service(
+        self.service = ProbeService(
             options,
             host=Host(),
             state=state,

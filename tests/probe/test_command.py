@@ -17,7 +17,7 @@ from dshealthd.config import Config, ConfigError
 from dshealthd.probe import local_probe, pairs, report
 from dshealthd.probe.observation import Kind, Outcome, Stage, Timing
 from dshealthd.probe.options import MembershipOptions
-from dshealthd.probe.rounds.conclusion import Findings
+from dshealthd.probe.rounds.conclusion import RoundResult
 from tests.probe.services import NAMES, Agent, agents, until
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def test_gpus_alone_are_all_listed() -> None:
         ),
         *(Timing("matrix_product", 64, 1e-3, 1.0, part) for part in ("1", "0")),
     )
-    found = local_probe.replace_parts(Findings(Outcome.OK, Stage.DONE, timings))
+    found = local_probe.replace_parts(RoundResult(Outcome.OK, Stage.DONE, timings))
     assert [(timing.op, timing.part, timing.seconds) for timing in found] == [
         ("all_reduce", "", 2e-5),
         ("matrix_product", "0", 1e-3),

@@ -20,7 +20,7 @@ from dshealthd.probe.policy import (
     UNKNOWN,
     WINDOW,
     Account,
-    Gpus,
+    GpuOccupancy,
     Policy,
     in_window,
 )
@@ -32,7 +32,10 @@ def policy(shot: Snapshot, clock: Time | None = None, **given: str) -> Policy:
     """Return a policy over what the collectors saw."""
     options = PolicyOptions(**given)  # type: ignore[arg-type] # options by name
     return Policy(
-        options, Gpus(shot, time.monotonic), Account(options.duty_ratio, clock or Time()), time.time
+        options,
+        GpuOccupancy(shot, time.monotonic),
+        Account(options.duty_ratio, clock or Time()),
+        time.time,
     )
 
 
@@ -80,7 +83,7 @@ def test_own_workers_do_not_count() -> None:
     """
     for processes, expected in ((1, ""), (2, BUSY)):
         shot = snapshot({"0": processes})
-        gpus = Gpus(shot, time.monotonic)
+        gpus = GpuOccupancy(shot, time.monotonic)
         assert gpus.objection() == BUSY
         gpus.used(time.monotonic() - 10, time.monotonic())
         assert gpus.objection() == expected
@@ -108,7 +111,7 @@ def test_window(window: str, moment: str, inside: bool) -> None:  # noqa: FBT001
     assert list(options.check()) == []
     assert in_window(options.minutes, now) is inside
     assert Policy(
-        options, Gpus(snapshot(), time.monotonic), Account(1, Time()), lambda: now
+        options, GpuOccupancy(snapshot(), time.monotonic), Account(1, Time()), lambda: now
     ).objection(scheduled=True) == ("" if inside else WINDOW)
 
 
@@ -128,7 +131,7 @@ def test_duty() -> None:
     clock = Time()
     options = PolicyOptions()
     account = Account(options.duty_ratio, clock)
-    limited = Policy(options, Gpus(snapshot(), time.monotonic), account, time.time)
+    limited = Policy(options, GpuOccupancy(snapshot(), time.monotonic), account, time.time)
     full = light = 0
     for _ in range(5000):
         if limited.objection(scheduled=True) == DUTY:

@@ -18,8 +18,8 @@ from dshealthd.probe.peers.contract import TIMED_OUT, UNAUTHORIZED, Rejection
 from dshealthd.probe.peers.messages import RANK, SUSPECT, TIMING, Backend
 from dshealthd.probe.reasons import OTHER, REASONS, known
 from dshealthd.probe.rounds import conclusion, member, remote_store
-from dshealthd.probe.rounds.active_round import Decline, Report
-from dshealthd.probe.rounds.plan import Plan
+from dshealthd.probe.rounds.active_round import Decline, RoundReport
+from dshealthd.probe.rounds.plan import RoundPlan
 from dshealthd.probe.workers import fork_server, job, worker
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def test_operations_are_a_closed_list() -> None:
 def test_series_are_bounded() -> None:
     """A member that declines for a thousand reasons makes one series of them."""
     metrics = RoundMetrics()
-    plan = Plan(
+    plan = RoundPlan(
         round="x", epoch=1, kind=Kind.LIGHT, backend=Backend.AGENT, members=("a", "b"), digest=""
     )
     declined = Observation(
@@ -93,7 +93,7 @@ def test_series_are_bounded() -> None:
     )
     for number in range(1000):
         reason = schema.loads(f'{{"refusal":"because_{number}"}}'.encode(), REFUSAL)["refusal"]
-        metrics.add(Report(replace(declined, reason=reason), plan, 0.1, led=True), "a")
+        metrics.add(RoundReport(replace(declined, reason=reason), plan, 0.1, led=True), "a")
     skips = [sample for sample in metrics.samples(()) if sample.metric is SKIPS]
     assert [(sample.labels, sample.value) for sample in skips] == [((OTHER,), 1000.0)]
 
@@ -101,13 +101,13 @@ def test_series_are_bounded() -> None:
 def test_sizes_that_others_choose_are_no_series() -> None:
     """Rounds on demand that others lead, each of another size, add no series; our own do."""
     metrics = RoundMetrics()
-    plan = Plan(
+    plan = RoundPlan(
         round="x", epoch=-1, kind=Kind.PAIR, backend=Backend.GLOO, members=("b", "a"), digest=""
     )
     for size in (8, 12345, 12346):
         for led in (False, size == 12346):
             timings = (Timing("all_reduce", size, 0.001, 1e6),)
             seen = Observation(-1, Kind.PAIR, "gloo", ("b", "a"), Outcome.OK, Stage.DONE, timings)
-            metrics.add(Report(seen, plan, 0.1, led=led), "a")
+            metrics.add(RoundReport(seen, plan, 0.1, led=led), "a")
     sizes = {sample.labels[-1] for sample in metrics.samples(()) if sample.metric is OPERATION}
     assert sizes == {"8", "12346"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dshealthd.slurm.controller import ControllerError, Node
+from dshealthd.slurm.controller import ControllerError, SlurmNode
 from dshealthd.slurm.node_state import NodeState
 
 if TYPE_CHECKING:
@@ -14,27 +14,29 @@ if TYPE_CHECKING:
 NOW = 1_800_000_000.0
 
 
-def node(name: str, state: str = "idle", reason: str = "", since: float = 0, **other: str) -> Node:
+def node(
+    name: str, state: str = "idle", reason: str = "", since: float = 0, **other: str
+) -> SlurmNode:
     """Return a node as the controller tells it."""
     values = {"comment": "", "note": "", **other}
-    return Node(name, NodeState.parse(state), reason, since, values["comment"], values["note"])
+    return SlurmNode(name, NodeState.parse(state), reason, since, values["comment"], values["note"])
 
 
 class Cluster:
     """The controller; `before` is called before each request, and may raise."""
 
-    def __init__(self, *nodes: Node, before: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, *nodes: SlurmNode, before: Callable[[], object] = lambda: None) -> None:
         self.table = {entry.name: entry for entry in nodes}
         self.before = before
         self.calls: list[tuple[str, ...]] = []
         self.now = NOW
 
-    def nodes(self) -> dict[str, Node]:
+    def nodes(self) -> dict[str, SlurmNode]:
         """Return every node."""
         self._called("nodes")
         return dict(self.table)
 
-    def drain(self, node: Node, reason: str) -> None:
+    def drain(self, node: SlurmNode, reason: str) -> None:
         """Drain a node, as one step."""
         self._called("drain", node.name, reason)
         self.table[node.name] = replace(
@@ -46,14 +48,14 @@ class Cluster:
             note="",
         )
 
-    def undrain(self, node: Node) -> None:
+    def undrain(self, node: SlurmNode) -> None:
         """Take a drain back; the reason goes with it."""
         self._called("undrain", node.name)
         self.table[node.name] = replace(
             self.table[node.name], state=NodeState.parse("idle"), reason="", since=0
         )
 
-    def note(self, node: Node, note: str) -> None:
+    def note(self, node: SlurmNode, note: str) -> None:
         """Replace our note."""
         self._called("note", node.name, note)
         self.table[node.name] = replace(self.table[node.name], comment=node.comment, note=note)

@@ -20,7 +20,7 @@ import pytest
 
 from dshealthd import config
 from dshealthd.slurm import agent
-from dshealthd.slurm.agent import AgentSilent, Finding
+from dshealthd.slurm.agent import AgentSilent, CriticalFinding
 from dshealthd.slurm.options import DRAIN_FOR
 from tests.agents import end, first_line, launch
 from tests.web import certificates
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dshealthd.config import Config
-    from dshealthd.slurm.agent import Verdict
+    from dshealthd.slurm.agent import AgentVerdict
 
 _SERVER = """
 import os, socket, sys, time
@@ -86,7 +86,7 @@ def configured(port: int) -> Config:
     return replace(loaded, web=replace(loaded.web, listen_address=f"127.0.0.1:{port}"))
 
 
-def ask(port: int) -> Verdict:
+def ask(port: int) -> AgentVerdict:
     """Ask the agent of a port."""
     return agent.ask(configured(port), DRAIN_FOR)
 
@@ -148,7 +148,7 @@ def test_finding_and_its_xid() -> None:
     """A critical finding is named as the reason has it, with the last Xid of its GPU."""
     with serving(held(answer(json.dumps(document())))) as port:
         verdict = ask(port)
-    assert verdict.findings == (Finding("gpu-lost", "DshealthdGpuLost", "gpu=3", "79"),)
+    assert verdict.findings == (CriticalFinding("gpu-lost", "DshealthdGpuLost", "gpu=3", "79"),)
     assert verdict.findings[0].reason == "gpu-lost gpu=3 xid=79"
     assert not verdict.clean
 

@@ -15,7 +15,7 @@ from dshealthd.probe.options import MembershipOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.slurm import allocation
 from dshealthd.slurm.allocation import NotAsked, Reach
-from dshealthd.slurm.check import REACH_AGAIN, Check, Outcome, Result
+from dshealthd.slurm.check import REACH_AGAIN, CheckReport, NodeCheck, NodeCheckResult
 from dshealthd.slurm.controller import ControllerError
 from dshealthd.slurm.options import SlurmOptions
 from dshealthd.slurm.streaks import Streaks
@@ -152,7 +152,7 @@ def test_not_configured(tmp_path: Path) -> None:
         allocation.look(loaded, "n[1-")
 
 
-def prolog(cluster: Cluster, *found: Reach | Exception) -> tuple[Outcome, float]:
+def prolog(cluster: Cluster, *found: Reach | Exception) -> tuple[CheckReport, float]:
     """Return what a prolog does with these looks, and for how long it waits between them."""
     looks, slept = list(found), list[float]()
 
@@ -165,7 +165,7 @@ def prolog(cluster: Cluster, *found: Reach | Exception) -> tuple[Outcome, float]
     def ask() -> None:
         raise AssertionError
 
-    check = Check(SlurmOptions(), "n1", ask, cluster, Streaks(), slept.append)  # type: ignore[arg-type] # never asked
+    check = NodeCheck(SlurmOptions(), "n1", ask, cluster, Streaks(), slept.append)  # type: ignore[arg-type] # never asked
     outcome = check.reaches(look)
     assert not looks
     return outcome, sum(slept)
@@ -175,19 +175,19 @@ def test_cut_off_twice_drains() -> None:
     """A node that reaches nobody, twice, is drained by name; its job goes elsewhere."""
     cluster = Cluster(node("n1"), node("n2"))
     outcome, slept = prolog(cluster, GONE, GONE)
-    assert (outcome.result, slept) == (Result.DRAINED, REACH_AGAIN)
+    assert (outcome.result, slept) == (NodeCheckResult.DRAINED, REACH_AGAIN)
     assert cluster.table["n1"].reason == "dshealthd: node-cut-off peers=0/7"
 
 
 def test_everything_else_drains_nobody() -> None:
     """A second look that is better, others that are silent, and what cannot be asked."""
     unknown = (NotAsked("no members"), ControllerError("scontrol: no answer"))
-    cases: list[tuple[tuple[Reach | Exception, ...], Result]] = [
-        ((GOOD,), Result.CLEAN),
-        ((PARTLY,), Result.BAD),
-        ((GONE, PARTLY), Result.BAD),
-        ((GONE, GOOD), Result.CLEAN),
-        *(((error,), Result.UNKNOWN) for error in unknown),
+    cases: list[tuple[tuple[Reach | Exception, ...], NodeCheckResult]] = [
+        ((GOOD,), NodeCheckResult.CLEAN),
+        ((PARTLY,), NodeCheckResult.BAD),
+        ((GONE, PARTLY), NodeCheckResult.BAD),
+        ((GONE, GOOD), NodeCheckResult.CLEAN),
+        *(((error,), NodeCheckResult.UNKNOWN) for error in unknown),
     ]
     for found, expected in cases:
         cluster = Cluster(node("n1"), node("n2"))
@@ -199,5 +199,5 @@ def test_budget_holds() -> None:
     """A switch that fails cuts off a rack: the budget bounds that as everything else."""
     cluster = Cluster(node("n1"), node("n2", "drained", "dshealthd: node-cut-off", 4e9))
     outcome, _ = prolog(cluster, GONE, GONE)
-    assert outcome.result is Result.BAD
+    assert outcome.result is NodeCheckResult.BAD
     assert "budget of 1" in cluster.table["n1"].note

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.slurm.agent import AgentSilent, Finding, Verdict
-from dshealthd.slurm.check import LOOK_AGAIN, Check, Result
+from dshealthd.slurm.agent import AgentSilent, AgentVerdict, CriticalFinding
+from dshealthd.slurm.check import LOOK_AGAIN, NodeCheck, NodeCheckResult
 from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
 from dshealthd.slurm.streaks import Streaks
 from dshealthd.symptoms import all_symptoms
@@ -14,10 +14,10 @@ from tests.slurm.cluster import NOW, Cluster, node, silent
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-GONE = Finding("gpu-lost", "DshealthdGpuLost", "gpu=3", "79")
-BAD = Verdict((GONE,), clean=False)
-CLEAN = Verdict((), clean=True)
-UNKNOWN = Verdict((), clean=False)
+GONE = CriticalFinding("gpu-lost", "DshealthdGpuLost", "gpu=3", "79")
+BAD = AgentVerdict((GONE,), clean=False)
+CLEAN = AgentVerdict((), clean=True)
+UNKNOWN = AgentVerdict((), clean=False)
 REASON = "dshealthd: gpu-lost gpu=3 xid=79"
 
 
@@ -30,10 +30,12 @@ class Node:
         self.options = SlurmOptions(**options)  # type: ignore[arg-type] # as given
         self.slept = 0.0
 
-    def check(self, verdict: Verdict | AgentSilent, *, prolog: bool = False) -> Result:
+    def check(
+        self, verdict: AgentVerdict | AgentSilent, *, prolog: bool = False
+    ) -> NodeCheckResult:
         """Run one check."""
 
-        def ask() -> Verdict:
+        def ask() -> AgentVerdict:
             if isinstance(verdict, AgentSilent):
                 raise verdict
             return verdict
@@ -41,11 +43,11 @@ class Node:
         def sleep(seconds: float) -> None:
             self.slept += seconds
 
-        check = Check(self.options, "n1", ask, self.cluster, self.streaks, sleep)
+        check = NodeCheck(self.options, "n1", ask, self.cluster, self.streaks, sleep)
         return (check.insistently() if prolog else check.once()).result
 
 
-def times(count: int, function: Callable[[], Result]) -> list[Result]:
+def times(count: int, function: Callable[[], NodeCheckResult]) -> list[NodeCheckResult]:
     """Return the results of several checks."""
     return [function() for _ in range(count)]
 
@@ -61,18 +63,20 @@ def test_drains_for_alerts_that_exist() -> None:
 def test_two_checks_drain() -> None:
     """The first finding drains nothing, the second in a row does, with the whole reason."""
     node_ = Node()
-    assert node_.check(BAD) is Result.BAD
+    assert node_.check(BAD) is NodeCheckResult.BAD
     assert not node_.cluster.calls
-    assert node_.check(BAD) is Result.DRAINED
+    assert node_.check(BAD) is NodeCheckResult.DRAINED
     assert node_.cluster.table["n1"].reason == REASON
 
 
 def test_flapping_drains_nothing() -> None:
     """A finding that comes and goes, or is another each time, is no reason."""
     node_ = Node()
-    other = Verdict((Finding("nvml-broken", "DshealthdNvmlHung", "", ""),), clean=False)
+    other = AgentVerdict(
+        (CriticalFinding("nvml-broken", "DshealthdNvmlHung", "", ""),), clean=False
+    )
     for verdict in (BAD, CLEAN, BAD, other, BAD, UNKNOWN, BAD, AgentSilent("dead"), BAD):
-        assert node_.check(verdict) is not Result.DRAINED
+        assert node_.check(verdict) is not NodeCheckResult.DRAINED
     assert not node_.cluster.changes()
 
 
@@ -81,8 +85,8 @@ def test_same_finding_without_its_xid() -> None:
     node_ = Node()
     node_.check(BAD)
     assert (
-        node_.check(Verdict((GONE.__class__("gpu-lost", "", "gpu=3", ""),), clean=False))
-        is Result.DRAINED
+        node_.check(AgentVerdict((GONE.__class__("gpu-lost", "", "gpu=3", ""),), clean=False))
+        is NodeCheckResult.DRAINED
     )
 
 
@@ -91,7 +95,7 @@ def test_silent_agent_drains_nobody() -> None:
     node_ = Node()
     results = times(20, lambda: node_.check(AgentSilent("connection refused")))
     results += times(3, lambda: node_.check(AgentSilent("dead"), prolog=True))
-    assert set(results) == {Result.UNKNOWN}
+    assert set(results) == {NodeCheckResult.UNKNOWN}
     assert not node_.cluster.calls
 
 
@@ -114,16 +118,16 @@ def test_reasons_of_others_stay() -> None:
 def test_ours_is_not_set_again() -> None:
     """A drain of ours is left alone, so that its hour does not begin anew."""
     node_ = Node(node("n1", "drained", REASON, NOW - 100), node("n2"))
-    assert times(4, lambda: node_.check(BAD))[-1] is Result.DRAINED
+    assert times(4, lambda: node_.check(BAD))[-1] is NodeCheckResult.DRAINED
     assert not node_.cluster.changes()
 
 
 def test_prolog_looks_again() -> None:
     """Where there is a finding, and only there, a job waits for a second look of the agent."""
     node_ = Node()
-    assert node_.check(CLEAN, prolog=True) is Result.CLEAN
+    assert node_.check(CLEAN, prolog=True) is NodeCheckResult.CLEAN
     assert node_.slept == 0
-    assert node_.check(BAD, prolog=True) is Result.DRAINED
+    assert node_.check(BAD, prolog=True) is NodeCheckResult.DRAINED
     assert node_.slept == LOOK_AGAIN
 
 
@@ -131,9 +135,9 @@ def test_prolog_over_budget_lets_the_job_start() -> None:
     """A prolog that fails drains by itself, so that without budget it does not fail."""
     node_ = Node(node("n1"), node("n2", "drained", REASON, NOW - 100))
     node_.cluster.now = NOW
-    fresh = node("n2", "drained", REASON, 4e9)  # not before the real clock, which `Check` uses
+    fresh = node("n2", "drained", REASON, 4e9)  # not before the real clock, which `NodeCheck` uses
     node_.cluster.table["n2"] = fresh
-    assert node_.check(BAD, prolog=True) is Result.BAD
+    assert node_.check(BAD, prolog=True) is NodeCheckResult.BAD
     assert node_.cluster.table["n1"].state.working
     assert "budget of 1" in node_.cluster.table["n1"].note
 
@@ -167,12 +171,12 @@ def test_silent_controller() -> None:
     """Without an answer from Slurm nothing is done, and nothing goes wrong."""
     node_ = Node(undrain=True)
     node_.cluster.before = silent
-    assert times(3, lambda: node_.check(BAD))[-1] is Result.BAD
-    assert times(20, lambda: node_.check(CLEAN))[-1] is Result.CLEAN
+    assert times(3, lambda: node_.check(BAD))[-1] is NodeCheckResult.BAD
+    assert times(20, lambda: node_.check(CLEAN))[-1] is NodeCheckResult.CLEAN
 
 
 def test_unknown_node() -> None:
     """A node that Slurm does not know is left alone."""
     node_ = Node(node("n2"))
-    assert times(3, lambda: node_.check(BAD))[-1] is Result.BAD
+    assert times(3, lambda: node_.check(BAD))[-1] is NodeCheckResult.BAD
     assert not node_.cluster.changes()

@@ -16,16 +16,16 @@ from tests.slurm.test_controller import LINES, tool
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.slurm.controller import Node
+    from dshealthd.slurm.controller import SlurmNode
 
 
 class Slurm:
     """A controller that knows one node."""
 
-    def __init__(self, known: Node | None) -> None:
+    def __init__(self, known: SlurmNode | None) -> None:
         self.known = known
 
-    def node(self, name: str) -> Node | None:
+    def node(self, name: str) -> SlurmNode | None:
         """Return it."""
         assert name == "n1"
         return self.known

@@ -16,10 +16,10 @@ from dshealthd.training.message import (
     PAGE,
     SIZE,
     SLOT,
-    Memory,
+    DeviceMemory,
     Message,
     Phase,
-    Stage,
+    StepStage,
     decode,
     encode,
     newest,
@@ -37,7 +37,7 @@ def messages(draw: st.DrawFn) -> Message:
         step=draw(COUNT),
         sent=draw(SECONDS),
         phase=draw(st.sampled_from(Phase)),
-        stage=draw(st.sampled_from(Stage)),
+        stage=draw(st.sampled_from(StepStage)),
         last_seconds=draw(SECONDS) if timed else None,
         mean_seconds=draw(SECONDS) if timed else None,
         input_seconds=draw(st.none() | SECONDS),
@@ -47,7 +47,7 @@ def messages(draw: st.DrawFn) -> Message:
         nonfinite=draw(COUNT),
         loss_scale=draw(st.none() | SECONDS),
         gradient_norm=draw(st.none() | st.floats(allow_nan=False)),
-        memory=draw(st.none() | st.builds(Memory, COUNT, COUNT, COUNT)),
+        memory=draw(st.none() | st.builds(DeviceMemory, COUNT, COUNT, COUNT)),
         communication_seconds=draw(st.none() | SECONDS),
     )
 
@@ -76,7 +76,7 @@ def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
         message = decode(data)
         assert 0 <= message.step <= MAX_COUNT
         assert 0 <= message.phase <= max(Phase)
-        assert 0 <= message.stage <= max(Stage)
+        assert 0 <= message.stage <= max(StepStage)
         for value in (
             message.sent,
             message.last_seconds,

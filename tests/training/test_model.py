@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.training import attach, watch
-from dshealthd.training.message import Stage
+from dshealthd.training.message import StepStage
 from dshealthd.training.step_timer import AVERAGED
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Slow(torch.nn.Module):  # type: ignore[name-defined,misc] # of a module th
 def stage(agents_end: AgentsEnd) -> int:
     """Return the stage that is told."""
     messages = agents_end.messages()
-    return messages[-1].stage if messages else Stage.UNKNOWN
+    return messages[-1].stage if messages else StepStage.UNKNOWN
 
 
 def make_step(model: Any, optimizer: Any, micro_steps: int = 1) -> None:
@@ -65,17 +65,17 @@ def test_stages(agents_end: AgentsEnd) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with attach(optimizer=optimizer, model=model, socket=agents_end.path) as heartbeat:
         heartbeat.enter("other")
-        assert stage(agents_end) == Stage.UNKNOWN
+        assert stage(agents_end) == StepStage.UNKNOWN
         for step in (1, 2):
             loss = model(torch.randn(4, 8)).square().mean()
-            assert stage(agents_end) == Stage.BACKWARD
+            assert stage(agents_end) == StepStage.BACKWARD
             before = time.monotonic()
             loss.backward()
-            assert stage(agents_end) == Stage.BACKWARD
+            assert stage(agents_end) == StepStage.BACKWARD
             assert agents_end.message().sent < before
             optimizer.step()
-            assert (stage(agents_end), agents_end.message().step) == (Stage.INPUT, step)
-    assert model.stages == [Stage.FORWARD, Stage.FORWARD]
+            assert (stage(agents_end), agents_end.message().step) == (StepStage.INPUT, step)
+    assert model.stages == [StepStage.FORWARD, StepStage.FORWARD]
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
 
@@ -87,11 +87,11 @@ def test_stages_of_micro_steps(agents_end: AgentsEnd) -> None:
     with attach(optimizer=optimizer, model=model, socket=agents_end.path):
         for _ in range(3):
             loss = model(torch.randn(4, 8)).square().mean()
-            assert stage(agents_end) == Stage.BACKWARD
+            assert stage(agents_end) == StepStage.BACKWARD
             loss.backward()
         optimizer.step()
-        assert stage(agents_end) == Stage.INPUT
-    assert model.stages == 3 * [Stage.FORWARD]
+        assert stage(agents_end) == StepStage.INPUT
+    assert model.stages == 3 * [StepStage.FORWARD]
 
 
 def average(seconds: list[float]) -> float:
@@ -139,7 +139,7 @@ def test_pause_is_no_input(agents_end: AgentsEnd) -> None:
             model.eval()
             model.seconds = 0.3
             model(torch.randn(4, 8))
-            assert stage(agents_end) == Stage.INPUT
+            assert stage(agents_end) == StepStage.INPUT
             model.seconds = 0.001
             model.train()
         make_step(model, optimizer)
@@ -168,7 +168,7 @@ def test_compiled(agents_end: AgentsEnd, how: str) -> None:
         for _ in range(3):
             make_step(trained, optimizer)
         assert agents_end.message().step == 3
-        assert (stage(agents_end) == Stage.INPUT) == (how == "returned")
+        assert (stage(agents_end) == StepStage.INPUT) == (how == "returned")
         assert not heartbeat.closed
 
 
@@ -179,7 +179,7 @@ def test_what_is_no_model(agents_end: AgentsEnd, caplog: pytest.LogCaptureFixtur
     with attach(optimizer=optimizer, model="model", socket=agents_end.path):
         make_step(model, optimizer)
     assert "no stages of steps: str is no torch module" in caplog.text
-    assert (agents_end.message().step, stage(agents_end)) == (1, Stage.UNKNOWN)
+    assert (agents_end.message().step, stage(agents_end)) == (1, StepStage.UNKNOWN)
 
 
 def test_program_that_is_not_changed(agents_end: AgentsEnd) -> None:
@@ -194,12 +194,12 @@ def test_program_that_is_not_changed(agents_end: AgentsEnd) -> None:
     heartbeat = watch.register(socket=agents_end.path)
     try:
         make_step(outer, optimizer)
-        assert stage(agents_end) == Stage.UNKNOWN
+        assert stage(agents_end) == StepStage.UNKNOWN
         make_step(outer, optimizer)
-        assert stage(agents_end) == Stage.INPUT
+        assert stage(agents_end) == StepStage.INPUT
     finally:
         heartbeat.close()
-    assert inner.stages == [Stage.UNKNOWN, Stage.FORWARD]
+    assert inner.stages == [StepStage.UNKNOWN, StepStage.FORWARD]
     assert not other._forward_hooks
 
 
@@ -215,6 +215,6 @@ def test_program_with_two_models(agents_end: AgentsEnd) -> None:
     try:
         for _ in range(2):
             make_step(models[0], optimizer)
-        assert (agents_end.message().step, stage(agents_end)) == (2, Stage.UNKNOWN)
+        assert (agents_end.message().step, stage(agents_end)) == (2, StepStage.UNKNOWN)
     finally:
         heartbeat.close()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dshealthd.core.exposition import Format
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.nvrx.fitness import Check, Failure, Fitness
+from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
 from dshealthd.self_metrics import SelfMetrics
 from dshealthd.web.server import REQUESTS, Server, page_files
 from tests.web.serving import Served, options, received, serving, small_snapshot
@@ -323,12 +323,14 @@ def test_no_bytes_upset_the_server(
         (Fitness((), ()), 200, "fit\n"),
         (Fitness((), ("gpu: timeout:\n no answer",)), 503, "unknown: gpu: timeout: no answer\n"),
         (
-            Fitness((Failure(Check.GPU_LOST, "GPU 3", "x"),), ("gpu: timeout",)),
+            Fitness((FailedCheck(FitnessCheck.GPU_LOST, "GPU 3", "x"),), ("gpu: timeout",)),
             503,
             "unfit: gpu_lost (GPU 3)\n",
         ),
         (
-            Fitness(tuple(Failure(Check.GPU_LOST, f"GPU {n}", "x") for n in range(8)), ()),
+            Fitness(
+                tuple(FailedCheck(FitnessCheck.GPU_LOST, f"GPU {n}", "x") for n in range(8)), ()
+            ),
             503,
             "unfit: gpu_lost (GPU 0) and 7 more\n",
         ),

@@ -44,8 +44,8 @@ def read_all(
     }
 
 
-def _start(name: str, reader: Callable[[], Any], deadline: float) -> step.Step:
-    return step.Step(name, lambda _emit: reader(), deadline, 0, lambda _name, _data: None)
+def _start(name: str, reader: Callable[[], Any], deadline: float) -> step.RunningStep:
+    return step.RunningStep(name, lambda _emit: reader(), deadline, 0, lambda _name, _data: None)
 
 
 def read_owned(path: str, limit: int) -> bytes:

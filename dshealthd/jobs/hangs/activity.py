@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
 
 
-class State(enum.StrEnum):
+class ThreadState(enum.StrEnum):
     """State of a process's main thread."""
 
     RUNNING = "running"
@@ -34,14 +34,14 @@ class State(enum.StrEnum):
 
 
 _STATES = {
-    "R": State.RUNNING,
-    "S": State.SLEEPING,
-    "I": State.SLEEPING,
-    "D": State.BLOCKED,
-    "T": State.STOPPED,
-    "t": State.TRACED,
-    "Z": State.ZOMBIE,
-    "X": State.GONE,
+    "R": ThreadState.RUNNING,
+    "S": ThreadState.SLEEPING,
+    "I": ThreadState.SLEEPING,
+    "D": ThreadState.BLOCKED,
+    "T": ThreadState.STOPPED,
+    "t": ThreadState.TRACED,
+    "Z": ThreadState.ZOMBIE,
+    "X": ThreadState.GONE,
 }
 
 
@@ -49,7 +49,7 @@ _STATES = {
 class Activity:
     """What a process does, and what it has done."""
 
-    state: State
+    state: ThreadState
     start: int
     """Clock ticks from boot to its start."""
     cpu_seconds: float
@@ -72,7 +72,7 @@ def parse_activity(data: bytes) -> Activity:
     """Return what `/proc/<pid>/stat` says; ValueError if malformed."""
     stat = parse_stat(data)
     return Activity(
-        _STATES.get(stat.state, State.UNKNOWN),
+        _STATES.get(stat.state, ThreadState.UNKNOWN),
         stat.start,
         stat.cpu_ticks / TICKS,
         stat.exit_status,

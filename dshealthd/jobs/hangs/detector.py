@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.jobs.hangs.exits import ExitWatcher
 from dshealthd.jobs.hangs.hang import judge
-from dshealthd.jobs.hangs.watch import Watch
+from dshealthd.jobs.hangs.watch import RankWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ class HangDetector:
         self._monotonic = monotonic
         self._wall = wall
         self._exit_watcher = ExitWatcher(host, asyncio.get_running_loop(), wall)
-        self._watch = Watch(
+        self._watch = RankWatch(
             host,
             self._exit_watcher,
             slack=SLACK * options.interval,

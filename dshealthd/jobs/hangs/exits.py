@@ -15,7 +15,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.jobs.hangs.activity import State, activity
+from dshealthd.jobs.hangs.activity import ThreadState, activity
 
 if TYPE_CHECKING:
     import asyncio
@@ -140,7 +140,11 @@ class ExitWatcher:
             return None
         if found is None:
             return ExitKind.UNKNOWN
-        return how(found.exit_status) if found.state in {State.ZOMBIE, State.GONE} else None
+        return (
+            how(found.exit_status)
+            if found.state in {ThreadState.ZOMBIE, ThreadState.GONE}
+            else None
+        )
 
     def _release(self, key: tuple[int, int]) -> None:
         descriptor = self._followed.pop(key, None)

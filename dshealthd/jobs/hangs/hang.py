@@ -13,10 +13,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.jobs.hangs.activity import State
+from dshealthd.jobs.hangs.activity import ThreadState
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.silence import UNKNOWN
-from dshealthd.training.message import Phase, Stage
+from dshealthd.training.message import Phase, StepStage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ A pause that nobody has marked and that has not been seen before.
 """
 
 
-class Class(enum.StrEnum):
+class HangClass(enum.StrEnum):
     """What holds a job up, as this node sees it."""
 
     NONE = "none"
@@ -80,13 +80,13 @@ class RankState:
     step: int
     """Steps it has made."""
     phase: Phase
-    stage: Stage
+    stage: StepStage
     """How far it is in the next step."""
     silence: float
     """Seconds since its last heartbeat."""
     bound: float
     """Seconds of silence that are usual for it."""
-    state: State
+    state: ThreadState
     """What its process does."""
     ended: ExitKind | None = None
     """How its process has ended; None while it runs."""
@@ -111,7 +111,7 @@ class RankState:
     @property
     def stopped(self) -> bool:
         """Whether its process is held by a signal or a debugger."""
-        return self.state in {State.STOPPED, State.TRACED}
+        return self.state in {ThreadState.STOPPED, ThreadState.TRACED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class Hang:
     """A job that is hung on this node."""
 
     job: str
-    reason: Class
+    reason: HangClass
     culprits: tuple[tuple[int, Culprit], ...]
     """Ranks of this node that the others wait for, with what is wrong with them.
 
@@ -151,19 +151,21 @@ def judge(job: str, ranks: Sequence[RankState], now: float) -> Hang | None:
 
 def _cause(
     ranks: Sequence[RankState], living: Sequence[RankState]
-) -> tuple[Class, list[tuple[int, Culprit]]]:
+) -> tuple[HangClass, list[tuple[int, Culprit]]]:
     process = [(rank.rank, Culprit.GONE) for rank in ranks if rank.ended is not None]
     process += [(rank.rank, Culprit.STOPPED) for rank in living if rank.stopped]
     if process:
-        return Class.PROCESS, process
+        return HangClass.PROCESS, process
     if saving := [rank.rank for rank in living if rank.phase is Phase.CHECKPOINT]:
-        return Class.CHECKPOINT, [(rank, Culprit.CHECKPOINT) for rank in saving]
-    if blocked := _minority(living, [rank.rank for rank in living if rank.state is State.BLOCKED]):
-        return Class.INPUT, [(rank, Culprit.BLOCKED) for rank in blocked]
+        return HangClass.CHECKPOINT, [(rank, Culprit.CHECKPOINT) for rank in saving]
+    if blocked := _minority(
+        living, [rank.rank for rank in living if rank.state is ThreadState.BLOCKED]
+    ):
+        return HangClass.INPUT, [(rank, Culprit.BLOCKED) for rank in blocked]
     if paused := _minority(
         living, [rank.rank for rank in living if rank.phase is not Phase.TRAINING]
     ):
-        return Class.DESYNC, [(rank, Culprit.PAUSED) for rank in paused]
+        return HangClass.DESYNC, [(rank, Culprit.PAUSED) for rank in paused]
     return _apart(living)
 
 
@@ -177,22 +179,22 @@ def position(rank: RankState) -> tuple[int, int]:
     return rank.step, rank.stage
 
 
-def _apart(living: Iterable[RankState]) -> tuple[Class, list[tuple[int, Culprit]]]:
+def _apart(living: Iterable[RankState]) -> tuple[HangClass, list[tuple[int, Culprit]]]:
     """Compare how far the ranks are: those at fault are the fewer, and where both are as many the
     ones behind.
     """
     ranks = list(living)
-    known = all(rank.stage is not Stage.UNKNOWN for rank in ranks)
+    known = all(rank.stage is not StepStage.UNKNOWN for rank in ranks)
     places = {rank.rank: position(rank) if known else (rank.step, 0) for rank in ranks}
     counts = Counter(places.values())
     last, first = min(counts), max(counts)
     if last == first:
-        return Class.WAITING, []
+        return HangClass.WAITING, []
     behind = counts[last] * 2 <= len(ranks)
     at_fault = last if behind else first
     culprits = [rank for rank, place in places.items() if place == at_fault]
     if not behind:
-        return Class.DESYNC, [(rank, Culprit.AHEAD) for rank in culprits]
-    if last[1] == Stage.INPUT:
-        return Class.INPUT, [(rank, Culprit.INPUT) for rank in culprits]
-    return Class.DESYNC, [(rank, Culprit.LAGGING) for rank in culprits]
+        return HangClass.DESYNC, [(rank, Culprit.AHEAD) for rank in culprits]
+    if last[1] == StepStage.INPUT:
+        return HangClass.INPUT, [(rank, Culprit.INPUT) for rank in culprits]
+    return HangClass.DESYNC, [(rank, Culprit.LAGGING) for rank in culprits]

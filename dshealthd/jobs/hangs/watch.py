@@ -13,12 +13,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.jobs.hangs.activity import State, activity
+from dshealthd.jobs.hangs.activity import ThreadState, activity
 from dshealthd.jobs.hangs.exits import End
 from dshealthd.jobs.hangs.hang import RankState
 from dshealthd.jobs.hangs.silence import FLOOR, SilenceBaseline
 from dshealthd.jobs.heartbeats.identity import Identity
-from dshealthd.training.message import Message, Phase, Stage
+from dshealthd.training.message import Message, Phase, StepStage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -60,7 +60,7 @@ class Watched:
     """
     cpu: float | None = None
     """Share of a core's time since that it took, or waited for."""
-    state: State = State.UNKNOWN
+    state: ThreadState = ThreadState.UNKNOWN
     unheard: int = 0
     """Looks in a row in which it reported no longer."""
     end: End | None = None
@@ -81,7 +81,7 @@ class Watched:
             start=start,
             step=self.message.step,
             phase=Phase(self.message.phase),
-            stage=Stage(self.message.stage),
+            stage=StepStage(self.message.stage),
             silence=self.baseline.silence(clock),
             bound=self.baseline.bound,
             state=self.state,
@@ -94,7 +94,7 @@ class Watched:
         )
 
 
-class Watch:
+class RankWatch:
     """All ranks of this node that report, and for a while those that did."""
 
     def __init__(
@@ -195,7 +195,7 @@ class Watch:
             return
         watched.end = self._exit_watcher.end(*watched.key)
         if watched.end is not None:
-            watched.state, watched.ended_at = State.GONE, self._clock
+            watched.state, watched.ended_at = ThreadState.GONE, self._clock
             return
         if watched.unheard > GRACE:  # it lives, and has let go of its heartbeat
             self._forget(place)
@@ -207,7 +207,7 @@ class Watch:
             found = activity(self._host, *watched.key)
         except (OSError, ValueError):
             found = None
-        watched.state = found.state if found is not None else State.UNKNOWN
+        watched.state = found.state if found is not None else ThreadState.UNKNOWN
         if found is None:
             watched.cpu = None
         elif watched.cpu_before is None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
 
 
-class Unidentified(enum.StrEnum):
+class UnidentifiedSender(enum.StrEnum):
     """Why it is not known which job and rank a sender is of."""
 
     PENDING = "pending"
@@ -45,7 +45,7 @@ class Identity:
     """Changes if another program takes the process's place."""
 
 
-Answer: TypeAlias = "Identity | Unidentified"
+Answer: TypeAlias = "Identity | UnidentifiedSender"
 
 
 def identify(host: Host, pid: int, user: int) -> Answer:
@@ -54,22 +54,22 @@ def identify(host: Host, pid: int, user: int) -> Answer:
     try:
         stat = parse_stat(read_bytes(f"{place}/stat", 4096))
         if parse_user(read_bytes(f"{place}/status", 8192)) != user:
-            return Unidentified.GONE  # the pid is another's by now
+            return UnidentifiedSender.GONE  # the pid is another's by now
         environment = parse_environ(read_bytes(f"{place}/environ", ENVIRON_LIMIT))
         network = namespace(host, pid)
         name = job(environment, _boot(host) + network)
         confirmed = standing(place, name)[1]
         if parse_stat(read_bytes(f"{place}/stat", 4096)).image != stat.image:
-            return Unidentified.GONE
+            return UnidentifiedSender.GONE
     except (FileNotFoundError, ProcessLookupError):
-        return Unidentified.GONE
+        return UnidentifiedSender.GONE
     except PermissionError:
-        return Unidentified.PERMISSION_DENIED
+        return UnidentifiedSender.PERMISSION_DENIED
     except (OSError, ValueError):
-        return Unidentified.UNREADABLE
+        return UnidentifiedSender.UNREADABLE
     place_in_job = launch(environment)
     if place_in_job is None:
-        return Unidentified.NO_LAUNCHER
+        return UnidentifiedSender.NO_LAUNCHER
     process = TrainingProcess(
         pid,
         stat.start,

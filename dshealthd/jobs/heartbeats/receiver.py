@@ -27,9 +27,9 @@ from dshealthd.jobs import ownership
 from dshealthd.jobs.heartbeats.adoption import find_page
 from dshealthd.jobs.heartbeats.blocking_tasks import BlockingTasks
 from dshealthd.jobs.heartbeats.closing import Closer
-from dshealthd.jobs.heartbeats.identity import Identity, Unidentified, identify, same
+from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender, identify, same
 from dshealthd.jobs.heartbeats.listener import listen, place
-from dshealthd.jobs.heartbeats.sender import CREDENTIALS, Rejected, Sender, take_page
+from dshealthd.jobs.heartbeats.sender import CREDENTIALS, RejectReason, Sender, take_page
 from dshealthd.training.message import PAGE, newest
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Receiver:
         """The user of each job that senders name."""
         self.received = 0
         """Messages read so far."""
-        self.rejected: Counter[Rejected] = Counter()
+        self.rejected: Counter[RejectReason] = Counter()
 
     @property
     def is_open(self) -> bool:
@@ -146,7 +146,7 @@ class Receiver:
         connection.settimeout(0.0)
         # What it told last was told before this agent began: its age is not bounded by a look.
         now = self._monotonic()
-        sender = Sender(connection, pid, user, 0.0, now, now, Unidentified.PENDING)
+        sender = Sender(connection, pid, user, 0.0, now, now, UnidentifiedSender.PENDING)
         sender.kept = kept
         self._users[user] += 1
         self._senders[connection.fileno()] = sender
@@ -174,12 +174,14 @@ class Receiver:
         return len(self._senders)
 
     @property
-    def unidentified(self) -> Mapping[Unidentified, int]:
+    def unidentified(self) -> Mapping[UnidentifiedSender, int]:
         """How many processes send heartbeats that are not shown, by why."""
         counts = Counter(
-            sender.who for sender in self._senders.values() if isinstance(sender.who, Unidentified)
+            sender.who
+            for sender in self._senders.values()
+            if isinstance(sender.who, UnidentifiedSender)
         )
-        return {reason: counts[reason] for reason in Unidentified}
+        return {reason: counts[reason] for reason in UnidentifiedSender}
 
     def _turn(self) -> None:
         """See to the connections, and read the pages."""
@@ -210,7 +212,7 @@ class Receiver:
                 connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
             )
             if pid <= 0 or not self._has_place(user):
-                self.rejected[Rejected.SENDERS if pid > 0 else Rejected.FORGED] += 1
+                self.rejected[RejectReason.SENDERS if pid > 0 else RejectReason.FORGED] += 1
                 self._closer.put(connection.detach())
                 continue
             self._users[user] += 1
@@ -230,7 +232,7 @@ class Receiver:
             idlest = min(own, key=lambda sender: sender.moved)
             if self._monotonic() - idlest.moved < IDLE:
                 return False
-            self._reject(idlest, Rejected.SENDERS)
+            self._reject(idlest, RejectReason.SENDERS)
         if len(self._senders) < MAX_SENDERS:
             return True
         greediest, count = self._users.most_common(1)[0]
@@ -238,7 +240,8 @@ class Receiver:
             return False
         theirs = [sender for sender in self._senders.values() if sender.user == greediest]
         self._reject(
-            max(theirs, key=lambda sender: (sender.page is None, sender.since)), Rejected.SENDERS
+            max(theirs, key=lambda sender: (sender.page is None, sender.since)),
+            RejectReason.SENDERS,
         )
         return True
 
@@ -247,14 +250,14 @@ class Receiver:
         oldest = self._monotonic() - SILENT
         for sender in list(self._senders.values()):
             if sender.who is None and sender.since < oldest:
-                self._reject(sender, Rejected.SILENT)
+                self._reject(sender, RejectReason.SILENT)
 
     def _attend(self, blocking_tasks: BlockingTasks, sender: Sender, events: int) -> None:
         """Do what a connection asks for: it has ended, or its page is there."""
         if events & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
             self._drop(sender)
         elif sender.who is None:
-            sender.who = Unidentified.PENDING
+            sender.who = UnidentifiedSender.PENDING
             self._poll.unregister(sender.connection)  # until the page has been taken
             blocking_tasks.run(
                 sender.user,
@@ -262,9 +265,9 @@ class Receiver:
                 functools.partial(self._met, sender),
             )
         else:
-            self._reject(sender, Rejected.MALFORMED)  # there is nothing to say after the page
+            self._reject(sender, RejectReason.MALFORMED)  # there is nothing to say after the page
 
-    def _met(self, sender: Sender, met: tuple[int | Rejected | None, Answer]) -> None:
+    def _met(self, sender: Sender, met: tuple[int | RejectReason | None, Answer]) -> None:
         """Begin to read a sender's page, if it has one."""
         page, who = met
         if self._senders.get(sender.connection.fileno()) is not sender:  # it was let go meanwhile
@@ -272,11 +275,11 @@ class Receiver:
                 os.close(page)
             return
         sender.who = who
-        if isinstance(page, Rejected):
+        if isinstance(page, RejectReason):
             self._reject(sender, page)
             return
         sender.page = page
-        if who is Unidentified.GONE:
+        if who is UnidentifiedSender.GONE:
             self._drop(sender)
             return
         self._poll.register(sender.connection, select.POLLIN)
@@ -291,7 +294,7 @@ class Receiver:
         try:
             data = os.pread(page, PAGE, 0)
         except OSError:  # the memory has failed
-            self._reject(sender, Rejected.MALFORMED)
+            self._reject(sender, RejectReason.MALFORMED)
             return
         if data != sender.data:
             try:
@@ -299,7 +302,7 @@ class Receiver:
             except ValueError:
                 sender.torn += 1
                 if sender.torn >= TORN:
-                    self._reject(sender, Rejected.MALFORMED)
+                    self._reject(sender, RejectReason.MALFORMED)
                 return
             # It was written after the page was last read, whatever it says.
             age = min(max(now - message.sent, 0.0), now - sender.looked)
@@ -316,7 +319,7 @@ class Receiver:
             if isinstance(sender.who, Identity)
         )
 
-    def _reject(self, sender: Sender, why: Rejected) -> None:
+    def _reject(self, sender: Sender, why: RejectReason) -> None:
         self.rejected[why] += 1
         self._drop(sender)
 
@@ -341,13 +344,13 @@ class Receiver:
         self._settle()
 
 
-def _meet(host: Host, sender: Sender, closer: Closer) -> tuple[int | Rejected | None, Answer]:
+def _meet(host: Host, sender: Sender, closer: Closer) -> tuple[int | RejectReason | None, Answer]:
     """Return the page of a sender, or why it has none, and who it is. Blocks."""
     try:
         page = take_page(sender.connection, sender.pid, sender.user, closer.put)
     except OSError:
-        return None, Unidentified.GONE
-    return page, Unidentified.GONE if isinstance(page, Rejected) else identify(
+        return None, UnidentifiedSender.GONE
+    return page, UnidentifiedSender.GONE if isinstance(page, RejectReason) else identify(
         host, sender.pid, sender.user
     )
 
@@ -356,9 +359,9 @@ def _adopt(host: Host, sender: Sender, start: int) -> tuple[int | None, Answer]:
     """Return the page of a process that has not connected, and who it is. Blocks."""
     who = identify(host, sender.pid, sender.user)
     if not isinstance(who, Identity) or who.process.start != start:
-        return None, Unidentified.GONE
+        return None, UnidentifiedSender.GONE
     try:
         page = find_page(host, sender.pid)
     except OSError:
         page = None
-    return page, Unidentified.GONE if page is None else who
+    return page, UnidentifiedSender.GONE if page is None else who

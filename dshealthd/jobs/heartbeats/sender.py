@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.jobs.heartbeats.identity import Identity, Unidentified
+from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender
 from dshealthd.training.message import HELLO, PAGE, Message
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ The kernel closes what comes beyond.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-class Rejected(enum.StrEnum):
+class RejectReason(enum.StrEnum):
     """Why a connection was refused, or ended by the agent."""
 
     MALFORMED = "malformed"
@@ -59,7 +59,7 @@ class Sender:
     """Monotonic time at which its connection was taken."""
     moved: float
     """Monotonic time at which its page was last seen to have changed, before that as `since`."""
-    who: Identity | Unidentified | None = None
+    who: Identity | UnidentifiedSender | None = None
     """None before it has handed over a page."""
     page: int | None = None
     """The page's descriptor."""
@@ -76,7 +76,7 @@ class Sender:
 
 def take_page(
     connection: socket.socket, pid: int, user: int, close: Callable[[int], object] = os.close
-) -> int | Rejected:
+) -> int | RejectReason:
     """Return the descriptor of the page that a process hands over, or why there is none.
 
     OSError if the connection has gone.
@@ -98,9 +98,9 @@ def take_page(
             same = CREDENTIALS.unpack(value)[:2] == (pid, user)
     rejected = None
     if not same:
-        rejected = Rejected.FORGED
+        rejected = RejectReason.FORGED
     elif data != HELLO or len(files) != 1 or not is_page(files[0]):
-        rejected = Rejected.MALFORMED
+        rejected = RejectReason.MALFORMED
     if rejected is None:
         return files[0]
     for file in files:

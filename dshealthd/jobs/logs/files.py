@@ -30,7 +30,7 @@ _SLURM = "slurm-"
 _DELETED = " (deleted)"
 
 
-class State(enum.StrEnum):
+class LogFileState(enum.StrEnum):
     """What becomes of a file."""
 
     FOLLOWED = "followed"

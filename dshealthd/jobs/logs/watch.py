@@ -20,7 +20,7 @@ from dshealthd.explain.causality import Finding, decide
 from dshealthd.explain.recognition import Recogniser
 from dshealthd.explain.tail import Tail
 from dshealthd.jobs.logs import files
-from dshealthd.jobs.logs.files import State
+from dshealthd.jobs.logs.files import LogFileState
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.linux.credentials import User
 from dshealthd.linux.process_files import Root
@@ -52,7 +52,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class LogLimits:
     """What may be followed."""
 
     patterns: tuple[str, ...]
@@ -84,7 +84,7 @@ class _Job:
     ranks: set[int] = field(default_factory=set)
     """Of this node."""
     tails: dict[str, Tail] = field(default_factory=dict)
-    states: Counter[State] = field(default_factory=Counter)
+    states: Counter[LogFileState] = field(default_factory=Counter)
     finding: Finding | None = None
 
 
@@ -93,7 +93,7 @@ class LogWatch:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: LogLimits,
         host: Host,
         entering: Callable[[str], Fault | None],
         *,
@@ -175,9 +175,9 @@ class LogWatch:
                 yield job.name, job.finding, frozenset(job.ranks)
 
     @property
-    def states(self) -> Counter[State]:
+    def states(self) -> Counter[LogFileState]:
         """What became of the files of all jobs at the last look for them."""
-        total: Counter[State] = Counter()
+        total: Counter[LogFileState] = Counter()
         for job in self._jobs.values():
             total.update(job.states)
         return total
@@ -255,20 +255,20 @@ class LogWatch:
             try:
                 found = root.look(path)
             except OSError:
-                job.states[State.UNREADABLE] += 1
+                job.states[LogFileState.UNREADABLE] += 1
                 continue
             if found is None:
                 continue
             if path not in known and not files.is_log(found, root.owner.uid, job.since):
-                job.states[State.FOREIGN] += 1
+                job.states[LogFileState.FOREIGN] += 1
             elif not is_certain:
-                job.states[State.AMBIGUOUS] += 1
+                job.states[LogFileState.AMBIGUOUS] += 1
             elif len(job.paths) >= limit:
-                job.states[State.LEFT_OUT] += 1
+                job.states[LogFileState.LEFT_OUT] += 1
             else:
                 ranks = writers.get(path, set())
                 job.paths[path] = next(iter(ranks)) if len(ranks) == 1 else known.get(path)
-        job.states[State.FOLLOWED] = len(job.paths)
+        job.states[LogFileState.FOLLOWED] = len(job.paths)
         for path in job.tails.keys() - job.paths.keys():
             del job.tails[path]
 

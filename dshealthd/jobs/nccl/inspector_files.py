@@ -26,7 +26,7 @@ MAX_ENTRIES = 20_000
 _NAME = re.compile(r"nccl_inspector_metrics_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.prom")
 
 
-class State(enum.StrEnum):
+class InspectorFileState(enum.StrEnum):
     """What becomes of a file."""
 
     TAKEN = "taken"
@@ -44,10 +44,10 @@ class State(enum.StrEnum):
     """There are more than max_files."""
 
 
-class Refused(Exception):
+class FileRefused(Exception):
     """A file that is not taken; `state` says why."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: InspectorFileState) -> None:
         super().__init__(state)
         self.state = state
 
@@ -122,7 +122,7 @@ def read(
     """Read one of these files, if it belongs to one of `owners` and was written between `oldest`
     and `newest`, in Unix time.
 
-    Raises Refused, and OSError if it cannot be read. `limit` is in bytes.
+    Raises FileRefused, and OSError if it cannot be read. `limit` is in bytes.
     """
     found = os.stat(name, dir_fd=directory, follow_symlinks=False)
     _admit(found, owners, oldest, newest, limit)
@@ -130,7 +130,7 @@ def read(
         with assumed(rights_of(found)):
             descriptor = open_entry(directory, name)
     except Irregular as error:
-        raise Refused(State.IRREGULAR) from error
+        raise FileRefused(InspectorFileState.IRREGULAR) from error
     try:
         status = os.fstat(descriptor)
         _admit(status, owners, oldest, newest, limit)
@@ -138,7 +138,7 @@ def read(
     finally:
         os.close(descriptor)
     if len(data) > limit:
-        raise Refused(State.TOO_LARGE)
+        raise FileRefused(InspectorFileState.TOO_LARGE)
     return File(uuid(name), status.st_uid, status.st_mtime, data.decode(errors="replace"))
 
 
@@ -146,10 +146,10 @@ def _admit(
     status: os.stat_result, owners: Collection[int], oldest: float, newest: float, limit: int
 ) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise Refused(State.IRREGULAR)
+        raise FileRefused(InspectorFileState.IRREGULAR)
     if status.st_uid not in owners:
-        raise Refused(State.FOREIGN)
+        raise FileRefused(InspectorFileState.FOREIGN)
     if not oldest <= status.st_mtime <= newest:
-        raise Refused(State.STALE)
+        raise FileRefused(InspectorFileState.STALE)
     if status.st_size > limit:
-        raise Refused(State.TOO_LARGE)
+        raise FileRefused(InspectorFileState.TOO_LARGE)

@@ -62,7 +62,7 @@ class Library(NamedTuple):
     """Names of the environment variables that it reads, and few others."""
 
 
-class Unidentified(Exception):
+class UnknownRelease(Exception):
     """A process has mapped an NCCL whose release cannot be told, and why."""
 
 
@@ -109,7 +109,7 @@ class MappedReleases:
     def of(self, host: Host, pid: int) -> frozenset[str]:
         """Return the versions of NCCL that a process has mapped, empty if it has mapped none.
 
-        `Unidentified` if one cannot be told, OSError where the process cannot be looked at.
+        `UnknownRelease` if one cannot be told, OSError where the process cannot be looked at.
         """
         return self.library(host, pid).versions
 
@@ -119,10 +119,10 @@ class MappedReleases:
         mappings = parse_maps(maps)
         if len(maps) >= MAPS_LIMIT:
             message = f"the process has more than {MAPS_LIMIT} bytes of mappings"
-            raise Unidentified(message)
+            raise UnknownRelease(message)
         if len(mappings) > MAX_LIBRARIES:
             message = f"more than {MAX_LIBRARIES} libraries are called NCCL"
-            raise Unidentified(message)
+            raise UnknownRelease(message)
         own = [mapping for mapping in mappings if "/libnccl.so" in mapping.path]
         versions: set[str] = set()
         variables: set[str] = set()
@@ -130,7 +130,7 @@ class MappedReleases:
             library = self._library(host, pid, mapping)
             if not library.versions and (mapping in own or not own):
                 message = f"{mapping.path} does not say its version"
-                raise Unidentified(message)
+                raise UnknownRelease(message)
             versions |= library.versions
             variables |= library.variables
         return Library(frozenset(versions), frozenset(variables))
@@ -138,14 +138,14 @@ class MappedReleases:
     def _library(self, host: Host, pid: int, mapping: Mapping) -> Library:
         if mapping.deleted:
             message = f"{mapping.path} was replaced while the process runs"
-            raise Unidentified(message)
+            raise UnknownRelease(message)
         with Root.of_process(host, pid) as root:
             descriptor = root.open(mapping.path)
         try:
             status = os.fstat(descriptor)
             if status.st_ino != mapping.inode:
                 message = f"{mapping.path} is another file than the one that is mapped"
-                raise Unidentified(message)
+                raise UnknownRelease(message)
             key = signature(status)
             if key not in self._known:
                 if len(self._known) >= 64:  # noqa: PLR2004 - libraries of all jobs of a node

@@ -13,7 +13,7 @@ _PORT = re.compile(r"\s*([+-]?\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SelectedName:
     """One of the names between commas."""
 
     name: str
@@ -27,13 +27,13 @@ class Selection:
 
     exclude: bool
     exact: bool
-    entries: tuple[Entry, ...]
+    entries: tuple[SelectedName, ...]
 
     def takes(self, name: str, port: int | None = None) -> bool:
         """Tell whether NCCL may use a device or one of its ports; interfaces have no port."""
         return self._lists(name, port) != self.exclude
 
-    def names(self, entry: Entry, name: str, port: int | None = None) -> bool:
+    def names(self, entry: SelectedName, name: str, port: int | None = None) -> bool:
         """Tell whether an entry stands for a device or port."""
         if port is not None and entry.port is not None and port != entry.port:
             return False
@@ -54,11 +54,11 @@ def parse_selection(text: str) -> Selection:
     return Selection(exclude, exact, tuple(entry for entry in found if entry is not None))
 
 
-def _entry(text: str) -> Entry | None:
+def _entry(text: str) -> SelectedName | None:
     name, *more = text.split(":")
     if not name:
         return None
     if not more or not more[0]:
-        return Entry(name, None)
+        return SelectedName(name, None)
     port = int(match[1]) if (match := _PORT.match(more[0])) else 0  # as atoi(3) does
-    return Entry(name, None if port == -1 else port)
+    return SelectedName(name, None if port == -1 else port)

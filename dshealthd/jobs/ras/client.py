@@ -21,9 +21,9 @@ from dshealthd.jobs.ras.address import Endpoint
 from dshealthd.jobs.ras.protocol import (
     MAY_BE_SENT,
     OPENING,
-    Answer,
     Conversation,
     NoListener,
+    RasAnswer,
     Stranger,
     Unanswered,
 )
@@ -74,7 +74,7 @@ class Query:
         `verify_peer` tells whether the other end of a connection may answer, or raises OSError;
         `limit` is in bytes.
         """
-        self.outcome: Answer | Unanswered | NoListener | Stranger | None = None
+        self.outcome: RasAnswer | Unanswered | NoListener | Stranger | None = None
         self.connections = 0
         self.responder: int | None = None
         """Pid of the process that answers, where `verify_peer` sets it."""
@@ -200,7 +200,7 @@ class Query:
         else:
             self._finish(failure)
 
-    def _finish(self, outcome: Answer | Unanswered | NoListener | Stranger) -> None:
+    def _finish(self, outcome: RasAnswer | Unanswered | NoListener | Stranger) -> None:
         self.outcome = outcome
         self._close()
 

@@ -16,9 +16,9 @@ from dshealthd.jobs.ras.status import (
     Communicator,
     Lag,
     MalformedAnswer,
-    Place,
+    RankLocation,
+    RasRankState,
     Spread,
-    State,
     Status,
     Trouble,
     address,
@@ -87,10 +87,10 @@ def _communicator(entry: dict[str, Any], at: str) -> Communicator:
     if match is None:
         message = f"{at}.hash is no hexadecimal number"
         raise MalformedAnswer(message)
-    states: Counter[State] = Counter()
+    states: Counter[RasRankState] = Counter()
     errors: Counter[tuple[str, str]] = Counter()
     troubles: list[Trouble] = []
-    counts: dict[int, tuple[dict[str, int], Place]] = {}
+    counts: dict[int, tuple[dict[str, int], RankLocation]] = {}
     for index, item in enumerate(_list(entry, "ranks", at)):
         where = f"{at}.ranks[{index}]"
         rank = _table(item, where)
@@ -110,7 +110,7 @@ def _communicator(entry: dict[str, Any], at: str) -> Communicator:
         rank = _table(item, where)
         states[state := _absence(rank, where)] += 1
         trouble = Trouble(_integer(rank, "rank", where), state, _place(rank, where))
-        if state is not State.NOT_MEMBER:
+        if state is not RasRankState.NOT_MEMBER:
             troubles.append(trouble)
     spreads = _spreads(counts)
     return Communicator(
@@ -125,12 +125,12 @@ def _communicator(entry: dict[str, Any], at: str) -> Communicator:
     )
 
 
-def _state(status: dict[str, Any], at: str) -> State:
+def _state(status: dict[str, Any], at: str) -> RasRankState:
     if _flag(status, "abort_flag", at):
-        return State.ABORT
+        return RasRankState.ABORT
     if _flag(status, "finalize_called", at) or _flag(status, "destroy_flag", at):
-        return State.FINALIZE
-    return State.INIT if _integer(status, "init_state", at) else State.RUNNING
+        return RasRankState.FINALIZE
+    return RasRankState.INIT if _integer(status, "init_state", at) else RasRankState.RUNNING
 
 
 def _counts(rank: dict[str, Any], at: str) -> dict[str, int]:
@@ -143,7 +143,7 @@ def _counts(rank: dict[str, Any], at: str) -> dict[str, int]:
     return counts
 
 
-def _spreads(counts: dict[int, tuple[dict[str, int], Place]]) -> dict[str, Spread]:
+def _spreads(counts: dict[int, tuple[dict[str, int], RankLocation]]) -> dict[str, Spread]:
     spreads: dict[str, Spread] = {}
     for operations, _ in counts.values():
         for name, count in operations.items():
@@ -157,7 +157,7 @@ def _spreads(counts: dict[int, tuple[dict[str, int], Place]]) -> dict[str, Sprea
 
 
 def _behind(
-    counts: dict[int, tuple[dict[str, int], Place]], spreads: dict[str, Spread]
+    counts: dict[int, tuple[dict[str, int], RankLocation]], spreads: dict[str, Spread]
 ) -> tuple[Lag, ...]:
     wide = {name: spread.most for name, spread in spreads.items() if spread.width}
     lags = (
@@ -169,30 +169,39 @@ def _behind(
     return first_lags(lags)
 
 
-def _absence(rank: dict[str, Any], at: str) -> State:
+def _absence(rank: dict[str, Any], at: str) -> RasRankState:
     status = _table(rank.get("status"), f"{at}.status")
     unresponsive, dead = _flag(status, "unresponsive", at), _flag(status, "considered_dead", at)
-    return State.DEAD if dead else State.UNRESPONSIVE if unresponsive else State.NOT_MEMBER
+    return (
+        RasRankState.DEAD
+        if dead
+        else RasRankState.UNRESPONSIVE
+        if unresponsive
+        else RasRankState.NOT_MEMBER
+    )
 
 
-def _place(rank: dict[str, Any], at: str) -> Place:
-    return Place(
+def _place(rank: dict[str, Any], at: str) -> RankLocation:
+    return RankLocation(
         address(_text(rank, "host", at)),
         _integer(rank, "pid", at, -1),
         _integer(rank, "nvml_dev", at, -1),
     )
 
 
-def _processes(document: dict[str, Any]) -> dict[State, int]:
+def _processes(document: dict[str, Any]) -> dict[RasRankState, int]:
     """Return how many processes are unresponsive or dead; the document has been checked."""
-    gone: dict[State, set[tuple[str, int]]] = {State.UNRESPONSIVE: set(), State.DEAD: set()}
+    gone: dict[RasRankState, set[tuple[str, int]]] = {
+        RasRankState.UNRESPONSIVE: set(),
+        RasRankState.DEAD: set(),
+    }
     for rank in (rank for entry in document["communicators"] for rank in entry["missing_ranks"]):
         if (state := _absence(rank, "")) in gone:
             gone[state].add((rank["host"], rank["pid"]))
     return {state: len(processes) for state, processes in gone.items()}
 
 
-def _numbers(document: dict[str, Any]) -> dict[Place, int]:
+def _numbers(document: dict[str, Any]) -> dict[RankLocation, int]:
     """Return which number the ranks of the largest communicator have, by place.
 
     The document has been checked.

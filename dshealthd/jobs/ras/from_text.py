@@ -23,9 +23,9 @@ from dshealthd.jobs.ras.status import (
     ImpossibleAnswer,
     Lag,
     MalformedAnswer,
-    Place,
+    RankLocation,
+    RasRankState,
     Spread,
-    State,
     Status,
     Trouble,
     address,
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _STATES = {
-    "INIT": State.INIT,
-    "RUNNING": State.RUNNING,
-    "FINALIZE": State.FINALIZE,
-    "ABORT": State.ABORT,
-    "NOCOMM": State.NOT_MEMBER,
-    "UNKNOWN": State.NOT_MEMBER,  # until 2.25
+    "INIT": RasRankState.INIT,
+    "RUNNING": RasRankState.RUNNING,
+    "FINALIZE": RasRankState.FINALIZE,
+    "ABORT": RasRankState.ABORT,
+    "NOCOMM": RasRankState.NOT_MEMBER,
+    "UNKNOWN": RasRankState.NOT_MEMBER,  # until 2.25
 }
 _ERRORS = {
     "Unhandled CUDA error": ERRORS[1],
@@ -86,12 +86,12 @@ _TIMEOUTS = re.compile(
 
 
 @dataclass(slots=True)
-class _Group:
+class _TableRow:
     """A row of the table."""
 
     count: int
     size: int
-    state: State
+    state: RasRankState
     named: int = 0
 
 
@@ -100,7 +100,7 @@ class _Launched(NamedTuple):
 
     operations: int
     ranks: int
-    named: list[tuple[int, Place | None]]
+    named: list[tuple[int, RankLocation | None]]
     """All of them, or none: NCCL names a small minority only."""
 
 
@@ -109,13 +109,13 @@ class _Section:
     """What is said of one communicator, in one or more sections."""
 
     name: str
-    group: _Group
+    group: _TableRow
     silent: int = 0
-    states: Counter[State] = field(default_factory=Counter)
+    states: Counter[RasRankState] = field(default_factory=Counter)
     counts: dict[str, list[_Launched]] = field(default_factory=dict)
     """By operation: each count that some ranks have."""
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
-    quiet: list[tuple[int, Place | None]] = field(default_factory=list)
+    quiet: list[tuple[int, RankLocation | None]] = field(default_factory=list)
     failed: list[Trouble] = field(default_factory=list)
 
 
@@ -141,20 +141,20 @@ class _Reader:
 
     def __init__(self, lines: list[str]) -> None:
         self.version = ""
-        self.groups: dict[int, _Group] = {}
+        self.groups: dict[int, _TableRow] = {}
         self.sections: dict[tuple[int, int], _Section] = {}
-        self.processes = {State.UNRESPONSIVE: 0, State.DEAD: 0}
-        self.gone: list[tuple[State, Place]] = []
+        self.processes = {RasRankState.UNRESPONSIVE: 0, RasRankState.DEAD: 0}
+        self.gone: list[tuple[RasRankState, RankLocation]] = []
         """The GPUs of processes that are unresponsive or dead, with the process's state."""
         self.gpus: int | None = None
         """Of the whole job."""
         self.timeouts = 0
         self._section: _Section | None = None
-        self._named: list[tuple[int, Place | None]] = []
+        self._named: list[tuple[int, RankLocation | None]] = []
         """The list that ranks on lines of their own belong to."""
         self._operation = self._kind = ""
         self._error = ""
-        self._state = State.UNRESPONSIVE
+        self._state = RasRankState.UNRESPONSIVE
         for line in lines:
             self._read(line)
 
@@ -187,11 +187,14 @@ class _Reader:
             if match[4] not in _STATES:
                 message = f"a communicator has the status {match[4][:40]}"
                 raise MalformedAnswer(message)
-            self.groups[int(match[1])] = _Group(int(match[2]), int(match[3]), _STATES[match[4]])
+            self.groups[int(match[1])] = _TableRow(int(match[2]), int(match[3]), _STATES[match[4]])
         elif match := _SECTION.fullmatch(line):
             self._begin(int(match[1]), int(match[2]), match[3])
         elif line in {"INCOMPLETE", "DEAD", "TIMEOUT"}:
-            self._section, self._state = None, State.DEAD if line == "DEAD" else State.UNRESPONSIVE
+            self._section, self._state = (
+                None,
+                RasRankState.DEAD if line == "DEAD" else RasRankState.UNRESPONSIVE,
+            )
         elif self._section is None:
             self._read_summary(line)
         else:
@@ -219,7 +222,7 @@ class _Reader:
         elif match := _PROCESS.fullmatch(line):
             host, pid = address(match[2]), int(match[1])
             self.gone += [
-                (self._state, Place(host, pid, int(gpu)))
+                (self._state, RankLocation(host, pid, int(gpu)))
                 for gpu in (match[4] or match[3]).split(",")
                 if gpu and len(gpu) < 19  # noqa: PLR2004 - 64 bits
             ]
@@ -259,7 +262,7 @@ class _Reader:
         status, launched, error = facts
         self._named, self._error = [], ""
         if status is not None:
-            section.states[_STATES.get(status, State.NOT_MEMBER)] += number
+            section.states[_STATES.get(status, RasRankState.NOT_MEMBER)] += number
         elif error is not None:
             self._error = _ERRORS.get(error, OTHER)
             section.errors[self._kind or "async", self._error] += number
@@ -268,7 +271,7 @@ class _Reader:
                 _Launched(int(launched or 0), number, self._named)
             )
 
-    def _name(self, section: _Section, rank: int, place: Place | None) -> None:
+    def _name(self, section: _Section, rank: int, place: RankLocation | None) -> None:
         if self._error:
             section.failed.append(Trouble(rank, self._error, place))
         else:
@@ -279,8 +282,10 @@ class _Reader:
             {section.group.state: max(0, section.group.size - section.silent)}
         )
         troubles = self._silent(section)
-        dead = sum(trouble.what == State.DEAD for trouble in troubles)
-        states += Counter({State.DEAD: dead, State.UNRESPONSIVE: section.silent - dead})
+        dead = sum(trouble.what == RasRankState.DEAD for trouble in troubles)
+        states += Counter(
+            {RasRankState.DEAD: dead, RasRankState.UNRESPONSIVE: section.silent - dead}
+        )
         spreads = {
             name: _spread(group.operations for group in groups)
             for name, groups in section.counts.items()
@@ -320,7 +325,7 @@ class _Reader:
         """
         states = {state for state, _ in self.gone}
         listed = len(self.gone) == sum(self.processes.values())
-        alike = states.pop() if listed and len(states) == 1 else State.UNRESPONSIVE
+        alike = states.pop() if listed and len(states) == 1 else RasRankState.UNRESPONSIVE
         only = (
             self.gone[0][1]
             if listed and len(self.gone) == section.silent == 1 and section.group.size == self.gpus
@@ -331,7 +336,7 @@ class _Reader:
         for rank, told in section.quiet:
             place = told or only
             known = by_place.get((place.host, place.pid)) if place is not None else alike
-            troubles.append(Trouble(rank, known or State.UNRESPONSIVE, place))
+            troubles.append(Trouble(rank, known or RasRankState.UNRESPONSIVE, place))
         return troubles
 
 
@@ -348,10 +353,12 @@ def _spread(values: Iterator[int]) -> Spread:
     return Spread(min(counts), max(counts))
 
 
-def _place(cuda: str | None, nvml: str | None, pid: str | None, host: str | None) -> Place | None:
+def _place(
+    cuda: str | None, nvml: str | None, pid: str | None, host: str | None
+) -> RankLocation | None:
     """Return where a rank runs; None if NCCL did not find it."""
     return (
         None
         if cuda is None or pid is None or host is None
-        else Place(address(host), int(pid), int(nvml or cuda))
+        else RankLocation(address(host), int(pid), int(nvml or cuda))
     )

@@ -47,7 +47,7 @@ def check(
         and _number(status.version) not in {_number(version or "") for version in mapped}
     ):
         _refuse(f"NCCL {status.version} answers, and {', '.join(map(str, mapped))} is mapped")
-    if status.version and policy.decide(status.version).reason is policy.Reason.UNSAFE:
+    if status.version and policy.decide(status.version).reason is policy.AskReason.UNSAFE:
         _refuse(f"NCCL {status.version} answers, which is unsafe to ask")
     if form is policy.Form.TEXT and not status.version:
         _refuse("no version of NCCL is told")

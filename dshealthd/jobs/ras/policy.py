@@ -41,7 +41,7 @@ class Form(enum.StrEnum):
     """Only after `SET FORMAT json` was accepted; the text form is never the substitute."""
 
 
-class Reason(enum.StrEnum):
+class AskReason(enum.StrEnum):
     """Why a release is asked, or not: the values of the label `state` for those that are not."""
 
     SAFE = "safe"
@@ -56,7 +56,7 @@ class Decision(NamedTuple):
 
     form: Form | None
     """None where it is not asked at all."""
-    reason: Reason
+    reason: AskReason
     ipv4_only: bool = False
     """Whether `form` holds only where NCCL's bootstrap network is IPv4."""
 
@@ -70,41 +70,43 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule((0, 0, 0), Decision(None, Reason.WITHOUT_RAS), "RAS is new in 2.24 (release notes)"),
+    Rule((0, 0, 0), Decision(None, AskReason.WITHOUT_RAS), "RAS is new in 2.24 (release notes)"),
     Rule(
         (2, 24, 0),
-        Decision(Form.TEXT, Reason.SAFE),
+        Decision(Form.TEXT, AskReason.SAFE),
         "2.24.3 read and run: the data has no array of missing ranks; no other form exists",
     ),
     # 2.26.2 is the first public tag of 2.26; what came before it is refused, as no source shows it.
     Rule(
         (2, 26, 0),
-        Decision(None, Reason.UNSAFE),
+        Decision(None, AskReason.UNSAFE),
         "2.27.7 read and run: text overruns its buffer; no other form until 2.28.7",
     ),
     Rule(
         (2, 28, 7),
-        Decision(Form.JSON, Reason.SAFE, ipv4_only=True),
+        Decision(Form.JSON, AskReason.SAFE, ipv4_only=True),
         "2.28.9 read: text overruns its buffer, JSON has a loop of its own",
     ),
     # No source of 2.28.10 to 2.29.1 was read, so that nothing shows on which side of the fix they
     # are.
-    Rule((2, 28, 10), Decision(None, Reason.UNKNOWN), "no source at hand"),
-    Rule((2, 29, 2), Decision(Form.JSON, Reason.SAFE), "2.30.7 read and run: the loop is mended"),
+    Rule((2, 28, 10), Decision(None, AskReason.UNKNOWN), "no source at hand"),
+    Rule(
+        (2, 29, 2), Decision(Form.JSON, AskReason.SAFE), "2.30.7 read and run: the loop is mended"
+    ),
     # The next major version may change the protocol.
-    Rule((3, 0, 0), Decision(None, Reason.UNKNOWN), "does not exist yet"),
+    Rule((3, 0, 0), Decision(None, AskReason.UNKNOWN), "does not exist yet"),
 )
 """In rising order; each holds up to the next."""
 
-UNKNOWN = Decision(None, Reason.UNKNOWN)
-PERMITTED = Decision(Form.JSON, Reason.SAFE, ipv4_only=True)
+UNKNOWN = Decision(None, AskReason.UNKNOWN)
+PERMITTED = Decision(Form.JSON, AskReason.SAFE, ipv4_only=True)
 """For a release that is not known and that the operator permits.
 
 In JSON: every release whose text is unsafe and that has no JSON refuses the format, and then
 nothing more is said.
 """
 _VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})(.*)", re.DOTALL)
-_ORDER = (Reason.UNSAFE, Reason.IPV6, Reason.UNKNOWN, Reason.WITHOUT_RAS)
+_ORDER = (AskReason.UNSAFE, AskReason.IPV6, AskReason.UNKNOWN, AskReason.WITHOUT_RAS)
 """Refusals, the one that most needs saying first."""
 
 
@@ -120,7 +122,7 @@ def decide(version: str | None) -> Decision:
     major, minor, patch, suffix = match.groups()
     release = int(major), int(minor), int(patch)
     decision = next(rule.decision for rule in reversed(RULES) if rule.since <= release)
-    return UNKNOWN if suffix and decision.reason is not Reason.UNSAFE else decision
+    return UNKNOWN if suffix and decision.reason is not AskReason.UNSAFE else decision
 
 
 def strictest(versions: Iterable[str | None], *, permit_unknown: bool = False) -> Decision:
@@ -130,7 +132,9 @@ def strictest(versions: Iterable[str | None], *, permit_unknown: bool = False) -
     """
     decisions = {decide(version) for version in versions} or {UNKNOWN}
     if permit_unknown:
-        decisions = {PERMITTED if found.reason is Reason.UNKNOWN else found for found in decisions}
+        decisions = {
+            PERMITTED if found.reason is AskReason.UNKNOWN else found for found in decisions
+        }
     for reason in _ORDER:
         if any(found.reason is reason for found in decisions):
             return Decision(None, reason)

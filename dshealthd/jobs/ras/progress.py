@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Progress:
+class JobProgress:
     """What is remembered of a job.
 
     Only ranks of communicators that are in both answers are compared: one that appears or falls

@@ -48,7 +48,7 @@ class Stranger(Exception):
     """What listens there is no process of the job."""
 
 
-class Answer(NamedTuple):
+class RasAnswer(NamedTuple):
     """An answer, whole as far as the protocol can tell."""
 
     json: bool
@@ -103,14 +103,14 @@ class Conversation:
         self._received.clear()
         return self._reply(line.strip().upper(), seconds)
 
-    def end(self) -> Answer:
+    def end(self) -> RasAnswer:
         """Return the answer, now that the other end has closed. Raises Unanswered."""
         if not self.answering or not self._received:
             raise Unanswered(
                 Reason.MALFORMED,
                 f"the connection was closed at {self._step.name.lower()}, without an answer",
             )
-        return Answer(self._form is Form.JSON, bytes(self._received))
+        return RasAnswer(self._form is Form.JSON, bytes(self._received))
 
     def _reply(self, line: bytes, seconds: float) -> bytes:
         if self._step is _Step.GREETING and line.startswith(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.collector import Reason
-from dshealthd.jobs.nccl.release import Unidentified
+from dshealthd.jobs.nccl.release import UnknownRelease
 from dshealthd.jobs.ras import policy
 from dshealthd.jobs.ras.address import endpoints
 from dshealthd.jobs.ras.bootstrap import may_use_ipv6
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from dshealthd.core.host import Host
     from dshealthd.jobs.nccl.release import MappedReleases
-    from dshealthd.jobs.ras.protocol import Answer
+    from dshealthd.jobs.ras.protocol import RasAnswer
     from dshealthd.jobs.ras.status import Status
 
 MAX_PROCESSES = 128
@@ -37,7 +37,7 @@ A job with more processes that have mapped NCCL is not asked.
 """
 
 
-class Member(NamedTuple):
+class JobProcess(NamedTuple):
     """A process of a job, as far as asking it goes."""
 
     pid: int
@@ -57,7 +57,7 @@ class Loaded(NamedTuple):
     """Why a release cannot be told, or empty."""
 
 
-def look(host: Host, members: Iterable[Member], releases: MappedReleases) -> Loaded:
+def look(host: Host, members: Iterable[JobProcess], releases: MappedReleases) -> Loaded:
     """Return which NCCL the processes of a job have mapped.
 
     What a rank has forked (a data loader) has what the rank has, and is not looked at.
@@ -78,7 +78,7 @@ def look(host: Host, members: Iterable[Member], releases: MappedReleases) -> Loa
             found: Iterable[str | None] = releases.of(host, member.pid)
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
-        except (Unidentified, OSError, ValueError) as error:
+        except (UnknownRelease, OSError, ValueError) as error:
             found, detail = (None,), f"process {member.pid}: {error}"
         if found:
             pids[member.pid] = member.rank
@@ -92,7 +92,7 @@ def decide(host: Host, loaded: Loaded, *, permit_unknown: bool) -> Decision:
     if decision.form is not None and decision.ipv4_only:
         try:
             if any(may_use_ipv6(host, pid) for pid in loaded.pids):
-                return Decision(None, policy.Reason.IPV6)
+                return Decision(None, policy.AskReason.IPV6)
         except OSError:
             return policy.UNKNOWN
     return decision
@@ -125,6 +125,6 @@ def prepare(
     return query
 
 
-def read(answer: Answer) -> Status:
+def read(answer: RasAnswer) -> Status:
     """Return what an answer says. Raises MalformedAnswer."""
     return parse_json(answer.data) if answer.json else parse_text(answer.data)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read_bytes
 from dshealthd.jobs.ras.address import own
-from dshealthd.jobs.ras.status import State
+from dshealthd.jobs.ras.status import RasRankState
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host
@@ -30,7 +30,7 @@ def dead_here(status: Status) -> set[int]:
         trouble.place
         for communicator in status.communicators
         for trouble in communicator.troubles
-        if trouble.what == State.DEAD and trouble.place is not None and trouble.place.host
+        if trouble.what == RasRankState.DEAD and trouble.place is not None and trouble.place.host
     }
     local = {host for host in {place.host for place in places} if own(host)}
     return {place.pid for place in places if place.host in local}

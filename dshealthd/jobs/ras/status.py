@@ -55,7 +55,7 @@ class ImpossibleAnswer(MalformedAnswer):
     """An answer that is well-formed and cannot be true; the message says why."""
 
 
-class State(enum.StrEnum):
+class RasRankState(enum.StrEnum):
     """What a rank does in a communicator, by the rules of NCCL's own summary."""
 
     INIT = "init"
@@ -70,7 +70,7 @@ class State(enum.StrEnum):
     """Its process could not be reached for a minute, and is given up."""
 
 
-class Place(NamedTuple):
+class RankLocation(NamedTuple):
     """Where a rank runs."""
 
     host: str
@@ -88,7 +88,7 @@ class Lag(NamedTuple):
     """Number within its communicator."""
     operation: str
     behind: int
-    place: Place | None
+    place: RankLocation | None
 
 
 class Trouble(NamedTuple):
@@ -98,7 +98,7 @@ class Trouble(NamedTuple):
     """Number within its communicator."""
     what: str
     """`dead`, `unresponsive`, or the name of an error."""
-    place: Place | None
+    place: RankLocation | None
 
 
 class Spread(NamedTuple):
@@ -124,7 +124,7 @@ class Communicator:
     """
     size: int
     """Ranks that it is made of, whether they answer or not."""
-    states: Mapping[State, int]
+    states: Mapping[RasRankState, int]
     """How many ranks are in each state."""
     operations: Mapping[str, Spread] = field(default_factory=dict)
     """Counts by operation; empty where they are not told."""
@@ -157,9 +157,9 @@ class Status:
     communicators: tuple[Communicator, ...]
     timeouts: int | None
     """Links of RAS's own network that timed out while it collected; None if it is not told."""
-    processes: Mapping[State, int]
+    processes: Mapping[RasRankState, int]
     """How many processes are unresponsive, and how many dead."""
-    ranks: Mapping[Place, int] = field(default_factory=dict)
+    ranks: Mapping[RankLocation, int] = field(default_factory=dict)
     """Numbers of the ranks in the largest communicator, by place; empty in text."""
 
 
@@ -189,7 +189,7 @@ def severity(what: str) -> int:
     """Return an order of troubles: a dead process is more certain than an error, and an error more
     than silence.
     """
-    return {State.DEAD.value: 0, State.UNRESPONSIVE.value: 2}.get(what, 1)
+    return {RasRankState.DEAD.value: 0, RasRankState.UNRESPONSIVE.value: 2}.get(what, 1)
 
 
 def first_troubles(troubles: Iterable[Trouble]) -> tuple[Trouble, ...]:

@@ -13,13 +13,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.jobs.ras.status import MAX_NAMED, Spread, State, severity
+from dshealthd.jobs.ras.status import MAX_NAMED, RasRankState, Spread, severity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dshealthd.jobs.ras.progress import Progress
-    from dshealthd.jobs.ras.status import Communicator, Place, Status
+    from dshealthd.jobs.ras.progress import JobProgress
+    from dshealthd.jobs.ras.status import Communicator, RankLocation, Status
 
 MAX_SIZES = 8
 """Sizes that are told apart, the largest first; smaller ones are shown together."""
@@ -29,7 +29,7 @@ UNCLEAR = "unclear"
 
 
 @dataclass(slots=True)
-class Class:
+class SizeClass:
     """All communicators of one size."""
 
     communicators: int = 0
@@ -37,12 +37,12 @@ class Class:
     """How many of them were in the answer before, too."""
     moving: int = 0
     """How many of those have changed since."""
-    states: Counter[State] = field(default_factory=Counter)
+    states: Counter[RasRankState] = field(default_factory=Counter)
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     operations: dict[str, Spread] = field(default_factory=dict)
     """By operation, that of the communicator whose ranks are furthest apart."""
 
-    def add(self, communicator: Communicator, moving: bool | None) -> None:  # noqa: FBT001 - what `Progress.moving` has
+    def add(self, communicator: Communicator, moving: bool | None) -> None:  # noqa: FBT001 - what `JobProgress.moving` has
         """Count one more."""
         alike = communicator.alike
         self.communicators += alike
@@ -58,7 +58,7 @@ class Class:
                 self.operations[name] = spread
 
 
-class Rank(NamedTuple):
+class RankLabel(NamedTuple):
     """A rank as people know it: its number among all ranks of the job where that is known, and
     where it runs.
     """
@@ -68,20 +68,22 @@ class Rank(NamedTuple):
     gpu: str
 
 
-def classes(status: Status, moving: Mapping[str, bool]) -> dict[str, Class]:
+def classes(status: Status, moving: Mapping[str, bool]) -> dict[str, SizeClass]:
     """Return the communicators by size."""
     sizes = sorted({communicator.size for communicator in status.communicators}, reverse=True)
     names = {
         size: str(size) for size in (sizes if len(sizes) <= MAX_SIZES else sizes[: MAX_SIZES - 1])
     }
-    found: dict[str, Class] = {}
+    found: dict[str, SizeClass] = {}
     for communicator in status.communicators:
         name = names.get(communicator.size, OTHER_SIZES)
-        found.setdefault(name, Class()).add(communicator, moving.get(communicator.name))
+        found.setdefault(name, SizeClass()).add(communicator, moving.get(communicator.name))
     return found
 
 
-def lags(status: Status, progress: Progress, world_size: int | None) -> dict[tuple[Rank, str], int]:
+def lags(
+    status: Status, progress: JobProgress, world_size: int | None
+) -> dict[tuple[RankLabel, str], int]:
     """Return by how many operations ranks are behind, with the operation.
 
     The furthest first, at most `MAX_NAMED`.
@@ -91,19 +93,19 @@ def lags(status: Status, progress: Progress, world_size: int | None) -> dict[tup
     Those of communicators that stand still: in one that gets on, some ranks are ahead at any
     moment, and it means nothing.
     """
-    found: dict[tuple[Rank, str], int] = {}
+    found: dict[tuple[RankLabel, str], int] = {}
     for communicator in filter(progress.stands_still, status.communicators):
         for lag in communicator.behind:
             key = _rank(status, communicator, lag.rank, lag.place, world_size), lag.operation
             found[key] = max(lag.behind, found.get(key, 0))
         for operation in communicator.unclear:
-            key = Rank(UNCLEAR, "", ""), operation
+            key = RankLabel(UNCLEAR, "", ""), operation
             width = communicator.operations[operation].width
             found[key] = max(width, found.get(key, 0))
     return dict(heapq.nsmallest(MAX_NAMED, found.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
-def troubles(status: Status, world_size: int | None) -> list[tuple[Rank, str]]:
+def troubles(status: Status, world_size: int | None) -> list[tuple[RankLabel, str]]:
     """Return the ranks that are dead, have an error or are unresponsive, in this order, with what
     it is; at most `MAX_NAMED`.
     """
@@ -122,9 +124,9 @@ def _rank(
     status: Status,
     communicator: Communicator,
     rank: int,
-    place: Place | None,
+    place: RankLocation | None,
     world_size: int | None,
-) -> Rank:
+) -> RankLabel:
     """Return a rank with the number that it has in the communicator of all ranks, if there is one
     and it is of this size.
     """
@@ -136,6 +138,6 @@ def _rank(
             number = str(status.ranks[place])
         elif communicator.size == world_size:
             number = str(rank)
-    return Rank(
+    return RankLabel(
         number, place.host if place else "", str(place.gpu) if place and place.gpu >= 0 else ""
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Sample
 from dshealthd.core.host import read_bytes
-from dshealthd.jobs.ras.progress import Progress
+from dshealthd.jobs.ras.progress import JobProgress
 from dshealthd.jobs.ras.question import Loaded
 from dshealthd.jobs.ras.split import dead_here
 from dshealthd.jobs.ras.status import Status
@@ -42,7 +42,7 @@ _STOPPED = "TtZXx"
 class WatchedJob:
     """A job that this node asks."""
 
-    progress: Progress = field(default_factory=Progress)
+    progress: JobProgress = field(default_factory=JobProgress)
     status: Status | None = None
     """The last answer that was believed; None before there is one."""
     loaded: Loaded | None = None
@@ -95,7 +95,7 @@ class WatchedJob:
         self._dead |= dead_here(status)
         if self.split or answerer in self._dead:
             self.split, self.status, self._rarely = True, status, True
-            self.progress = Progress()
+            self.progress = JobProgress()
             return
         first = self.status is None
         self.progress.update(status, now)

@@ -26,18 +26,18 @@ from dshealthd.probe.peers.contract import (
     NONCE,
     PREFIX,
     TIMED_OUT,
-    Claim,
     PeerError,
     Rejection,
+    RequestClaim,
     answer_mac,
     parse_answer,
     request_mac,
 )
 from dshealthd.probe.peers.credentials import Credentials
-from dshealthd.probe.peers.link import Answer, BadAnswer, Link
+from dshealthd.probe.peers.link import BadAnswer, Link, UnverifiedAnswer
 from dshealthd.probe.peers.messages import METHODS, Method
 from dshealthd.probe.peers.nonces import LIFETIME
-from dshealthd.probe.peers.pool import Pool, Progress, meaning
+from dshealthd.probe.peers.pool import CallProgress, ConnectionPool, meaning
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.peers.schema import SchemaError
 
@@ -67,7 +67,7 @@ Further ones wait for their turn, within their deadline.
 """
 NONCE_MARGIN = 2.0
 """Seconds before its end from which a nonce is not used any more: it has to travel."""
-REFUSAL = schema.Record({"refusal": schema.Reason()})
+REFUSAL = schema.Record({"refusal": schema.KnownReason()})
 _OUTCOMES: Mapping[str, Outcome] = {
     Rejection.RECEIVER: Outcome.UNAUTHORIZED,
     Rejection.SELF: Outcome.UNAUTHORIZED,
@@ -101,7 +101,9 @@ class PeerClient:
         self._options = options
         self._me = me
         self._credentials = credentials or Credentials(options)
-        self._pool = Pool(options, addresses, resolver or Resolver(monotonic=monotonic), monotonic)
+        self._pool = ConnectionPool(
+            options, addresses, resolver or Resolver(monotonic=monotonic), monotonic
+        )
         self._methods = methods
         self._monotonic = monotonic
         self._wall = wall
@@ -122,7 +124,7 @@ class PeerClient:
         if len(message) > MAX_BODY:
             problem = f"a message of {len(message)} bytes cannot be sent"
             raise SchemaError(problem)
-        progress, outcome = Progress(), Outcome.INCONCLUSIVE  # unless it is cancelled
+        progress, outcome = CallProgress(), Outcome.INCONCLUSIVE  # unless it is cancelled
         try:
             async with asyncio.timeout(deadline):
                 answer = await self._in_turn(peer, PREFIX + method, message, progress)
@@ -154,7 +156,9 @@ class PeerClient:
         yield OPEN(float(len(self._pool)))
         yield OPENED(float(self._pool.opened))
 
-    async def _in_turn(self, peer: str, path: str, body: bytes, progress: Progress) -> Answer:
+    async def _in_turn(
+        self, peer: str, path: str, body: bytes, progress: CallProgress
+    ) -> UnverifiedAnswer:
         turn = self._turns.setdefault(peer, asyncio.Semaphore(MAX_PER_PEER))
         self._callers[peer] += 1
         try:
@@ -165,16 +169,18 @@ class PeerClient:
             if not self._callers[peer]:
                 del self._callers[peer], self._turns[peer]
 
-    async def _exchange(self, peer: str, path: str, body: bytes, progress: Progress) -> Answer:
+    async def _exchange(
+        self, peer: str, path: str, body: bytes, progress: CallProgress
+    ) -> UnverifiedAnswer:
         current = await self._credentials.current()
         link = await self._pool.take(peer, current.client, progress)
         keep = False
         try:
             if self._options.key_file is None:
-                answer = await _send(link, path, body, Claim(self._me, peer), progress)
+                answer = await _send(link, path, body, RequestClaim(self._me, peer), progress)
             else:
                 answer = await self._ask_signed(
-                    link, path, body, Claim(self._me, peer), current.keys[0], progress
+                    link, path, body, RequestClaim(self._me, peer), current.keys[0], progress
                 )
             keep = answer.status in {
                 HTTPStatus.OK,
@@ -194,8 +200,14 @@ class PeerClient:
         return answer
 
     async def _ask_signed(
-        self, link: Link, path: str, body: bytes, claim: Claim, key: bytes, progress: Progress
-    ) -> Answer:
+        self,
+        link: Link,
+        path: str,
+        body: bytes,
+        claim: RequestClaim,
+        key: bytes,
+        progress: CallProgress,
+    ) -> UnverifiedAnswer:
         """Return the answer to a signed request, verified.
 
         With another nonce if the first one was too old for the peer.
@@ -218,7 +230,7 @@ class PeerClient:
             self._keep_nonce(link, nonce)
         raise _unverified(answer)
 
-    async def _ask_nonce(self, link: Link, claim: Claim, progress: Progress) -> None:
+    async def _ask_nonce(self, link: Link, claim: RequestClaim, progress: CallProgress) -> None:
         answer = await _send(link, PREFIX + NONCE, b"", claim, progress)
         nonce, _ = parse_answer(answer.headers.get(ANSWER.lower(), "")) or (ABSENT, ABSENT)
         if answer.status != HTTPStatus.OK or nonce == ABSENT:
@@ -230,7 +242,9 @@ class PeerClient:
         link.nonce_until = self._monotonic() + LIFETIME - NONCE_MARGIN
 
 
-async def _send(link: Link, path: str, body: bytes, claim: Claim, progress: Progress) -> Answer:
+async def _send(
+    link: Link, path: str, body: bytes, claim: RequestClaim, progress: CallProgress
+) -> UnverifiedAnswer:
     """Return the answer to one request, as it came; PeerError."""
     head = f"POST {path} HTTP/1.1\r\nHost: {claim.receiver}\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\nAuthorization: {claim}\r\n\r\n"
@@ -251,7 +265,7 @@ async def _send(link: Link, path: str, body: bytes, claim: Claim, progress: Prog
         raise PeerError(*meaning(error)) from error
 
 
-def _read(answer: Answer, method: Method) -> dict[str, Any]:
+def _read(answer: UnverifiedAnswer, method: Method) -> dict[str, Any]:
     """Return what a peer's own answer says; PeerError where it refuses, or makes no sense."""
     try:
         if answer.status == HTTPStatus.OK:
@@ -267,7 +281,7 @@ def _read(answer: Answer, method: Method) -> dict[str, Any]:
     raise PeerError(_OUTCOMES.get(reason, Outcome.DECLINED), reason or "bad_answer")
 
 
-def _unverified(answer: Answer) -> PeerError:
+def _unverified(answer: UnverifiedAnswer) -> PeerError:
     """Return what an answer means that nobody has signed.
 
     Whatever it says, it is not the peer that says so.

@@ -92,7 +92,7 @@ class PeerError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class RequestClaim:
     """What a request says of itself, before any of it is proved."""
 
     sender: str
@@ -102,7 +102,7 @@ class Claim:
     mac: str = ABSENT
 
     @classmethod
-    def parse(cls, header: str) -> Claim | None:
+    def parse(cls, header: str) -> RequestClaim | None:
         """Return the claim of an `Authorization` header, or None if it makes none."""
         fields = header.split(" ")
         if len(fields) != _FIELDS or fields[0] != SCHEME:
@@ -132,7 +132,7 @@ def parse_answer(header: str) -> tuple[str, str] | None:
     return fields[0], fields[1]
 
 
-def request_mac(key: bytes, path: str, body: bytes, claim: Claim) -> str:
+def request_mac(key: bytes, path: str, body: bytes, claim: RequestClaim) -> str:
     """Return the MAC of a request; `claim.mac` takes no part."""
     digest = hashlib.sha256(body).hexdigest()
     return _mac(

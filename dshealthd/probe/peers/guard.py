@@ -20,8 +20,8 @@ from dshealthd.probe.peers.contract import (
     MAX_BODY,
     NONCE,
     PREFIX,
-    Claim,
     Rejection,
+    RequestClaim,
     answer_mac,
     certificate_names,
     request_mac,
@@ -48,7 +48,7 @@ class Members(Protocol):
         """The names of the nodes."""
 
 
-class Rejected(Exception):
+class RequestRejected(Exception):
     """The request in hand is refused."""
 
     def __init__(self, reason: Rejection) -> None:
@@ -62,7 +62,7 @@ class Call:
     __slots__ = ("claim", "key", "proved")
 
     def __init__(self) -> None:
-        self.claim = Claim("", "")
+        self.claim = RequestClaim("", "")
         """What it says of itself; empty until it has been read."""
         self.proved = False
         """Whether it comes from whom its claim says."""
@@ -97,25 +97,25 @@ class Guard:
     ) -> bytes | None:
         """Return the body of a request that may be handled; None where only a nonce is asked for.
 
-        Raises Rejected.
+        Raises RequestRejected.
         """
         length = _content_length(request)
         authorization = request.headers.getall("Authorization", ())
-        claim = Claim.parse(authorization[0]) if len(authorization) == 1 else None
+        claim = RequestClaim.parse(authorization[0]) if len(authorization) == 1 else None
         if claim is None:
-            raise Rejected(Rejection.NO_CREDENTIALS)
+            raise RequestRejected(Rejection.NO_CREDENTIALS)
         if length > MAX_BODY:
-            raise Rejected(Rejection.TOO_LARGE)
+            raise RequestRejected(Rejection.TOO_LARGE)
         body = await self._read(request)
         call.claim = claim
         if request.raw_path == PREFIX + NONCE:
             if self._options.key_file is None or body or not connection.doubt():
-                raise Rejected(Rejection.MALFORMED)
+                raise RequestRejected(Rejection.MALFORMED)
             return None
         if self._options.tls and self._options.certificate_name(
             claim.sender
         ) not in certificate_names(connection.certificate):
-            raise Rejected(Rejection.CERTIFICATE)
+            raise RequestRejected(Rejection.CERTIFICATE)
         secrets = await self._credentials.current()
         if self._options.key_file is not None:
             call.key = self._key(request.raw_path, body, claim, secrets.keys)
@@ -125,7 +125,7 @@ class Guard:
         if self._resolver is not None and not await self._is_at(
             self._resolver, claim.sender, connection.address
         ):
-            raise Rejected(Rejection.ADDRESS)
+            raise RequestRejected(Rejection.ADDRESS)
         return body
 
     def signature(self, call: Call, code: int, body: bytes) -> str | None:
@@ -138,7 +138,7 @@ class Guard:
         nonce = self._nonces.issue(call.claim.sender)
         return f"{nonce} {ABSENT if call.key is None else answer_mac(call.key, call.claim.mac, code, body, nonce)}"
 
-    def _key(self, path: str, body: bytes, claim: Claim, keys: tuple[bytes, ...]) -> bytes:
+    def _key(self, path: str, body: bytes, claim: RequestClaim, keys: tuple[bytes, ...]) -> bytes:
         """Return the key that a request is signed with."""
         fitting = [
             key
@@ -146,25 +146,25 @@ class Guard:
             if hmac.compare_digest(request_mac(key, path, body, claim), claim.mac)
         ]
         if not fitting or claim.challenge == ABSENT:
-            raise Rejected(Rejection.KEY)
+            raise RequestRejected(Rejection.KEY)
         if not self._nonces.fresh(claim.nonce, claim.sender):
-            raise Rejected(Rejection.STALE)
+            raise RequestRejected(Rejection.STALE)
         if not self._nonces.spend(claim.nonce, claim.sender):
-            raise Rejected(Rejection.REPLAYED)
+            raise RequestRejected(Rejection.REPLAYED)
         return fitting[0]
 
-    def _admit(self, claim: Claim) -> None:
+    def _admit(self, claim: RequestClaim) -> None:
         """Let a proved sender pass, or tell it why not."""
         if claim.receiver != self._me:
-            raise Rejected(Rejection.RECEIVER)
+            raise RequestRejected(Rejection.RECEIVER)
         if claim.sender == self._me:
-            raise Rejected(Rejection.SELF)
+            raise RequestRejected(Rejection.SELF)
         if claim.sender not in self._members().names:
-            raise Rejected(Rejection.SENDER)
+            raise RequestRejected(Rejection.SENDER)
         if not self._nonces.admit(claim.sender):
-            raise Rejected(Rejection.RATE)
+            raise RequestRejected(Rejection.RATE)
         if self._credentials.off:
-            raise Rejected(Rejection.OFF)
+            raise RequestRejected(Rejection.OFF)
 
     async def _is_at(self, resolver: Resolver, sender: str, address: str) -> bool:
         """Tell whether a member's name has the address that a call of it comes from.
@@ -183,11 +183,11 @@ class Guard:
             async with asyncio.timeout(self._options.header_timeout):
                 return await request.read()
         except TimeoutError as error:
-            raise Rejected(Rejection.SLOW) from error
+            raise RequestRejected(Rejection.SLOW) from error
         except HTTPRequestEntityTooLarge as error:
-            raise Rejected(Rejection.TOO_LARGE) from error
+            raise RequestRejected(Rejection.TOO_LARGE) from error
         except (RequestPayloadError, HttpProcessingError) as error:
-            raise Rejected(Rejection.MALFORMED) from error
+            raise RequestRejected(Rejection.MALFORMED) from error
 
 
 def _plain(address: str) -> str:
@@ -207,7 +207,7 @@ def _content_length(request: BaseRequest) -> int:
         name in request.headers
         for name in ("Transfer-Encoding", "Content-Encoding", "Upgrade", "Expect")
     ):
-        raise Rejected(Rejection.MALFORMED)
+        raise RequestRejected(Rejection.MALFORMED)
     if len(lengths) != 1 or not (lengths[0].isascii() and lengths[0].isdigit()):
-        raise Rejected(Rejection.MALFORMED)
+        raise RequestRejected(Rejection.MALFORMED)
     return int(lengths[0])

@@ -42,7 +42,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class UnverifiedAnswer:
     """An answer as it came, not verified yet."""
 
     status: int
@@ -102,7 +102,7 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._head: Head | None = None
-        self._waiter: asyncio.Future[Answer] | None = None
+        self._waiter: asyncio.Future[UnverifiedAnswer] | None = None
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -121,7 +121,7 @@ class Link(asyncio.Protocol):
         """Return the server's certificate as `getpeercert()` gives it; empty without TLS."""
         return {} if self._transport is None else self._transport.get_extra_info("peercert") or {}
 
-    def send(self, request: bytes) -> asyncio.Future[Answer]:
+    def send(self, request: bytes) -> asyncio.Future[UnverifiedAnswer]:
         """Send a request and return its answer to come.
 
         OSError (what ssl raises is one) when the connection ends, BadAnswer.
@@ -196,7 +196,7 @@ class Link(asyncio.Protocol):
             return True
         return len(info) < _UNACKED + 4 or struct.unpack_from("=I", info, _UNACKED)[0] > 0
 
-    def _parse(self) -> Answer | None:
+    def _parse(self) -> UnverifiedAnswer | None:
         if self._waiter is None:
             raise BadAnswer  # nothing was asked
         if self._head is None:
@@ -217,13 +217,13 @@ class Link(asyncio.Protocol):
         self._head = None
         self.answered = True
         self.broken = self.broken or head.last
-        return Answer(head.status, head.headers, body)
+        return UnverifiedAnswer(head.status, head.headers, body)
 
-    def _finish(self, result: Answer | Exception) -> None:
+    def _finish(self, result: UnverifiedAnswer | Exception) -> None:
         waiter, self._waiter = self._waiter, None
         if waiter is None or waiter.done():
             return
-        if isinstance(result, Answer):
+        if isinstance(result, UnverifiedAnswer):
             waiter.set_result(result)
         else:
             waiter.set_exception(result)

@@ -13,9 +13,9 @@ from dshealthd.probe.peers.schema import (
     Data,
     Flag,
     Integer,
-    Node,
+    KnownReason,
+    NodeName,
     Number,
-    Reason,
     Record,
     Text,
 )
@@ -70,14 +70,14 @@ MAX_SCORES = 512
 SCORES = Array(Record({"component": Text(520), "score": Number(0, 1e6)}), MAX_SCORES)
 """What a node says of itself and of those it met; see `evidence.tell`."""
 VERSION = Text(64)
-SUSPECT = Record({"part": Choice(Part), "component": Text(520), "reason": Reason()})
+SUSPECT = Record({"part": Choice(Part), "component": Text(520), "reason": KnownReason()})
 STEP = Record({"size": Integer(1, MAX_SIZE), "repetitions": Integer(1, 1000)})
 RANK = Record(
     {
         "rank": Integer(0, MAX_RANKS),
         "outcome": Choice(Outcome),
         "stage": Choice(Stage),
-        "reason": Reason(),
+        "reason": KnownReason(),
         "entered": Integer(),
         "left": Integer(),
     }
@@ -129,7 +129,7 @@ METHODS: Mapping[str, Method] = {
                 "epoch": EPOCH,
                 "kind": Choice(Kind),
                 "backend": Choice(Backend),
-                "members": Array(Node(), MAX_MEMBERS, 2),
+                "members": Array(NodeName(), MAX_MEMBERS, 2),
                 "digest": Text(12),
                 "steps": Array(STEP, 32),
                 "ranks": Integer(1, MAX_RANKS_OF_NODE),
@@ -169,8 +169,8 @@ METHODS: Mapping[str, Method] = {
                 "kind": Choice(Kind),
                 "outcome": Choice(Outcome),
                 "stage": Choice(Stage),
-                "late": Array(Node(), MAX_MEMBERS),
-                "reason": Reason(),
+                "late": Array(NodeName(), MAX_MEMBERS),
+                "reason": KnownReason(),
                 "ranks": Array(RANK, MAX_RANKS_OF_NODE),
                 "timings": Array(TIMING, 128),
                 "scores": SCORES,
@@ -182,7 +182,7 @@ METHODS: Mapping[str, Method] = {
     "lead": Method(  # on demand: the receiver is the first of the members
         Record(
             {
-                "members": Array(Node(), MAX_MEMBERS, 2),
+                "members": Array(NodeName(), MAX_MEMBERS, 2),
                 "kind": Choice(Kind),
                 "steps": Array(STEP, 32),
             }
@@ -194,8 +194,8 @@ METHODS: Mapping[str, Method] = {
                 "outcome": Choice(Outcome),
                 "stage": Choice(Stage),
                 "timings": Array(TIMING, 128),
-                "late": Array(Node(), MAX_MEMBERS),
-                "reason": Reason(),
+                "late": Array(NodeName(), MAX_MEMBERS),
+                "reason": KnownReason(),
             }
         ),
     ),

@@ -42,7 +42,7 @@ _CERTIFICATE_PROBLEMS = {9: "certificate_not_yet_valid", 10: "certificate_expire
 """By OpenSSL's verification code (X509_V_ERR_…)."""
 
 
-class Progress:
+class CallProgress:
     """How far a call has come: what it means if its time is over now."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Progress:
         self.reason = reason
 
 
-class Pool:
+class ConnectionPool:
     """The connections of one client."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Pool:
         self._prune()
         return len(self._idle) + len(self._busy)
 
-    async def take(self, peer: str, tls: ssl.SSLContext | None, progress: Progress) -> Link:
+    async def take(self, peer: str, tls: ssl.SSLContext | None, progress: CallProgress) -> Link:
         """Return a connection to a peer, the one used last if any is kept; PeerError."""
         self._prune()
         for link in [link for link in reversed(self._idle) if self._idle[link] == peer]:
@@ -128,7 +128,7 @@ class Pool:
         while len(self._idle) > MAX_IDLE:
             self._idle.popitem(last=False)[0].abort()
 
-    async def _open(self, peer: str, tls: ssl.SSLContext | None, progress: Progress) -> Link:
+    async def _open(self, peer: str, tls: ssl.SSLContext | None, progress: CallProgress) -> Link:
         host, port = self._addresses(peer)
         progress.to(Outcome.UNREACHABLE, "name_timeout")
         try:

@@ -107,7 +107,7 @@ class Choice(_Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Node(_Plain):
+class NodeName(_Plain):
     """A node's name: only ever compared with those of the membership."""
 
     def read(self, value: object, place: str) -> str:
@@ -129,7 +129,7 @@ class Slug(_Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Reason(Slug):
+class KnownReason(Slug):
     """A reason of those that this release knows, or nothing; `other` for any other slug."""
 
     def read(self, value: object, place: str) -> str:

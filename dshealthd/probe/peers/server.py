@@ -34,7 +34,7 @@ from dshealthd.probe.peers.contract import (
     Rejection,
 )
 from dshealthd.probe.peers.credentials import Credentials
-from dshealthd.probe.peers.guard import Call, Guard, Members, Rejected
+from dshealthd.probe.peers.guard import Call, Guard, Members, RequestRejected
 from dshealthd.probe.peers.messages import METHODS, Method
 from dshealthd.probe.peers.schema import SchemaError
 
@@ -220,13 +220,13 @@ class PeerServer:
         known = self._handlers.get(request.raw_path)
         try:
             if request.method != "POST" or (known is None and request.raw_path != PREFIX + NONCE):
-                raise Rejected(Rejection.METHOD)  # noqa: TRY301 - answered as all the others
+                raise RequestRejected(Rejection.METHOD)  # noqa: TRY301 - answered as all the others
             body = await self._guard.body(request, connection, call)
             if body is None or known is None:
                 return self._answer(call, connection, HTTPStatus.OK, b"{}")
             name, handler, method = known
             message = _message(body, method)
-        except Rejected as rejected:
+        except RequestRejected as rejected:
             return self._reject(call, connection, rejected.reason)
         result, code = "ok", HTTPStatus.OK
         try:
@@ -268,7 +268,7 @@ def _message(body: bytes, method: Method) -> dict[str, Any]:
         return schema.loads(body, method.request)
     except SchemaError as error:
         log.debug("a message was refused: %s", error)
-        raise Rejected(Rejection.MALFORMED) from error
+        raise RequestRejected(Rejection.MALFORMED) from error
 
 
 def _refusal(reason: str) -> bytes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dshealthd.probe.observation import Observation, Stage
 from dshealthd.probe.peers.contract import PeerError, Rejection
 from dshealthd.probe.rounds.conclusion import MemberResult, Scores
-from dshealthd.probe.rounds.plan import Plan, job
+from dshealthd.probe.rounds.plan import RoundPlan, job
 from dshealthd.probe.rounds.remote_store import Peers
 from dshealthd.probe.workers.store import LocalStore
 
@@ -63,7 +63,7 @@ class Workers(Protocol):
         """Run this node's ranks and return their results; when cancelled, end them."""
 
 
-class Node(Protocol):
+class LocalNode(Protocol):
     """What a round has to know of the node that it runs on."""
 
     name: str
@@ -84,7 +84,7 @@ class Node(Protocol):
     def gpus(self) -> int:
         """Return how many GPUs the node has."""
 
-    def objection(self, plan: Plan) -> str:
+    def objection(self, plan: RoundPlan) -> str:
         """Return why no workers may run for this plan now, as a slug; empty if they may."""
 
     def scores(self) -> Scores:
@@ -92,11 +92,11 @@ class Node(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RoundReport:
     """A round that is over."""
 
     observation: Observation
-    plan: Plan
+    plan: RoundPlan
     """As it was meant: where it became a light one, that is told by the observation."""
     seconds: float
     led: bool
@@ -109,7 +109,7 @@ class Report:
 class ActiveRound:
     """A round in progress."""
 
-    plan: Plan
+    plan: RoundPlan
     started: float
     led: bool
     reason: str = ""
@@ -121,7 +121,7 @@ class ActiveRound:
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     """That the root says the round is over, and how it sees it."""
-    ended: asyncio.Future[Report] = field(
+    ended: asyncio.Future[RoundReport] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     scores: dict[str, Scores] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class ActiveRound:
 class RoundContext:
     """What a node has for its part in rounds."""
 
-    node: Node
+    node: LocalNode
     peers: Peers
     workers: Workers | None
     monotonic: Callable[[], float]

@@ -16,7 +16,7 @@ from dshealthd.probe.workers.job import STAGES, RankResult, late
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from dshealthd.probe.rounds.plan import Plan
+    from dshealthd.probe.rounds.plan import RoundPlan
 
 SILENT = "silent"
 """The reason of a round in which a member's agent said nothing more."""
@@ -82,7 +82,7 @@ class MemberResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class RoundResult:
     """How a round ended, without what is known from its plan."""
 
     outcome: Outcome
@@ -91,7 +91,7 @@ class Findings:
     late: tuple[str, ...] = ()
     reason: str = ""
 
-    def observation(self, plan: Plan, scores: Scores, at: float) -> Observation:
+    def observation(self, plan: RoundPlan, scores: Scores, at: float) -> Observation:
         """Return the record."""
         return Observation(
             plan.epoch,
@@ -109,26 +109,26 @@ class Findings:
 
 
 def combine(
-    plan: Plan,
+    plan: RoundPlan,
     me: str,
     shares: Mapping[str, MemberResult],
     silent: Mapping[str, tuple[Outcome, str]],
-) -> Findings:
+) -> RoundResult:
     """Return what a round comes to for the node `me`, from what its members gave.
 
     `silent` has, for those that gave nothing, what a call to them said.
     """
     absurd = sorted(name for name, share in shares.items() if name != me and not share.plausible)
     if absurd:
-        return Findings(Outcome.FAILED, Stage.SIZES, (), tuple(absurd), IMPLAUSIBLE)
+        return RoundResult(Outcome.FAILED, Stage.SIZES, (), tuple(absurd), IMPLAUSIBLE)
     ranks = [rank for share in shares.values() for rank in share.ranks]
     stage = min((rank.stage for rank in ranks), key=STAGES.index, default=Stage.INVITE)
     if silent:
         outcome, reason = next(iter(silent.values()))
-        return Findings(outcome, stage, (), tuple(sorted(silent)), reason)
+        return RoundResult(outcome, stage, (), tuple(sorted(silent)), reason)
     bad = [rank for rank in ranks if rank.outcome is not Outcome.OK]
     if not bad:
-        return Findings(Outcome.OK, Stage.DONE, _measured(me, shares))
+        return RoundResult(Outcome.OK, Stage.DONE, _measured(me, shares))
     owners = {rank.rank: member for member, share in shares.items() for rank in share.ranks}
     guilty = {owners[rank] for rank in late(ranks, _furthest(shares))}
     # Where all are late nobody is: a wrong sum is everybody's wrong sum.
@@ -155,8 +155,8 @@ def combine(
                 [rank for rank in of_kind if owners[rank.rank] in names] or of_kind,
                 key=lambda rank: rank.progress,
             )
-            return Findings(outcome, first.stage, (), names, first.reason)
-    return Findings(Outcome.INCONCLUSIVE, stage, (), (), bad[0].reason)
+            return RoundResult(outcome, first.stage, (), names, first.reason)
+    return RoundResult(Outcome.INCONCLUSIVE, stage, (), (), bad[0].reason)
 
 
 def _furthest(shares: Mapping[str, MemberResult]) -> tuple[int, int, int] | None:

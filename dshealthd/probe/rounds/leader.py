@@ -17,8 +17,8 @@ from dshealthd.probe.rounds import light
 from dshealthd.probe.rounds.active_round import WHOLE, Decline
 from dshealthd.probe.rounds.conclusion import (
     SILENT,
-    Findings,
     MemberResult,
+    RoundResult,
     combine,
     score_fields,
     scores_of,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dshealthd.probe.rounds.active_round import ActiveRound, RoundContext
-    from dshealthd.probe.rounds.plan import Plan
+    from dshealthd.probe.rounds.plan import RoundPlan
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Leader:
         """Lead with what this node has."""
         self._context = context
 
-    async def lead(self, active: ActiveRound) -> tuple[Findings, Mapping[str, float]]:
+    async def lead(self, active: ActiveRound) -> tuple[RoundResult, Mapping[str, float]]:
         """Return what the round comes to, and by how many seconds the clocks of others are ahead.
 
         Raises Superseded.
@@ -96,7 +96,9 @@ class Leader:
         }
         if gone:
             first = next(iter(gone.values()))
-            findings = Findings(first.outcome, Stage.INVITE, (), tuple(sorted(gone)), first.reason)
+            findings = RoundResult(
+                first.outcome, Stage.INVITE, (), tuple(sorted(gone)), first.reason
+            )
         elif plan.kind is Kind.LIGHT or errors:
             findings, measured = await self._light(active, errors)
             offsets.update(measured)
@@ -107,7 +109,7 @@ class Leader:
 
     async def _light(
         self, active: ActiveRound, errors: Mapping[str, PeerError]
-    ) -> tuple[Findings, Mapping[str, float]]:
+    ) -> tuple[RoundResult, Mapping[str, float]]:
         """Measure every member that is there by echoes."""
         declined = [error.reason for error in errors.values()]
         whole = next((reason for reason in declined if reason in WHOLE), "")
@@ -115,7 +117,7 @@ class Leader:
             active.plan = active.plan.light()
             active.reason = whole or declined[0]
         if whole == Decline.TESTING:
-            return Findings(Outcome.DECLINED, Stage.INVITE, (), tuple(sorted(errors)), whole), {}
+            return RoundResult(Outcome.DECLINED, Stage.INVITE, (), tuple(sorted(errors)), whole), {}
         active.stage = Stage.SIZES
         others = active.plan.others(self._context.node.name)
         found = await asyncio.gather(*(self._measure(name) for name in others))
@@ -134,14 +136,14 @@ class Leader:
         timings = () if worst is None else worst.timings
         if bad:
             first = next(iter(bad.values()))
-            return Findings(
+            return RoundResult(
                 first.outcome, Stage.SIZES, (), tuple(sorted(bad)), first.reason
             ), offsets
         if whole:
-            return Findings(
+            return RoundResult(
                 Outcome.DECLINED, Stage.INVITE, timings, tuple(sorted(errors)), whole
             ), offsets
-        return Findings(Outcome.OK, Stage.DONE, timings, (), active.reason), offsets
+        return RoundResult(Outcome.OK, Stage.DONE, timings, (), active.reason), offsets
 
     async def _measure(self, name: str) -> light.Echoes | PeerError:
         try:
@@ -151,14 +153,14 @@ class Leader:
         except PeerError as error:
             return error
 
-    async def _full(self, active: ActiveRound) -> Findings:
+    async def _full(self, active: ActiveRound) -> RoundResult:
         """Run this node's workers and take the others' shares."""
         me = self._context.node.name
         others = active.plan.others(me)
         gone = await self._work_until_decided(active, others)
         if gone:
             first = next(iter(gone.values()))
-            return Findings(first.outcome, active.stage, (), tuple(sorted(gone)), first.reason)
+            return RoundResult(first.outcome, active.stage, (), tuple(sorted(gone)), first.reason)
         missing = await self._wait_for_shares(active, others, FIRST)
         silent: dict[str, tuple[Outcome, str]] = {}
         if missing:
@@ -252,7 +254,7 @@ class Leader:
     async def _tell(
         self,
         active: ActiveRound,
-        findings: Findings,
+        findings: RoundResult,
         offsets: Mapping[str, float],
         names: Sequence[str],
     ) -> None:
@@ -288,7 +290,7 @@ class Leader:
                 )
 
     async def _invite_all(
-        self, plan: Plan, invitation: Mapping[str, Any], offsets: dict[str, float]
+        self, plan: RoundPlan, invitation: Mapping[str, Any], offsets: dict[str, float]
     ) -> dict[str, dict[str, Any] | PeerError]:
         """Return the answers to an invitation.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.rounds.active_round import Decline
-from dshealthd.probe.rounds.conclusion import SILENT, Findings, MemberResult, combine
+from dshealthd.probe.rounds.conclusion import SILENT, MemberResult, RoundResult, combine
 from dshealthd.probe.rounds.plan import PAIR
 from dshealthd.probe.rounds.remote_store import RemoteStore
 
@@ -43,14 +43,14 @@ DISPUTED = "disputed"
 _GONE = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED})
 
 
-class Member:
+class Participant:
     """Takes part in rounds."""
 
     def __init__(self, context: RoundContext) -> None:
         """Take part with what this node has."""
         self._context = context
 
-    async def take_part(self, active: ActiveRound) -> Findings:
+    async def take_part(self, active: ActiveRound) -> RoundResult:
         """Run this node's workers for another's round, tell the others what they gave, and return
         what it comes to.
         """
@@ -84,7 +84,7 @@ class Member:
                     task.cancel()
                     await asyncio.gather(task, return_exceptions=True)
 
-    async def await_light(self, active: ActiveRound) -> Findings:
+    async def await_light(self, active: ActiveRound) -> RoundResult:
         """Wait for the end of a light round, whose echoes are answered as all echoes are."""
         active.plan = active.plan.light()
         try:
@@ -92,7 +92,7 @@ class Member:
                 await asyncio.shield(active.told)
         except TimeoutError:
             if not active.told.done():  # else both came in the same turn of the loop
-                return Findings(Outcome.HUNG, Stage.SIZES, (), (active.plan.root,), SILENT)
+                return RoundResult(Outcome.HUNG, Stage.SIZES, (), (active.plan.root,), SILENT)
         return await self._conclude(active)
 
     # Giving
@@ -134,7 +134,7 @@ class Member:
 
     # What it comes to
 
-    async def _conclude(self, active: ActiveRound) -> Findings:
+    async def _conclude(self, active: ActiveRound) -> RoundResult:
         """Return what the round comes to, now that the root says that it is over."""
         told = active.told.result()
         outcome, stage, reason = told["outcome"], told["stage"], told["reason"]
@@ -142,33 +142,33 @@ class Member:
             active.plan = active.plan.light()
         if outcome is Outcome.DECLINED:
             # Who declined it is between that member and the root.
-            return Findings(outcome, stage, (), (), reason)
+            return RoundResult(outcome, stage, (), (), reason)
         if active.decided:
             return self._combined(active, {})
         named = [name for name in told["late"] if name in self._others(active)]
         if outcome in _GONE or (told["kind"] is Kind.LIGHT and outcome is not Outcome.OK):
             return await self._check_gone(active, told, named)
         if told["kind"] is Kind.LIGHT:
-            return Findings(outcome, stage, (), (), reason)
+            return RoundResult(outcome, stage, (), (), reason)
         return await self._from_shares(active)
 
     async def _check_gone(
         self, active: ActiveRound, told: Mapping[str, Any], named: Iterable[str]
-    ) -> Findings:
+    ) -> RoundResult:
         """Call whom the root could not reach: who is absent is absent for others too."""
         outcome, stage, reason = told["outcome"], told["stage"], told["reason"]
         me, root = self._context.node.name, active.plan.root
         if me in told["late"] or root in named:
             # Between the root and this node: the root has said so of nobody else.
-            return Findings(outcome, stage, (), (me,), reason)
+            return RoundResult(outcome, stage, (), (me,), reason)
         errors = await self._ask_all(named, "echo", {"clock": self._context.wall(), "payload": b""})
         gone = {name: error for name, error in errors.items() if error.outcome in _GONE}
         if not gone:
-            return Findings(Outcome.INCONCLUSIVE, stage, (), (), DISPUTED)
+            return RoundResult(Outcome.INCONCLUSIVE, stage, (), (), DISPUTED)
         first = next(iter(gone.values()))
-        return Findings(first.outcome, stage, (), tuple(sorted(gone)), first.reason)
+        return RoundResult(first.outcome, stage, (), tuple(sorted(gone)), first.reason)
 
-    async def _from_shares(self, active: ActiveRound) -> Findings:
+    async def _from_shares(self, active: ActiveRound) -> RoundResult:
         """Put together what the members gave, once those that have given nothing were asked."""
         me, root = self._context.node.name, active.plan.root
         missing = await self._wait_for_shares(active)
@@ -179,15 +179,15 @@ class Member:
             # that the round is over.
             alone = len(active.plan.members) > PAIR and not active.shares.keys() - {root}
             return (
-                Findings(Outcome.INCONCLUSIVE, active.stage, (), (), DISPUTED)
+                RoundResult(Outcome.INCONCLUSIVE, active.stage, (), (), DISPUTED)
                 if alone
-                else Findings(Outcome.HUNG, active.stage, (), (me,), SILENT)
+                else RoundResult(Outcome.HUNG, active.stage, (), (me,), SILENT)
             )
         asked = {"round": active.plan.round, "ranks": (), "timings": ()}
         errors = await self._ask_all([name for name in missing if name != root], "result", asked)
         if any(error.reason == Decline.ROUND for error in errors.values()):
             # A member that was never invited, or has left: the root alone knows why.
-            return Findings(Outcome.INCONCLUSIVE, active.stage, (), (), DISPUTED)
+            return RoundResult(Outcome.INCONCLUSIVE, active.stage, (), (), DISPUTED)
         silent = {
             name: (error.outcome, error.reason)
             if error.outcome in _GONE
@@ -227,5 +227,7 @@ class Member:
             if isinstance(answer, PeerError)
         }
 
-    def _combined(self, active: ActiveRound, silent: Mapping[str, tuple[Outcome, str]]) -> Findings:
+    def _combined(
+        self, active: ActiveRound, silent: Mapping[str, tuple[Outcome, str]]
+    ) -> RoundResult:
         return combine(active.plan, self._context.node.name, active.shares, silent)

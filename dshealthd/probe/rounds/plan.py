@@ -40,7 +40,7 @@ DEADLINES: Mapping[Stage, float] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RoundPlan:
     """One round."""
 
     round: str
@@ -72,7 +72,7 @@ class Plan:
         first = self.members.index(member) * self.ranks
         return sorted(ranks) == list(range(first, first + self.ranks))
 
-    def light(self) -> Plan:
+    def light(self) -> RoundPlan:
         """Return the round that this one becomes where GPUs may not be used."""
         return replace(self, kind=Kind.LIGHT, backend=Backend.AGENT, steps=(), ranks=1)
 
@@ -93,7 +93,7 @@ class Plan:
         }
 
     @classmethod
-    def invited(cls, body: Mapping[str, Any]) -> Plan:
+    def invited(cls, body: Mapping[str, Any]) -> RoundPlan:
         """Return the round of an invitation."""
         fields = {
             name: body[name]
@@ -136,7 +136,7 @@ def steps_at(epoch: int, large_every: int) -> tuple[tuple[int, int], ...]:
 
 
 def job(
-    plan: Plan, me: str, *, address: str, interface: str, adapters: Sequence[str] = ()
+    plan: RoundPlan, me: str, *, address: str, interface: str, adapters: Sequence[str] = ()
 ) -> WorkerJob:
     """Return one member's share of a round between nodes."""
     place = plan.members.index(me)

@@ -17,18 +17,18 @@ from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import Kind
 from dshealthd.probe.peers.contract import Refusal
 from dshealthd.probe.rounds import remote_store
-from dshealthd.probe.rounds.active_round import ActiveRound, Decline, Report, RoundContext
+from dshealthd.probe.rounds.active_round import ActiveRound, Decline, RoundContext, RoundReport
 from dshealthd.probe.rounds.conclusion import MemberResult, score_fields, scores_of
 from dshealthd.probe.rounds.leader import Leader, Superseded
-from dshealthd.probe.rounds.member import Member
-from dshealthd.probe.rounds.plan import ON_DEMAND, SPEAKS, Plan
+from dshealthd.probe.rounds.member import Participant
+from dshealthd.probe.rounds.plan import ON_DEMAND, SPEAKS, RoundPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
 
     from dshealthd.probe.observation import Stage
-    from dshealthd.probe.rounds.active_round import Node, Workers
-    from dshealthd.probe.rounds.conclusion import Findings
+    from dshealthd.probe.rounds.active_round import LocalNode, Workers
+    from dshealthd.probe.rounds.conclusion import RoundResult
     from dshealthd.probe.rounds.remote_store import Peers
 
     Handler = Callable[[str, dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
@@ -44,10 +44,10 @@ class Rounds:
 
     def __init__(
         self,
-        node: Node,
+        node: LocalNode,
         peers: Peers,
         workers: Workers | None,
-        done: Callable[[Report], None],
+        done: Callable[[RoundReport], None],
         *,
         monotonic: Callable[[], float],
         wall: Callable[[], float],
@@ -64,7 +64,7 @@ class Rounds:
         self._wall = wall
         context = RoundContext(node, peers, workers, monotonic, wall, progress)
         self._leader = Leader(context)
-        self._member = Member(context)
+        self._member = Participant(context)
         self._current: ActiveRound | None = None
         self._parts: dict[str, ActiveRound] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,7 +99,7 @@ class Rounds:
 
     # Leading
 
-    async def lead(self, plan: Plan, reason: str = "") -> Report | None:
+    async def lead(self, plan: RoundPlan, reason: str = "") -> RoundReport | None:
         """Lead a round and return what came of it; None where this node is in another one.
 
         `reason` says why a plan for a light round is one. Where another member leads the same
@@ -120,7 +120,7 @@ class Rounds:
     # Taking part
 
     async def _invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        plan = Plan.invited(body)
+        plan = RoundPlan.invited(body)
         self._check(sender, plan)
         current = self._current
         objection = "" if plan.kind is Kind.LIGHT else self._node.objection(plan)
@@ -151,7 +151,7 @@ class Rounds:
             self._spawn(self._follow(active, self._member.take_part), plan)
         return {"scores": score_fields(active.scores[self._node.name]), "clock": self._wall()}
 
-    def _check(self, sender: str, plan: Plan) -> None:
+    def _check(self, sender: str, plan: RoundPlan) -> None:
         """Refuse an invitation that does not fit what this node knows."""
         me = self._node.name
         membership = self._node.membership()
@@ -169,7 +169,7 @@ class Rounds:
         if plan.digest != membership.digest or not set(plan.members) <= set(membership.names):
             raise Refusal(Decline.MEMBERS)
 
-    def _gives_way(self, current: ActiveRound, plan: Plan) -> bool:
+    def _gives_way(self, current: ActiveRound, plan: RoundPlan) -> bool:
         """Tell whether the round in hand ends for another one.
 
         Both members of a group have started, and the other comes first.
@@ -184,7 +184,7 @@ class Rounds:
         return order.index(plan.root) < order.index(self._node.name)
 
     async def _follow(
-        self, active: ActiveRound, take: Callable[[ActiveRound], Coroutine[Any, Any, Findings]]
+        self, active: ActiveRound, take: Callable[[ActiveRound], Coroutine[Any, Any, RoundResult]]
     ) -> None:
         """Take part in a round until it is over."""
         try:
@@ -238,7 +238,7 @@ class Rounds:
 
     # Rounds in progress
 
-    def _begin(self, plan: Plan, *, led: bool, reason: str) -> ActiveRound:
+    def _begin(self, plan: RoundPlan, *, led: bool, reason: str) -> ActiveRound:
         active = self._parts[plan.round] = ActiveRound(plan, self._monotonic(), led, reason)
         active.scores[self._node.name] = self._node.scores()
         return active
@@ -248,17 +248,19 @@ class Rounds:
         if self._current is active:
             self._current = None
 
-    def _end(self, active: ActiveRound, findings: Findings, offsets: Mapping[str, float]) -> Report:
+    def _end(
+        self, active: ActiveRound, findings: RoundResult, offsets: Mapping[str, float]
+    ) -> RoundReport:
         scores = tuple(score for scores in active.scores.values() for score in scores)
         observation = findings.observation(active.plan, scores, self._wall())
-        report = Report(
+        report = RoundReport(
             observation, active.plan, self._monotonic() - active.started, active.led, offsets
         )
         active.ended.set_result(report)
         self._done(report)
         return report
 
-    def _spawn(self, work: Coroutine[Any, Any, None], plan: Plan) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], plan: RoundPlan) -> None:
         task = asyncio.create_task(work, name=f"round {plan.round}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -74,7 +74,7 @@ _MOST_BYTES = 1 << 24
 _FIELDS = 12
 
 
-class Series(NamedTuple):
+class TimingClass(NamedTuple):
     """A class of timings that can be compared with each other."""
 
     kind: str
@@ -195,22 +195,24 @@ class Baselines:
         """
         self._options = options
         self._stamp = stamp
-        self._classes: dict[Series, _Class] = {}
-        self._families: dict[Series, dict[str, _Class]] = {}
+        self._classes: dict[TimingClass, _Class] = {}
+        self._families: dict[TimingClass, dict[str, _Class]] = {}
         self.changed = False
         """Whether there is something that `document` has not given."""
 
     def __len__(self) -> int:
         return len(self._classes)
 
-    def ratio(self, series: Series, seconds: float) -> Reading | None:
+    def ratio(self, series: TimingClass, seconds: float) -> Reading | None:
         """Return a timing in terms of its class; None if too little is known to judge."""
         known = self._classes.get(series)
         if known is None or not known.known:
             return self._prior(series, seconds)
         return Reading(seconds / known.reference, known.limit)
 
-    def update(self, series: Series, seconds: float, at: float, peers: Iterable[str] = ()) -> None:
+    def update(
+        self, series: TimingClass, seconds: float, at: float, peers: Iterable[str] = ()
+    ) -> None:
         """Learn a timing of a round in which nothing was wrong; `at` is Unix time.
 
         `peers` took part in it. What no transport can do is not learnt.
@@ -226,12 +228,12 @@ class Baselines:
             self.changed = True
             self._refer(series, known)
 
-    def _put(self, series: Series, new: _Class) -> _Class:
+    def _put(self, series: TimingClass, new: _Class) -> _Class:
         self._classes[series] = new
         self._families.setdefault(series._replace(part=""), {})[series.part] = new
         return new
 
-    def _siblings(self, series: Series) -> list[_Class]:
+    def _siblings(self, series: TimingClass) -> list[_Class]:
         """Return the same class of the node's other parts, where enough of them are known."""
         family = self._families.get(series._replace(part=""), {})
         siblings = [
@@ -239,7 +241,7 @@ class Baselines:
         ]
         return siblings if series.part and len(siblings) >= _LEAST_SIBLINGS else []
 
-    def _refer(self, series: Series, known: _Class) -> None:
+    def _refer(self, series: TimingClass, known: _Class) -> None:
         """Work out what values of a class are compared with."""
         known.reference = min(known.median, known.lowest * (1 + self._options.creep_ratio))
         if siblings := self._siblings(series):
@@ -249,11 +251,11 @@ class Baselines:
             )
         known.limit = self._limit(series, known.sigma)
 
-    def _limit(self, series: Series, sigma: float) -> float:
+    def _limit(self, series: TimingClass, sigma: float) -> float:
         floor = self._options.light_ratio if series.kind == "light" else self._options.slow_ratio
         return 1 + max(floor, self._options.deviations * sigma)
 
-    def _prior(self, series: Series, seconds: float) -> Reading | None:
+    def _prior(self, series: TimingClass, seconds: float) -> Reading | None:
         """Judge a part that is new by the other parts of its node, with the tolerance that their
         differences ask for.
         """
@@ -326,7 +328,7 @@ def _checksum(body: bytes) -> str:
     return hashlib.blake2b(body, digest_size=16).hexdigest()
 
 
-def _parse(content: str) -> tuple[str, dict[Series, _Class]]:
+def _parse(content: str) -> tuple[str, dict[TimingClass, _Class]]:
     """Return the stamp and the classes of a file; ValueError says what is wrong with it."""
     head, _, body = content.partition("\n")
     body = body.removesuffix("\n")
@@ -347,7 +349,7 @@ def _parse(content: str) -> tuple[str, dict[Series, _Class]]:
         raise ValueError(message) from error
 
 
-def _row(row: list[Any]) -> tuple[Series, _Class]:
+def _row(row: list[Any]) -> tuple[TimingClass, _Class]:
     """Return one class; ValueError or TypeError if it is none."""
     if len(row) != _FIELDS:
         message = f"a class has {_FIELDS} fields, not {len(row)}"
@@ -357,7 +359,7 @@ def _row(row: list[Any]) -> tuple[Series, _Class]:
     if not values or not all(0 < value < math.inf for value in values):
         message = f"{key} has values that are no times"
         raise ValueError(message)
-    return Series(*key), _Class(
+    return TimingClass(*key), _Class(
         values,
         _number(kept_at, -math.inf),
         _number(anchor, math.inf),

@@ -16,12 +16,19 @@ from typing import TYPE_CHECKING
 from dshealthd.probe.members.schedule import PAIR
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Suspect
 from dshealthd.probe.verdicts.accusation import AMBIGUOUS, Verdicts, accusations
-from dshealthd.probe.verdicts.baseline import Series
+from dshealthd.probe.verdicts.baseline import TimingClass
 from dshealthd.probe.verdicts.explanation import Cause, Surroundings, blamed, explain, reason_of
 from dshealthd.probe.verdicts.links import SLOW, Links, accused_links, link
 from dshealthd.probe.verdicts.outages import INTERMITTENT, SILENCES, Outages
 from dshealthd.probe.verdicts.peer_history import PeerHistory
-from dshealthd.probe.verdicts.planner import Confirmation, Plan, Purpose, State, early, plan
+from dshealthd.probe.verdicts.planner import (
+    Confirmation,
+    NextStep,
+    PlanningInput,
+    Purpose,
+    early,
+    plan,
+)
 from dshealthd.probe.verdicts.signals import (
     HARD,
     OWN_NODE,
@@ -29,8 +36,8 @@ from dshealthd.probe.verdicts.signals import (
     RUN,
     Investigation,
     Measurement,
+    ObservedRound,
     PeerReport,
-    Round,
     Signal,
     SignalHistory,
     decode_scores,
@@ -147,7 +154,7 @@ class Detector:
                 self._refuse_home()
             return self._ask()
         told = decode_scores(observation, peers)
-        round = Round(
+        round = ObservedRound(
             epoch=self._epoch,
             at=observation.at,
             kind=observation.kind,
@@ -210,7 +217,7 @@ class Detector:
     # What a round measured
 
     def _items(
-        self, observation: Observation, round: Round
+        self, observation: Observation, round: ObservedRound
     ) -> Iterator[tuple[SignalHistory, Measurement]]:
         """Yield what a round says on each track.
 
@@ -240,7 +247,7 @@ class Detector:
         family = str(observation.kind) if observation.kind in {Kind.LOCAL, Kind.LIGHT} else "fabric"
         width = len(observation.members)
         for timing in observation.timings:
-            series = Series(
+            series = TimingClass(
                 observation.kind,
                 observation.backend,
                 timing.op,
@@ -267,7 +274,7 @@ class Detector:
             ):
                 self._baselines.update(series, timing.seconds, round.at, round.peers)
 
-    def _accuse_themselves(self, track: Signal, round: Round) -> bool:
+    def _accuse_themselves(self, track: Signal, round: ObservedRound) -> bool:
         return any(word.accuses_itself(track, self._high) for word in round.told.values())
 
     def _of(self, track: Signal) -> SignalHistory:
@@ -276,7 +283,7 @@ class Detector:
             history = self._history[track] = SignalHistory(track)
         return history
 
-    def _note_outages(self, observation: Observation, round: Round) -> None:
+    def _note_outages(self, observation: Observation, round: ObservedRound) -> None:
         """Note which peers gave no answer, and which did, but for those that take it on themselves."""
         if observation.outcome is Outcome.OK:
             self._outages.answered(round.peers, self._epoch)
@@ -289,7 +296,7 @@ class Detector:
         )
 
     def _remember(
-        self, observation: Observation, round: Round, measurements: list[Measurement]
+        self, observation: Observation, round: ObservedRound, measurements: list[Measurement]
     ) -> None:
         """Keep who was met, and what is told about that to others."""
         bad = [measurement.ratio for measurement in measurements if measurement.bad]
@@ -314,7 +321,7 @@ class Detector:
 
     # What it means
 
-    def _consider(self, round: Round) -> None:
+    def _consider(self, round: ObservedRound) -> None:
         """Open, decide and close cases."""
         if REACH not in self._verdicts and self._outages.many(self._epoch, self._around.liars):
             reach = self._of(REACH)
@@ -376,7 +383,7 @@ class Detector:
         }
         if self._pending:
             return ()
-        state = State(
+        state = PlanningInput(
             self._peer_history,
             self._history,
             self._verdicts,
@@ -394,7 +401,7 @@ class Detector:
         self._pending[frozenset(confirmation.members)] = now
         return (confirmation,)
 
-    def _note_plan(self, planned: Plan) -> None:
+    def _note_plan(self, planned: NextStep) -> None:
         """Note what was asked for, so that it is not asked for again at once."""
         for signal in planned.considered:
             if investigation := self._history[signal].investigation:

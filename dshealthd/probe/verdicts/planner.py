@@ -65,7 +65,7 @@ class Purpose(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ExtraRound:
     """An extra round, and what it is for."""
 
     confirmation: Confirmation
@@ -76,16 +76,16 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class NextStep:
     """What is to be done next."""
 
-    step: Step | None
+    step: ExtraRound | None
     considered: tuple[Signal, ...]
     """Open investigations that asked for a round, also where nobody was left to have it with."""
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class PlanningInput:
     """What the detector knows when it plans."""
 
     peers: PeerHistory
@@ -109,14 +109,14 @@ class State:
         return {*self.gone, *(pair.peer for pair in pairs if pair.since is not None)}
 
 
-def plan(state: State) -> Plan:
+def plan(state: PlanningInput) -> NextStep:
     """Return the extra round that matters most, if one is needed."""
     considered: list[Signal] = []
     step = next(_undecided(state, considered), None) or next(_others(state), None)
-    return Plan(step, tuple(considered))
+    return NextStep(step, tuple(considered))
 
 
-def _undecided(state: State, considered: list[Signal]) -> Iterator[Step]:
+def _undecided(state: PlanningInput, considered: list[Signal]) -> Iterator[ExtraRound]:
     """Yield rounds for open investigations; `considered` takes those that were come to."""
     for track, history in state.history.items():
         if (
@@ -128,11 +128,11 @@ def _undecided(state: State, considered: list[Signal]) -> Iterator[Step]:
             yield from _for_case(track, history.investigation, state)
 
 
-def _others(state: State) -> Iterator[Step]:
+def _others(state: PlanningInput) -> Iterator[ExtraRound]:
     """Yield rounds for what is decided, and for pairs."""
     me = state.peers.me
     if waits_for_home(state.history, state.verdicts, state.now):
-        yield Step(Confirmation((me,), Kind.LOCAL), Purpose.TELL_APART)
+        yield ExtraRound(Confirmation((me,), Kind.LOCAL), Purpose.TELL_APART)
     for track in state.verdicts:
         investigation = state.history[track].investigation
         if (
@@ -140,20 +140,22 @@ def _others(state: State) -> Iterator[Step]:
             and track.family in {LOCAL, OWN_NODE.family}
             and not 0 <= state.epoch - investigation.checked < _RECHECK
         ):
-            yield Step(Confirmation((me,), Kind.LOCAL), Purpose.RECHECK, track)
+            yield ExtraRound(Confirmation((me,), Kind.LOCAL), Purpose.RECHECK, track)
     for name in state.back:
-        yield Step(Confirmation((me, name), Kind.LIGHT), Purpose.TELL_APART)
+        yield ExtraRound(Confirmation((me, name), Kind.LIGHT), Purpose.TELL_APART)
     for history in state.history.values():
         if not history.investigation:
             for pair in history.pairs.values():
                 yield from _for_pair(history, pair, state)
 
 
-def _for_case(track: Signal, investigation: Investigation, state: State) -> Iterator[Step]:
+def _for_case(
+    track: Signal, investigation: Investigation, state: PlanningInput
+) -> Iterator[ExtraRound]:
     """Ask for a reference that has not been asked yet, on the side from which less is known."""
     me = state.peers.me
     if track.family in {LOCAL, OWN_NODE.family}:
-        yield Step(Confirmation((me,), Kind.LOCAL), Purpose.CONFIRM, track)
+        yield ExtraRound(Confirmation((me,), Kind.LOCAL), Purpose.CONFIRM, track)
         return
     cause = explain(investigation, track, state.around)
     accused = {
@@ -173,15 +175,17 @@ def _for_case(track: Signal, investigation: Investigation, state: State) -> Iter
         )
         if name:
             asked_of = Confirmation((me, name), _kind(track, investigation.earlier[-1]))
-            yield Step(asked_of, Purpose.CONFIRM, track)
+            yield ExtraRound(asked_of, Purpose.CONFIRM, track)
             return
 
 
-def _for_pair(history: SignalHistory, pair: PeerSuspicion, state: State) -> Iterator[Step]:
+def _for_pair(
+    history: SignalHistory, pair: PeerSuspicion, state: PlanningInput
+) -> Iterator[ExtraRound]:
     """See to a peer: only when this node is known to be well, by a later round with somebody else."""
     me, track = state.peers.me, history.track
     kind = _kind(track, pair.first)
-    again = Step(Confirmation((me, pair.peer), kind), Purpose.RECHECK, track, pair.peer)
+    again = ExtraRound(Confirmation((me, pair.peer), kind), Purpose.RECHECK, track, pair.peer)
     if state.peers.shuns(pair.peer, state.now) or (
         history.track != REACH and pair.peer in state.unreached
     ):
@@ -205,7 +209,7 @@ def _for_pair(history: SignalHistory, pair: PeerSuspicion, state: State) -> Iter
         if name := state.peers.choose(
             near=near, asked={}, ill={pair.peer, *state.unreached}, now=state.now
         ):
-            yield Step(Confirmation((me, name), kind), Purpose.TELL_APART)
+            yield ExtraRound(Confirmation((me, name), kind), Purpose.TELL_APART)
             return
     if speaks or pair.bads < HARD_BADS:
         # More of the same says no more; what is missing then is that both ends are well with
@@ -218,7 +222,7 @@ def _for_pair(history: SignalHistory, pair: PeerSuspicion, state: State) -> Iter
         # and nobody knows more by now
         return
     elif name := state.peers.witness(pair.peer, state.epoch, state.now):
-        yield Step(Confirmation((me, name), kind), Purpose.HEAR, track, pair.peer)
+        yield ExtraRound(Confirmation((me, name), kind), Purpose.HEAR, track, pair.peer)
 
 
 def early(track: Signal, history: Mapping[Signal, SignalHistory]) -> bool:

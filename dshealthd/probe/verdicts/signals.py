@@ -123,7 +123,7 @@ def encode_scores(
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class ObservedRound:
     """What all items of one observation share."""
 
     epoch: int
@@ -152,7 +152,7 @@ class Round:
 class Measurement:
     """One measurement of a track."""
 
-    round: Round
+    round: ObservedRound
     ratio: float
     bad: bool
     good: bool
@@ -180,7 +180,7 @@ class Investigation:
     home_refused: bool = False
     """Whether a local round was asked since and declined."""
 
-    def admits(self, round: Round) -> bool:
+    def admits(self, round: ObservedRound) -> bool:
         """Tell whether a round counts: of those that peers have asked for, one of each peer.
 
         Else a peer could fill the investigation with rounds of its own.

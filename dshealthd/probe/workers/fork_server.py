@@ -97,7 +97,7 @@ class StatusPage:
         os.close(self.descriptor)
 
 
-class Worker:
+class ForkedWorker:
     """One forked worker: it can be killed, and its end is noticed and reaped."""
 
     def __init__(self, parent: ForkServer, pid: int, pidfd: int) -> None:
@@ -197,8 +197,8 @@ class ForkServer:
         self._socket = ours
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
-        self._forks: dict[int, asyncio.Future[Worker]] = {}
-        self._reaps: dict[int, Worker] = {}
+        self._forks: dict[int, asyncio.Future[ForkedWorker]] = {}
+        self._reaps: dict[int, ForkedWorker] = {}
         self._count = 0
         self._child.when_ended(self._end)
         self._loop.add_reader(ours, self._receive)
@@ -218,14 +218,14 @@ class ForkServer:
             detail = f"torch was not imported within {deadline:g} s"
             raise ForkServerError(DEADLINE, detail) from error
 
-    async def fork(self, channel: int, board: int) -> Worker:
+    async def fork(self, channel: int, board: int) -> ForkedWorker:
         """Start a worker on two descriptors.
 
         Raises ForkServerError, with the parent killed if it does not answer.
         """
         self._count += 1
         number = self._count
-        future: asyncio.Future[Worker]
+        future: asyncio.Future[ForkedWorker]
         future = self._forks[number] = self._loop.create_future()
         try:
             async with asyncio.timeout(FORK_DEADLINE):
@@ -241,7 +241,7 @@ class ForkServer:
         finally:
             self._forks.pop(number, None)
 
-    def reap(self, child: Worker) -> None:
+    def reap(self, child: ForkedWorker) -> None:
         """Have the exit status of a dead worker collected.
 
         Its `ended` is set with or without it.
@@ -292,7 +292,7 @@ class ForkServer:
             case {"failed": reason, "detail": detail}:
                 self._settle(None, ForkServerError(str(reason), str(detail)))
             case {"forked": number, "pid": pid}:
-                child, future = Worker(self, pid, descriptors[0]), self._forks.get(number)
+                child, future = ForkedWorker(self, pid, descriptors[0]), self._forks.get(number)
                 if future is None or future.done():
                     child.kill()  # who asked has gone
                 else:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from dshealthd.probe.workers.fork_server import Worker
+    from dshealthd.probe.workers.fork_server import ForkedWorker
 
 GRACE = 1.0
 """Seconds that the other ranks of this node get to say what they know once one has failed.
@@ -44,7 +44,7 @@ _OUTCOMES = {"refused": Outcome.REFUSED, "no_route": Outcome.UNREACHABLE}
 """Errors that are outcomes of their own."""
 
 
-class Round:
+class NodeWorkers:
     """The workers of one call of `run`."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Round:
 class WorkerSession:
     """One worker as the agent follows it through its stages."""
 
-    def __init__(self, rank_spec: RankSpec, worker: Worker, round_: Round) -> None:
+    def __init__(self, rank_spec: RankSpec, worker: ForkedWorker, round_: NodeWorkers) -> None:
         """It has been forked and knows nothing yet."""
         self.rank_spec, self.worker, self.round = rank_spec, worker, round_
         self.stage = Stage.IMPORT

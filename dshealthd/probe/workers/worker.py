@@ -91,7 +91,7 @@ class VersionsDiffer(Exception):
     """The ranks do not run the same torch, so that their times mean nothing."""
 
 
-class Agent:
+class AgentChannel:
     """The worker's end of its channel.
 
     Progress goes out, store operations go there and back, from whatever thread asks.
@@ -152,7 +152,7 @@ class Agent:
             answer.put({"error": "the agent is gone"})
 
 
-class StatusPage:
+class StatusWriter:
     """The shared file that the agent reads when the worker can no longer speak."""
 
     def __init__(self, descriptor: int) -> None:
@@ -174,7 +174,7 @@ class StatusPage:
         COUNTERS.pack_into(self._map, 0, self.entered, self.left)
 
 
-def agent_store(agent: Agent, prefix: str, timeout: float) -> Any:
+def agent_store(agent: AgentChannel, prefix: str, timeout: float) -> Any:
     """Return a rendezvous store whose every operation is carried out by the agent."""
     import torch.distributed as dist
 
@@ -217,10 +217,10 @@ def agent_store(agent: Agent, prefix: str, timeout: float) -> Any:
     return store
 
 
-class Round:
+class RankRound:
     """One rank's part in one round."""
 
-    def __init__(self, agent: Agent, board: StatusPage, job: dict[str, Any]) -> None:
+    def __init__(self, agent: AgentChannel, board: StatusWriter, job: dict[str, Any]) -> None:
         """Note the job; nothing of torch is touched yet."""
         self.agent, self.board, self.job = agent, board, job
         self.rank: int = job["rank"]
@@ -317,7 +317,7 @@ class Round:
             self.wrong = self.stage, f"rank {self.rank}: {wrong}"
 
 
-def all_reduce(round_: Round, tensor: torch.Tensor) -> None:
+def all_reduce(round_: RankRound, tensor: torch.Tensor) -> None:
     """Sum a tensor over the group, in place; on a GPU the current stream waits, not the caller."""
     round_.board.enter()
     round_.group.allreduce([tensor]).wait()
@@ -523,10 +523,10 @@ def reason(error: BaseException) -> str:
 def work(channel: socket.socket, descriptor: int) -> None:
     """Be one rank, and end the process: without destructors, which can hang when a peer is gone."""
     os.setsid()
-    board = StatusPage(descriptor)
-    agent = Agent(channel)
+    board = StatusWriter(descriptor)
+    agent = AgentChannel(channel)
     job = agent.receive()
-    round_ = Round(agent, board, job)
+    round_ = RankRound(agent, board, job)
     try:
         round_.run()
     except (

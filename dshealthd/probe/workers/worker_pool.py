@@ -23,10 +23,10 @@ from dshealthd.probe.observation import Outcome, Stage
 from dshealthd.probe.workers.fork_server import (
     PARENT,
     PROGRAM,
+    ForkedWorker,
     ForkServer,
     ForkServerError,
     StatusPage,
-    Worker,
 )
 from dshealthd.probe.workers.job import (
     BANDWIDTH,
@@ -38,7 +38,7 @@ from dshealthd.probe.workers.job import (
     WorkerJob,
     late,
 )
-from dshealthd.probe.workers.session import Round, WorkerSession
+from dshealthd.probe.workers.session import NodeWorkers, WorkerSession
 from dshealthd.probe.workers.store import LocalStore, StoreError, StoreHandler
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class WorkerPool:
         self._running = 0
         self._alive = 0
         self._idle: asyncio.TimerHandle | None = None
-        self._stuck: dict[str, Worker] = {}
+        self._stuck: dict[str, ForkedWorker] = {}
         self._starts = self._started = 0
         self._failures: dict[str, int] = {}
         self._trouble: tuple[ForkServerError, int, float] | None = None
@@ -152,7 +152,7 @@ class WorkerPool:
             self._idle = None
         try:
             parent = await self._ready(job.deadlines[Stage.IMPORT])
-            round_ = Round(job, store, progress)
+            round_ = NodeWorkers(job, store, progress)
             async with asyncio.TaskGroup() as tasks:
                 running = [
                     tasks.create_task(self._attend(parent, rank_spec, round_))
@@ -281,7 +281,9 @@ class WorkerPool:
             self._parent.close()
             self._parent, self._retired = None, self._parent
 
-    async def _attend(self, parent: ForkServer, rank_spec: RankSpec, round_: Round) -> RankResult:
+    async def _attend(
+        self, parent: ForkServer, rank_spec: RankSpec, round_: NodeWorkers
+    ) -> RankResult:
         """Start one worker, follow it to its end and return its result."""
         stuck = self._stuck.get(rank_spec.device)
         if stuck is not None and not stuck.ended.is_set():
@@ -341,7 +343,7 @@ def _failed(rank_spec: RankSpec, outcome: Outcome, reason: str, detail: str) -> 
     )
 
 
-def describe_exit(worker: Worker, board: StatusPage) -> tuple[str, str]:
+def describe_exit(worker: ForkedWorker, board: StatusPage) -> tuple[str, str]:
     """Return the reason and the words for a worker that ended without a word."""
     printed = board.printed()
     words = f": {printed}" if printed else ""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.jobs.hangs.activity import State, activity, parse_activity, parse_queued
+from dshealthd.jobs.hangs.activity import ThreadState, activity, parse_activity, parse_queued
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def began(process: subprocess.Popen[bytes]) -> int:
         return int(file.read().rpartition(")")[2].split()[19])
 
 
-def state_of(process: subprocess.Popen[bytes], wanted: State) -> State | None:
+def state_of(process: subprocess.Popen[bytes], wanted: ThreadState) -> ThreadState | None:
     """Return the state of a process, once it is the one that is wanted, or after a while."""
     end = time.monotonic() + 5.0
     while True:
@@ -56,19 +56,19 @@ def state_of(process: subprocess.Popen[bytes], wanted: State) -> State | None:
 
 def test_states(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
     """A process that computes, sleeps, is stopped, and has ended without being asked for."""
-    assert state_of(start("while True: pass"), State.RUNNING) is State.RUNNING
+    assert state_of(start("while True: pass"), ThreadState.RUNNING) is ThreadState.RUNNING
     process = start("import time; time.sleep(60)")
-    assert state_of(process, State.SLEEPING) is State.SLEEPING
+    assert state_of(process, ThreadState.SLEEPING) is ThreadState.SLEEPING
     process.send_signal(signal.SIGSTOP)
-    assert state_of(process, State.STOPPED) is State.STOPPED
+    assert state_of(process, ThreadState.STOPPED) is ThreadState.STOPPED
     process.kill()
-    assert state_of(process, State.ZOMBIE) is State.ZOMBIE
+    assert state_of(process, ThreadState.ZOMBIE) is ThreadState.ZOMBIE
 
 
 def test_time_on_cpus(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
     """The time that a process computes for is counted, as the process itself counts it."""
     process = start("import time\nwhile time.process_time() < 0.3: pass\ntime.sleep(60)")
-    state_of(process, State.SLEEPING)
+    state_of(process, ThreadState.SLEEPING)
     found = activity(HOST, process.pid, began(process))
     assert found is not None
     assert 0.25 <= found.cpu_seconds <= 0.6
@@ -82,7 +82,7 @@ def test_time_without_a_cpu(start: Callable[[str], subprocess.Popen[bytes]]) -> 
     code = f"import os, time\nos.sched_setaffinity(0, {{{cpu}}})\n"
     rivals = [start(code + "while True: pass") for _ in range(4)]
     sleeper = start(code + "time.sleep(60)")
-    state_of(sleeper, State.SLEEPING)
+    state_of(sleeper, ThreadState.SLEEPING)
 
     def worked(process: subprocess.Popen[bytes]) -> float:
         found = activity(HOST, process.pid, began(process))
@@ -91,7 +91,7 @@ def test_time_without_a_cpu(start: Callable[[str], subprocess.Popen[bytes]]) -> 
         return found.work_seconds
 
     for process in rivals:
-        state_of(process, State.RUNNING)
+        state_of(process, ThreadState.RUNNING)
     before, began_at = [worked(process) for process in (*rivals, sleeper)], time.monotonic()
     time.sleep(1.5)
     passed = time.monotonic() - began_at
@@ -131,7 +131,7 @@ def test_a_name_that_looks_like_a_status() -> None:
     fields = b"R 1 " + b"0 " * 9 + b"100 50 0 0 0 0 0 0 777 " + b"0 " * 29 + b"9"
     found = parse_activity(b"12 (x) S 1 2 (3) " + fields)
     assert (found.state, found.start, found.cpu_seconds, found.exit_status) == (
-        State.RUNNING,
+        ThreadState.RUNNING,
         777,
         1.5,
         9,

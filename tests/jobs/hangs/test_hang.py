@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from dshealthd.jobs.hangs.activity import State
+from dshealthd.jobs.hangs.activity import ThreadState
 from dshealthd.jobs.hangs.exits import ExitKind
-from dshealthd.jobs.hangs.hang import PATIENCE, Class, Culprit, RankState, judge
+from dshealthd.jobs.hangs.hang import PATIENCE, Culprit, HangClass, RankState, judge
 from dshealthd.jobs.hangs.silence import UNKNOWN
-from dshealthd.training.message import Phase, Stage
+from dshealthd.training.message import Phase, StepStage
 
-INPUT, FORWARD, BACKWARD = Stage.INPUT, Stage.FORWARD, Stage.BACKWARD
+INPUT, FORWARD, BACKWARD = StepStage.INPUT, StepStage.FORWARD, StepStage.BACKWARD
 WAITS = RankState(
     rank=0,
     pid=100,
@@ -22,7 +22,7 @@ WAITS = RankState(
     stage=BACKWARD,
     silence=31.0,
     bound=30.0,
-    state=State.SLEEPING,
+    state=ThreadState.SLEEPING,
     cpu=0.01,
 )
 
@@ -35,28 +35,28 @@ def ranks(**of_rank_1: object) -> list[RankState]:
 @pytest.mark.parametrize(
     ("rank_1", "reason", "culprit"),
     [
-        ({"state": State.STOPPED}, Class.PROCESS, Culprit.STOPPED),
-        ({"state": State.TRACED}, Class.PROCESS, Culprit.STOPPED),
-        ({"ended": ExitKind.KILLED, "state": State.GONE}, Class.PROCESS, Culprit.GONE),
-        ({"ended": ExitKind.FAILED, "silence": 1.0}, Class.PROCESS, Culprit.GONE),
-        ({"phase": Phase.CHECKPOINT}, Class.CHECKPOINT, Culprit.CHECKPOINT),
-        ({"phase": Phase.EVALUATION}, Class.DESYNC, Culprit.PAUSED),
-        ({"state": State.BLOCKED}, Class.INPUT, Culprit.BLOCKED),
-        ({"stage": INPUT}, Class.INPUT, Culprit.INPUT),
-        ({"stage": FORWARD}, Class.DESYNC, Culprit.LAGGING),
-        ({"step": 49}, Class.DESYNC, Culprit.LAGGING),
-        ({"step": 51}, Class.DESYNC, Culprit.AHEAD),
-        ({"step": 51, "stage": INPUT}, Class.DESYNC, Culprit.AHEAD),
-        ({"step": 49, "stage": Stage.UNKNOWN}, Class.DESYNC, Culprit.LAGGING),
+        ({"state": ThreadState.STOPPED}, HangClass.PROCESS, Culprit.STOPPED),
+        ({"state": ThreadState.TRACED}, HangClass.PROCESS, Culprit.STOPPED),
+        ({"ended": ExitKind.KILLED, "state": ThreadState.GONE}, HangClass.PROCESS, Culprit.GONE),
+        ({"ended": ExitKind.FAILED, "silence": 1.0}, HangClass.PROCESS, Culprit.GONE),
+        ({"phase": Phase.CHECKPOINT}, HangClass.CHECKPOINT, Culprit.CHECKPOINT),
+        ({"phase": Phase.EVALUATION}, HangClass.DESYNC, Culprit.PAUSED),
+        ({"state": ThreadState.BLOCKED}, HangClass.INPUT, Culprit.BLOCKED),
+        ({"stage": INPUT}, HangClass.INPUT, Culprit.INPUT),
+        ({"stage": FORWARD}, HangClass.DESYNC, Culprit.LAGGING),
+        ({"step": 49}, HangClass.DESYNC, Culprit.LAGGING),
+        ({"step": 51}, HangClass.DESYNC, Culprit.AHEAD),
+        ({"step": 51, "stage": INPUT}, HangClass.DESYNC, Culprit.AHEAD),
+        ({"step": 49, "stage": StepStage.UNKNOWN}, HangClass.DESYNC, Culprit.LAGGING),
         # the stopped process is the cause, whatever else it was at
         (
-            {"state": State.STOPPED, "phase": Phase.CHECKPOINT, "stage": INPUT},
-            Class.PROCESS,
+            {"state": ThreadState.STOPPED, "phase": Phase.CHECKPOINT, "stage": INPUT},
+            HangClass.PROCESS,
             Culprit.STOPPED,
         ),
     ],
 )
-def test_the_rank_at_fault(rank_1: dict[str, object], reason: Class, culprit: Culprit) -> None:
+def test_the_rank_at_fault(rank_1: dict[str, object], reason: HangClass, culprit: Culprit) -> None:
     """The one rank that differs from those that wait is named, with what is wrong with it."""
     hang = judge("run-1", ranks(**rank_1), 1000.0)
     assert hang is not None
@@ -64,14 +64,14 @@ def test_the_rank_at_fault(rank_1: dict[str, object], reason: Class, culprit: Cu
     assert [rank.pid for rank in hang.ranks] == [100, 101, 102]
 
 
-@pytest.mark.parametrize("same", [{}, {"stage": Stage.UNKNOWN}])
+@pytest.mark.parametrize("same", [{}, {"stage": StepStage.UNKNOWN}])
 def test_nobody_here_is_at_fault(same: dict[str, object]) -> None:
     """Ranks that all wait at the same place, or of which that is not known, accuse none of
     themselves.
     """
     hang = judge("run-1", ranks(**same), 1000.0)
     assert hang is not None
-    assert (hang.reason, hang.culprits) == (Class.WAITING, ())
+    assert (hang.reason, hang.culprits) == (HangClass.WAITING, ())
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_nobody_here_is_at_fault(same: dict[str, object]) -> None:
         {"silence": 29.0},
         {"bound": 1800.0, "phase": Phase.CHECKPOINT},
         {"cpu": 0.9},
-        {"ended": ExitKind.ENDED, "state": State.GONE},
+        {"ended": ExitKind.ENDED, "state": ThreadState.GONE},
     ],
 )
 def test_no_hang(rank_1: dict[str, object]) -> None:
@@ -116,7 +116,7 @@ def test_who_is_done_is_at_fault_at_last() -> None:
     waiting[1] = replace(waiting[1], ended=ExitKind.ENDED)
     hang = judge("run-1", waiting, 0.0)
     assert hang is not None
-    assert (hang.reason, hang.culprits) == (Class.PROCESS, ((1, Culprit.GONE),))
+    assert (hang.reason, hang.culprits) == (HangClass.PROCESS, ((1, Culprit.GONE),))
 
 
 def test_most_are_behind() -> None:
@@ -129,11 +129,11 @@ def test_most_are_behind() -> None:
         0.0,
     )
     assert hang is not None
-    assert (hang.reason, hang.culprits) == (Class.DESYNC, ((1, Culprit.AHEAD),))
+    assert (hang.reason, hang.culprits) == (HangClass.DESYNC, ((1, Culprit.AHEAD),))
 
 
 def test_two_ranks() -> None:
     """Of two ranks the one behind is at fault."""
     hang = judge("run-1", [WAITS, replace(WAITS, rank=1, stage=INPUT)], 0.0)
     assert hang is not None
-    assert (hang.reason, hang.culprits) == (Class.INPUT, ((1, Culprit.INPUT),))
+    assert (hang.reason, hang.culprits) == (HangClass.INPUT, ((1, Culprit.INPUT),))

@@ -10,13 +10,13 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
-from dshealthd.jobs.hangs.activity import State
+from dshealthd.jobs.hangs.activity import ThreadState
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
 from dshealthd.jobs.hangs.silence import FLOOR
-from dshealthd.jobs.hangs.watch import GRACE, KEPT, Watch
+from dshealthd.jobs.hangs.watch import GRACE, KEPT, RankWatch
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.processes import TrainingProcess
-from dshealthd.training.message import Memory, Message, Phase
+from dshealthd.training.message import DeviceMemory, Message, Phase
 from tests.jobs.machines import TORCH
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Scene:
     def __init__(self, path: Path) -> None:
         self.proc = path
         self.ends = KnownEnds()
-        self.watch = Watch(Host(procfs=path), cast("ExitWatcher", self.ends), slack=3.0)
+        self.watch = RankWatch(Host(procfs=path), cast("ExitWatcher", self.ends), slack=3.0)
         self.now = 1000.0
         self.present = {(JOB, rank): (who(rank), Message(step=0, sent=self.now)) for rank in (0, 1)}
         for rank in (0, 1):
@@ -172,7 +172,7 @@ def test_time_on_cpus(scene: Scene) -> None:
         scene.look()
     assert scene.rank(0).cpu == pytest.approx(1.0)
     assert scene.rank(1).cpu == pytest.approx(0.05)
-    scene.step(0, memory=Memory(1, 2, 3))
+    scene.step(0, memory=DeviceMemory(1, 2, 3))
     for _ in range(10):
         scene.look()
     assert scene.rank(0).cpu is None
@@ -186,10 +186,10 @@ def test_states(scene: Scene) -> None:
     scene.process(0, "T")
     scene.process(1, "D")
     scene.look(3.0)
-    assert (scene.rank(0).state, scene.rank(1).state) == (State.STOPPED, State.BLOCKED)
+    assert (scene.rank(0).state, scene.rank(1).state) == (ThreadState.STOPPED, ThreadState.BLOCKED)
     (scene.proc / "100" / "stat").write_text("")
     scene.look()
-    assert scene.rank(0).state is State.UNKNOWN
+    assert scene.rank(0).state is ThreadState.UNKNOWN
 
 
 def end(scene: Scene, rank: int, how: ExitKind) -> None:
@@ -205,7 +205,7 @@ def test_an_end_is_told_for_a_while(scene: Scene) -> None:
     assert (scene.rank(1).ended, scene.rank(1).ended_at, scene.rank(1).state) == (
         ExitKind.KILLED,
         5000.0,
-        State.GONE,
+        ThreadState.GONE,
     )
     for _ in range(round(KEPT) + 1):
         scene.look()

@@ -14,7 +14,7 @@ from dshealthd.core.host import Host
 from dshealthd.jobs.environment import job
 from dshealthd.jobs.heartbeats.identity import (
     Identity,
-    Unidentified,
+    UnidentifiedSender,
     identify,
     same,
 )
@@ -60,7 +60,7 @@ def test_rank(machine: Machine) -> None:
 def test_pid_of_another_user_by_now(machine: Machine) -> None:
     """The sender has ended and its pid is another user's: its messages are not that one's."""
     rank(machine, user=1001)
-    assert identify(host(machine), 50, 1000) is Unidentified.GONE
+    assert identify(host(machine), 50, 1000) is UnidentifiedSender.GONE
 
 
 @pytest.mark.parametrize(("start", "image"), [(101, 7), (100, 8)])
@@ -78,13 +78,13 @@ def test_process_that_is_gone(machine: Machine) -> None:
     assert isinstance(found, Identity)
     machine.end(50)
     assert not same(host(machine), found)
-    assert identify(host(machine), 50, 1000) is Unidentified.GONE
+    assert identify(host(machine), 50, 1000) is UnidentifiedSender.GONE
 
 
 def test_no_launcher(machine: Machine) -> None:
     """A process without a launcher's variables has no rank."""
     (machine.root / "50/environ").write_bytes(b"HOME=/\0")
-    assert identify(host(machine), 50, 1000) is Unidentified.NO_LAUNCHER
+    assert identify(host(machine), 50, 1000) is UnidentifiedSender.NO_LAUNCHER
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_no_launcher(machine: Machine) -> None:
 def test_answers_that_make_no_sense(machine: Machine, file: str, text: str) -> None:
     """What is not understood is unknown, and not a rank."""
     (machine.root / "50" / file).write_text(text)
-    assert identify(host(machine), 50, 1000) is Unidentified.UNREADABLE
+    assert identify(host(machine), 50, 1000) is UnidentifiedSender.UNREADABLE
 
 
 def test_environment_of_another_user() -> None:

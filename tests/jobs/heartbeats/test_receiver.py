@@ -21,7 +21,7 @@ import pytest
 from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
 from dshealthd.jobs.heartbeats import receiver as receiver_module
-from dshealthd.jobs.heartbeats.identity import Unidentified
+from dshealthd.jobs.heartbeats.identity import UnidentifiedSender
 from dshealthd.jobs.heartbeats.receiver import (
     CONNECTIONS,
     IDLE,
@@ -32,9 +32,9 @@ from dshealthd.jobs.heartbeats.receiver import (
     TORN,
     Receiver,
 )
-from dshealthd.jobs.heartbeats.sender import Rejected
+from dshealthd.jobs.heartbeats.sender import RejectReason
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.training.message import HELLO, PAGE, SLOT, Message, Stage, encode
+from dshealthd.training.message import HELLO, PAGE, SLOT, Message, StepStage, encode
 from tests.jobs.heartbeats.senders import STRANGER, sending
 from tests.jobs.machines import TORCH
 
@@ -133,7 +133,7 @@ def test_sender_without_a_job(path: Path) -> None:
     async def play(receiver: Receiver) -> None:
         with sending(path, {"HOME": "/"}) as sender:
             sender.tell(beat(1))
-            await until(lambda: receiver.unidentified[Unidentified.NO_LAUNCHER] == 1)
+            await until(lambda: receiver.unidentified[UnidentifiedSender.NO_LAUNCHER] == 1)
             assert shown(receiver) == {}
 
     scene(path, play)
@@ -182,7 +182,7 @@ def test_connection_handed_on(path: Path) -> None:
 
     async def play(receiver: Receiver) -> None:
         with sending(path, TORCH, code):
-            await until(lambda: receiver.rejected[Rejected.FORGED] == 1)
+            await until(lambda: receiver.rejected[RejectReason.FORGED] == 1)
             assert receiver.received == 0
             assert receiver.connections == 0
 
@@ -211,7 +211,7 @@ time.sleep(60)
         with sending(path, variables, code) as root:
             assert root.popen.stdout is not None
             assert root.popen.stdout.readline().startswith("sent")
-            await until(lambda: receiver.rejected[Rejected.FORGED] == 1)
+            await until(lambda: receiver.rejected[RejectReason.FORGED] == 1)
         assert receiver.received == 0
 
     scene(path, play)
@@ -251,7 +251,7 @@ def test_bad_pages(path: Path, code: str) -> None:
             await until(lambda: shown(receiver))
             before = descriptors()
             with sending(path, TORCH, f"{code}\ntime.sleep(60)") as vandal:
-                await until(lambda: receiver.rejected[Rejected.MALFORMED] == 1)
+                await until(lambda: receiver.rejected[RejectReason.MALFORMED] == 1)
                 vandal.end()
             await until(lambda: descriptors() == before)
             sender.tell(beat(8))
@@ -282,7 +282,8 @@ def test_garbage_in_a_page(path: Path) -> None:
             for data in garbage:
                 stack.enter_context(sending(path, TORCH)).tell(data)
             await until(
-                lambda: receiver.rejected[Rejected.MALFORMED] == len(garbage), (TORN + 8) * PERIOD
+                lambda: receiver.rejected[RejectReason.MALFORMED] == len(garbage),
+                (TORN + 8) * PERIOD,
             )
             assert receiver.received == receiver.connections == 0
 
@@ -370,7 +371,7 @@ time.sleep(60)
         with sending(path, TORCH, code) as vandal:
             assert vandal.popen.stdout is not None
             assert await asyncio.to_thread(vandal.popen.stdout.readline) == "handed\n"
-            await until(lambda: receiver.rejected[Rejected.SENDERS] > 500, 20.0)
+            await until(lambda: receiver.rejected[RejectReason.SENDERS] > 500, 20.0)
             user = STRANGER if os.getuid() == 0 else None
             with sending(path, TORCH, user=user) as sender:
                 await asyncio.to_thread(sender.tell, beat(1))
@@ -397,7 +398,7 @@ def test_silent_connections_of_many_users(path: Path, monkeypatch: pytest.Monkey
                 assert receiver.connections == MAX_SENDERS
                 monkeypatch.setattr(receiver_module, "SILENT", 0.1)
                 await until(lambda: receiver.connections == 1, 10.0)
-                assert receiver.rejected[Rejected.SILENT] == MAX_SENDERS - 1
+                assert receiver.rejected[RejectReason.SILENT] == MAX_SENDERS - 1
                 assert list(shown(receiver).values()) == [1]
 
     scene(path, play)
@@ -427,7 +428,7 @@ while True:
                 lags.append(time.monotonic() - now)
             assert statistics.median(lags) < 2 * PERIOD
             assert receiver.received <= 7
-            await until(lambda: receiver.rejected[Rejected.MALFORMED] == 1)
+            await until(lambda: receiver.rejected[RejectReason.MALFORMED] == 1)
 
     scene(path, play)
 
@@ -441,7 +442,9 @@ def test_too_many_connections(path: Path) -> None:
 
     async def play(receiver: Receiver) -> None:
         with sending(path, TORCH, code):
-            await until(lambda: receiver.rejected[Rejected.SENDERS] == 101 - MAX_SENDERS_PER_USER)
+            await until(
+                lambda: receiver.rejected[RejectReason.SENDERS] == 101 - MAX_SENDERS_PER_USER
+            )
         with sending(path, TORCH) as sender:
             await asyncio.sleep(0.2)
             sender.tell(beat(3))
@@ -474,11 +477,11 @@ time.sleep(60)
             with sending(path, {**TORCH, "RANK": "9"}, code):
                 await until(lambda: receiver.received == MAX_SENDERS_PER_USER, 30.0)
                 with sending(path, TORCH):
-                    await until(lambda: receiver.rejected[Rejected.SENDERS] == 1)
+                    await until(lambda: receiver.rejected[RejectReason.SENDERS] == 1)
                     assert receiver.connections == MAX_SENDERS_PER_USER
                 passed = IDLE
                 with sending(path, TORCH) as sender:
-                    await until(lambda: receiver.rejected[Rejected.SENDERS] == 2)
+                    await until(lambda: receiver.rejected[RejectReason.SENDERS] == 2)
                     sender.tell(beat(3))
                     await until(lambda: 3 in shown(receiver).values())
                     assert receiver.connections == MAX_SENDERS_PER_USER
@@ -531,8 +534,8 @@ def test_stage_of_a_process_that_does_nothing_more(path: Path) -> None:
 
     async def play(receiver: Receiver) -> None:
         with sending(path, TORCH) as sender:
-            for stage in (Stage.FORWARD, Stage.BACKWARD, Stage.INPUT):
-                sender.tell(beat(5)._replace(stage=Stage.UNKNOWN))
+            for stage in (StepStage.FORWARD, StepStage.BACKWARD, StepStage.INPUT):
+                sender.tell(beat(5)._replace(stage=StepStage.UNKNOWN))
                 await until(lambda: shown(receiver))
                 sender.tell(beat(5)._replace(stage=stage))
                 told = time.time()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.jobs.nccl.release import MappedReleases, Mapping, Unidentified, parse_maps
+from dshealthd.jobs.nccl.release import MappedReleases, Mapping, UnknownRelease, parse_maps
 from dshealthd.linux.elf import CHUNK
 from tests.jobs.elf import library
 
@@ -114,7 +114,7 @@ def test_replaced_library(start: Callable[..., int], tmp_path: Path) -> None:
     assert releases.of(Host(), pid) == {"2.27.7"}
     library(tmp_path / "new", b"NCCL version 2.30.7+cuda13.0")
     os.replace(tmp_path / "new", place)
-    with pytest.raises(Unidentified, match="replaced"):
+    with pytest.raises(UnknownRelease, match="replaced"):
         releases.of(Host(), pid)
 
 
@@ -129,7 +129,7 @@ def test_other_file_at_the_path(tmp_path: Path) -> None:
     inode = place.stat().st_ino + 1
     (proc / "maps").write_text(f"7f00-7f01 r--p 00000000 fe:00 {inode} {place}\n")
     (tmp_path / "proc/7").symlink_to(proc)
-    with pytest.raises(Unidentified, match="another file"):
+    with pytest.raises(UnknownRelease, match="another file"):
         MappedReleases().of(Host(procfs=tmp_path / "proc"), 7)
 
 
@@ -137,5 +137,5 @@ def test_library_without_a_version(start: Callable[..., int], tmp_path: Path) ->
     """A library that says no version is not known: nobody is asked on a guess."""
     for name in ("libnccl.so.2", "libtorch_cuda.so"):
         library(tmp_path / name, b"NCCL version %s and no digits")
-        with pytest.raises(Unidentified, match="does not say"):
+        with pytest.raises(UnknownRelease, match="does not say"):
             MappedReleases().of(Host(), start(tmp_path / name))

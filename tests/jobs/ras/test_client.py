@@ -25,9 +25,9 @@ from dshealthd.jobs.ras.peer import holder
 from dshealthd.jobs.ras.policy import Form
 from dshealthd.jobs.ras.protocol import (
     MAY_BE_SENT,
-    Answer,
     Conversation,
     NoListener,
+    RasAnswer,
     Stranger,
     Unanswered,
 )
@@ -71,13 +71,15 @@ def outcome(asked: Query, seconds: float = 3) -> object:
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_answer_in_json(serve: Callable[..., Process], address: str) -> None:
     """An NCCL that knows JSON is asked for it, and its answer comes whole."""
-    assert outcome(query(serve("json", address=address), address)) == Answer(json=True, data=ANSWER)
+    assert outcome(query(serve("json", address=address), address)) == RasAnswer(
+        json=True, data=ANSWER
+    )
 
 
 def test_answer_in_text(serve: Callable[..., Process], tmp_path: Path) -> None:
     """A release that is asked for text alone hears nothing of formats."""
     asked = query(serve("text", record=tmp_path / "record"), form=Form.TEXT)
-    assert outcome(asked) == Answer(json=False, data=ANSWER)
+    assert outcome(asked) == RasAnswer(json=False, data=ANSWER)
     said = (tmp_path / "record").read_bytes()
     assert said == b"CLIENT PROTOCOL 2\nTIMEOUT 1\nVERBOSE STATUS\n"
 
@@ -157,7 +159,7 @@ def test_cut_answer_is_handed_on(serve: Callable[..., Process]) -> None:
 
     The parser will.
     """
-    assert outcome(query(serve("cut"))) == Answer(json=True, data=ANSWER[: len(ANSWER) // 2])
+    assert outcome(query(serve("cut"))) == RasAnswer(json=True, data=ANSWER[: len(ANSWER) // 2])
 
 
 def test_nobody_listens(serve: Callable[..., Process]) -> None:
@@ -174,7 +176,9 @@ def test_second_address(serve: Callable[..., Process]) -> None:
     """Where localhost is two addresses, and NCCL has bound the second, it is found there."""
     process = serve("json", address="::1")
     endpoints = [Endpoint("127.0.0.1", process.port), Endpoint("::1", process.port)]
-    assert isinstance(outcome(Query(endpoints, lambda _connection: True, LIMIT, Form.JSON)), Answer)
+    assert isinstance(
+        outcome(Query(endpoints, lambda _connection: True, LIMIT, Form.JSON)), RasAnswer
+    )
 
 
 def test_stopped_process_is_passed_by(serve: Callable[..., Process]) -> None:
@@ -189,7 +193,7 @@ def test_stopped_process_is_passed_by(serve: Callable[..., Process]) -> None:
         query(others[0]) for _ in range(40)
     ]  # that none of them meets the stopped one has a chance of 1 in 1,500
     ask(asked, 10, time.monotonic)
-    assert all(isinstance(one.outcome, Answer) for one in asked)
+    assert all(isinstance(one.outcome, RasAnswer) for one in asked)
     assert sum(one.connections for one in asked) > len(asked)
 
 
@@ -215,9 +219,9 @@ def test_hung_ones_do_not_delay_others(serve: Callable[..., Process]) -> None:
         return time.monotonic()
 
     ask([*bad, good], 3, clock)
-    assert good.outcome == Answer(json=True, data=ANSWER)
+    assert good.outcome == RasAnswer(json=True, data=ANSWER)
     assert waiting[0] >= 3  # mute, stall and trickle
-    assert not any(isinstance(one.outcome, Answer) and one.outcome.data == ANSWER for one in bad)
+    assert not any(isinstance(one.outcome, RasAnswer) and one.outcome.data == ANSWER for one in bad)
 
 
 def test_stranger_is_not_asked(serve: Callable[..., Process]) -> None:
@@ -301,7 +305,7 @@ def test_reply_in_pieces() -> None:
         b"VERBOSE STATUS\n",
     ]
     assert conversation.receive(b"{...", 12) == b""
-    assert conversation.end() == Answer(json=True, data=b"{...")
+    assert conversation.end() == RasAnswer(json=True, data=b"{...")
 
 
 @given(

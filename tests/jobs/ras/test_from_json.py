@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dshealthd.jobs.ras.from_json import parse_json, repair
-from dshealthd.jobs.ras.status import MAX_NAMED, Lag, MalformedAnswer, Place, Spread, State, Trouble
+from dshealthd.jobs.ras.status import (
+    MAX_NAMED,
+    Lag,
+    MalformedAnswer,
+    RankLocation,
+    RasRankState,
+    Spread,
+    Trouble,
+)
 from tests.jobs.ras.server import COUNTS, Communicator, Rank, document
 
 FOUR = [Rank(number, pid=4000 + number, gpu=number) for number in range(4)]
@@ -31,17 +39,17 @@ def test_healthy_job() -> None:
     assert (status.version, status.timeouts, status.processes) == (
         "2.29.7",
         2,
-        {State.UNRESPONSIVE: 0, State.DEAD: 0},
+        {RasRankState.UNRESPONSIVE: 0, RasRankState.DEAD: 0},
     )
     assert (communicator.name, communicator.size, communicator.states) == (
         "0000000001f00ba4 0x1:0x2",
         4,
-        {State.RUNNING: 4},
+        {RasRankState.RUNNING: 4},
     )
     assert communicator.operations == {name: Spread(count, count) for name, count in COUNTS.items()}
     assert (communicator.behind, communicator.troubles, communicator.errors) == ((), (), {})
     assert communicator.marks == dict.fromkeys(range(4), sum(COUNTS.values()))
-    assert status.ranks[Place("192.0.2.1", 4002, 2)] == 2
+    assert status.ranks[RankLocation("192.0.2.1", 4002, 2)] == 2
 
 
 @pytest.mark.parametrize("version", ["2.28.7", "2.28.9", "2.29.7"])
@@ -56,16 +64,16 @@ def test_missing_ranks(version: str) -> None:
     status = parse_json(data)
     (communicator,) = status.communicators
     assert communicator.states == {
-        State.RUNNING: 4,
-        State.DEAD: 1,
-        State.UNRESPONSIVE: 1,
-        State.NOT_MEMBER: 1,
+        RasRankState.RUNNING: 4,
+        RasRankState.DEAD: 1,
+        RasRankState.UNRESPONSIVE: 1,
+        RasRankState.NOT_MEMBER: 1,
     }
     assert communicator.troubles == (
-        Trouble(4, "dead", Place("192.0.2.2", 4004, 0)),
-        Trouble(5, "unresponsive", Place("192.0.2.2", 4005, 1)),
+        Trouble(4, "dead", RankLocation("192.0.2.2", 4004, 0)),
+        Trouble(5, "unresponsive", RankLocation("192.0.2.2", 4005, 1)),
     )
-    assert status.processes == {State.DEAD: 1, State.UNRESPONSIVE: 1}
+    assert status.processes == {RasRankState.DEAD: 1, RasRankState.UNRESPONSIVE: 1}
 
 
 def test_process_in_two_communicators_counts_once() -> None:
@@ -73,7 +81,7 @@ def test_process_in_two_communicators_counts_once() -> None:
     status = parse_json(
         document(Communicator(FOUR, [GONE]), Communicator(FOUR[:1], [GONE], name="b"))
     )
-    assert status.processes[State.DEAD] == 1
+    assert status.processes[RasRankState.DEAD] == 1
 
 
 def test_rank_behind() -> None:
@@ -84,10 +92,10 @@ def test_rank_behind() -> None:
         Rank(3, gpu=3, counts={"AllReduce": 998, "AllGather": 39}),
     ]
     (communicator,) = parse_json(document(Communicator(ranks))).communicators
-    place = Place("192.0.2.1", 4000, 3)
+    place = RankLocation("192.0.2.1", 4000, 3)
     assert communicator.operations["AllReduce"] == Spread(990, 1000)
     assert communicator.behind == (
-        Lag(2, "AllReduce", 10, Place("192.0.2.1", 4000, 2)),
+        Lag(2, "AllReduce", 10, RankLocation("192.0.2.1", 4000, 2)),
         Lag(3, "AllReduce", 2, place),
         Lag(3, "AllGather", 1, place),
     )
@@ -109,10 +117,10 @@ def test_states_and_errors() -> None:
     ]
     (communicator,) = parse_json(document(Communicator(ranks))).communicators
     assert communicator.states == {
-        State.INIT: 2,
-        State.FINALIZE: 1,
-        State.ABORT: 1,
-        State.RUNNING: 3,
+        RasRankState.INIT: 2,
+        RasRankState.FINALIZE: 1,
+        RasRankState.ABORT: 1,
+        RasRankState.RUNNING: 3,
     }
     assert communicator.errors == {
         ("async", "remote_error"): 1,
@@ -143,7 +151,7 @@ def test_host_that_is_no_address() -> None:
     (communicator,) = parse_json(
         document(Communicator([], [Rank(0, host="unknown", pid=-1, flags=("unresponsive",))]))
     ).communicators
-    assert communicator.troubles == (Trouble(0, "unresponsive", Place("", -1, 0)),)
+    assert communicator.troubles == (Trouble(0, "unresponsive", RankLocation("", -1, 0)),)
 
 
 def test_no_communicators() -> None:

@@ -15,9 +15,9 @@ from dshealthd.jobs.ras.status import (
     ImpossibleAnswer,
     Lag,
     MalformedAnswer,
-    Place,
+    RankLocation,
+    RasRankState,
     Spread,
-    State,
     Status,
     Trouble,
 )
@@ -74,16 +74,16 @@ def test_healthy_job() -> None:
     assert (status.version, status.timeouts, status.processes) == (
         "2.27.7",
         0,
-        {State.UNRESPONSIVE: 0, State.DEAD: 0},
+        {RasRankState.UNRESPONSIVE: 0, RasRankState.DEAD: 0},
     )
     assert (world.name, world.size, world.alike, world.states, world.operations) == (
         "",
         16,
         1,
-        {State.RUNNING: 16},
+        {RasRankState.RUNNING: 16},
         {},
     )
-    assert (pairs.size, pairs.alike, pairs.states) == (2, 8, {State.INIT: 2})
+    assert (pairs.size, pairs.alike, pairs.states) == (2, 8, {RasRankState.INIT: 2})
 
 
 def test_no_communicators() -> None:
@@ -119,12 +119,12 @@ def test_counts_differ() -> None:
     assert world.name == "00ab79b828ff1a75"
     assert world.operations == {"AllReduce": Spread(6600, 6650), "Reduce": Spread(0, 1)}
     assert world.behind == (
-        Lag(5, "AllReduce", 50, Place("192.0.2.1", 4005, 5)),
-        Lag(3, "AllReduce", 1, Place("192.0.2.1", 4003, 3)),
+        Lag(5, "AllReduce", 50, RankLocation("192.0.2.1", 4005, 5)),
+        Lag(3, "AllReduce", 1, RankLocation("192.0.2.1", 4003, 3)),
         Lag(7, "Reduce", 1, None),
-        Lag(9, "AllReduce", 1, Place("2001:db8::2", 5001, 1)),
+        Lag(9, "AllReduce", 1, RankLocation("2001:db8::2", 5001, 1)),
     )
-    assert world.states == {State.RUNNING: 16}
+    assert world.states == {RasRankState.RUNNING: 16}
     assert [
         (communicator.name, communicator.alike) for communicator in status.communicators[1:]
     ] == [("", 1)]
@@ -143,7 +143,7 @@ def test_counts_differ_in_2_24() -> None:
 """,
     )
     assert world.operations == {ANY: Spread(11, 12)}
-    assert world.behind == (Lag(1, ANY, 1, Place("192.0.2.1", 4001, 1)),)
+    assert world.behind == (Lag(1, ANY, 1, RankLocation("192.0.2.1", 4001, 1)),)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_named_rank_is_behind_those_not_named() -> None:
 
 """,
     )
-    assert world.behind == (Lag(1, ANY, 4, Place("192.0.2.1", 4001, 1)),)
+    assert world.behind == (Lag(1, ANY, 4, RankLocation("192.0.2.1", 4001, 1)),)
     assert world.unclear == {ANY}
 
 
@@ -224,7 +224,11 @@ def test_states_differ(unknown: str) -> None:
 
 """,
     )
-    assert world.states == {State.NOT_MEMBER: 13, State.RUNNING: 2, State.FINALIZE: 1}
+    assert world.states == {
+        RasRankState.NOT_MEMBER: 13,
+        RasRankState.RUNNING: 2,
+        RasRankState.FINALIZE: 1,
+    }
     assert (world.behind, world.troubles) == ((), ())
 
 
@@ -254,11 +258,18 @@ DEAD
             "TIMEOUT\n  Encountered 2 communication timeouts while gathering communicator data\n\n"
         ),
     )
-    assert (status.processes, status.timeouts) == ({State.UNRESPONSIVE: 1, State.DEAD: 1}, 2)
-    assert world.states == {State.RUNNING: 14, State.DEAD: 1, State.UNRESPONSIVE: 1}
+    assert (status.processes, status.timeouts) == (
+        {RasRankState.UNRESPONSIVE: 1, RasRankState.DEAD: 1},
+        2,
+    )
+    assert world.states == {
+        RasRankState.RUNNING: 14,
+        RasRankState.DEAD: 1,
+        RasRankState.UNRESPONSIVE: 1,
+    }
     assert world.troubles == (
-        Trouble(14, "dead", Place("192.0.2.2", 5006, 6)),
-        Trouble(13, "unresponsive", Place("192.0.2.2", 5005, 5)),
+        Trouble(14, "dead", RankLocation("192.0.2.2", 5006, 6)),
+        Trouble(13, "unresponsive", RankLocation("192.0.2.2", 5005, 5)),
     )
 
 
@@ -271,7 +282,7 @@ def test_missing_rank_in_2_24() -> None:
             "missing rank: 13\n\n"
         ),
     )
-    assert world.states == {State.RUNNING: 15, State.UNRESPONSIVE: 1}
+    assert world.states == {RasRankState.RUNNING: 15, RasRankState.UNRESPONSIVE: 1}
     assert world.troubles == (Trouble(13, "unresponsive", None),)
 
 
@@ -296,7 +307,7 @@ def test_place_of_the_missing_rank_in_2_24(head: str, what: str) -> None:
         errors=f"{head}  Process 5005 on node 192.0.2.2 managing GPU 5 (NVML 6)\n\n"
         f"{missing}  The missing rank: 13\n\n",
     )
-    assert world.troubles == (Trouble(13, what, Place("192.0.2.2", 5005, 6)),)
+    assert world.troubles == (Trouble(13, what, RankLocation("192.0.2.2", 5005, 6)),)
 
 
 def test_place_that_could_be_anothers_in_2_24() -> None:
@@ -333,10 +344,10 @@ def test_errors() -> None:
         ("async", "other"): 1,
     }
     assert world.troubles == (
-        Trouble(2, "system_error", Place("192.0.2.1", 4002, 2)),
-        Trouble(4, "remote_error", Place("192.0.2.1", 4004, 4)),
+        Trouble(2, "system_error", RankLocation("192.0.2.1", 4002, 2)),
+        Trouble(4, "remote_error", RankLocation("192.0.2.1", 4004, 4)),
         Trouble(5, "remote_error", None),
-        Trouble(6, "other", Place("192.0.2.1", 4006, 6)),
+        Trouble(6, "other", RankLocation("192.0.2.1", 4006, 6)),
     )
 
 

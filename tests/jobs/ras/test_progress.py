@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dshealthd.jobs.ras.from_json import parse_json
-from dshealthd.jobs.ras.progress import Progress
-from dshealthd.jobs.ras.status import State
-from dshealthd.jobs.ras.summary import MAX_SIZES, Rank, classes, lags, troubles
+from dshealthd.jobs.ras.progress import JobProgress
+from dshealthd.jobs.ras.status import RasRankState
+from dshealthd.jobs.ras.summary import MAX_SIZES, RankLabel, classes, lags, troubles
 from tests.jobs.ras import server as ras_server
 from tests.jobs.ras.server import Communicator, document
 
@@ -18,9 +18,9 @@ def ranks(*counts: int) -> list[ras_server.Rank]:
     ]
 
 
-def fed(*answers: bytes) -> Progress:
+def fed(*answers: bytes) -> JobProgress:
     """Return what is remembered after these answers, at times 1000, 1015 and so on."""
-    progress = Progress()
+    progress = JobProgress()
     for index, answer in enumerate(answers):
         progress.update(parse_json(answer), 1000 + 15 * index)
     return progress
@@ -82,17 +82,19 @@ def test_lagging_ranks_are_those_that_stand_still() -> None:
     progress = fed(*moving)
     assert lags(parse_json(moving[1]), progress, 3) == {}
     progress.update(parse_json(still), 1100)
-    assert lags(parse_json(still), progress, 3) == {(Rank("2", "192.0.2.1", "2"), "AllReduce"): 1}
+    assert lags(parse_json(still), progress, 3) == {
+        (RankLabel("2", "192.0.2.1", "2"), "AllReduce"): 1
+    }
 
 
 def test_number_is_known_from_the_world_alone() -> None:
     """Without a communicator of WORLD_SIZE ranks, a rank is told by its host and GPU."""
     answer = document(Communicator(ranks(7, 6)))
     assert lags(parse_json(answer), fed(answer, answer), 8) == {
-        (Rank("", "192.0.2.1", "1"), "AllReduce"): 1
+        (RankLabel("", "192.0.2.1", "1"), "AllReduce"): 1
     }
     assert lags(parse_json(answer), fed(answer, answer), None).keys() == {
-        (Rank("", "192.0.2.1", "1"), "AllReduce")
+        (RankLabel("", "192.0.2.1", "1"), "AllReduce")
     }
 
 
@@ -110,7 +112,7 @@ def test_small_communicator_names_the_number_in_the_world() -> None:
     )
     answer = document(pair, world)
     assert lags(parse_json(answer), fed(answer, answer), 4) == {
-        (Rank("3", "192.0.2.1", "3"), "AllGather"): 1
+        (RankLabel("3", "192.0.2.1", "3"), "AllGather"): 1
     }
 
 
@@ -134,7 +136,7 @@ def test_classes_by_size() -> None:
         3,
         2,
         1,
-        {State.RUNNING: 6},
+        {RasRankState.RUNNING: 6},
     )
     assert pairs.operations["AllReduce"] == (5, 7)
     assert pairs.operations["AllGather"] == (40, 40)
@@ -162,6 +164,6 @@ def test_troubles_of_several_communicators() -> None:
     )
     answer = parse_json(document(Communicator(ranks(1), [silent, dead]), pair))
     assert troubles(answer, 3) == [
-        (Rank("2", "192.0.2.1", "2"), "dead"),
-        (Rank("1", "192.0.2.1", "1"), "unresponsive"),
+        (RankLabel("2", "192.0.2.1", "2"), "dead"),
+        (RankLabel("1", "192.0.2.1", "1"), "unresponsive"),
     ]

@@ -10,7 +10,7 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.jobs.ras.question import Loaded
 from dshealthd.jobs.ras.split import dead_here, own_pid
-from dshealthd.jobs.ras.status import Communicator, Place, State, Status, Trouble
+from dshealthd.jobs.ras.status import Communicator, RankLocation, RasRankState, Status, Trouble
 from dshealthd.jobs.ras.watched import WatchedJob
 
 ELSEWHERE = "192.0.2.1"
@@ -18,9 +18,9 @@ RUNNING = Loaded(frozenset({"2.30.7"}), (4000, 4001), "")
 STARTS = frozenset({(4000, 1), (4001, 1)})
 
 
-def answer(what: State, pid: int, host: str = "127.0.0.1") -> Status:
+def answer(what: RasRankState, pid: int, host: str = "127.0.0.1") -> Status:
     """Return an answer of two ranks that says this of the process of one."""
-    trouble = Trouble(1, what.value, Place(host, pid, 1))
+    trouble = Trouble(1, what.value, RankLocation(host, pid, 1))
     world = Communicator(name="a b", size=2, states={}, marks={0: 5}, troubles=(trouble,))
     return Status(version="2.30.7", communicators=(world,), timeouts=0, processes={what: 1})
 
@@ -36,12 +36,12 @@ def test_who_was_called_dead_answers() -> None:
     """It is split from then on, whoever answers, and until the job restarts."""
     known, seen = job(), []
     for called_dead, answerer in ((4001, 4000), (4000, 4001), (4001, 4000)):
-        known.answered(answer(State.DEAD, called_dead), 1.0, answerer)
+        known.answered(answer(RasRankState.DEAD, called_dead), 1.0, answerer)
         seen.append(known.split)
     assert seen == [False, True, True]
     assert known.progress.idle is None
     known.looked(RUNNING, frozenset({(5000, 9)}), 4.0)
-    known.answered(answer(State.DEAD, 4001), 5.0, 4000)
+    known.answered(answer(RasRankState.DEAD, 4001), 5.0, 4000)
     assert [known.split] == [False]
 
 
@@ -49,24 +49,24 @@ def test_who_was_called_dead_answers() -> None:
     "before",
     [
         # It was silent for a while, which heals.
-        answer(State.UNRESPONSIVE, 4001),
+        answer(RasRankState.UNRESPONSIVE, 4001),
         # Another node has a process of the same number.
-        answer(State.DEAD, 4001, ELSEWHERE),
+        answer(RasRankState.DEAD, 4001, ELSEWHERE),
     ],
 )
 def test_no_split(before: Status) -> None:
     """An answer of a process that was not called dead proves nothing."""
     known = job()
     known.answered(before, 1.0, 4000)
-    known.answered(answer(State.UNRESPONSIVE, 4000), 2.0, 4001)
+    known.answered(answer(RasRankState.UNRESPONSIVE, 4000), 2.0, 4001)
     assert not known.split
 
 
 def test_dead_of_this_node() -> None:
     """Only what is said of this node's addresses counts."""
-    assert dead_here(answer(State.DEAD, 4001)) == {4001}
-    assert dead_here(answer(State.DEAD, 4001, ELSEWHERE)) == set()
-    assert dead_here(answer(State.UNRESPONSIVE, 4001)) == set()
+    assert dead_here(answer(RasRankState.DEAD, 4001)) == {4001}
+    assert dead_here(answer(RasRankState.DEAD, 4001, ELSEWHERE)) == set()
+    assert dead_here(answer(RasRankState.UNRESPONSIVE, 4001)) == set()
 
 
 def test_own_pid(tmp_path: Path) -> None:

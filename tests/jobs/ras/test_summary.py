@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dshealthd.jobs.ras.progress import Progress
+from dshealthd.jobs.ras.progress import JobProgress
 from dshealthd.jobs.ras.status import (
     ANY,
     Communicator,
-    Place,
+    RankLocation,
+    RasRankState,
     Spread,
-    State,
     Status,
     Trouble,
 )
-from dshealthd.jobs.ras.summary import UNCLEAR, Rank, lags, troubles
+from dshealthd.jobs.ras.summary import UNCLEAR, RankLabel, lags, troubles
 
 WORLD = 4
-PLACE = Place("192.0.2.1", 4003, 3)
+PLACE = RankLocation("192.0.2.1", 4003, 3)
 
 
 def answer(*communicators: Communicator) -> Status:
@@ -28,16 +28,16 @@ def test_unclear() -> None:
     world = Communicator(
         name="00ab79b828ff1a75",
         size=WORLD,
-        states={State.RUNNING: WORLD},
+        states={RasRankState.RUNNING: WORLD},
         operations={ANY: Spread(8, 11)},
         marks={(ANY, "least"): 8, (ANY, "most"): 11},
         unclear=frozenset({ANY}),
     )
-    progress = Progress()
+    progress = JobProgress()
     progress.update(answer(world), 1.0)
     assert lags(answer(world), progress, WORLD) == {}
     progress.update(answer(world), 2.0)
-    assert lags(answer(world), progress, WORLD) == {(Rank(UNCLEAR, "", ""), ANY): 3}
+    assert lags(answer(world), progress, WORLD) == {(RankLabel(UNCLEAR, "", ""), ANY): 3}
 
 
 def test_nameless_beside_named() -> None:
@@ -45,7 +45,10 @@ def test_nameless_beside_named() -> None:
     named = Communicator(name="a", size=WORLD, states={}, troubles=(Trouble(3, "dead", PLACE),))
     nameless = Communicator(name="b", size=2, states={}, troubles=(Trouble(1, "dead", None),))
     other = Communicator(name="c", size=2, states={}, troubles=(Trouble(1, "timeout", None),))
-    rank = Rank("3", "192.0.2.1", "3")
+    rank = RankLabel("3", "192.0.2.1", "3")
     assert troubles(answer(named, nameless), WORLD) == [(rank, "dead")]
-    assert troubles(answer(named, other), WORLD) == [(rank, "dead"), (Rank("", "", ""), "timeout")]
-    assert troubles(answer(nameless), WORLD) == [(Rank("", "", ""), "dead")]
+    assert troubles(answer(named, other), WORLD) == [
+        (rank, "dead"),
+        (RankLabel("", "", ""), "timeout"),
+    ]
+    assert troubles(answer(nameless), WORLD) == [(RankLabel("", "", ""), "dead")]

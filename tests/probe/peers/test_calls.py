@@ -13,7 +13,14 @@ import pytest
 from dshealthd.core.options import Errors, decode
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
-from dshealthd.probe.peers.contract import ANSWER, MAX_BODY, Claim, PeerError, Refusal, parse_answer
+from dshealthd.probe.peers.contract import (
+    ANSWER,
+    MAX_BODY,
+    PeerError,
+    Refusal,
+    RequestClaim,
+    parse_answer,
+)
 from dshealthd.probe.peers.messages import MAX_PAYLOAD
 from dshealthd.probe.peers.schema import SchemaError
 from tests.probe.peering import (
@@ -265,10 +272,10 @@ def test_tampered_request(key: Path) -> None:
                         "challenge": "d" * 32,
                         "mac": "0" * 64,
                     }
-                    fields = {name: getattr(claim, name) for name in Claim.__slots__}
+                    fields = {name: getattr(claim, name) for name in RequestClaim.__slots__}
                     if change in values:
                         fields[change] = values[change]
-                    tampered = Claim(**fields)
+                    tampered = RequestClaim(**fields)
                     body = BODY.replace(b"1.5", b"1.6") if change == "body" else BODY
                     head, text = await raw.ask(
                         request(tampered, body, "/peer/v1/status" if change == "path" else ECHO)
@@ -389,7 +396,7 @@ def test_smuggled_requests(key: Path, extra: str) -> None:
 
     async def scene() -> None:
         async with listening(keyed(key)) as node:
-            smuggled = request(Claim("a", "b"), b"", "/peer/v1/nonce")
+            smuggled = request(RequestClaim("a", "b"), b"", "/peer/v1/nonce")
             claim = signed("0" * 64, b"abcd")
             answer = await node.raw(
                 f"{HEAD}Authorization: {claim}\r\n{extra}\r\nabcd".encode() + smuggled
@@ -539,7 +546,7 @@ def test_nonces_are_not_handed_out_for_ever(key: Path) -> None:
         async with listening(keyed(key)) as node, connected(node) as raw:
             for _ in range(2):
                 await raw.nonce()
-            head, _ = await raw.ask(request(Claim("a", "b"), b"", "/peer/v1/nonce"))
+            head, _ = await raw.ask(request(RequestClaim("a", "b"), b"", "/peer/v1/nonce"))
             assert head.status == 400
             assert await raw.closed()
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.probe.peers.connection import MAX_UNPROVED
-from dshealthd.probe.peers.contract import MAX_BODY, Claim, PeerError
+from dshealthd.probe.peers.contract import MAX_BODY, PeerError, RequestClaim
 from tests.probe.peering import (
     ECHO,
     KEY,
@@ -241,7 +241,7 @@ def test_full_of_nodes(key: Path) -> None:
 
 @pytest.mark.parametrize(
     "start",
-    [b"", b"POST /", request(Claim("a", "b"), b"")[:-2]],
+    [b"", b"POST /", request(RequestClaim("a", "b"), b"")[:-2]],
     ids=["nothing", "no line", "no end"],
 )
 def test_slow_headers(key: Path, start: bytes) -> None:
@@ -328,7 +328,7 @@ def test_answers_that_nobody_reads(key: Path) -> None:
             raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             raw_socket.settimeout(0)
             await asyncio.get_running_loop().sock_connect(raw_socket, ("127.0.0.1", node.port))
-            many = request(Claim("a", "b"), b"x" * MAX_BODY, ECHO) * 40
+            many = request(RequestClaim("a", "b"), b"x" * MAX_BODY, ECHO) * 40
             with contextlib.suppress(ConnectionError, TimeoutError):
                 async with asyncio.timeout(PATIENT):
                     await asyncio.get_running_loop().sock_sendall(raw_socket, many)

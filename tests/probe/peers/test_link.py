@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.peers.contract import Claim, parse_answer, request_mac
+from dshealthd.probe.peers.contract import RequestClaim, parse_answer, request_mac
 from dshealthd.probe.peers.link import BadAnswer, parse_head
 from tests.probe.peering import KEY, PATIENT, PING, calling, impersonating, keyed, run, secret
 from tests.probe.peers.test_calls import fails
@@ -85,7 +85,7 @@ def test_any_bytes_are_a_head_or_none(head: bytes) -> None:
 )
 def test_any_text_is_a_claim_or_none(header: str) -> None:
     """A claim is read in one form only: writing it gives the same header."""
-    claim = Claim.parse(header)
+    claim = RequestClaim.parse(header)
     assert claim is None or str(claim) == header
     parsed = parse_answer(header)
     assert parsed is None or " ".join(parsed) == header
@@ -97,7 +97,7 @@ def test_any_text_is_a_claim_or_none(header: str) -> None:
 )
 def test_no_two_claims_have_one_mac(one: list[str], other: list[str]) -> None:
     """The MAC tells fields apart that look the same side by side."""
-    first, second = (request_mac(b"k", "p", b"", Claim(*fields)) for fields in (one, other))
+    first, second = (request_mac(b"k", "p", b"", RequestClaim(*fields)) for fields in (one, other))
     assert (first == second) == (one == other)
 
 

@@ -12,7 +12,7 @@ import pytest
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers import pool
-from dshealthd.probe.peers.contract import Claim, certificate_names
+from dshealthd.probe.peers.contract import RequestClaim, certificate_names
 from dshealthd.probe.peers.link import Link
 from tests.probe.peering import (
     KEY,
@@ -169,7 +169,7 @@ def test_no_certificate(issued: Path) -> None:
         context.load_verify_locations(issued / "ca.pem")
         async with listening(tls(issued, "b")) as node:
             reader, writer = await asyncio.open_connection("127.0.0.1", node.port, ssl=context)
-            writer.write(request(Claim("a", "b"), BODY))
+            writer.write(request(RequestClaim("a", "b"), BODY))
             assert await until_closed(reader, PATIENT) == b""
             writer.transport.abort()
             await eventually(lambda: node.metric("connections_refused_total", "tls_handshake") == 1)

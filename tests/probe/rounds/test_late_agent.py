@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.rounds import member
 from dshealthd.probe.rounds.leader import Leader
-from dshealthd.probe.rounds.member import Member
+from dshealthd.probe.rounds.member import Participant
 
 if TYPE_CHECKING:
     import pytest
@@ -57,7 +57,7 @@ def test_a_light_round_whose_end_was_told_while_the_member_was_stopped(
         async def conclude(_active: Any) -> Any:
             return concluded
 
-        one = Member(context)
+        one = Participant(context)
         monkeypatch.setattr(one, "_conclude", conclude)
 
         def stop() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dshealthd.probe.observation import Kind, Observation, Outcome, Stage
 from dshealthd.probe.rounds import member
-from dshealthd.probe.rounds.plan import Plan
+from dshealthd.probe.rounds.plan import RoundPlan
 from tests.probe.company import NAMES, Companion, all_have, company
 from tests.probe.peering import run
 
@@ -234,7 +234,7 @@ def test_earlier_protocol_is_declined(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with company(tmp_path, 2) as (root, member):
-            version = Plan(
+            version = RoundPlan(
                 round="x",
                 epoch=0,
                 kind=Kind.PAIR,

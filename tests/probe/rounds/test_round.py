@@ -27,7 +27,7 @@ from tests.stopwatch import Stopwatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dshealthd.probe.rounds.active_round import Report
+    from dshealthd.probe.rounds.active_round import RoundReport
     from dshealthd.probe.workers.job import RankResult, WorkerJob
     from dshealthd.probe.workers.store import StoreHandler
 
@@ -36,7 +36,7 @@ PRESENCE = leader.PRESENCE
 SABOTEUR = str(Path(__file__).parents[1] / "saboteur.py")
 
 
-async def led(companion: Companion, *others: Companion, epoch: int = EPOCH) -> Report:
+async def led(companion: Companion, *others: Companion, epoch: int = EPOCH) -> RoundReport:
     """Have a node lead a round and return its report."""
     report = await companion.rounds.lead(
         companion.plan(*(other.name for other in others), epoch=epoch)

@@ -25,7 +25,7 @@ from dshealthd.probe.verdicts.baseline import (
     SPACING,
     BaselineError,
     Baselines,
-    Series,
+    TimingClass,
 )
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 OPTIONS = BaselineOptions()
 
 
-def series(part: str = "", kind: str = "rail") -> Series:
+def series(part: str = "", kind: str = "rail") -> TimingClass:
     """Return a class that rails have."""
-    return Series(kind, "nccl", "all_reduce", 1 << 26, part, 2, far=False)
+    return TimingClass(kind, "nccl", "all_reduce", 1 << 26, part, 2, far=False)
 
 
 def learnt(values: Iterable[float], *, part: str = "", stamp: str = "") -> Baselines:
@@ -237,7 +237,7 @@ known = Baselines(BaselineOptions())
 number = 0
 print("ready", flush=True)
 while True:
-    known.update(Series("rail", "nccl", "x", 1, str(number % 8), 2, False), 1.0 + number % 5 / 100, float(number))
+    known.update(TimingClass("rail", "nccl", "x", 1, str(number % 8), 2, False), 1.0 + number % 5 / 100, float(number))
     replace(pathlib.Path(sys.argv[1]), known.document(), durable=True)
     number += 1
 """

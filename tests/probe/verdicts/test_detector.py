@@ -13,7 +13,7 @@ import pytest
 from dshealthd.probe.members.schedule import Timetable
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
 from dshealthd.probe.options import BaselineOptions, VerdictOptions
-from dshealthd.probe.verdicts.baseline import Baselines, Series
+from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
 from dshealthd.probe.verdicts.detector import Confirmation, Detector
 
 if TYPE_CHECKING:
@@ -62,10 +62,12 @@ class Scene:
                 value = USUAL * (1 + 0.01 * (number % 5 - 2))
                 for far in (False, True):
                     self.baselines.update(
-                        Series("rail", "nccl", "all_reduce", 1, part, 2, far), value, number
+                        TimingClass("rail", "nccl", "all_reduce", 1, part, 2, far), value, number
                     )
                 self.baselines.update(
-                    Series("local", "nccl", "matrix_product", 1, part, 1, far=False), value, number
+                    TimingClass("local", "nccl", "matrix_product", 1, part, 1, far=False),
+                    value,
+                    number,
                 )
         self.detector = Detector(
             me, self.leaves, self.baselines, VerdictOptions(), lambda: self.now
@@ -774,9 +776,11 @@ def test_slow_echo_is_no_accusation() -> None:
     scene = Scene()
     for number in range(64):
         scene.baselines.update(
-            Series("light", "agent", "echo", 64, "", 2, far=False), 0.001, number
+            TimingClass("light", "agent", "echo", 64, "", 2, far=False), 0.001, number
         )
-        scene.baselines.update(Series("light", "agent", "echo", 64, "", 2, far=True), 0.001, number)
+        scene.baselines.update(
+            TimingClass("light", "agent", "echo", 64, "", 2, far=True), 0.001, number
+        )
     for number in range(10):
         peer = f"b{number % 4}"
         timing = Timing("echo", 64, 0.0015, 0.0)
@@ -827,7 +831,7 @@ def test_group_round_counts_for_all_in_it() -> None:
     groups = [("a0", "b0", "c0"), ("a0", "b1", "c1")]
     for number in range(64):
         scene.baselines.update(
-            Series("group", "nccl", "all_reduce", 1, "0", 3, far=True), USUAL, number
+            TimingClass("group", "nccl", "all_reduce", 1, "0", 3, far=True), USUAL, number
         )
     asked: tuple[Confirmation, ...] = ()
     for group in groups:

@@ -13,13 +13,13 @@ import pytest
 from bench.probe_liars import play
 from dshealthd.probe.observation import Kind, Observation, Outcome, Stage, Timing
 from dshealthd.probe.options import BaselineOptions
-from dshealthd.probe.verdicts.baseline import Baselines, Series
+from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
 from tests.probe.verdicts.test_detector import ME, Answer, Scene, silences, well
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ECHO = Series("light", "agent", "echo", 0, "", 2, far=False)
+ECHO = TimingClass("light", "agent", "echo", 0, "", 2, far=False)
 USUAL = 0.0004
 """Seconds of an echo."""
 

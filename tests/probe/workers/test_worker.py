@@ -113,7 +113,7 @@ def channel() -> Iterator[tuple[Any, socket.socket]]:
     ours, theirs = socket.socketpair()
     ours.settimeout(60)
     with ours, theirs:
-        agent = worker.Agent(theirs)
+        agent = worker.AgentChannel(theirs)
         yield worker.agent_store(agent, "rail3/", 60.0), ours
         ours.close()
         if agent._reader is not None:
