@@ -69,7 +69,7 @@ class Web:
     max_body_bytes: Bytes = option(Bytes(65536), "Largest request body that is read.", minimum=0)
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong although its type is right."""
+        """Yield the options of `web` whose values cannot be used, and why."""
         try:
             listen_address(self.listen_address)
         except ValueError as error:

@@ -129,7 +129,7 @@ class FilesystemOptions(CollectorOptions):
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong with the options."""
+        """Yield the options of file systems whose values cannot be used, and why."""
         for name, paths in (("paths", self.paths), ("write_test", self.write_test)):
             if any(not path.startswith("/") for path in paths):
                 yield name, "must be absolute paths"

@@ -98,7 +98,7 @@ class JobLogsOptions(CollectorOptions):
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong although its type is right."""
+        """Yield the options of jobs' logs whose values cannot be used, and why."""
         for path in self.paths:
             if (why := wrong(path)) is not None:
                 yield "paths", f'"{path}" {why}'

@@ -112,7 +112,7 @@ class NcclInspectorOptions(CollectorOptions):
     max_operations: int = option(512, "Series of each metric.", minimum=1, maximum=10_000)
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong although its type is right."""
+        """Yield the options of NCCL's Inspector whose values cannot be used, and why."""
         if any(not path.startswith("/") for path in self.directories):
             yield "directories", "must be absolute paths"
 

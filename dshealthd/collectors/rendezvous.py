@@ -102,7 +102,7 @@ class RendezvousOptions(CollectorOptions):
     ports: str = option("29500-29600", "Ports that jobs use as MASTER_PORT.")
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong although its type is right."""
+        """Yield the options of rendezvous ports whose values cannot be used, and why."""
         try:
             parse_ports(self.ports)
         except ValueError as error:

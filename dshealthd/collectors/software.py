@@ -197,7 +197,7 @@ class SoftwareOptions(CollectorOptions):
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong."""
+        """Yield the options of software versions whose values cannot be used, and why."""
         for path in self.environments:
             if not path.is_absolute():
                 yield "environments", f"{path} must be an absolute path"

@@ -72,7 +72,7 @@ class DoctorOptions:
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong although its type is right."""
+        """Yield the options of doctor whose values cannot be used, and why."""
         for text in self.accept:
             try:
                 parse_accepted(text)

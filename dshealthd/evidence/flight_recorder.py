@@ -145,5 +145,5 @@ def _wait(root: Root, place: str, before: object) -> bool:
 
 
 def _signature(found: os.stat_result | None) -> Signature | None:
-    """Return what changes when a file is written anew; None where there is nothing yet."""
+    """Return what changes when a rank writes its dump anew; None as long as the dump is empty."""
     return None if found is None or not found.st_size else signature(found)

@@ -54,6 +54,6 @@ class EvidenceOptions:
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong although its type is right."""
+        """Yield the options of evidence whose values cannot be used, and why."""
         if self.max_bytes < self.max_bundle_bytes:
             yield "max_bytes", f"must be at least max_bundle_bytes ({self.max_bundle_bytes})"

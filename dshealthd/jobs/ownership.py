@@ -38,7 +38,7 @@ class JobClaim(Protocol):
 
     @property
     def confirmed(self) -> bool:
-        """Whether the scheduler says so too."""
+        """Whether the scheduler's cgroup of the process names the claimed job too."""
 
     @property
     def pid(self) -> int:

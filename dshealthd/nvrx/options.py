@@ -29,7 +29,7 @@ class NvrxOptions:
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong although its type is right."""
+        """Yield the options of NVRx' health check whose values cannot be used, and why."""
         if self.socket is not None and (
             not self.socket.is_absolute() or len(bytes(self.socket)) > _LONGEST
         ):

@@ -56,7 +56,7 @@ class MembershipOptions:
         return tuple(name for name in ("hostfile", "nodes", "dns", "slurm") if getattr(self, name))
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong although its type is right."""
+        """Yield the options of the membership whose values cannot be used, and why."""
         if len(self.sources) > 1:
             yield (
                 self.sources[1],
@@ -124,7 +124,7 @@ class PeerOptions:
     burst: int = option(1000, "Calls that one node may make at once, after a pause.", minimum=1)
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong although its type is right."""
+        """Yield the options of the peer API whose values cannot be used, and why."""
         if self.listen_address:
             try:
                 host, _ = listen_address(self.listen_address)
@@ -198,7 +198,7 @@ class PolicyOptions:
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong although its type is right."""
+        """Yield the options of the policy on busy GPUs whose values cannot be used, and why."""
         if self.window and self.minutes is None:
             yield "window", f'"{self.window}" is not a time such as "22:00-04:30"'
 
@@ -238,7 +238,7 @@ class WorkerOptions:
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong although its type is right."""
+        """Yield the options of the workers whose values cannot be used, and why."""
         for entry in self.environment:
             if re.fullmatch(r"[A-Z][A-Z0-9_]*=[ -~]*", entry) is None:
                 yield "environment", f'"{entry}" is not NAME=VALUE'
@@ -344,6 +344,6 @@ class ProbeOptions:
         return self.enabled and bool(self.members.sources) and bool(self.peer.listen_address)
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong although its type is right."""
+        """Yield the options of probes whose values cannot be used, and why."""
         if self.peer.listen_address and not self.members.sources:
             yield "peer", "a listen address needs members: probe.members says nowhere who they are"

@@ -90,7 +90,7 @@ class SlurmOptions:
     key_file: Path | None = option(None, "Private key of cert_file.")
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong although its type is right."""
+        """Yield the options of Slurm's hooks whose values cannot be used, and why."""
         if bool(self.user) != (self.password_file is not None):
             yield "user", "user and password_file go together"
         if (self.cert_file is None) != (self.key_file is None):

@@ -63,6 +63,6 @@ class NcclRasOptions(CollectorOptions):
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong although its type is right."""
+        """Yield the options of NCCL's RAS whose values cannot be used, and why."""
         if self.deadline < self.timeout + SPARE:
             yield "deadline", f"must be at least {SPARE:g} s more than timeout ({self.timeout})"

@@ -105,7 +105,7 @@ class PeerConnection(Connection):
     async def finish_response(
         self, request: BaseRequest, resp: StreamResponse, start_time: float | None
     ) -> tuple[StreamResponse, bool]:
-        """Send an answer; a stranger's next request has to come soon."""
+        """Send a peer its answer; one that has not proved who it is must ask again soon."""
         done = await super().finish_response(request, resp, start_time)
         if not self.proved:
             self._allow(self._header_timeout, CloseReason.HEADERS)

@@ -109,7 +109,7 @@ class Credentials:
             yield EXPIRY(self.secrets.own.ends)
 
     async def close(self) -> None:
-        """Give up a look that is in progress."""
+        """Cancel a check of the key and certificate files that is in progress."""
         if self._check is not None:
             self._check.cancel()
             await asyncio.gather(self._check, return_exceptions=True)

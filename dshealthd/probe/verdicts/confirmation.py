@@ -65,7 +65,7 @@ class Confirmations:
         return tuple(dropped)
 
     async def work(self) -> None:
-        """Run what is queued until cancelled."""
+        """Run the extra rounds that are queued, one after the other, until cancelled."""
         while True:
             await self._added.wait()
             self._added.clear()
