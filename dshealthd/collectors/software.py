@@ -33,6 +33,7 @@ from dshealthd.jobs.installation import Installations
 from dshealthd.jobs.loaded import libraries
 from dshealthd.jobs.loaded import versions as running
 from dshealthd.jobs.processes import ProcessTable
+from dshealthd.linux import selinux
 from dshealthd.linux.process_files import Root
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ class Software(Collector):
             "mlx5_core": lambda: read(self.host.sys("module/mlx5_core/version")).strip(),
             "ofed": lambda: _found(_OFED, self._first("usr/bin/ofed_info")),
             "rdma_core": self._rdma_core,
-            "selinux": self._selinux,
+            "selinux": lambda: selinux.mode(self.host),
             "cuda_toolkit": lambda: _found(_CUDA, self._first("usr/local/cuda/version.json")),
         }
         settings: dict[str, Callable[[], str | None]] = {
@@ -261,15 +262,6 @@ class Software(Collector):
                 yield from _show([(component, text)])
             elif text is not None:
                 yield FINGERPRINT(fingerprint(text), component, "", "")
-
-    def _selinux(self) -> str:
-        """Return what SELinux does: enforcing, permissive or disabled."""
-        try:
-            state = read(self.host.sys("fs/selinux/enforce")).strip()
-        except FileNotFoundError:
-            os.stat(self.host.sys("fs"))  # without which nothing is known
-            return "disabled"
-        return {"0": "permissive", "1": "enforcing"}.get(state, "unknown")
 
     def _environments(self) -> Iterator[Sample | Fault]:
         """Yield what the configured environments have."""

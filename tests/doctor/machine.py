@@ -71,6 +71,7 @@ class Machine:
         self.directory = directory
         self.sys, self.dev = directory / "sys", directory / "dev"
         (self.sys / "bus/pci/devices").mkdir(parents=True)
+        (self.sys / "fs").mkdir()
         self.dev.mkdir()
         self.simulator = Simulator(directory / "simulator", gpus=gpus or 1, profile=profile)
         if gpus:

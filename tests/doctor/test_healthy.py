@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.doctor.node import imex
 from tests.doctor.machine import OF_THIS_MACHINE, Answer
 
 if TYPE_CHECKING:
@@ -43,6 +47,23 @@ def gb200_without_imex(machine: Machine) -> None:
     machine.simulator.set(None, "fabric_clique", 7)
 
 
+def b200(machine: Machine) -> None:
+    """Eight B200 behind switches: registered with the fabric of one node, which has no cluster."""
+    machine.simulator.set(None, "fabric_state", 3)
+    machine.add_infiniband("irdma0", "mlx5_2", "mlx5_3")
+
+
+def tcp_only(machine: Machine) -> None:
+    """GPUs and no InfiniBand: NCCL uses sockets, and that is how the cluster is built."""
+    machine.simulator.set(None, "nvlink_count", 0)
+
+
+def busy_in_a_container(machine: Machine) -> None:
+    """In a container two of eight GPUs are there: on PCI and in NVML, with their device files."""
+    machine.simulator.set(None, "utilization_gpu", 100)
+    (machine.dev / "kmsg").unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize(
     ("gpus", "profile", "prepare"),
     [
@@ -50,6 +71,9 @@ def gb200_without_imex(machine: Machine) -> None:
         (8, "a100", a100_with_mig),
         (2, "a100", pcie_cards),
         (4, "b200", gb200_without_imex),
+        (8, "b200", b200),
+        (4, "a100", tcp_only),
+        (2, "h100", busy_in_a_container),
     ],
     ids=lambda one: getattr(one, "__name__", None),
 )
@@ -66,6 +90,43 @@ def test_machines_with_gpus(
     assert answer.found == {}
     assert answer.status == 0
     assert f"{gpus} GPUs in NVML, {gpus} on the PCI bus" in answer.results("gpus")[0]["text"]
+
+
+def test_gb200_with_imex(make_machine: Callable[..., Machine], tmp_path: Path) -> None:
+    """A fabric of several nodes whose IMEX runs: the daemon is a real process of that name."""
+    machine = make_machine(4, "b200")
+    gb200_without_imex(machine)
+    root = tmp_path / "root"
+    nodes = root / imex.NODES.lstrip("/")
+    nodes.parent.mkdir(parents=True)
+    (root / "dev/shm").mkdir(parents=True)
+    nodes.write_text("10.0.0.1\n10.0.0.2\n")
+    daemon = tmp_path / imex.DAEMON
+    shutil.copy("/bin/sleep", daemon)
+    with subprocess.Popen([daemon, "300"]) as process:
+        try:
+            end = time.monotonic() + 60
+            while Path(f"/proc/{process.pid}/comm").read_text().strip() != imex.DAEMON:
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            answer = machine.examine("--path.rootfs", str(root))
+        finally:
+            process.kill()
+    assert answer.found == {}
+    assert "runs for 2 nodes" in answer.results("imex")[0]["text"]
+
+
+def test_slurm_login_node(
+    make_machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A login node: Slurm's commands and no daemon, no GPU, and an allocation of one node in the
+    environment of the shell that asks.
+    """
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "cluster")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    answer = make_machine(gpus=0).examine()
+    assert answer.found == {}
+    assert answer.status == 0
 
 
 def test_machine_without_gpu(make_machine: Callable[..., Machine]) -> None:

@@ -19,6 +19,7 @@ from dshealthd.doctor.node import (
     kernel_log,
     kernel_settings,
     process_limits,
+    selinux,
     shared_memory,
     software,
     stuck_processes,
@@ -213,6 +214,29 @@ def test_paths_of_the_command_line(mount: frozen.Mount) -> None:
     assert "Read-only file system" in read_only.text
     (absent,) = results(path_check(f"{path}/absent"), context)
     assert absent.outcome.value == "critical"
+
+
+@pytest.mark.parametrize(
+    ("content", "outcome", "word"),
+    [
+        ("1", "ok", "enforcing"),
+        ("0", "ok", "permissive"),
+        (None, "ok", "disabled"),
+        ("?", "unknown", "does not understand"),
+    ],
+)
+def test_selinux(tmp_path: Path, content: str | None, outcome: str, word: str) -> None:
+    """What SELinux does is said, and enforcing is no fault; what cannot be read or understood is
+    unknown.
+    """
+    place = tmp_path / "fs/selinux"
+    host = Host(sysfs=tmp_path)
+    assert outcomes(selinux.CHECK, look(host=host)) == ["unknown"]  # no /sys/fs at all
+    place.mkdir(parents=True)
+    if content is not None:
+        (place / "enforce").write_text(content)
+    (found,) = results(selinux.CHECK, look(host=host))
+    assert (found.outcome.value, word in found.text) == (outcome, True)
 
 
 def installed(prefix: Path, *distributions: str, torch: str, cuda: str = "") -> None:

@@ -1,0 +1,26 @@
+"""What SELinux does on this node."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from dshealthd.core.host import read
+
+if TYPE_CHECKING:
+    from dshealthd.core.host import Host
+
+_MODES = {"0": "permissive", "1": "enforcing"}
+
+
+def mode(host: Host) -> str:
+    """Return `enforcing`, `permissive` or `disabled`; `unknown` for what no kernel says.
+
+    OSError if it cannot be read.
+    """
+    try:
+        state = read(host.sys("fs/selinux/enforce")).strip()
+    except FileNotFoundError:
+        os.stat(host.sys("fs"))  # without which nothing is known
+        return "disabled"
+    return _MODES.get(state, "unknown")
