@@ -148,6 +148,11 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("evidence.stacks", "parse", BYTES),
         ("jobs.hangs.activity", "parse_activity", BYTES),
         ("jobs.hangs.activity", "parse_queued", BYTES),
+        (
+            "jobs.deepspeed_operators",
+            "parse_operators",
+            st.one_of(LINES, TEXT.map(lambda text: f"installed_ops={{'{text}': True}}")),
+        ),
         ("jobs.installation", "parse_assignments", LINES),
         ("jobs.installation", "parse_settings", LINES),
         ("jobs.installation", "parse_distributions", st.lists(TEXT)),

@@ -170,22 +170,8 @@ class Installations:
 
     def _packages(self, root: Root, base: str) -> Versions:
         """Return what all directories of packages of an interpreter hold."""
-        if not _interpreters(root, base):
-            raise FileNotFoundError(errno.ENOENT, "no Python environment", base)
-        bases = [base, "/usr/local"] if base == "/usr" else [base]
-        sites: dict[tuple[int, int], str] = {}  # lib64 is often a link to lib
-        for library in (
-            f"{place}/{lib}/{name}"
-            for place in bases
-            for lib in ("lib", "lib64")
-            for name in _interpreters(root, base, lib)
-        ):
-            for packages in ("site-packages", "dist-packages"):
-                site = f"{library}/{packages}"
-                if (found := root.look(site)) is not None and stat.S_ISDIR(found.st_mode):
-                    sites.setdefault((found.st_dev, found.st_ino), site)
         versions: Versions = frozenset()
-        for site in sites.values():
+        for site in sites(root, base):
             versions |= _missing(versions, self.site(root, site))
         return versions
 
@@ -217,6 +203,28 @@ class Installations:
                 versions, self._first(root, (f"{site}/{path}" for path in packaged))
             )
         return versions
+
+
+def sites(root: Root, base: str) -> list[str]:
+    """Return the directories of packages of the environment at a prefix.
+
+    Raises OSError if there is no environment.
+    """
+    if not _interpreters(root, base):
+        raise FileNotFoundError(errno.ENOENT, "no Python environment", base)
+    bases = [base, "/usr/local"] if base == "/usr" else [base]
+    found: dict[tuple[int, int], str] = {}  # lib64 is often a link to lib
+    for library in (
+        f"{place}/{lib}/{name}"
+        for place in bases
+        for lib in ("lib", "lib64")
+        for name in _interpreters(root, base, lib)
+    ):
+        for packages in ("site-packages", "dist-packages"):
+            site = f"{library}/{packages}"
+            if (status := root.look(site)) is not None and stat.S_ISDIR(status.st_mode):
+                found.setdefault((status.st_dev, status.st_ino), site)
+    return list(found.values())
 
 
 def _plausible(found: Iterable[tuple[str, str]]) -> Versions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import resource
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.core.options import Bytes
 from dshealthd.doctor.node import (
+    async_io,
     kernel_log,
     kernel_settings,
     process_limits,
@@ -27,12 +29,14 @@ from dshealthd.doctor.node import (
 from dshealthd.doctor.node.host_memory import parse_swap
 from dshealthd.doctor.path_check import path_check
 from dshealthd.doctor.processes import Pool
+from dshealthd.jobs.deepspeed_operators import parse_operators
 from tests import frozen
 from tests.doctor.looks import look, outcomes, results
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from dshealthd.doctor.check import Result
     from dshealthd.doctor.node_context import NodeContext
     from tests.doctor.machine import Machine
 
@@ -291,3 +295,49 @@ def test_software(
     assert all(word in found[0].text for word in words)
     gone = dataclasses.replace(context, python=(str(tmp_path / "absent/bin/python"),))
     assert outcomes(software.CHECK, gone) == ["unknown"]
+
+
+def test_deepspeed_operators(tmp_path: Path) -> None:
+    """The file that the installed DeepSpeed has written is read; where NVMe offload is configured an
+    operator that is neither built nor can be is found, and passes once libaio's header is there, or
+    the operator is built. What the file says is never run.
+    """
+    spec = importlib.util.find_spec("deepspeed")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    genuine = Path(spec.submodule_search_locations[0], "git_version_info_installed.py").read_text()
+    assert not parse_operators(genuine)["async_io"]  # as wheels from PyPI are
+    root, environment = tmp_path / "root", tmp_path / "root/opt/train"
+    package = environment / "lib/python3.11/site-packages/deepspeed"
+    package.mkdir(parents=True)
+    file = package / "git_version_info_installed.py"
+    file.write_text(genuine)
+    made = look(host=Host(rootfs=root))
+    options = made.config.collectors["filesystem"]
+    offload = dataclasses.replace(options, write_test=(Path("/mnt/nvme0"),))  # type: ignore[call-arg] # the filesystem collector's
+    collectors = {**made.config.collectors, "filesystem": offload}
+    context = dataclasses.replace(
+        made,
+        config=dataclasses.replace(made.config, collectors=collectors),
+        python=("/opt/train/bin/python",),
+    )
+
+    def operator(context: NodeContext) -> Result:
+        (found,) = [one for one in results(async_io.CHECK, context) if one.component != "libaio"]
+        return found
+
+    missing = operator(context)
+    assert (async_io.CHECK.slug, missing.outcome.value) == ("nvme-offload", "warning")
+    assert "libaio-dev" in missing.remedy
+    without = dataclasses.replace(made, python=context.python)
+    assert operator(without).outcome.value == "ok"  # nobody offloads
+    header = root / "usr/include/libaio.h"
+    header.parent.mkdir(parents=True)
+    header.touch()
+    assert operator(context).outcome.value == "ok"
+    header.unlink()
+    file.write_text(genuine.replace("'async_io': False", "'async_io': True"))
+    assert "async_io among them" in operator(context).text
+    for text in ("installed_ops=__import__('os').mkdir('/x')", "", "installed_ops={1: 2}"):
+        file.write_text(text)
+        assert operator(context).outcome.value == "unknown"
