@@ -74,7 +74,7 @@ def test_broken_nvml(
     reason: str,
 ) -> None:
     """NVML that hangs, as a whole or at each GPU, or is of another version than the driver, is
-    critical; what it would have told is unknown, not ok.
+    critical; what it would have told is unknown, not ok. Mended, all is well.
     """
     machine = make_machine()
     for gpu in gpus:
@@ -87,6 +87,9 @@ def test_broken_nvml(
     assert worst["remedy"]
     assert answer.results("gpus")[0]["outcome"] in {"unknown", "critical"}
     assert answer.results("gpu-throttling")[0]["outcome"] == "unknown"
+    machine.simulator.clear_faults()
+    mended = machine.examine()
+    assert (mended.status, mended.found) == (0, {})
 
 
 def test_a_look_has_its_deadline(

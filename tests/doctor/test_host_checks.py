@@ -216,6 +216,8 @@ def test_paths_of_the_command_line(mount: frozen.Mount) -> None:
     (read_only,) = results(path_check(path), context)
     assert read_only.outcome.value == "critical"
     assert "Read-only file system" in read_only.text
+    subprocess.run(["mount", "-o", "remount,rw", path], check=True, timeout=20)
+    assert outcomes(path_check(path), context) == ["ok"]
     (absent,) = results(path_check(f"{path}/absent"), context)
     assert absent.outcome.value == "critical"
 

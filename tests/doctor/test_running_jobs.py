@@ -198,3 +198,16 @@ def test_memory_and_asynchronous_requests_that_run_out(tmp_path: Path) -> None:
     (requests,) = [one for one in results(aio.CHECK, context) if one.value]
     assert (aio.CHECK.slug, requests.outcome.value) == ("nvme-offload", "warning")
     assert "fs.aio-max-nr" in requests.remedy
+    total = next(
+        int(line.split()[1]) for line in meminfo.splitlines() if line.startswith("MemTotal:")
+    )
+    mended = meminfo.replace("MemAvailable: 100000 kB", f"MemAvailable: {total * 9 // 10} kB")
+    files = {
+        "meminfo": f"{mended}SwapTotal: 1000 kB\nSwapFree: 1000 kB\n",
+        "sys/fs/aio-nr": "65000\n",
+        "sys/fs/aio-max-nr": "1048576\n",  # the remedy
+    }
+    host = Host(procfs=overlaid(tmp_path / "mended", files))
+    context = look("memory", "kernel", host=host)
+    assert not [one for one in results(host_memory.CHECK, context) if one.limit]
+    assert [one.outcome.value for one in results(aio.CHECK, context)] == ["ok"]

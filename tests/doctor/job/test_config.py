@@ -241,6 +241,12 @@ def test_offload_path(tmp_path: Path) -> None:
         block = {"device": "nvme", "nvme_path": str(path)}
         job = with_config({"zero_optimization": {"stage": 3, "offload_optimizer": block}})
         assert [result.outcome for result in results("offload-path", job)] == [outcome]
+    block = {"device": "nvme", "nvme_path": str(tmp_path / "a directory")}
+    job = with_config({"zero_optimization": {"stage": 3, "offload_optimizer": block}})
+    (missing,) = results("offload-path", job)
+    assert missing.outcome is CRITICAL
+    subprocess.run(missing.remedy, shell=True, check=True)
+    assert [result.outcome for result in results("offload-path", job)] == [OK]
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,29 @@ def test_ssh_refused(tmp_path: Path, client: str, host: str, words: str, remedy:
     assert remedy in result.remedy
 
 
+def test_remedies_of_ssh(tmp_path: Path) -> None:
+    """A host without this user's key, and one whose own key is new, pass once the key is where the
+    remedies put it.
+    """
+    directory = tmp_path / "sshd"
+    directory.mkdir()
+    with sshd(directory) as program:
+        made = job(tmp_path, f"{WITHOUT_KEY} slots=8\n", ssh=str(program))
+        (refused,) = results("ssh", made)
+        assert "ssh-copy-id" in refused.remedy
+        with (directory / "authorized").open("a") as authorized:  # what ssh-copy-id does there
+            authorized.write((directory / "other.pub").read_text())
+        assert [one.outcome for one in results("ssh", made)] == [OK]
+        known = directory / "known_hosts"
+        before = known.read_text()
+        known.write_text("")
+        new = job(tmp_path, "127.0.0.1 slots=8\n", ssh=str(program))
+        (strange,) = results("ssh", new)
+        assert "ssh-keyscan" in strange.remedy
+        known.write_text(before)  # what ssh-keyscan adds, for a port of the test's own
+        assert [one.outcome for one in results("ssh", new)] == [OK]
+
+
 def test_ssh_without_answer(tmp_path: Path, client: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that accepts the connection and says nothing is given up at the deadline."""
     monkeypatch.setattr("dshealthd.doctor.job_sources.remote.DEADLINE", 2.0)
