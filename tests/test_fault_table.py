@@ -23,12 +23,14 @@ def test_every_test_exists() -> None:
     """Each test that is named is a function of that file; each scene is a file of scenes."""
     for number, _, tests in ROWS:
         for name in re.findall(r"`([^`]+)`", tests):
-            file, _, function = name.partition("::")
-            if not function:
-                assert (ROOT / "tests/symptoms" / file).exists(), (number, name)
-                continue
-            tree = ast.parse((ROOT / file).read_text())
-            functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-            assert any(
-                isinstance(node, functions) and node.name == function for node in tree.body
-            ), (number, name)
+            assert exists(name), (number, name)
+
+
+def exists(name: str) -> bool:
+    """Tell whether a test, as `FILE::FUNCTION`, or a file of scenes exists."""
+    file, _, function = name.partition("::")
+    if not function:
+        return (ROOT / "tests/symptoms" / file).exists()
+    tree = ast.parse((ROOT / file).read_text())
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return any(isinstance(node, functions) and node.name == function for node in tree.body)

@@ -79,7 +79,9 @@ def test_page(name: str, story: Story) -> None:
     assert fault.rank is None or re.search(rf"rank {fault.rank}\b", description)
     assert alert.labels.get("exported_job") in {None, *case.names}
     assert "First step: " in description
-    assert alert.annotations["runbook_url"].endswith(f"/{fault.symptom}.md")
+    page, _, anchor = alert.annotations["runbook_url"].rpartition("#")
+    assert page.endswith(f"/{fault.symptom}.md")
+    assert anchor == alert.labels["alertname"].lower()
     if fault.symptom == "training-hang":
         assert first - case.begin < HANG_SECONDS
     over = [when for when, alert in case.told if alert.status == RESOLVED]

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Not part of the ordinary run yet: some faults are not named in time on two busy cores. `./dev test
-# -m lab` runs them.
+# Not part of the ordinary run yet: some faults are not named in time on two busy cores. `make
+# test-lab` runs them.
 pytestmark = pytest.mark.lab
 
 

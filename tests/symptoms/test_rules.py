@@ -36,6 +36,7 @@ OF_PROMETHEUS = frozenset(
     {
         "up",
         "ALERTS",
+        "kube_node_spec_taint",  # of kube-state-metrics, where there is one
         "prometheus_rule_evaluation_failures_total",
         "prometheus_rule_group_last_duration_seconds",
         "prometheus_rule_group_interval_seconds",
