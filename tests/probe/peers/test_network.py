@@ -54,19 +54,14 @@ def key(tmp_path: Path) -> Path:
     return secret(tmp_path, "key", KEY)
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
 def test_nobody_listens(key: Path) -> None:
     """A closed port is refused, at once."""
 
     async def scene() -> None:
-        async with calling(keyed(key), free_port()) as client:
-            await fails(client.call("b", "echo", PING, PATIENT), Outcome.REFUSED, "refused")
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            async with calling(keyed(key), nobody.getsockname()[1]) as client:
+                await fails(client.call("b", "echo", PING, PATIENT), Outcome.REFUSED, "refused")
 
     run(scene())
 
