@@ -4,7 +4,7 @@ import pytest
 
 from dshealthd.slurm import agent, controller
 
-PATIENT = 60.0
+PATIENT = 30.0
 
 
 @pytest.fixture(autouse=True)
