@@ -262,7 +262,7 @@ def test_password(tmp_path: Path) -> None:
                 agent.ask(replace(loaded, slurm=slurm), DRAIN_FOR)
 
 
-def test_client_certificate(tmp_path: Path) -> None:
+def test_client_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a certificate of its own, a hook is let in where client certificates are required."""
     certificates.authority(tmp_path, "ca")
     for name in ("agent", "slurm"):
@@ -275,6 +275,7 @@ def test_client_certificate(tmp_path: Path) -> None:
     with guarded(tmp_path, web, **files) as loaded:
         agent.ask(loaded, DRAIN_FOR)
         bare = replace(loaded.slurm, cert_file=None, key_file=None)
+        monkeypatch.setattr(agent, "TIMEOUT", SHIPPED)
         with pytest.raises(AgentSilent, match="does not answer"):
             agent.ask(replace(loaded, slurm=bare), DRAIN_FOR)
         absent = replace(loaded.slurm, key_file=tmp_path / "none")
