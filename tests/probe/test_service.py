@@ -312,10 +312,8 @@ def test_real_workers(tmp_path: Path) -> None:
 
 def test_window_makes_all_rounds_light(tmp_path: Path) -> None:
     """Outside of the maintenance window rounds are light ones."""
-    minute = time.gmtime(time.time() + 7200)
-    window = (
-        f"{minute.tm_hour:02}:{minute.tm_min:02}-{minute.tm_hour:02}:{(minute.tm_min + 1) % 60:02}"
-    )
+    begin = time.time() + 7200
+    window = "-".join(time.strftime("%H:%M", time.gmtime(at)) for at in (begin, begin + 60))
 
     async def scene() -> None:
         change = lambda options: replace(  # noqa: E731

@@ -11,10 +11,12 @@ import pytest
 from dshealthd.slurm import controller
 from dshealthd.slurm.controller import Controller, ControllerError, parse_nodes
 from tests.slurm.cluster import node
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+SHIPPED = controller.TIMEOUT
 LINES = (
     "n1\x1fidle\x1fUnknown\x1fnone\x1f(null)\x1f\n"
     "n1\x1fidle\x1fUnknown\x1fnone\x1f(null)\x1f\n"
@@ -51,15 +53,16 @@ def test_lines_that_are_no_nodes(text: str) -> None:
         parse_nodes(text)
 
 
-def test_command_that_hangs(tmp_path: Path) -> None:
+def test_command_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command is killed after two seconds, with what it has started."""
+    monkeypatch.setattr(controller, "TIMEOUT", SHIPPED)
     slurm = tool(tmp_path, "sinfo", f"sleep 1000 & echo $! > {tmp_path}/pid; wait")
-    started = time.monotonic()
+    watch = Stopwatch()
     with pytest.raises(ControllerError, match="no answer within 2 s"):
         slurm.nodes()
-    assert time.monotonic() - started < controller.TIMEOUT + 2
+    assert watch.seconds() < SHIPPED + 2
     pid = int((tmp_path / "pid").read_text())
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while os.path.exists(f"/proc/{pid}") and "Z" not in _state(pid):
         assert time.monotonic() < end
         time.sleep(0.05)

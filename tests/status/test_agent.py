@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NVML_ERROR_GPU_IS_LOST = 15
-SECONDS = 30.0
+SECONDS = 120.0
 
 
 def status(port: int) -> tuple[int, dict[str, Any]]:

@@ -20,6 +20,7 @@ from dshealthd.collectors.memory import AVAILABLE, TOTAL
 from dshealthd.collectors.training import LOSS_FINITE, STEP, STEP_SECONDS
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
+from dshealthd.http import client
 from dshealthd.http.client import Client
 from tests.web.certificates import authority, certificate
 from tests.web.serving import serving
@@ -44,6 +45,12 @@ HUNG = (
     OVERDUE(90, "run-1", "0"),
     OVERDUE(120, "run-1", "1"),
 )
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give agents the time to answer, on a busy machine too."""
+    monkeypatch.setattr(client, "TIMEOUT", 60.0)
 
 
 def snapshot(*samples: Sample) -> Snapshot:
@@ -91,9 +98,10 @@ def test_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(made) as served:
         assert run("status", f"127.0.0.1:{served.port}") == 3
         assert "UNKNOWN  1 source not readable" in capsys.readouterr().out
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-    assert run("status", f"127.0.0.1:{port}") == 3
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        assert run("status", f"127.0.0.1:{port}") == 3
     said = capsys.readouterr().out
     assert f"UNKNOWN  http://127.0.0.1:{port} does not answer: " in said
     assert "refused" in said
