@@ -180,11 +180,10 @@ async def start(
     what = f"worker {name}"
     with child.channel(what) as (ours, theirs):
         try:
-            page = wire.ProgressPage.create()
+            progress, page = wire.ProgressPage.create()
         except OSError as error:
             raise StartError(what, error) from error
         try:
-            progress = wire.ProgressPage(page)
             started = child.spawn(
                 what,
                 [*command, str(page), str(theirs.fileno())],
