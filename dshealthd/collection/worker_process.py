@@ -191,5 +191,9 @@ async def start(
             )
         finally:
             os.close(page)
-        reader, writer = await child.streams(ours)
+        try:
+            reader, writer = await child.streams(ours)
+        except asyncio.CancelledError:
+            await started.killed(KILL_DEADLINE)
+            raise
     return started, reader, writer, progress
