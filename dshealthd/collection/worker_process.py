@@ -180,11 +180,10 @@ async def start(
     what = f"worker {name}"
     with child.channel(what) as (ours, theirs):
         try:
-            page = wire.ProgressPage.create()
+            progress, page = wire.ProgressPage.create()
         except OSError as error:
             raise StartError(what, error) from error
         try:
-            progress = wire.ProgressPage(page)
             started = child.spawn(
                 what,
                 [*command, str(page), str(theirs.fileno())],
@@ -192,5 +191,9 @@ async def start(
             )
         finally:
             os.close(page)
-        reader, writer = await child.streams(ours)
+        try:
+            reader, writer = await child.streams(ours)
+        except asyncio.CancelledError:
+            await started.killed(KILL_DEADLINE)
+            raise
     return started, reader, writer, progress

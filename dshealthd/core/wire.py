@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from dshealthd.core.collector import Fault, Reason, Sample
 from dshealthd.core.result import CollectionOutcome, Result
@@ -147,11 +147,15 @@ class ProgressPage:
         self._count = 0
 
     @classmethod
-    def create(cls) -> int:
-        """Return a descriptor of a new page."""
+    def create(cls) -> tuple[Self, int]:
+        """Return a new page, mapped, and a descriptor of it for the worker. OSError."""
         descriptor = os.memfd_create("progress")
-        os.truncate(descriptor, cls._SIZE)
-        return descriptor
+        try:
+            os.truncate(descriptor, cls._SIZE)
+            return cls(descriptor), descriptor  # to map it takes a descriptor more
+        except OSError:
+            os.close(descriptor)
+            raise
 
     def write(self, now: float, collector: str, part: str) -> None:
         """Say that what follows touches a part (or none, if empty) for a collector.

@@ -20,15 +20,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
-PATIENCE, DEADLINE = 0.4, 6.0
-"""Seconds: the second one is far beyond what a sweep may take that does not wait for it."""
+PATIENCE = 0.4
+"""Seconds; more where the machine takes longer to start a worker."""
+MOST = 2.0
+"""Seconds; at most, whatever the machine does."""
+STARTS_WAITED_FOR = 3
+"""The patience is at least that of so many starts of a worker."""
+DEADLINE = 15
+"""In times of the patience: far beyond what a sweep may take that does not wait for it."""
 
 
 class Patient(Bench):
     """A bench whose worker leaves a silent part aside."""
 
-    def __init__(self, script: Path, backoff: Backoff) -> None:
+    def __init__(self, script: Path, backoff: Backoff, patience: float) -> None:
         super().__init__(script, Host(), backoff)
+        self.deadline = DEADLINE * patience
         options = obstinate.Options(script=str(script))
         hello = {
             "worker": "test",
@@ -39,18 +46,18 @@ class Patient(Bench):
         self.supervisor = Supervisor(
             "test",
             hello,
-            {"obstinate": DEADLINE},
+            {"obstinate": self.deadline},
             {"obstinate": registry.metrics(obstinate.Obstinate)},
             time.monotonic,
             backoff,
             COMMAND,
             parallel=["obstinate"],
-            patience=PATIENCE,
+            patience=patience,
         )
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait for what happens aside."""
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60 + 2 * self.deadline
         while not condition():
             assert time.monotonic() < end
             await asyncio.sleep(0.02)
@@ -64,7 +71,9 @@ def play(tmp_path: Path) -> Callable[..., None]:
         scene: Callable[[Patient], Coroutine[None, None, None]], backoff: Backoff | None = None
     ) -> None:
         async def main() -> None:
-            bench = Patient(tmp_path / "script", backoff or Backoff(600, 600))
+            start = await start_of_a_worker(tmp_path)
+            patience = min(max(PATIENCE, STARTS_WAITED_FOR * start), MOST)
+            bench = Patient(tmp_path / "script", backoff or Backoff(600, 600), patience)
             try:
                 await scene(bench)
             finally:
@@ -73,6 +82,17 @@ def play(tmp_path: Path) -> Callable[..., None]:
         asyncio.run(main())
 
     return run
+
+
+async def start_of_a_worker(path: Path) -> float:
+    """Return the seconds that this machine takes at the moment to start a worker and read a part."""
+    bench = Bench(path / "measured", Host(), Backoff(600, 600))
+    write(bench, a="value 1")
+    started = time.monotonic()
+    assert values(await bench.sweep()) == {"a": 1.0}
+    took = time.monotonic() - started
+    await bench.supervisor.close()
+    return took
 
 
 def write(bench: Bench, **actions: str) -> None:
@@ -88,8 +108,9 @@ def test_others_do_not_wait_for_the_deadline(play: Callable[..., None]) -> None:
 
     async def scene(bench: Patient) -> None:
         write(bench, a="hang", b="value 1", c="hang", d="hang", e="value 2")
-        result = await bench.sweep()
-        assert values(result) == {"b": 1.0, "e": 2.0}
+        while values(result := await bench.sweep()) != {"b": 1.0, "e": 2.0}:
+            # where a scout had to wait for a CPU, its part may come a sweep later
+            assert {*reasons(result)} <= {*"abcde"}
         assert reasons(result) == dict.fromkeys("acd", Reason.WAITING)
         assert bench.metric(REPLACED, "timeout") == 0
         await bench.until(lambda: bench.metric(REPLACED, "timeout") == 3)
@@ -104,12 +125,13 @@ def test_a_slow_part_is_not_called_hung(play: Callable[..., None]) -> None:
     """A part that answers late but in time is shown from then on, and nothing is given up."""
 
     async def scene(bench: Patient) -> None:
-        write(bench, a="value 1", b="sleep 4")
+        slow = round(bench.deadline * 2 / 3, 1)
+        write(bench, a="value 1", b=f"sleep {slow}")
         assert reasons(await bench.sweep()) == {"b": Reason.WAITING}
         await bench.until(lambda: not bench.supervisor._aside)
         for _ in range(2):
             result = await bench.sweep()
-            assert values(result) == {"a": 1.0, "b": 4.0}
+            assert values(result) == {"a": 1.0, "b": slow}
             assert not result.faults
         assert bench.metric(STARTS) == 2
         assert not [*bench.supervisor._failures]
@@ -121,12 +143,13 @@ def test_worker_left_behind_touches_nothing_more(play: Callable[..., None], tmp_
     """One that comes back from the part at which it was left ends, and approaches no other."""
 
     async def scene(bench: Patient) -> None:
-        write(bench, a="sleep 1.5", b=f"dstate {tmp_path}/touched")
+        write(bench, a=f"wait {tmp_path}/left", b=f"dstate {tmp_path}/touched")
         bench.supervisor._others_wait = 0.1
         asked = asyncio.create_task(bench.sweep())
         await bench.until(lambda: "a" in bench.supervisor._aside)
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
+        (tmp_path / "left").touch()
         await bench.until(lambda: not bench.supervisor._aside)
         assert not (tmp_path / "touched").exists()
 
@@ -147,7 +170,7 @@ def test_a_scout_tries_again(play: Callable[..., None]) -> None:
         await asyncio.sleep(0.3)
         started = time.monotonic()
         result = await bench.sweep()
-        assert time.monotonic() - started < DEADLINE / 2
+        assert time.monotonic() - started < bench.deadline / 2
         assert reasons(result) == {"a": Reason.TIMEOUT}
         await bench.until(lambda: bench.metric(REPLACED, "timeout") == 2)
         write(bench, a="value 7", b="pid")

@@ -18,6 +18,7 @@ from dshealthd.core.collector import Metric, News, Reason
 from dshealthd.core.options import encode
 from dshealthd.core.result import CollectionOutcome, Result
 from tests import frozen, workers
+from tests.stopwatch import Stopwatch
 from tests.workers import obstinate
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 WORKERS = str(Path(workers.__file__).parent)
 DEADLINE = 0.4
+NEXT = Backoff(2.0, 2.0)
+"""Is not over before the next sweep begins, on a machine with much to do either."""
 COMMAND = (sys.executable, "-m", "tests.workers", WORKERS)
 
 
@@ -200,15 +203,13 @@ def test_quarantine_ends(play: Callable[..., None]) -> None:
         await bench.sweep()
         bench.script.write_text("a value 1\nb value 2\n")
         assert reasons(await bench.sweep()) == {"b": Reason.TIMEOUT}
-        await asyncio.sleep(2.1)
+        await asyncio.sleep(NEXT.first)
         result = await bench.sweep()
         assert values(result) == {"a": 1.0, "b": 2.0}
         assert not result.faults
         assert bench.metric(STARTS) == 2
 
-    play(
-        scene, backoff=Backoff(2.0, 4.0)
-    )  # longer than the second sweep, on a machine with much to do as well
+    play(scene, backoff=NEXT)
 
 
 def test_no_respawn_storm(play: Callable[..., None]) -> None:
@@ -273,10 +274,10 @@ def test_27_memory_without_a_part(play: Callable[..., None]) -> None:
         assert (await bench.sweep()).reason is Reason.OUT_OF_MEMORY
         assert bench.metric(STARTS) == 1
         bench.script.write_text("a value 1\n")
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(NEXT.first)
         assert values(await bench.sweep()) == {"a": 1.0}
 
-    play(scene)
+    play(scene, backoff=NEXT)
 
 
 def test_27_worker_killed_for_its_memory(play: Callable[..., None]) -> None:
@@ -306,13 +307,13 @@ def test_failure_without_a_part(play: Callable[..., None]) -> None:
             (),
         )
         bench.script.write_text("a value 1\n")
-        started = time.monotonic()
+        watch = Stopwatch()
         assert (await bench.sweep()).reason is Reason.TIMEOUT
-        assert time.monotonic() - started < 0.1
-        await asyncio.sleep(0.25)
+        assert watch.seconds() < 0.1
+        await asyncio.sleep(NEXT.first)
         assert values(await bench.sweep()) == {"a": 1.0}
 
-    play(scene)
+    play(scene, backoff=NEXT)
 
 
 def test_replacement_on_request(play: Callable[..., None]) -> None:
@@ -324,11 +325,11 @@ def test_replacement_on_request(play: Callable[..., None]) -> None:
         assert bench.metric(UP) == 0
         bench.script.write_text("a value 1\n")
         assert (await bench.sweep()).reason is Reason.VERSION_MISMATCH
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(NEXT.first)
         assert values(await bench.sweep()) == {"a": 1.0}
         assert bench.metric(STARTS) == 2
 
-    play(scene)
+    play(scene, backoff=NEXT)
 
 
 @pytest.mark.parametrize(
@@ -374,8 +375,9 @@ def test_unkillable_worker(play: Callable[..., None], tmp_path: Path) -> None:
                 assert reasons(await bench.sweep()) == {"b": Reason.STUCK}
             assert (bench.metric(STARTS), bench.metric(STUCK)) == (2, 1)
             mount.thaw()
-            await asyncio.sleep(0.3)
-            assert bench.metric(STUCK) == 0
+            async with asyncio.timeout(60):
+                while bench.metric(STUCK):
+                    await asyncio.sleep(0.05)
             bench.script.write_text("a value 1\nb value 2\n")
             assert values(await bench.sweep()) == {"a": 1.0, "b": 2.0}
 
@@ -400,8 +402,9 @@ def test_an_agent_stopped_while_it_kills_a_worker(
         monkeypatch.undo()
         assert (bench.metric(REPLACED, "timeout"), bench.metric(STUCK)) == (1, 0)
         bench.script.write_text("a value 1\nb value 2\n")
-        while "b" not in values(await bench.sweep()):
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            while "b" not in values(await bench.sweep()):
+                await asyncio.sleep(0.05)
 
     play(scene)
 

@@ -137,7 +137,7 @@ def test_ranks_on_metrics(tmp_path: Path) -> None:
                     await asyncio.sleep(0.01)
                 return attempt(training, time.monotonic)
 
-    result = asyncio.run(asyncio.wait_for(run(), 10))
+    result = asyncio.run(asyncio.wait_for(run(), 60))
     text = render(result.samples, Format.PROMETHEUS)
     if shutil.which("promtool") is not None:
         check = subprocess.run(

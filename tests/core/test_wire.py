@@ -93,8 +93,8 @@ def test_progress_page() -> None:
 
     A long part is cut, not refused.
     """
-    descriptor = wire.ProgressPage.create()
-    writer, reader = wire.ProgressPage(descriptor), wire.ProgressPage(descriptor)
+    writer, descriptor = wire.ProgressPage.create()
+    reader = wire.ProgressPage(descriptor)
     os.close(descriptor)
     assert reader.read() == (0.0, "", "")
     now = time.monotonic()

@@ -45,6 +45,7 @@ if prefix := os.environ.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE"):
 gradient = torch.ones(4, 2)
 for _ in range(3):
     dist.all_reduce(gradient)
+_dump_fr_trace()  # the first one loads what resolves stacks, for seconds on a busy machine
 print(f"rank {rank} hangs", flush=True)
 if rank == 1:
     wait_for_input()

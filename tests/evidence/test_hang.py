@@ -13,6 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from bench.processes import free_port
 from tests.agents import running
 from tests.training.trainings import training
 
@@ -45,7 +46,7 @@ def test_a_rank_that_is_stopped_is_named_by_its_bundle(tmp_path: Path) -> None:
     with (
         running(tmp_path, config) as agent,
         training(
-            tmp_path / "training", "script_ddp.py", "100000", port=29873, variables=variables
+            tmp_path / "training", "script_ddp.py", "100000", port=free_port(), variables=variables
         ) as run,
     ):
         run.wait_for(30)
@@ -129,8 +130,8 @@ def test_evidence_by_hand_names_the_rank_that_has_not_entered(tmp_path: Path) ->
         "--web.listen-address",
         "127.0.0.1:1",
     ]
-    with training(tmp_path, f"{HERE}/script_hang.py", port=29874, variables=variables) as run:
-        end = time.monotonic() + 60
+    with training(tmp_path, f"{HERE}/script_hang.py", port=free_port(), variables=variables) as run:
+        end = time.monotonic() + 240
         while run.text().count("hangs") < 2:
             assert time.monotonic() < end, run.text()
             time.sleep(0.1)

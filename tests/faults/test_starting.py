@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -68,6 +69,46 @@ def test_workers_that_cannot_start_are_a_reason_until_they_can(tmp_path: Path) -
             lambda scrape: scrape.value("dshealthd_collector_up", collector="network") == 1.0, 70.0
         )
         assert agent.process.poll() is None
+
+
+def test_each_lack_of_descriptors_is_a_start_error(tmp_path: Path) -> None:
+    """However few are left, a worker starts, or says what was short and keeps none of them."""
+    code = f"""
+import asyncio, itertools, os, resource, sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from dshealthd.collection import worker_process
+from dshealthd.core.child import StartError
+
+async def main():
+    command = [sys.executable, "-S", "-c", "input()"]
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    used = set(map(int, os.listdir("/proc/self/fd")))
+    free = [number for number in range(100) if number not in used]
+    for spare in range(20):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free[spare], hard))
+        try:
+            started = await worker_process.start("a worker", command)
+        except StartError as error:
+            assert "RLIMIT_NOFILE" in str(error), error
+        else:
+            print("enough:", spare)
+            await started[0].killed(60.0)
+            return
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        assert set(map(int, os.listdir("/proc/self/fd"))) == used, spare
+
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.removeprefix("enough: ")) > 3
 
 
 def test_metrics_are_served_to_the_last_descriptor(tmp_path: Path) -> None:

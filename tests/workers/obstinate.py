@@ -56,9 +56,10 @@ class Obstinate(Collector):
                 self.context.tell(News(arguments[0]))
                 continue
             act(action, *arguments)
-            yield VALUE(
-                float(os.getpid() if action == "pid" else arguments[0] if arguments else 1.0), part
-            )
+            if action == "pid":
+                yield VALUE(float(os.getpid()), part)
+            else:
+                yield VALUE(float(arguments[0] if arguments and action != "wait" else 1.0), part)
 
 
 def act(action: str, argument: str = "") -> None:
@@ -68,6 +69,9 @@ def act(action: str, argument: str = "") -> None:
             signal.pause()
         case "sleep":
             time.sleep(float(argument))
+        case "wait":
+            while not os.path.exists(argument):
+                time.sleep(0.02)
         case "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
         case "hog":

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import select
 import socket
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
     from dshealthd.core.host import Host
     from dshealthd.jobs.heartbeats.identity import Answer
+
+log = logging.getLogger(__name__)
 
 MAX_SENDERS = 256
 MAX_SENDERS_PER_USER = 64
@@ -138,11 +141,16 @@ class Receiver:
     def adopt(self, pid: int, start: int, user: int) -> None:
         """Take the page of a process that reported to an agent before this one.
 
-        Nothing comes of it where that process is gone, or has connected by itself.
+        Nothing comes of it where that process is gone, or has connected by itself, or the agent is
+        out of descriptors.
         """
         if self._blocking_tasks is None or not self._has_place(user):
             return
-        connection, kept = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection, kept = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            log.warning("process %d is heard when it sends again: %s", pid, error.strerror)
+            return
         connection.settimeout(0.0)
         # What it told last was told before this agent began: its age is not bounded by a look.
         now = self._monotonic()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import fcntl
 import os
-from typing import TYPE_CHECKING
+import socket
+import time
+from typing import TYPE_CHECKING, NoReturn
 
 from dshealthd.core.host import Host
 from dshealthd.jobs.heartbeats import adoption
 from dshealthd.jobs.heartbeats.adoption import find_page
+from dshealthd.jobs.heartbeats.receiver import Receiver
 from dshealthd.training.message import PAGE, Message, encode, newest
 from dshealthd.training.page import Page
 
@@ -50,3 +55,26 @@ def test_what_only_looks_like_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyP
         held.callback(os.close, os.open(fifo, os.O_RDWR))
         monkeypatch.setattr(adoption, "_LINK", str(fifo))
         assert find_page(Host(), os.getpid()) is None
+
+
+def test_without_descriptors_a_page_is_left_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The agent starts all the same, and says which process it does not hear."""
+
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def scene() -> None:
+        receiver = Receiver(
+            str(tmp_path / "h.sock"), Host(), monotonic=time.monotonic, wall=time.time
+        )
+        receiver.open(asyncio.get_running_loop())
+        with monkeypatch.context() as patched:
+            patched.setattr(socket, "socketpair", full)
+            receiver.adopt(4711, 1, 0)
+        assert receiver.connections == 0
+        receiver.close()
+
+    asyncio.run(scene())
+    assert "process 4711 is heard when it sends again: Too many open files" in caplog.text
