@@ -84,7 +84,7 @@ def cluster(directory: Path, *, nodes: int = 2, gpus: int = 8) -> Iterator[Clust
             lab.wait(lambda scrapes: all(map(_probed, scrapes.values())), 200)
             settled = (
                 f"min(count_over_time(up[1h])) >= {SCRAPES} and min(timestamp(up)) > {time.time()}"
-                " and min(up) == 1"
+                ' and min(up{job="dshealthd"}) == 1'
             )
             end = time.monotonic() + 200
             while not server.instant(settled, time.time()).series:
