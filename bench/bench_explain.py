@@ -1,8 +1,9 @@
 """`explain`: reading a log against ripgrep with the same texts, side by side.
 
-Three logs: steps of a training, NCCL INFO and DeepSpeed's configuration in between, and lines of
-which none is like another. ripgrep counts the lines that hold one of the literals; `explain` does
-that and all that follows from it, in one process.
+Four logs: steps of a training, NCCL INFO in between, and lines of which none is like another,
+without and with what looks like a failure. ripgrep counts the lines that hold one of the literals; `explain` does
+that and all that follows from it, in one process. The first run keeps Hyperscan's database in the
+user's cache, as it does for everybody. An argument is the size of the logs in MB.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ from pathlib import Path
 
 from dshealthd.explain.patterns import load
 
-MEGABYTES = 100
+MEGABYTES = int(sys.argv[1]) if len(sys.argv) > 1 else 100
 TURNS = 3
 _EXPLAIN = (
     "import sys, time\n"
     "from dshealthd.explain import command, finders, input as logs\n"
-    "if sys.argv[1] == 'python': logs.finder = finders.Templates\n"
-    "from dshealthd.explain.recognition import Recogniser\n"
-    "start = time.process_time(); recogniser = Recogniser(); recogniser.add(sys.argv[2])\n"
+    "if sys.argv[1] == 'python': logs.finder = lambda literals, keep: finders.Templates(literals)\n"
+    "start = time.process_time(); recogniser, _ = command.read([sys.argv[2]])\n"
     "command.conclude(recogniser); spent = time.process_time() - start\n"
     "import resource; print(spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)\n"
 )
@@ -53,8 +53,16 @@ def mixed(chance: random.Random) -> str:
 
 
 def unlike(chance: random.Random) -> str:
-    """Return lines that are each of their own."""
-    letters = "etaoinshrdlu      "
+    """Return lines that are each of their own, and hold nothing that is looked for."""
+    return _random(chance, "etoishrdlu      ")
+
+
+def noisy(chance: random.Random) -> str:
+    """Return such lines of which one in 60 holds ` nan`, as a word of something else begins."""
+    return _random(chance, "etaoinshrdlu      ")
+
+
+def _random(chance: random.Random, letters: str) -> str:
     return "".join("".join(chance.choices(letters, k=99)) + "\n" for _ in range(10_000))
 
 
@@ -75,7 +83,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         literals = Path(folder, "literals")
         literals.write_text("\n".join(load().literals) + "\n")
-        for make in (steps, mixed, unlike):
+        for make in (steps, mixed, unlike, noisy):
             path = Path(folder, "job.out")
             block = make(random.Random(1))
             with path.open("w") as file:

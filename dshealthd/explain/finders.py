@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
+
+from dshealthd.explain import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,8 +68,9 @@ class Templates:
 class Hyperscan:
     """Looks for all literals at once, with Intel's library from the extra `explain`."""
 
-    def __init__(self, literals: Sequence[str]) -> None:
-        self._database = _compiled(tuple(literals))
+    def __init__(self, literals: Sequence[str], *, keep: bool = False) -> None:
+        """Take the literals' compiled form; with `keep`, from and into the user's cache."""
+        self._database = _compiled(tuple(literals), keep=keep)
 
     def __call__(self, block: bytes) -> Sequence[int]:
         """Return the offsets of the last bytes of all literals."""
@@ -79,10 +84,29 @@ class Hyperscan:
 
 
 @functools.cache
-def _compiled(literals: tuple[str, ...]) -> Any:
-    """Return the literals' database, as literals: as expressions it takes twice as long to make."""
+def _compiled(literals: tuple[str, ...], *, keep: bool) -> Any:
+    """Return the literals' database; with `keep`, the one of an earlier run if there is one.
+
+    Making it takes as long as it takes to search 50 MB, and 30 MiB of memory.
+    """
     import hyperscan
 
+    if not keep:
+        return _made(hyperscan, literals)
+    told = "\0".join((hyperscan.__version__, *literals))
+    name = f"literals-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
+    with contextlib.suppress(compiled.NotKept, hyperscan.HyperscanError):  # none, or another CPU's
+        database = hyperscan.loadb(compiled.load(name), mode=hyperscan.HS_MODE_BLOCK)
+        database.scratch = hyperscan.Scratch(database)
+        return database
+    database = _made(hyperscan, literals)
+    with contextlib.suppress(compiled.NotKept):  # then the next run makes it again
+        compiled.save(name, hyperscan.dumpb(database))
+    return database
+
+
+def _made(hyperscan: Any, literals: tuple[str, ...]) -> Any:
+    """Compile literals as literals: as expressions they take twice as long."""
     database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
     expressions = [literal.encode() for literal in literals]
     database.compile(

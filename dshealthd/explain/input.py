@@ -293,11 +293,11 @@ def _lines(segment: bytes, number: int, statistics: Statistics) -> Iterator[Raw]
             yield Raw(number + offset, text)
 
 
-def finder(literals: Sequence[str]) -> Finder:
-    """Return the fastest finder there is here."""
+def finder(literals: Sequence[str], *, keep: bool = False) -> Finder:
+    """Return the fastest finder there is here; with `keep`, it may use the user's cache."""
     from dshealthd.explain import finders
 
     try:
-        return finders.Hyperscan(literals)
+        return finders.Hyperscan(literals, keep=keep)
     except ImportError:
         return finders.Templates(literals)

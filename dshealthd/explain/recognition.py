@@ -16,6 +16,7 @@ from dshealthd.explain import structured
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.facts import Recognised, SourceFacts
 from dshealthd.explain.launcher_summary import LauncherSummary
+from dshealthd.explain.progress import FINITE_LOSS, is_progress
 from dshealthd.explain.streams import Line, Splitter
 from dshealthd.explain.tracebacks import Assembler, Traceback, as_exception
 
@@ -36,12 +37,6 @@ MAX_REMEMBERED = 1 << 21
 _DIGITS = str.maketrans("", "", "0123456789")
 MAX_ERROR_FILE = 1 << 20
 
-_PROGRESS = re.compile(
-    r"\b(?:step|iter(?:ation)?|global[_ ]step|batch)\b['\"]?[\s=:#\[]{0,4}(?P<step>\d{1,9})\b"
-    r"|\b\d+/\d+ \[\d+:\d\d|\b(?:it/s|s/it)\b|\bloss\W{1,6}-?\d",
-    re.IGNORECASE,
-)
-_FINITE_LOSS = re.compile(r"\bloss['\"]?\s*[:=|]?\s*\[?(?:tensor\()?-?\d", re.IGNORECASE)
 _RESTART = re.compile(
     r"attempts left; will restart worker group|Rendezvous'ing worker group|Starting worker group"
     r"|Job restarted|Requeued|restart_count=[1-9]"
@@ -214,9 +209,9 @@ class Reader:
         if consumed or len(text) < 4:  # noqa: PLR2004 - shorter than any pattern
             return
         text = text[:MAX_MATCHED]
-        if _PROGRESS.search(text):
+        if is_progress(text):
             self._facts.progress += 1
-            if self._losses and _FINITE_LOSS.search(text):
+            if self._losses and FINITE_LOSS.search(text):
                 self._losses.clear()
         if self._failed_since_restart and _RESTART.search(text):
             self._attempt += 1
