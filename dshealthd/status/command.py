@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from dshealthd.http.client import Unreachable, local, remote
 from dshealthd.status import query, text
 from dshealthd.status.jobs import job_lines, ranks
 from dshealthd.status.paint import Paint, safe
+from dshealthd.status.screen import Screen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from dshealthd.http.client import Access, Client
     from dshealthd.status.query import AgentAnswer
 
-CLEAR = "\x1b[H\x1b[J"
-"""Moves to the first line and clears what is below."""
 LEAST = 0.5
 """Seconds between two looks: agents keep a status document for that long."""
 
@@ -111,21 +111,22 @@ def _run(
     except (Unreachable, ValueError, OSError) as error:
         print(f"dshealthd: {error}", file=sys.stderr)
         return query.EXIT[State.UNKNOWN]
-    answers: list[AgentAnswer] = []
-    try:
+
+    def lines(answers: Sequence[AgentAnswer]) -> list[str]:
+        return [json.dumps(query.report(answers))] if as_json else list(write(answers))
+
+    if watch is None:
+        answers = query.ask(clients)
+        print("\n".join(lines(answers)))
+        return query.EXIT[state(answers)]
+    pause, answers = max(LEAST, watch), []
+    with contextlib.suppress(KeyboardInterrupt), Screen() as screen:
         while True:
             answers = query.ask(clients)
-            lines = [json.dumps(query.report(answers))] if as_json else list(write(answers))
-            if watch is None:
-                break
             now = time.strftime("%H:%M:%S %Z")
-            sys.stdout.write(f"{CLEAR}{now}, every {max(LEAST, watch):g} s, Ctrl-C ends\n\n")
-            print("\n".join(lines), flush=True)
-            time.sleep(max(LEAST, watch))
-        print("\n".join(lines))
-    except KeyboardInterrupt:
-        if watch is None:
-            raise
+            heading = [] if as_json else [f"{now}, every {pause:g} s, Ctrl-C ends", ""]
+            screen.show([*heading, *lines(answers)])
+            time.sleep(pause)
     return query.EXIT[state(answers)]
 
 

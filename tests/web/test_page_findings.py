@@ -13,7 +13,7 @@ from dshealthd.collectors.gpu import UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.job_hang import CULPRIT, HANG, OVERDUE
 from dshealthd.collectors.job_logs import FAILURE
-from dshealthd.collectors.training import LOSS_FINITE, STEP, STEP_SECONDS
+from dshealthd.collectors.training import INFO, LOSS_FINITE, STEP, STEP_SECONDS
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
@@ -59,11 +59,12 @@ def snapshot(*samples: Sample) -> Snapshot:
 
 
 def test_a_job_that_trains(browser: Browser) -> None:
-    """A job is shown with ranks, step and pace, and the page is green."""
-    with serving(snapshot(*JOB), guarded=False) as served:
+    """A job is shown with launcher, ranks, step and pace, and the page is green."""
+    launched = INFO(1, "bert-large", "deepspeed", "4")
+    with serving(snapshot(*JOB, launched), guarded=False) as served:
         visit = Visit(browser, f"http://127.0.0.1:{served.port}/")
         panel = visit.panel("Jobs")
-        for text in ("bert-large", "training", "1,246", "15.0", "finite"):
+        for text in ("bert-large", "training", "1,246", "15.0", "finite", "deepspeed", "4 of 4"):
             assert text in panel
         assert visit.page.locator(".verdict.good").count() == 1
         assert "Healthy" in visit.text(".verdict")

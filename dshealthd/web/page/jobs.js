@@ -62,6 +62,7 @@ function one(job) {
     failures.map(({ slug, rank, node }) =>
       figure("failed by its log", h("span", { class: "bad" }, `${slug}${known(rank) ? ` on rank ${rank}` : ""}${node ? ` (${node})` : ""}`)),
     ),
+    job.launcher ? figure("started by", words(job.launcher)) : null,
     figure("ranks on this node", ranks),
     job.state === "no heartbeats"
       ? null

@@ -7,11 +7,21 @@ import { figure, mark, panel, table } from "./pieces.js";
 const SHOWN = 8;
 const LEVELS = { ok: "good", declined: "quiet", inconclusive: "quiet" };
 
+// The newest round that went wrong with the suspect in it; a slow one is judged by many rounds, of which none shows it.
+function shows({ component }, rounds, me) {
+  const names = component.split(/--|->|\//);
+  const about = (round) => round.members.some((name) => name !== me && names.includes(name)) || names[0] === me;
+  const round = rounds.find((each) => !LEVELS[each.outcome] && about(each));
+  if (!round) return null;
+  const problem = words([round.stage, round.reason].filter(Boolean).join(", ")) || words(round.outcome);
+  return h("span", { class: "flow quiet" }, `last in the round at ${clock(new Date(round.time * 1000))}: ${problem}`);
+}
+
 export function probes(status) {
   const { probe } = status.document;
   if (!probe || probe.state === "off") return null;
-  const rounds = [...probe.rounds].reverse().slice(0, SHOWN);
-  const rows = rounds.map((round) =>
+  const newest = [...probe.rounds].reverse();
+  const rows = newest.slice(0, SHOWN).map((round) =>
     h(
       "tr",
       {},
@@ -35,7 +45,12 @@ export function probes(status) {
       probe.detail ? h("p", { class: "fault" }, probe.detail) : null,
       figure("this node's score, 1 is usual", known(probe.score) ? `${probe.score.toFixed(2)}\u00d7` : unknown()),
       probe.suspects.length
-        ? probe.suspects.map(({ kind, component, reason }) => figure(`suspect ${kind}`, h("span", { class: "warn" }, `\u25b2 ${component}: ${words(reason)}`)))
+        ? probe.suspects.map((suspect) =>
+            figure(
+              `suspect ${suspect.kind}`,
+              h("span", { class: "warn" }, `\u25b2 ${suspect.component}: ${words(suspect.reason)}`, shows(suspect, newest, probe.name)),
+            ),
+          )
         : figure("suspects", "none"),
       probe.hash ? figure("member list hash", h("span", { class: "quiet" }, probe.hash)) : null,
       rows.length ? table(["round", "with", "outcome", "#took"], rows) : h("p", { class: "quiet" }, "no rounds yet"),

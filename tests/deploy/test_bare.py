@@ -1,0 +1,23 @@
+"""The first hour on a bare Debian: what README and docs say to type works there as it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.deploy.bare import measure
+from tests.deploy.machine import require_tools
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1800)]
+
+
+def test_the_first_hour() -> None:
+    """The agent answers and the demo's first page comes, and little is installed for them.
+
+    The seconds have the speed of the network in them: only those of a second time are held.
+    """
+    require_tools()
+    took = measure()
+    assert took["run: seconds to the first answer, again"] < 10
+    assert took["demo: seconds to its links, again"] < 30
+    assert took["run: megabytes installed"] < 150
+    assert took["demo: megabytes installed"] < 260
