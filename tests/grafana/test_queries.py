@@ -117,6 +117,7 @@ def eight(template: Scrape, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                 encoding="utf-8"
             )
             time.sleep(0.5)
+        server.last = time.time()
         yield server
 
 
@@ -140,13 +141,17 @@ def many(
     one such; no rules of its own.
     """
     directory = tmp_path_factory.mktemp("many")
+    assert eight.last is not None
     recorded = eight.instant(
-        f'{{__name__=~"ALERTS|ALERTS_FOR_STATE|dshealthd:.+",node=~"{SICK}|"}}', time.time()
+        f'{{__name__=~"ALERTS|ALERTS_FOR_STATE|dshealthd:.+",node=~"{SICK}|"}}',
+        min(time.time(), eight.last + 60),  # later its samples are too old for its rules
     )
-    Fleet(template, MANY, recorded).write(directory)
+    fleet = Fleet(template, MANY, recorded)
+    fleet.write(directory)
     config = directory / "prometheus.yml"
     config.write_text("global: {}\n", encoding="utf-8")
     with prometheus(directory, config) as server:
+        server.last = fleet.made
         yield server
 
 
@@ -156,7 +161,7 @@ def test_two_healthy_nodes(two: Cluster, query: Query) -> None:
     return no error.
     """
     expr = substituted(query.expr, _chosen(query, node="node-1"))
-    answer = two.prometheus.ask(query, expr, _end())
+    answer = two.prometheus.ask(query, expr, _end(two.prometheus))
     assert answer.series or _quiet(query), f"nothing: {expr}"
 
 
@@ -176,14 +181,14 @@ def test_quiet_ones_exist() -> None:
 def test_eight_nodes_with_faults(eight: Prometheus, query: Query) -> None:
     """Every query returns series where there are faults, those that are quiet on healthy nodes too."""
     expr = substituted(query.expr, _chosen(query, node=SICK))
-    assert eight.ask(query, expr, _end()).series, f"nothing: {expr}"
+    assert eight.ask(query, expr, _end(eight)).series, f"nothing: {expr}"
 
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_series_are_few(many: Prometheus, query: Query) -> None:
     """Of 800 nodes a panel shows no more than it says; and still something."""
     expr = substituted(query.expr, _chosen(query, node=SICK))
-    answer = many.ask(query, expr, _end())
+    answer = many.ask(query, expr, _end(many))
     assert len(answer.series) <= _limit(query), expr
     assert answer.series or query.board == "dshealthd-node", f"nothing: {expr}"
 
@@ -198,7 +203,7 @@ def test_samples_are_few(many: Prometheus, query: Query) -> None:
     expr = substituted(query.expr, _chosen(query, node=SICK, __range="1h", __rate_interval="20s"))
 
     def count(selector: str) -> int:
-        counted = many.instant(f"count({selector})", _end()).values
+        counted = many.instant(f"count({selector})", _end(many)).values
         return int(counted[0][0]) if counted else 0
 
     cost = samples(expr, count, **({"steps": 1} if query.instant else {}))
@@ -243,7 +248,7 @@ def test_the_worst_come_first(many: Prometheus) -> None:
     before them.
     """
     (grid,) = (query for query in queries() if query.panel == "Nodes by what fires")
-    answer = many.ask(grid, substituted(grid.expr, variables()), _end())
+    answer = many.ask(grid, substituted(grid.expr, variables()), _end(many))
     values = [values[0] for values in answer.values]
     assert values == sorted(values, reverse=True)
     assert len(values) == MANY <= NODES
@@ -261,9 +266,9 @@ def test_without_rules_nothing_is_well(two: Cluster) -> None:
                 "DshealthdWatchdog", "DshealthdNobody"
             )
             assert two.prometheus.ask(
-                query, substituted(query.expr, variables()), _end()
+                query, substituted(query.expr, variables()), _end(two.prometheus)
             ).values == [[0.0]]
-            assert two.prometheus.ask(query, without, _end()).series == []
+            assert two.prometheus.ask(query, without, _end(two.prometheus)).series == []
 
 
 def _chosen(query: Query, *, node: str, **macros: str) -> dict[str, str]:
@@ -274,11 +279,12 @@ def _chosen(query: Query, *, node: str, **macros: str) -> dict[str, str]:
     )
 
 
-def _end() -> float:
-    """Return the next full minute: subqueries look at full minutes only, and a minute ago there was
-    nothing.
+def _end(server: Prometheus) -> float:
+    """Return the next full minute after a server's last samples.
+
+    Subqueries look at full minutes only, and a minute ago there was nothing.
     """
-    return 60.0 * math.ceil(time.time() / 60)
+    return 60.0 * math.ceil((server.last or time.time()) / 60)
 
 
 def _quiet(query: Query) -> str | None:
