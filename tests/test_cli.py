@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd import __version__, cli, config
+from dshealthd import __version__, cli, commands, config
 from dshealthd.collection import registry
 from dshealthd.flags import tables
 
@@ -37,6 +37,20 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--version"])
     assert capsys.readouterr().out == f"dshealthd {__version__}\n"
+
+
+def test_explain_imports_no_more_than_it_needs() -> None:
+    """`explain` reads most logs in less time than asyncio, aiohttp and the commands take to import."""
+    code = (
+        "import sys; from dshealthd import cli\n"
+        "try: cli.main(['explain', '/dev/null'])\n"
+        "finally: print(*sorted({'asyncio', 'aiohttp', 'dshealthd.commands', 'dshealthd.config', "
+        "'subprocess', 'ctypes'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == ""
 
 
 def test_check_config(tmp_path: Path) -> None:
@@ -91,7 +105,7 @@ def shown(name: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", commands.COMMANDS, ids=lambda command: command.name)
 def test_help(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     """A command's help has its own options first, then the flags by section, and examples."""
     text = shown(command.name, capsys)
@@ -107,7 +121,7 @@ def test_help(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     for example in command.examples:
         assert f"\n  {example}\n" in f"{text}\n"
         words = shlex.split(example.partition("|")[0])
-        assert cli.parser().parse_args(words[1:]).command is command.function
+        assert commands.parser().parse_args(words[1:]).command is command.function
 
 
 @pytest.mark.parametrize(
@@ -161,7 +175,7 @@ def test_flags_have_the_type_of_their_option(
     flags: list[str], table: dict[str, dict[str, object]]
 ) -> None:
     """Each type of option can be given as a flag, and what comes of it is accepted."""
-    found = tables(cli.parser().parse_args(["run", *flags]))
+    found = tables(commands.parser().parse_args(["run", *flags]))
     assert found == table
     config.load(None, found)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd import cli
+from dshealthd import cli, commands
 
 ROOT = Path(__file__).parents[1]
 BANNED = {
@@ -88,7 +88,9 @@ def test_documents(path: Path) -> None:
     assert phrases(path.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("command", ["", *(command.name for command in cli.COMMANDS), "explain"])
+@pytest.mark.parametrize(
+    "command", ["", *(command.name for command in commands.COMMANDS), "explain"]
+)
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """So is what a command says of itself."""
     with pytest.raises(SystemExit):

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from dshealthd import cli, config, reference
+from dshealthd.commands import COMMANDS, parser
 from dshealthd.core.options import Errors
 
 ROOT = Path(__file__).parents[1]
@@ -96,7 +97,7 @@ def test_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     words = [word for word in words if word not in {"", "OPTION", "FLAGS"}]
     if words in (["COMMAND", "--help"], ["--help"], ["--version"]):
         return
-    if words[0] not in {command.name for command in cli.COMMANDS}:  # it has a parser of its own
+    if words[0] not in {command.name for command in COMMANDS}:  # it has a parser of its own
         with pytest.raises(SystemExit) as ended:
             cli.main([words[0], "--help"])
         assert ended.value.code == 0
@@ -113,7 +114,7 @@ def test_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def refused(words: list[str]) -> bool:
     """Tell whether the parser ends for this command line."""
     try:
-        cli.parser().parse_args(words)
+        parser().parse_args(words)
     except SystemExit as ended:
         return ended.code != 0
     return False

@@ -12,8 +12,9 @@ import json
 import typing
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import __version__, cli
+from dshealthd import __version__
 from dshealthd.collection import registry
+from dshealthd.commands import parser as command_line
 from dshealthd.config import SECTIONS
 from dshealthd.core.options import Duration
 
@@ -34,7 +35,7 @@ FILES = (
 
 def commands() -> dict[str, argparse.ArgumentParser]:
     """Return the parser of each command."""
-    parser = cli.parser()
+    parser = command_line()
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to list them
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
             return dict(action.choices)

@@ -8,7 +8,7 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NoReturn
 
-from dshealthd.explain import answer, dumps, follow, patterns
+from dshealthd.explain import answer, dumps, patterns
 from dshealthd.explain import input as logs
 from dshealthd.explain.causality import Finding, decide
 from dshealthd.explain.events import Place
@@ -71,6 +71,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _follow(names: Sequence[str], *, as_json: bool) -> int:
+    from dshealthd.explain import follow
+
     status = EXIT_NOTHING
     try:
         for finding, recogniser in follow.follow(names, year=datetime.now(UTC).year):

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-
-from dshealthd.evidence import dump, privileges
 
 MAX_BYTES = 64 << 20
 """Of one dump: 20,000 entries with stacks take 20 MB."""
@@ -42,6 +39,8 @@ def rank_of(name: str) -> int | None:
 
 def digest(name: str) -> dict[str, Any]:
     """Return what a dump says; `UnreadableDump` if it is none or too much."""
+    import subprocess  # most logs have no dumps beside them, and reading one takes 0.1 s
+
     with open(name, "rb") as file:
         try:
             done = subprocess.run(
@@ -61,6 +60,8 @@ def digest(name: str) -> dict[str, Any]:
 
 def main() -> int:
     """Read the dump of standard input without any right."""
+    from dshealthd.evidence import dump, privileges
+
     privileges.become(privileges.NOBODY)
     privileges.confine(MEMORY, SECONDS)
     data = sys.stdin.buffer.read(MAX_BYTES + 1)

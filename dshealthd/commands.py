@@ -1,0 +1,325 @@
+"""The commands that take the agent's configuration, and the parser of the whole command line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import functools
+import io
+import os
+import resource
+import sys
+import time
+import typing
+from typing import Any
+
+from dshealthd import __version__, arguments, config, config_warnings, logs
+from dshealthd.arguments import ACCESS, Command
+from dshealthd.config import Config, ConfigError
+from dshealthd.flags import EXIT_USAGE, FlagParser, tables
+from dshealthd.notify import ServiceManager
+from dshealthd.status_line import first_of
+
+if typing.TYPE_CHECKING:
+    from pathlib import Path
+
+    from dshealthd.http.client import Access
+
+MAX_FILES = 16_384
+"""Descriptors at most: 1,024, the usual soft limit, are few for all connections and peers at once.
+
+Not more, as some libraries in children touch every possible descriptor.
+"""
+EXIT_FAILURE = 1
+
+
+def main(words: list[str]) -> int:
+    """Run one command and return its exit status: 0 done, 1 failed, 2 bad usage or configuration."""
+    options = parser().parse_args(words)
+    flags = tables(options)
+    manager = ServiceManager.from_environment(os.environ)  # no child inherits it
+    try:
+        loaded = config.load(options.config_file, flags)
+        logs.configure(loaded.log)
+        if options.command is run:
+            options.command = functools.partial(run, manager=manager)
+        command: typing.Callable[..., int] = options.command
+        return command(
+            loaded,
+            options.config_file,
+            flags,
+            **{name: getattr(options, name) for name in options.own},
+        )
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        manager.say(first_of(str(error)))
+        return EXIT_USAGE
+
+
+def run(
+    loaded: Config,
+    file: Path | None,
+    flags: dict[str, dict[str, Any]],
+    manager: ServiceManager | None = None,
+) -> int:
+    """Run the agent until SIGTERM or SIGINT."""
+    from dshealthd.agent import Agent
+    from dshealthd.web.server import ListenError
+
+    manager = manager or ServiceManager()
+    with contextlib.suppress(io.UnsupportedOperation):  # standard error is no file
+        faulthandler.enable()  # the watchdog's SIGABRT prints where the event loop is stuck
+    _raise_file_limit()
+    output = logs.LineWriter(1)  # which may be a pipe that nobody reads
+
+    def announce(url: str) -> None:
+        output.put(f"dshealthd {__version__}: page {url}  metrics {url}metrics")
+
+    try:
+        asyncio.run(Agent(loaded, file, flags).run(announce, manager))
+    except ConfigError as error:  # of web.config_file, which is read with what it names
+        manager.say(first_of(str(error)))
+        raise
+    except ListenError as error:
+        logs.writer.put(f"dshealthd: {error}")
+        manager.say(str(error))
+        return EXIT_FAILURE
+    finally:
+        manager.close()
+    return 0
+
+
+def _raise_file_limit() -> None:
+    """Raise the soft limit of open files to the hard one, but not beyond `MAX_FILES`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def check_config(loaded: Config, file: Path | None, _flags: dict[str, dict[str, Any]]) -> int:
+    """Check the configuration and the web config file, and list every mistake with its key.
+
+    Files that are named and missing are warnings: a job may bring its hostfile later.
+
+    Exit status: 0 usable, 2 mistakes.
+    """
+    if loaded.web.config_file is not None:
+        from dshealthd.web import config_file
+
+        config_file.load(loaded.web.config_file)
+    for warning in config_warnings.of(loaded):
+        print(f"{file or 'command line'}: warning: {warning}", file=sys.stderr)
+    enabled = [name for name, options in loaded.collectors.items() if options.enabled]
+    print(
+        f"{file or 'defaults'}: ok, {len(enabled)} of {len(loaded.collectors)} collectors enabled"
+    )
+    return 0
+
+
+def metrics(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]]) -> int:
+    """Collect once, print what a scrape of the agent would show, and exit."""
+    from dshealthd.collection.scheduler import Scheduler
+    from dshealthd.core.exposition import Format
+    from dshealthd.core.snapshot import Snapshot
+    from dshealthd.self_metrics import SelfMetrics
+
+    snapshot = Snapshot(time.monotonic, time.time)
+    telemetry = SelfMetrics(time.time())
+    asyncio.run(Scheduler(snapshot, time.monotonic, time.time).once(loaded))
+    sys.stdout.write(snapshot.body(Format.PROMETHEUS, telemetry.samples).decode())
+    return 0
+
+
+def probe(loaded: Config, file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any) -> int:
+    """Run small collectives now, on this machine or between nodes, and print their times.
+
+    Exit status: 0 ok, 1 failed, 2 bad usage, 3 declined, 4 unreachable, 5 refused, 6 unauthorized,
+    7 hung, 8 wrong data, 9 inconclusive.
+    """
+    from dshealthd.probe import command
+
+    return command.probe(loaded, file, **own)
+
+
+def targets(
+    loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any
+) -> int:
+    """Print the nodes that are probed as targets for Prometheus' file service discovery.
+
+    An agent serves the same list at /api/v1/targets for HTTP service discovery. Every agent is
+    taken to listen on the port that is configured here.
+    """
+    from dshealthd.targets import targets as command
+
+    return command(loaded, **own)
+
+
+def status(
+    loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any
+) -> int:
+    """Say what is wrong with this node, or with others.
+
+    Findings first, then GPUs, links, jobs and probes.
+
+    Exit status, of the worst node: 0 ok, 1 warning, 2 critical, 3 unknown, as when an agent does
+    not answer.
+    """
+    from dshealthd.status import command
+
+    return command.status(loaded, _access(own), **own)
+
+
+def jobs(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any) -> int:
+    """List the training jobs of this node, or of others, with their ranks side by side.
+
+    Exit status: 0 no job is hung, 2 one is, 3 an agent does not answer.
+    """
+    from dshealthd.status import command
+
+    return command.jobs(loaded, _access(own), **own)
+
+
+def _access(own: dict[str, Any]) -> Access:
+    """Take from a command's arguments how agents are asked."""
+    from dshealthd.http.client import Access
+
+    return Access(**{name: own.pop(name) for name in ACCESS})
+
+
+def evidence(
+    loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any
+) -> int:
+    """Look at the training jobs of this node now and keep what is found.
+
+    Stacks, flight recorders, NCCL RAS, kernel, metrics.
+
+    Prints a summary that names the lagging ranks. Takes root for what belongs to other users. The
+    jobs go on undisturbed.
+    """
+    from dshealthd.evidence.command import evidence as command
+
+    return command(loaded, _access(own), **own)
+
+
+def keys(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any) -> int:
+    """Make, rotate or show the key that the agents of all nodes share.
+
+    A rotation takes three files; each is to be on every node before the next one is made, so that
+    no round is missed. Fingerprints are shown, never a key.
+    """
+    from dshealthd.probe.keys import keys as command
+
+    return command(loaded, **own)
+
+
+def maintenance(
+    loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any
+) -> int:
+    """Set this node to maintenance for planned work, end that, or show it.
+
+    Alerts of the node are shown and page no one, and probes leave it out, until it ends by itself.
+    It is kept over restarts. Takes root, or the agent's user: whoever may write to path.state.
+    """
+    from dshealthd.maintenance.command import maintenance as command
+
+    return command(loaded, **own)
+
+
+def send_test_alert(
+    _loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any
+) -> int:
+    """Send one labelled test page through Alertmanager, and say where it stopped.
+
+    With --prometheus, it is first asked whether it scrapes, evaluates the rules and knows an
+    Alertmanager.
+    """
+    from dshealthd.alerting_check import check_alerting as command
+
+    return command(**own)
+
+
+def slurm(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], hook: str) -> int:
+    """Run as one of Slurm's hooks: drain the node for what its agent has found, within a budget.
+
+    Exit status: 100 from a prolog where the job must not start, else 0. See deploy/slurm/.
+    """
+    from dshealthd.slurm.command import slurm as command
+
+    return command(loaded, hook)
+
+
+COMMANDS = (
+    Command("run", run, ("dshealthd run --config.file /etc/dshealthd/dshealthd.toml",)),
+    Command(
+        "status",
+        status,
+        (
+            "dshealthd status",
+            "dshealthd status node-17 node-18 --watch",
+            "dshealthd status --members",
+        ),
+        arguments.query,
+    ),
+    Command("jobs", jobs, ("dshealthd jobs node-17", "dshealthd jobs --members"), arguments.query),
+    Command(
+        "probe",
+        probe,
+        ("dshealthd probe", "dshealthd probe --hostfile /job/hostfile --size 64M"),
+        arguments.probe,
+    ),
+    Command("evidence", evidence, ("dshealthd evidence --job slurm-4711",), arguments.evidence),
+    Command(
+        "check-config",
+        check_config,
+        ("dshealthd check-config --config.file /etc/dshealthd/dshealthd.toml",),
+    ),
+    Command("metrics", metrics, ("dshealthd metrics | grep gpu_temperature",)),
+    Command(
+        "targets",
+        targets,
+        ("dshealthd targets --hostfile /job/hostfile --output targets/dshealthd.json",),
+        arguments.targets,
+    ),
+    Command("keys", keys, ("dshealthd keys new", "dshealthd keys show"), arguments.keys),
+    Command(
+        "maintenance",
+        maintenance,
+        (
+            "dshealthd maintenance on --for 4h --reason 'new optics'",
+            "dshealthd maintenance off",
+        ),
+        arguments.maintenance,
+    ),
+    Command(
+        "test-alert",
+        send_test_alert,
+        ("dshealthd test-alert --alertmanager http://alerts:9093 --prometheus http://prom:9090",),
+        arguments.test_alert,
+    ),
+    Command("slurm", slurm, ("dshealthd slurm health",), arguments.slurm),
+)
+"""All commands but those with a parser of their own, in the order of `--help`."""
+APART = {
+    "doctor": "Say whether this node, or others, are fit to start a training.",
+    "explain": "Name the cause of a job's failure from its logs.",
+    "free-port": "Print a free port for a rendezvous, and hold it.",
+}
+"""Commands with a parser of their own."""
+
+
+def parser() -> FlagParser:
+    """Return the parser of the whole command line, from which manual pages are made too."""
+    whole = FlagParser(
+        prog="dshealthd",
+        description="Cluster health monitor for GPU training.",
+        epilog="`dshealthd COMMAND --help` shows the options of a command, with an example.",
+    )
+    whole.add_argument("--version", action="version", version=f"dshealthd {__version__}")
+    commands = whole.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    for command in COMMANDS:
+        arguments.declare(commands, command)
+    for name, text in APART.items():
+        commands.add_parser(name, help=text, description=text, add_help=False)
+    return whole
