@@ -105,6 +105,10 @@ class Recognised:
     tasks_with_ranks: dict[tuple[int, int], set[int]] = field(
         default_factory=lambda: Bounded(MAX_KNOWN)
     )
+    launchers: dict[tuple[int, int | None], set[int]] = field(
+        default_factory=lambda: Bounded(MAX_KNOWN)
+    )
+    """Pids of torchrun by source and task; of several nodes, each has ranks of its own."""
     shared: dict[Clock, dict[str, Stamp]] = field(default_factory=lambda: Bounded(MAX_CLOCKS))
     """When each clock saw what all ranks do at once: a step, the start of a communicator."""
     world: int | None = None
@@ -128,6 +132,10 @@ class Recognised:
                     seen.add(origin.rank)
         if origin.local is not None:
             facts.is_launcher = True
+        elif line.launcher is not None:
+            pids = self.launchers.setdefault((source, origin.task), set())
+            if len(pids) < SEVERAL:
+                pids.add(line.launcher)
         if line.stamp is not None:
             facts.last_stamp[origin] = line.stamp
             if match := _SHARED.search(text):

@@ -18,6 +18,10 @@ class Identities:
 
     def __init__(self, found: Recognised) -> None:
         self._found = found
+        self._untold: dict[tuple[int, int | None], int] = {
+            key: len(pids) for key, pids in found.launchers.items() if len(pids) > 1
+        }
+        """Launchers without a summary, by file and task, where there are several."""
         self._first: dict[object, set[int]] = defaultdict(set)
         """The rank of local rank 0, by file and task, and by folder of a node's torchrun; several
         where a file holds the output of several nodes."""
@@ -29,6 +33,8 @@ class Identities:
         for failure in found.failures:
             if failure.rank is not None and failure.local is not None:
                 self._first[failure.source, failure.task].add(failure.rank - failure.local)
+            if failure.root and (failure.source, failure.task) in self._untold:
+                self._untold[failure.source, failure.task] -= 1
 
     def _folder(self, source: int) -> re.Match[str] | None:
         return _TORCHRUN_FOLDER.match(self._found.sources[source].name)
@@ -43,6 +49,8 @@ class Identities:
             return origin.rank
         found = self._found
         if origin.local is not None:
+            if self._untold.get((origin.source, origin.task), 0) > 0:
+                return None  # of the launcher that told nothing, the first rank may be any
             for key in ((origin.source, origin.task), self._node(origin.source)):
                 first = self._first.get(key, set())
                 if len(first) == 1:

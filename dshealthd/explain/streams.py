@@ -42,7 +42,9 @@ _DIGIT = re.compile(
 _LETTER = re.compile(
     r"(?P<syslog>[A-Z][a-z]{2}[ ][ \d]\d[ ]\d\d:\d\d:\d\d)(?:\.\d{1,9})?[ ](?P<syslog_host>[\w.-]+)[ ]"
     r"(?P<tag>[\w./@-]+(?:\[\d+\])?):[ ](?:\[[ ]*\d+\.\d+\][ ])?"
-    r"|(?P<level>[EWIF])(?P<glog>\d{4} \d\d:\d\d:\d\d\.\d+)[ ]+\d+[ ][^\]\s]{1,160}\][ ]?"
+    r"|(?P<level>[EWIF])(?P<glog>\d{4} \d\d:\d\d:\d\d\.\d+)[ ]+"
+    r"(?:(?P<launcher>\d{1,10})[ ][^\]\s]{0,160}torch/distributed/elastic/[^\]\s]{1,80}"
+    r"|\d+[ ][^\]\s]{1,160})\][ ]?"
     r"|(?:INFO|WARNING|ERROR)[ ]\d\d-\d\d[ ]\d\d:\d\d:\d\d[ ][\w./]{1,80}:\d+\][ ]?"  # vLLM
     r"|(?P<nccl_host>[\w.-]{1,255}):(?P<nccl_pid>\d{1,10}):\d{1,10}[ ](?:\[(?P<gpu>\d{1,6})\][ ])?"
     r"(?=.{0,80}NCCL[ ](?:WARN|INFO|TRACE|CALL))"
@@ -88,6 +90,8 @@ class Line:
     """E, W, I or F of c10's and glog's lines; empty if the line has none."""
     prefixed: bool
     """Whether it has any prefix of a logger: such a line begins a new record."""
+    launcher: int | None = None
+    """The pid of the torchrun that wrote it."""
 
 
 class Splitter:
@@ -137,7 +141,7 @@ class Splitter:
         """Return a line's text, whose it is, and when it was written."""
         base = self.base
         rank, local, task, host = base.rank, base.local, base.task, base.host
-        pid = gpu = None
+        pid = gpu = launcher = None
         stamp = None
         level = ""
         prefixed = False
@@ -201,6 +205,7 @@ class Splitter:
                 else:
                     prefixed = prefixed or not (self.is_stamped and match["syslog"])
                     level = match["level"] or level
+                    launcher = int(match["launcher"]) if match["launcher"] else launcher
                     host = match["syslog_host"] or host
                     for form in ("syslog", "glog"):
                         if match[form]:
@@ -214,4 +219,4 @@ class Splitter:
             == (base.rank, base.local, base.task, base.host, None, None)
             else Origin(self.source, rank, local, task, host, pid, gpu)
         )
-        return Line(text, origin, stamp, level, prefixed)
+        return Line(text, origin, stamp, level, prefixed, launcher)

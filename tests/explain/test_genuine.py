@@ -80,12 +80,15 @@ def tally(tmp_path: Path) -> tuple[list[str], list[str], list[str]]:
 def test_root_and_rank_are_right_in_nearly_all_variants(tmp_path: Path) -> None:
     """At least 95 % of hundreds of variants of genuine logs give the right slug and rank.
 
-    Where the root was cut away, no other fault of a program is made up in its place.
+    A rank that cannot be told is left out, and never another one named: in one file of two
+    torchruns `[default0]:` is the first rank of either. Where the root was cut away, no other fault
+    of a program is made up in its place.
     """
     right, wrong, invented = tally(tmp_path)
     assert len(right) + len(wrong) >= FEW
     print(f"{len(right)} of {len(right) + len(wrong)} right", *wrong, *invented, sep="\n")
     assert len(right) / (len(right) + len(wrong)) >= WANTED, "\n".join(wrong)
+    assert [got for got in wrong if not got.endswith("()")] == []
     assert len(invented) <= 0.01 * FEW, "\n".join(invented)
 
 
