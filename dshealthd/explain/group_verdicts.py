@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MAX_SIZE = 200_000
 """Ranks of the largest job that is believed."""
+_PER_NODE = (4, 8, 16)
+"""Ranks of one node, as they are usual; two may be silent together by chance."""
 _GATHERS = ("ALLGATHER", "_ALLGATHER_BASE", "ALLGATHER_COALESCED")
 _SCATTERS = ("REDUCE_SCATTER", "_REDUCE_SCATTER_BASE")
 _UNEVEN = frozenset({
@@ -129,6 +131,8 @@ def judge(
         if odd := _odd(members.values(), sequence, stuck):
             number, minority, majority = odd
             names = f"{_described(minority[0], number)} where others ran {majority}"
+            if len(minority) == len(stuck) < (size or 0):  # no majority among those that are heard
+                return verdict("unknown", [], f"one rank ran {names} as #{number} of the {label}")
             return verdict("mismatch", minority, f"ran {names} as #{number} of the {label}")
     if size is not None:
         absent = sorted(set(range(size)) - set(members))
@@ -190,8 +194,18 @@ def _missed(
     known = ledger.ranks_of.get(group)
     if known:
         return tuple(sorted(known[rank] for rank in absent)) if few else ()
+    if not _is_part(absent) or not ledger.silence_tells(len(absent), size):
+        return ()
     heard = len(absent) < size and set(absent) <= present
     return tuple(absent) if is_whole and (few or heard) else ()
+
+
+def _is_part(ranks: list[int]) -> bool:
+    """Tell whether ranks are one, or all of a node: several others may have ended too early to report."""
+    count = len(ranks)
+    return count == 1 or (
+        count in _PER_NODE and ranks[0] % count == 0 and ranks[-1] - ranks[0] == count - 1
+    )
 
 
 def _number(member: GroupMember) -> int | None:

@@ -24,6 +24,9 @@ _GROUP = re.compile(
 )
 _GROUP_RANK = re.compile(r"\[Rank (?P<rank>\d+)\]")
 _SEQUENCE = re.compile(r"(?:work sequence id|watchdog at work|at NCCL work): (?P<sequence>\d+)")
+_REPORT = "Watchdog caught"
+_LAST = ("terminated with exception: ", "what(): ")
+"""What a watchdog repeats its report after when it ends its process."""
 
 
 @dataclass(slots=True)
@@ -70,6 +73,12 @@ class Ledger:
     has_dumps: bool = False
     """Flight recorders are among what was read."""
     _pending: dict[tuple[Origin, int], GroupMember] = field(default_factory=dict)
+    _begun: set[tuple[int, int, str]] = field(default_factory=set)
+    """Reports of watchdogs by file, rank in the group and number."""
+    _ended: set[tuple[int, int, str]] = field(default_factory=set)
+    """Those that were repeated as the process ended."""
+    cut: set[int] = field(default_factory=set)
+    """Files that begin or end within a stack."""
 
     def add_line(self, event: Event, raw_text: str) -> None:
         """Take a line of the watchdog that a pattern of `nccl-timeout` matched."""
@@ -85,6 +94,7 @@ class Ledger:
             group_rank = int(rank["rank"]) if rank else origin.rank
             if group_rank is None:
                 return
+            self._note_report(raw_text, (origin.source, group_rank, fields.get("sequence", "")))
             member = GroupMember(
                 place,
                 group_rank,
@@ -114,6 +124,29 @@ class Ledger:
                 member.timed_out = int(sequence["sequence"])
             member.enqueued, member.completed = int(fields["enqueued"]), int(fields["completed"])
             self._join(found["group"] or found["number"] or "?", found["name"], member)
+
+    def _note_report(self, raw_text: str, report: tuple[int, int, str]) -> None:
+        before = raw_text.partition(_REPORT)[0]
+        if any(last in before for last in _LAST):
+            reports = self._ended
+        elif before.startswith("[") or not before:
+            reports = self._begun
+        else:  # an exception of a program that waits for its collectives
+            return
+        if len(reports) < MAX_MEMBERS:
+            reports.add(report)
+
+    def silence_tells(self, silent: int, size: int) -> bool:
+        """Tell whether ranks without a report made none, and it is not a log that was cut.
+
+        A report of which one end is missing shows a cut, and then others may be cut away whole. A
+        watchdog that only reports has no such end: then all others must have reported.
+        """
+        if self.cut:
+            return False
+        if not self._ended and silent == 1:
+            return size > 2 or not self._begun  # noqa: PLR2004 - of two, one alone has reported
+        return self._begun == self._ended
 
     def _join(self, group: str, name: str | None, member: GroupMember) -> None:
         members = self.groups.setdefault(group, {})

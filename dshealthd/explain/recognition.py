@@ -154,6 +154,7 @@ class Reader:
         self._losses: dict[str, Event] = {}
         self._last: dict[Origin, Event] = {}
         self._failed_since_restart = False
+        self._in_stack = self._begins_in_stack = False
         self._order = 0
 
     def take(self, item: logs.Raw | logs.Skipped) -> None:
@@ -180,6 +181,10 @@ class Reader:
         for event in self._losses.values():
             self._parent.keep(event)
         self._facts.attempt = max(self._facts.attempt, self._attempt)
+        if self._begins_in_stack or self._in_stack:  # an empty line follows each stack of c10
+            self._found.ledger.cut.add(self._source)
+        else:
+            self._found.ledger.cut.discard(self._source)
 
     def _flush_sample(self) -> None:
         if self._sample is not None:
@@ -196,6 +201,9 @@ class Reader:
         """Take one line of text; `raw` is the line of the file that it stands in."""
         line = as_exception(self._splitter.split(told))
         text = line.text
+        self._in_stack = text.startswith("frame #")
+        if self._in_stack and not self._order:
+            self._begins_in_stack = True
         self._order += 1
         self._found.learn(line, self._source)
         place = Place(self._facts.name, raw.number, raw.text.strip()[:MAX_QUOTE])

@@ -14,7 +14,7 @@ import pytest
 from dshealthd.explain import command
 from dshealthd.explain.input import Raw
 from dshealthd.explain.recognition import Recogniser
-from tests.explain.watchdogs import OPERATIONS, RELEASES, Group, Rank, printed
+from tests.explain.watchdogs import RELEASES, Group, Rank, hung_group, printed
 
 if TYPE_CHECKING:
     from dshealthd.explain.causality import Finding
@@ -35,18 +35,6 @@ def explained(groups: list[Group], release: str, chance: random.Random, world: i
     return command.conclude(recogniser)
 
 
-def whole_group(world: int, chance: random.Random) -> Group:
-    """Return a default group whose ranks all wait in the same collective."""
-    number = chance.randrange(5, 100_000)
-    operation = chance.choice(OPERATIONS)
-    size = chance.randrange(8, 1 << 24) * world
-    ahead = chance.randrange(4)
-    return Group(0, "default_pg", [
-        Rank(rank, rank, number, number + ahead, number - 1, operation, size)
-        for rank in range(world)
-    ])  # fmt: skip
-
-
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_rank_that_never_entered_is_named(release: str) -> None:
     """It answers the others' signal, or is silent; those that report the time-out are victims."""
@@ -54,7 +42,7 @@ def test_the_rank_that_never_entered_is_named(release: str) -> None:
     for seed in range(CASES):
         chance = random.Random(seed)
         world = chance.choice((2, 4, 8, 16, 64))
-        group = whole_group(world, chance)
+        group = hung_group(world, chance)
         culprit = group.ranks[chance.randrange(world)]
         assert culprit.timed_out is not None
         culprit.enqueued = culprit.completed = culprit.timed_out - 1
@@ -71,7 +59,7 @@ def test_the_rank_with_another_operation_or_size_is_named(release: str) -> None:
     for seed in range(CASES):
         chance = random.Random(seed)
         world = chance.choice((4, 8, 16, 64))
-        group = whole_group(world, chance)
+        group = hung_group(world, chance)
         culprit = chance.choice(group.ranks)
         if chance.random() < 0.5:
             culprit.operation = "BROADCAST" if culprit.operation != "BROADCAST" else "ALLREDUCE"
@@ -88,7 +76,7 @@ def test_nobody_is_named_where_all_entered_the_same(release: str) -> None:
     for seed in range(CASES):
         chance = random.Random(seed)
         world = chance.choice((2, 4, 8, 16, 64))
-        finding = explained([whole_group(world, chance)], release, chance, world)
+        finding = explained([hung_group(world, chance)], release, chance, world)
         assert finding.slug == "nccl-timeout"
         assert finding.ranks == ()
         assert "fabric or a GPU" in finding.statement or release == "2.0"
@@ -129,7 +117,7 @@ def test_the_rank_whose_gpu_no_longer_finishes_is_named(release: str) -> None:
     for seed in range(CASES):
         chance = random.Random(seed)
         world = chance.choice((4, 8, 16))
-        group = whole_group(world, chance)
+        group = hung_group(world, chance)
         culprit = chance.choice(group.ranks)
         assert culprit.timed_out is not None
         culprit.timed_out -= 3

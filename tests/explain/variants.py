@@ -123,26 +123,35 @@ def variants(run: dict[str, Any], seed: int) -> Iterator[Variant]:
         for kind, part in _cut(everything, chance):
             yield made(kind, {"job.out": part})
         return
+    for kind, files in forms(units, chance):
+        yield made(kind, files)
+
+
+def forms(
+    units: dict[str, list[Timed]], chance: random.Random
+) -> Iterator[tuple[str, dict[str, Sequence[str]]]]:
+    """Return what each process printed as one log and as several, and what each form is."""
+    names = list(units)
     merged = _merged(units)
-    yield made("merged", {"job.out": merged})
+    yield "merged", {"job.out": merged}
     for kind, part in _cut(merged, chance):
-        yield made(kind, {"job.out": part})
+        yield kind, {"job.out": part}
     numbered = {
         name: [(t, f"{number}: {line}") for t, line in units[name]]
         for number, name in enumerate(names)
     }
     if len(names) > 1:
-        yield made("srun -l", {"slurm-4711.out": _merged(numbered)})
-        yield made("srun -l, mixed", {"slurm-4711.out": _mixed(numbered, chance)})
+        yield "srun -l", {"slurm-4711.out": _merged(numbered)}
+        yield "srun -l, mixed", {"slurm-4711.out": _mixed(numbered, chance)}
         named = {name: [(t, f"gpu-{number}: {line}") for t, line in units[name]]
                  for number, name in enumerate(names)}  # fmt: skip
-        yield made("pdsh, mixed", {"job.out": _mixed(named, chance)})
-        yield made("mixed", {"job.out": _mixed(units, chance)})
+        yield "pdsh, mixed", {"job.out": _mixed(named, chance)}
+        yield "mixed", {"job.out": _mixed(units, chance)}
         skewed = {name: _stamped(lines, chance.uniform(-MAX_SKEW, MAX_SKEW), f"gpu-{number}")
                   for number, (name, lines) in enumerate(units.items())}  # fmt: skip
-        yield made("skewed clocks", {f"{name}.log": [line for _, line in lines]
-                                     for name, lines in skewed.items()})  # fmt: skip
-        yield made("skewed and sorted", {"syslog": _merged(skewed)})
+        yield "skewed clocks", {f"{name}.log": [line for _, line in lines]
+                                for name, lines in skewed.items()}  # fmt: skip
+        yield "skewed and sorted", {"syslog": _merged(skewed)}
 
 
 def _units(run: dict[str, Any]) -> dict[str, list[Timed]]:

@@ -36,6 +36,18 @@ class Group:
     ranks: list[Rank] = field(default_factory=list)
 
 
+def hung_group(world: int, chance: random.Random) -> Group:
+    """Return a default group whose ranks all wait in the same collective."""
+    number = chance.randrange(5, 100_000)
+    operation = chance.choice(OPERATIONS)
+    size = chance.randrange(8, 1 << 24) * world
+    ahead = chance.randrange(4)
+    return Group(0, "default_pg", [
+        Rank(rank, rank, number, number + ahead, number - 1, operation, size)
+        for rank in range(world)
+    ])  # fmt: skip
+
+
 def printed(release: str, group: Group, chance: random.Random) -> list[tuple[float, int, str]]:
     """Return the lines of all ranks of a group: seconds, rank and text."""
     lines = []
@@ -104,6 +116,7 @@ def _of_rank(release: str, group: Group, state: Rank) -> list[str]:
         )
         found.append("Exception raised from checkTimeout at ProcessGroupNCCL.cpp:618 (most recent")
         found += [f"frame #{number}: <unknown function> + 0xd3e95 (0x15327)" for number in range(4)]
+        found.append("")
     elif release in {"2.5", "2.7", "2.9"} and group.number == 0:
         found.append(
             f"{head}1785] {prefix} Received a dump signal due to a collective timeout from  rank "
