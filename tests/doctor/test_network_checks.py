@@ -64,7 +64,7 @@ def test_rendezvous_ports_in_time_wait() -> None:
     assert (found.value, found.limit) == ("110", "100")
     assert found.remedy
     subprocess.run(
-        ["ss", "-K", "-tn", "state", "time-wait"], check=True, capture_output=True, timeout=20
+        ["ss", "-K", "-tn", "state", "time-wait"], check=True, capture_output=True, timeout=60
     )
     if not ss("state", "time-wait"):  # a kernel without INET_DIAG_DESTROY keeps them
         assert outcomes(ports.CHECK, look(*sources)) == ["ok"]
