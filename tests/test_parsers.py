@@ -204,6 +204,7 @@ HERE |= {
         lambda text: module("doctor.node.host_name").parse_bridge_routes(text, {"docker0", "0"}),
         LINES,
     ),
+    ("doctor.nftables", "parse_networks"): (module("doctor.nftables").parse_networks, LINES),
     ("doctor.report", "parse_node"): (
         lambda document: _but_no_shape(module("doctor.report").parse_node, document, "node-1"),
         DOCUMENTS,

@@ -146,7 +146,7 @@ def test_news_ends_the_sleep() -> None:
         inside, snapshot, _ = group(Listening)
         inside.members["Listening"].options = CollectorOptions(interval=Duration(3600))
         task = asyncio.create_task(inside.run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not inside._alarm:
                 await asyncio.sleep(0)
             assert asked(snapshot, "Listening") == 1

@@ -13,7 +13,14 @@ from dshealthd.collection.supervisor import REPLACED, STARTS, Backoff, Superviso
 from dshealthd.core.collector import Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import encode
-from tests.collection.test_supervisor import COMMAND, Bench, reasons, values
+from tests.collection.test_supervisor import (
+    COMMAND,
+    LONG,
+    Bench,
+    reasons,
+    start_of_a_worker,
+    values,
+)
 from tests.workers import obstinate
 
 if TYPE_CHECKING:
@@ -34,8 +41,8 @@ class Patient(Bench):
     """A bench whose worker leaves a silent part aside."""
 
     def __init__(self, script: Path, backoff: Backoff, patience: float) -> None:
-        super().__init__(script, Host(), backoff)
         self.deadline = DEADLINE * patience
+        super().__init__(script, Host(), backoff, self.deadline)
         options = obstinate.Options(script=str(script))
         hello = {
             "worker": "test",
@@ -71,9 +78,9 @@ def play(tmp_path: Path) -> Callable[..., None]:
         scene: Callable[[Patient], Coroutine[None, None, None]], backoff: Backoff | None = None
     ) -> None:
         async def main() -> None:
-            start = await start_of_a_worker(tmp_path)
+            start = await start_of_a_worker(tmp_path, Host())
             patience = min(max(PATIENCE, STARTS_WAITED_FOR * start), MOST)
-            bench = Patient(tmp_path / "script", backoff or Backoff(600, 600), patience)
+            bench = Patient(tmp_path / "script", backoff or LONG, patience)
             try:
                 await scene(bench)
             finally:
@@ -82,17 +89,6 @@ def play(tmp_path: Path) -> Callable[..., None]:
         asyncio.run(main())
 
     return run
-
-
-async def start_of_a_worker(path: Path) -> float:
-    """Return the seconds that this machine takes at the moment to start a worker and read a part."""
-    bench = Bench(path / "measured", Host(), Backoff(600, 600))
-    write(bench, a="value 1")
-    started = time.monotonic()
-    assert values(await bench.sweep()) == {"a": 1.0}
-    took = time.monotonic() - started
-    await bench.supervisor.close()
-    return took
 
 
 def write(bench: Bench, **actions: str) -> None:

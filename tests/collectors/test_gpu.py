@@ -157,7 +157,7 @@ def test_promtool(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=60,
     )
     assert (linted.returncode, linted.stdout, linted.stderr) == (0, "", "")
 

@@ -61,7 +61,7 @@ def test_ranks_of_jobs(tmp_path: Path) -> None:
                 node.simulator.set(gpu, "processes", f"{rank.pid}:1048576, {os.getpid()}:1048576")
             seen = node.collect("gpu_processes")
             again = node.collect("gpu_processes")
-            rank.communicate(b"\n", timeout=20)
+            rank.communicate(b"\n", timeout=60)
         after = node.collect("gpu_processes")
     assert seen.values("job_gpu_info") == {
         ("slurm-77", "5", gpu, node.uuid(int(gpu))): 1 for gpu in ("0", "2")

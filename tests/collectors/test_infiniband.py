@@ -214,7 +214,7 @@ def _node_exporter(program: str, sysfs: Path) -> Mapping[str, float]:
                 for line in process.stderr
                 if "address=" in line
             )
-            with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
                 lines = answer.read().decode().splitlines()
         finally:
             process.kill()

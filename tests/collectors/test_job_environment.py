@@ -727,7 +727,7 @@ def test_real_orphan() -> None:
         context.sweep += 1
         before = of_job(attempt(collector, context.monotonic), "orphaned_ranks", job)
         launcher.kill()
-        launcher.wait(timeout=20)
+        launcher.wait(timeout=60)
         context.sweep += 1
         after = of_job(attempt(collector, context.monotonic), "orphaned_ranks", job)
     assert (before, after) == ({(): 0}, {(): 1})

@@ -127,10 +127,10 @@ def test_a_run_is_asked_for_until_it_has_met(network: None) -> None:  # noqa: AR
     with rank(1, port):
         assert agent.collect(port) == ["refused"]
         with listener(HERE, port) as made:
-            made.settimeout(5)
+            made.settimeout(60)
             assert agent.collect(port) == ["ok"]
             with made.accept()[0] as seen:
-                seen.settimeout(5)
+                seen.settimeout(60)
                 assert seen.recv(1) == b""  # it carried nothing, and is closed
             assert agent.collect(port) == ["ok"]
             made.settimeout(0)

@@ -116,7 +116,7 @@ class Machine:
         ledger = collector._ledger
         if ledger is None:
             return result
-        assert ledger.writer.wait(20.0)
+        assert ledger.writer.wait(60.0)
         if result.outcome is not CollectionOutcome.OK or not (result.faults or ledger.writer.error):
             return result
         return attempt(collector, lambda: self.monotonic)  # which says what came of the write
@@ -164,7 +164,7 @@ def close(collector: kernel_log.KernelLog) -> None:
     """Close a collector, and wait until it is saved."""
     collector.close()
     if collector._ledger is not None:
-        assert collector._ledger.writer.wait(20.0)
+        assert collector._ledger.writer.wait(60.0)
 
 
 def test_new_errors_of_gpus_are_told(machine: Machine) -> None:

@@ -54,7 +54,7 @@ def reject(rule: str) -> None:
     if shutil.which("nft") is None:
         pytest.skip("nft is not installed")
     text = f"table inet t {{ chain c {{ type filter hook input priority 0; tcp flags & (syn | ack) == syn {rule}; }}; }}"
-    subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True, timeout=20)
+    subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True, timeout=60)
 
 
 def test_a_working_loopback_is_up() -> None:

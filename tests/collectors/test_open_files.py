@@ -111,7 +111,7 @@ def test_real_job(real: Agent) -> None:
         found = values(real.sweep())
     finally:
         for child in ranks:
-            child.communicate(b"\n", timeout=20)
+            child.communicate(b"\n", timeout=60)
     job = f"slurm-{os.getpid()}"
     assert (found["open_files", "job", job], found["open_files_limit", "job", job]) == (60, 64)
     assert found["job_open_files_rank", job] == 0
@@ -138,7 +138,7 @@ def test_worst_of_all_processes(real: Agent) -> None:
         assert child.stdout is not None
         child.stdout.readline()
         found = values(real.sweep())
-        child.communicate(b"\n", timeout=20)
+        child.communicate(b"\n", timeout=60)
     assert (found["open_files", "process", ""], found["open_files_limit", "process", ""]) == (
         256,
         256,

@@ -343,7 +343,7 @@ def test_without_privileges_the_owner_is_unknown() -> None:
             "-c",
             f"import sys; sys.path[:0] = {sys.path}; {program}",
         ]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
         port.close()
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["1", "1", "0"]

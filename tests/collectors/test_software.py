@@ -117,7 +117,7 @@ def test_real_job() -> None:
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=variables
     ) as child:
         result = attempt(Software(Software.Options(), context), time.monotonic)
-        child.communicate(b"\n", timeout=20)
+        child.communicate(b"\n", timeout=60)
     assert versions(result)["python", "", f"slurm-{os.getpid()}"] == platform.python_version()
 
 

@@ -39,7 +39,7 @@ def values(result: Result) -> dict[str, float]:
 def ports_of_ss() -> set[int]:
     """Return all local ports that `ss` lists."""
     lines = subprocess.run(
-        ["ss", "-tanH"], check=True, capture_output=True, text=True, timeout=20
+        ["ss", "-tanH"], check=True, capture_output=True, text=True, timeout=60
     ).stdout.splitlines()
     return {int(line.split()[3].rpartition(":")[2]) for line in lines}
 

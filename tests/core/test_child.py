@@ -64,7 +64,7 @@ async def test_a_child_starts_is_killed_and_tells_how() -> None:
     before = open_descriptors()
     started = child.spawn("a sleeper", SLEEP)
     assert started.code is None
-    assert await started.killed(20.0)
+    assert await started.killed(60.0)
     assert child.how_ended(started.code or 0) == "was ended by SIGKILL"
     assert open_descriptors() == before
 
@@ -84,7 +84,7 @@ async def test_a_child_gets_nothing_that_is_for_the_agent_alone(
         output=write_end,
     )
     os.close(write_end)
-    assert await started.ends(20.0)
+    assert await started.ends(60.0)
     with open(read_end, encoding="utf-8") as stream:
         names = stream.read().split()
     assert "KEPT" in names
@@ -126,7 +126,7 @@ async def test_a_child_that_cannot_be_watched_is_killed(monkeypatch: pytest.Monk
         patched.setattr(os, "pidfd_open", full)
         with pytest.raises(StartError, match=r"the node is out of file descriptors"):
             child.spawn("a sleeper", SLEEP)
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(60.0):
         while os.path.exists(f"/proc/{pids[0]}"):
             with pytest.raises(StartError):
                 child.spawn("a child", ["/nonexistent"])

@@ -26,7 +26,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     assert CounterFile(tmp_path, "x", "boot 1").load() is None
     ledger = CounterFile(tmp_path, "x", "boot 1")
     ledger.save({"position": 5})
-    assert ledger.writer.wait(20.0)
+    assert ledger.writer.wait(60.0)
     assert CounterFile(tmp_path, "x", "boot 1").load() == {"boot_id": "boot 1", "position": 5}
     assert CounterFile(tmp_path, "x", "boot 2").load() is None
     assert os.listdir(tmp_path) == ["x.json"]
@@ -36,15 +36,15 @@ def test_old_file_stays(tmp_path: Path) -> None:
     """When the new file cannot be put in place, the old one is as it was and nothing else is left."""
     ledger = CounterFile(tmp_path, "x", "boot")
     ledger.save({"position": 1})
-    assert ledger.writer.wait(20.0)
+    assert ledger.writer.wait(60.0)
     (tmp_path / "x.json.new").symlink_to(tmp_path / "elsewhere")
     ledger.save({"position": 2})
-    assert ledger.writer.wait(20.0)
+    assert ledger.writer.wait(60.0)
     assert ledger.writer.error is not None
     assert ledger.load() == {"boot_id": "boot", "position": 1}
     assert os.listdir(tmp_path) == ["x.json"]
     ledger.save({"position": 2})
-    assert ledger.writer.wait(20.0)
+    assert ledger.writer.wait(60.0)
     assert ledger.load() == {"boot_id": "boot", "position": 2}
 
 

@@ -171,7 +171,7 @@ class SlurmCluster:
             if process is not None:
                 process.send_signal(signal.SIGCONT)
                 process.kill()
-                process.wait(20)
+                process.wait(60)
         self._daemons, self._controller, self._munge = {}, None, None
         shutil.rmtree(self._spool, ignore_errors=True)
 
@@ -183,7 +183,7 @@ class SlurmCluster:
         """Kill slurmctld: connections are refused."""
         assert self._controller is not None
         self._controller.kill()
-        self._controller.wait(20)
+        self._controller.wait(60)
         self._controller = None
 
     def hang_controller(self) -> None:

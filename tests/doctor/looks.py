@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.config import load
@@ -43,3 +44,13 @@ def results(check: Check[Any], context: NodeContext) -> list[Result]:
 def outcomes(check: Check[Any], context: NodeContext) -> list[str]:
     """Return how bad each of its results is."""
     return [result.outcome.value for result in check.run(context)]
+
+
+def apply(result: Result) -> None:
+    """Run the remedy of a result as it is printed, in a shell; sudo is left out, which may be absent.
+
+    For tests in a namespace or a directory of their own.
+    """
+    assert result.remedy
+    command = result.remedy.replace("sudo ", "")
+    subprocess.run(["sh", "-euc", command], check=True, capture_output=True, timeout=60)

@@ -216,7 +216,7 @@ def test_paths_of_the_command_line(mount: frozen.Mount) -> None:
     (read_only,) = results(path_check(path), context)
     assert read_only.outcome.value == "critical"
     assert "Read-only file system" in read_only.text
-    subprocess.run(["mount", "-o", "remount,rw", path], check=True, timeout=20)
+    subprocess.run(["mount", "-o", "remount,rw", path], check=True, timeout=60)
     assert outcomes(path_check(path), context) == ["ok"]
     (absent,) = results(path_check(f"{path}/absent"), context)
     assert absent.outcome.value == "critical"

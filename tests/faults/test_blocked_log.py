@@ -88,7 +88,7 @@ def test_an_agent_that_nobody_reads_serves_and_stops(tmp_path: Path) -> None:
     finally:
         os.close(read_end)
         process.kill()
-        process.wait(5)
+        process.wait(60)
 
 
 def test_an_agent_whose_log_is_not_read_serves_and_stops(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_28_memory_is_short(tmp_path: Path) -> None:
             hog = subprocess.Popen([sys.executable, "-c", f"input()\n{HOG}"], stdin=subprocess.PIPE)
             try:
                 group.add(hog.pid)
-                hog.communicate(b"\n", timeout=30)
+                hog.communicate(b"\n", timeout=60)
             finally:
                 hog.kill()
             assert hog.returncode == -signal.SIGKILL

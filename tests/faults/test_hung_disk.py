@@ -59,7 +59,7 @@ def test_the_newest_content_wins_while_a_write_hangs() -> None:
     release, written = threading.Event(), []
 
     def write(content: bytes) -> None:
-        release.wait(20.0)
+        release.wait(60.0)
         written.append(content)
 
     writer = LatestWriter(write, "test")
@@ -70,7 +70,7 @@ def test_the_newest_content_wins_while_a_write_hangs() -> None:
     assert not writer.wait(0.05)
     assert writer.hung_for() > 0.0
     release.set()
-    assert writer.wait(20.0)
+    assert writer.wait(60.0)
     assert written[-1] == b"999"
     assert len(written) <= 2
 
@@ -85,10 +85,10 @@ def test_a_failed_write_is_known_until_one_succeeds() -> None:
 
     writer = LatestWriter(write, "test")
     writer.put(b"1")
-    assert writer.wait(20.0)
+    assert writer.wait(60.0)
     assert "No space left" in str(writer.error)
     writer.put(b"2")
-    assert writer.wait(20.0)
+    assert writer.wait(60.0)
     assert str(writer.error) == "None"
     assert writer.written == 1
 

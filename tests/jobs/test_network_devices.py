@@ -72,7 +72,7 @@ def test_network_of_its_own() -> None:
             pytest.skip("network namespaces are not permitted here")
         both = devices(Host())
         theirs, ours = both.interfaces(child.pid), both.interfaces(os.getpid())
-        child.communicate(b"\n", timeout=20)
+        child.communicate(b"\n", timeout=60)
     assert theirs["lo"] is None
     assert ours["lo"] is not None
 

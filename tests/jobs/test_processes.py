@@ -357,7 +357,7 @@ def test_no_permission() -> None:
     if os.getuid() != 0:
         pytest.skip("takes root, to become nobody")
     answer = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, timeout=30
+        [sys.executable, "-c", program], check=True, capture_output=True, timeout=60
     )
     assert int(answer.stdout) >= 1
 
@@ -390,6 +390,6 @@ def test_real_training_process() -> None:
         assert {process.parent for process in found} == {os.getpid()}
     finally:
         for rank in ranks:
-            rank.communicate(b"\n", timeout=20)
+            rank.communicate(b"\n", timeout=60)
     context.sweep += 1
     assert not pids & {process.pid for process in table.refresh()}

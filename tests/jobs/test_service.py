@@ -32,7 +32,7 @@ OFTEN = Duration(0.1)
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something to be so."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.02)
 

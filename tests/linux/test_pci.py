@@ -106,7 +106,7 @@ def imported(statements: str) -> Iterable[str]:
     """Return the modules that a fresh interpreter has after some statements."""
     script = f"import sys\n{statements}\nprint(*sys.modules)"
     return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     ).stdout.split()
 
 

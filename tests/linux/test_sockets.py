@@ -227,7 +227,7 @@ def test_a_refused_netlink_is_replaced_by_the_files() -> None:
             "-c",
             program,
         ]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
         truth = ss()
         for end in (port, *pair):
             end.close()

@@ -100,7 +100,7 @@ class Rank:
         """Kill it, if it runs."""
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
         for stream in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(BrokenPipeError):
                 assert stream is not None
@@ -236,7 +236,7 @@ class Job:
     def kill(self, rank: int) -> None:
         """Kill a rank."""
         self.ranks[rank].process.kill()
-        self.ranks[rank].process.wait(20)
+        self.ranks[rank].process.wait(60)
         self._fate(rank, Fate.KILLED)
 
     def leave(self, rank: int) -> None:

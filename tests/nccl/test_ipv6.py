@@ -43,7 +43,7 @@ def grown(job: Job) -> int:
     for _ in range(20):
         before = peaks(job)
         try:
-            with socket.create_connection((job.address, RAS_PORT), timeout=20) as connection:
+            with socket.create_connection((job.address, RAS_PORT), timeout=60) as connection:
                 connection.sendall(QUESTION)
                 size = 0
                 while part := connection.recv(1 << 16):

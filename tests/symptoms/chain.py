@@ -132,7 +132,7 @@ def rank(job: str, number: int, *code: str, **variables: str) -> Iterator[subpro
         try:
             yield process
         finally:
-            process.communicate("\n", timeout=20)
+            process.communicate("\n", timeout=60)
 
 
 def fires(

@@ -5,96 +5,52 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from dshealthd.core.host import read
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.nftables import Fate, Packet, Ruleset, parse_networks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from dshealthd.doctor.node_context import NodeContext
 
 _EVERYWHERE = "enough for jobs on this node alone"
-_STATES = frozenset(("established", "related"))
+_NO_PEERS = frozenset(("docker", "cni", "virbr", "lxcbr", "podman", "veth", "lo"))
+"""How the names of interfaces begin that lead to containers and machines of this node itself."""
 
 
-def input_chains(ruleset: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the chains that see what arrives for this node, from nftables' JSON."""
-    chains = [item["chain"] for item in ruleset if "chain" in item]
-    return [chain for chain in chains if chain.get("hook") == "input"]
+def _packets(context: NodeContext, port: int) -> list[Packet]:
+    """Return a packet of a neighbour in each network of this node; one of anywhere without any."""
+    route = read(context.host.proc("net/route"))
+    return [
+        Packet(port, interface, network)
+        for interface, network in parse_networks(route)
+        if not interface.startswith(tuple(_NO_PEERS))
+    ] or [Packet(port)]
 
 
-def _own_or_old(expression: list[dict[str, Any]]) -> bool:
-    """Tell whether a rule only lets in what is of this node, or belongs to what was let in."""
-    for part in expression:
-        match = part.get("match")
-        if not match:
-            continue
-        left, right = match.get("left"), match.get("right")
-        if isinstance(left, dict):
-            if left.get("meta", {}).get("key") in {"iif", "iifname"} and right == "lo":
-                return True
-            if left.get("ct", {}).get("key") == "state":
-                states = right if isinstance(right, list) else [right]
-                if set(states) <= _STATES:
-                    return True
-            if left.get("meta", {}).get("key") == "l4proto" and right in ("icmp", "ipv6-icmp"):
-                return True
-    return False
+def judge(ruleset: Ruleset, packets: Sequence[Packet]) -> tuple[Fate, str, str]:
+    """Return what becomes of packets, the chain that drops them or may, and where from.
 
-
-def _ports(expression: list[dict[str, Any]]) -> list[tuple[int, int]] | None:
-    """Return the destination ports that a rule is about; None where it is about all.
-
-    What is not understood may be any port.
+    One network that is let in is enough: those of management are closed on purpose.
     """
-    for part in expression:
-        match = part.get("match") or {}
-        left = match.get("left")
-        if isinstance(left, dict) and left.get("payload", {}).get("field") == "dport":
-            right = match.get("right")
-            items = right.get("set", [right]) if isinstance(right, dict) else [right]
-            found = []
-            for item in items:
-                if isinstance(item, int):
-                    found.append((item, item))
-                elif isinstance(item, dict) and "range" in item:
-                    found.append((item["range"][0], item["range"][1]))
-                else:
-                    return None
-            return found
-    return None
+    found = [(*ruleset.fate(packet), packet) for packet in packets]
+    for wanted in (Fate.ACCEPTED, Fate.UNKNOWN, Fate.DROPPED):
+        for fate, chain, packet in found:
+            if fate is wanted:
+                place = f" from {packet.network} ({packet.interface})" if packet.network else ""
+                return fate, chain, place
+    return Fate.UNKNOWN, "", ""
 
 
-def closed(ruleset: list[dict[str, Any]], port: int) -> str:
-    """Return the chain that drops TCP to a port from other nodes; empty where none surely does.
-
-    In doubt a rule lets it in: jumps, sets and addresses are not followed.
-    """
-    for chain in input_chains(ruleset):
-        if chain.get("policy") != "drop":
-            continue
-        name = f"{chain['family']} {chain['table']} {chain['name']}"
-        rules = [
-            item["rule"]["expr"]
-            for item in ruleset
-            if "rule" in item
-            and item["rule"]["table"] == chain["table"]
-            and item["rule"]["chain"] == chain["name"]
-            and item["rule"]["family"] == chain["family"]
-        ]
-        for expression in rules:
-            verdicts = {key for part in expression for key in part}
-            if not verdicts & {"accept", "jump", "goto", "queue", "vmap"}:
-                continue
-            if _own_or_old(expression):
-                continue
-            ports = _ports(expression)
-            if ports is None or any(low <= port <= high for low, high in ports):
-                break
-        else:
-            return name
-    return ""
+def _has_legacy_rules(context: NodeContext) -> bool:
+    """Tell whether the older iptables of the kernel has a filter, whose rules nft does not list."""
+    try:
+        return "filter" in read(context.host.proc("net/ip_tables_names")).split()
+    except FileNotFoundError:  # the module is not loaded
+        return False
 
 
 def _run(context: NodeContext) -> Iterator[Result]:
@@ -119,19 +75,35 @@ def _run(context: NodeContext) -> Iterator[Result]:
             remedy="sudo dshealthd doctor --only firewall" if context.several else "",
         )
         return
-    chain = closed(json.loads(done.stdout)["nftables"], first)
-    if chain:
+    if context.several and _has_legacy_rules(context):
         yield Result(
-            Outcome.WARNING if context.several else Outcome.OK,
-            f"the chain {chain} drops what other nodes send to port {first}"
-            f"{'' if context.several else '; ' + _EVERYWHERE}",
-            remedy=f"sudo nft insert rule {chain} tcp dport {first}-{first + 100} accept"
-            if context.several
-            else "",
+            Outcome.UNKNOWN,
+            "iptables-legacy has rules, which nft does not show",
+            remedy="sudo iptables-legacy -S INPUT",
+        )
+        return
+    ruleset = Ruleset(json.loads(done.stdout)["nftables"])
+    fate, chain, place = judge(ruleset, _packets(context, first))
+    if fate is Fate.ACCEPTED:
+        yield Result(Outcome.OK, f"TCP to port {first} is let in over IPv4{place}")
+        return
+    if not context.several:
+        yield Result(Outcome.OK, f"the chain {chain} drops or may drop other nodes; {_EVERYWHERE}")
+    elif fate is Fate.DROPPED:
+        yield Result(
+            Outcome.WARNING,
+            f"the chain {chain} drops what other nodes send to port {first}{place}",
+            remedy=f"sudo nft insert rule {chain} tcp dport {first}-{first + 100} accept",
             component=chain,
         )
     else:
-        yield Result(Outcome.OK, f"no chain drops TCP to port {first} by its policy")
+        yield Result(
+            Outcome.UNKNOWN,
+            f"whether other nodes are let in on port {first} depends on a rule that cannot be "
+            f"judged here: {chain}",
+            remedy="sudo nft -a list ruleset",
+            component=chain,
+        )
 
 
 CHECK: Check[NodeContext] = Check(

@@ -190,7 +190,7 @@ def test_how_a_process_ends(
             process.wait()
             assert exit_watcher.end(process.pid, ticks) == end
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_the_first_to_end(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
@@ -220,7 +220,7 @@ def test_the_first_to_end(start: Callable[[str], subprocess.Popen[bytes]]) -> No
         assert (one.how, other.how) == (ExitKind.KILLED, ExitKind.TERMINATED)
         assert one.at < other.at
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_an_end_that_nobody_saw(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
@@ -244,4 +244,4 @@ def test_an_end_that_nobody_saw(start: Callable[[str], subprocess.Popen[bytes]])
             exit_watcher.forget(alive.pid, began(alive))
             assert len(os.listdir("/proc/self/fd")) == before
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), 60))
