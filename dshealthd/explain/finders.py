@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.metadata
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,7 @@ def _compiled(literals: tuple[str, ...], *, keep: bool) -> Any:
 
     if not keep:
         return _made(hyperscan, literals)
-    told = "\0".join((hyperscan.__version__, *literals))
+    told = "\0".join((importlib.metadata.version("hyperscan"), *literals))
     name = f"literals-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
     with contextlib.suppress(compiled.NotKept, hyperscan.HyperscanError):  # none, or another CPU's
         database = hyperscan.loadb(compiled.load(name), mode=hyperscan.HS_MODE_BLOCK)
