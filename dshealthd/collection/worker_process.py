@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core import child, wire
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import Reason
+from dshealthd.core.deadline import MOMENT, in_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 START_DEADLINE = 20.0
 """Seconds for an interpreter to start and import; a cold disk under load is slow."""
-GRACE = 0.02
-"""Seconds in which an answer that has arrived is taken off the socket."""
 LOOK = 0.25
 """Seconds between two looks at which part a worker has come to."""
 KILL_DEADLINE = 0.5
@@ -77,8 +76,7 @@ class WorkerProcess:
         """Send the first frame and wait until the worker is ready; `Broken`."""
         self.ask(hello)
         try:
-            async with asyncio.timeout(START_DEADLINE):
-                await self._frame()
+            await in_time(self._frame(), START_DEADLINE)
         except TimeoutError as error:
             raise self._broken(
                 Reason.TIMEOUT, f"worker {self.name} was not ready within {START_DEADLINE:g} s"
@@ -103,7 +101,7 @@ class WorkerProcess:
                 left = max(since, asked) + limit - self._monotonic()
                 # Even when time is up, an answer that is already there counts: it may be the agent
                 # that was stopped.
-                await asyncio.wait({frame}, timeout=min(max(left, GRACE), LOOK))
+                await asyncio.wait({frame}, timeout=min(max(left, MOMENT), LOOK))
                 if frame.done():
                     return frame.result()
                 if left <= 0 and self.progress.read() == (since, collector, part):

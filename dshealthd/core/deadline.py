@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+T = TypeVar("T")
+MOMENT = 0.02
+"""Seconds in which what has arrived when a deadline is over is taken off its socket."""
 
 
 async def happens(event: asyncio.Event, seconds: float | None) -> bool:
@@ -17,3 +25,22 @@ async def happens(event: asyncio.Event, seconds: float | None) -> bool:
     except TimeoutError:
         return event.is_set()
     return True
+
+
+async def in_time(awaitable: Awaitable[T], seconds: float) -> T:
+    """Return what an awaitable gives; TimeoutError, with it cancelled, after so many seconds.
+
+    What had arrived when the time was up counts here too: it gets a moment to be read.
+    """
+    task = asyncio.ensure_future(awaitable)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            await asyncio.wait({task}, timeout=MOMENT)
+        if not task.done():
+            raise TimeoutError
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})

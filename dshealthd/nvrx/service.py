@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.child import StartError, channel, environment, python, spawn
 from dshealthd.core.collector import counter, gauge
+from dshealthd.core.deadline import in_time
 from dshealthd.nvrx.answer import response
 from dshealthd.nvrx.fitness import FitnessCheck
 from dshealthd.nvrx.frames import ANSWER, LENGTH, QUESTION, READY, UNKNOWN
@@ -176,15 +177,13 @@ class HealthCheckService:
     async def _listen(self, channel: socket.socket) -> None:
         """Wait until the server listens."""
         try:
-            async with asyncio.timeout(START_DEADLINE):
-                if await asyncio.get_running_loop().sock_recv(channel, 1) != READY:
-                    message = (
-                        f"nvrx: cannot serve on {self.options.socket}; what it says stands above"
-                    )
-                    raise ServerError(message)
+            said = await in_time(asyncio.get_running_loop().sock_recv(channel, 1), START_DEADLINE)
         except TimeoutError as error:
             message = f"nvrx: nothing listens on {self.options.socket} after {START_DEADLINE:g} s"
             raise ServerError(message) from error
+        if said != READY:
+            message = f"nvrx: cannot serve on {self.options.socket}; what it says stands above"
+            raise ServerError(message)
         self._up = True
         log.info("nvrx: health check at unix://%s", self.options.socket)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import sys
 import threading
 import time
@@ -10,11 +11,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from dshealthd.core import background, child
-from dshealthd.core.deadline import happens
+from dshealthd.collection import worker_process
+from dshealthd.collection.worker_process import WorkerProcess
+from dshealthd.core import background, child, wire
+from dshealthd.core.deadline import happens, in_time
+from dshealthd.probe.workers.fork_server import ForkServer, ForkServerError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+    from pathlib import Path
 
 T = TypeVar("T")
 SECONDS = 0.05
@@ -83,5 +88,103 @@ def test_a_call_that_returned_while_the_agent_was_stopped_has_returned() -> None
         with pytest.raises(TimeoutError):
             await background.call(lambda: never.wait(60.0), "a disk", SECONDS)
         never.set()
+
+    asyncio.run(scene())
+
+
+async def stopped_until_readable(waiting: Coroutine[None, None, T], descriptor: int) -> T:
+    """Return what a coroutine does while whose deadline the loop stops, and an answer arrives."""
+    task = asyncio.ensure_future(waiting)
+    await asyncio.sleep(0)  # it waits now
+    assert select.select([descriptor], [], [], 60.0)[0]
+    time.sleep(2 * SECONDS)
+    return await task
+
+
+def test_what_had_arrived_is_read_after_the_deadline() -> None:
+    """Two reads are needed, of what came while the loop was stopped; what never comes is cut off."""
+
+    async def scene() -> None:
+        with child.channel("a test") as (ours, theirs):
+            reader, writer = await child.streams(ours)
+
+            async def read() -> bytes:
+                return await reader.readexactly(2) + await reader.readexactly(3)
+
+            theirs.sendall(b"hello")
+            assert await stopped_until_readable(in_time(read(), SECONDS), ours.fileno()) == b"hello"
+            unanswered = asyncio.ensure_future(read())
+            with pytest.raises(TimeoutError):
+                await in_time(unanswered, SECONDS)
+            assert unanswered.cancelled()
+            writer.close()
+
+    asyncio.run(scene())
+
+
+def test_a_worker_that_was_ready_while_the_agent_was_stopped_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not ended as one that does not start; one that says nothing is."""
+    monkeypatch.setattr(worker_process, "START_DEADLINE", SECONDS)
+    frame = wire.pack({"ready": True})
+    told = f"import os, signal, sys; os.write(int(sys.argv[2]), {frame!r}); signal.pause()"
+
+    async def greeted(code: str, *, answers: bool) -> None:
+        started = await worker_process.start("test", (sys.executable, "-S", "-c", code))
+        worker = WorkerProcess("test", started, {}, {}, time.monotonic)
+        channel = started[2].get_extra_info("socket").fileno()
+        try:
+            if answers:
+                await stopped_until_readable(worker.greet({}), channel)
+            else:
+                await worker.greet({})
+        finally:
+            assert await started[0].killed(60.0)
+            worker.let_go()
+
+    asyncio.run(greeted(told, answers=True))
+    with pytest.raises(worker_process.Broken, match="was not ready within"):
+        asyncio.run(greeted("import signal; signal.pause()", answers=False))
+
+
+FORKS = """
+import json, os, signal, socket, sys
+control = socket.socket(fileno=int(sys.argv[-1]))
+control.send(json.dumps({"ready": os.getpid(), "threads": 1}).encode())
+number = json.loads(socket.recv_fds(control, 4096, 2)[0])["fork"]
+pid = os.fork()
+if not pid:
+    signal.pause()
+answer = json.dumps({"forked": number, "pid": pid}).encode()
+socket.send_fds(control, [answer], [os.pidfd_open(pid)])
+signal.pause()
+"""
+"""A parent of workers that imports no torch and forks once."""
+
+
+def test_a_fork_server_that_answered_while_the_agent_was_stopped_has_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its start nor a fork counts as failed; one that does not answer is killed."""
+    monkeypatch.setattr("dshealthd.probe.workers.fork_server.FORK_DEADLINE", SECONDS)
+    program = tmp_path / "program.py"
+    program.write_text(FORKS, encoding="ascii")
+
+    async def scene() -> None:
+        server = ForkServer(sys.executable, str(program), {})
+        channel = server._socket.fileno()
+        try:
+            await stopped_until_readable(server.ready(SECONDS), channel)
+            assert server.about["threads"] == 1
+            worker = await stopped_until_readable(server.fork(0, 0), channel)
+            assert worker.state()
+            worker.kill()
+            with pytest.raises(ForkServerError, match="does not answer within"):
+                await server.fork(0, 0)  # it reads no second request
+        finally:
+            server.kill()
+            async with asyncio.timeout(60):
+                await server.ended.wait()
 
     asyncio.run(scene())

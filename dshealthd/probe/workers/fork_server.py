@@ -18,7 +18,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.child import StartError, channel, how_ended, spawn
-from dshealthd.core.deadline import happens
+from dshealthd.core.deadline import happens, in_time
 from dshealthd.core.host import read_bytes
 from dshealthd.linux.process_stat import parse_stat
 from dshealthd.probe.workers import launch, worker
@@ -211,8 +211,7 @@ class ForkServer:
     async def ready(self, deadline: float) -> None:
         """Return when torch is imported; raises ForkServerError, with the process killed."""
         try:
-            async with asyncio.timeout(deadline):
-                self.about = await asyncio.shield(self._ready)
+            self.about = await in_time(asyncio.shield(self._ready), deadline)
         except TimeoutError as error:
             self.kill()
             detail = f"torch was not imported within {deadline:g} s"
@@ -228,9 +227,8 @@ class ForkServer:
         future: asyncio.Future[ForkedWorker]
         future = self._forks[number] = self._loop.create_future()
         try:
-            async with asyncio.timeout(FORK_DEADLINE):
-                self._send({"fork": number}, channel, board)
-                return await future
+            self._send({"fork": number}, channel, board)
+            return await in_time(future, FORK_DEADLINE)
         except (TimeoutError, BlockingIOError) as error:
             self.kill()
             detail = f"the parent of the workers does not answer within {FORK_DEADLINE:g} s"

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import struct
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import wire
+from dshealthd.core.deadline import in_time
 from dshealthd.probe.observation import Outcome, Stage, Timing
 from dshealthd.probe.workers import worker as worker_file
 from dshealthd.probe.workers.job import RankResult, RankSpec, WorkerJob
@@ -120,12 +122,17 @@ class WorkerSession:
                     worker_file.LINGER + 1.0 if self._over else self.round.job.deadlines[self.stage]
                 )
                 end, self._own = self.round.end(seconds)
+                stage = asyncio.create_task(self._take_stage(reader, writer, requests))
                 try:
-                    async with asyncio.timeout_at(end) as self._timeout:
-                        while await self._take(reader, writer, requests):
-                            pass
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout_at(end) as self._timeout:
+                            await asyncio.wait({stage})
+                    self._timeout = None
+                    await in_time(stage, 0.0)
                 finally:
                     self._timeout = None
+                    stage.cancel()
+                    await asyncio.gather(stage, return_exceptions=True)
         except TimeoutError:
             if not self._over:
                 self._judge_silence()
@@ -144,6 +151,16 @@ class WorkerSession:
                 request.cancel()
             await asyncio.gather(*requests, return_exceptions=True)
             writer.transport.abort()
+
+    async def _take_stage(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        requests: set[asyncio.Task[None]],
+    ) -> None:
+        """Take frames until another deadline holds."""
+        while await self._take(reader, writer, requests):
+            pass
 
     async def _take(
         self,

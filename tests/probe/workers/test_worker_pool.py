@@ -302,6 +302,25 @@ def test_rails(scene: Scene) -> None:
     )
 
 
+def test_an_agent_that_is_stopped_for_a_deadline(scene: Scene) -> None:
+    """What the ranks said meanwhile counts: no rank is hung because the agent was."""
+    stopped: list[int] = []
+
+    async def round_() -> list[RankResult]:
+        loop = asyncio.get_running_loop()
+
+        def progress(rank: int, stage: Stage) -> None:
+            if (rank, stage) == (1, Stage.SIZES):
+                stopped.append(rank)
+                loop.call_soon(time.sleep, 2 * DEADLINE)
+
+        deadlines = {**LONG, Stage.SIZES: DEADLINE}
+        return await scene.worker_pool.run(job("", "", deadlines=deadlines), LocalStore(), progress)
+
+    assert outcomes(scene.runner.run(round_())) == [(Outcome.OK, "")] * 2
+    assert stopped
+
+
 def test_stopped(scene: Scene) -> None:
     """A rank that is stopped in a stage is the late one, of that stage, and is told from the rank
     that waits for it.
