@@ -539,7 +539,7 @@ def test_device_that_hangs(sysfs: Path) -> None:
         }
         metrics = {"infiniband": registry.metrics(Infiniband)}
         supervisor = Supervisor(
-            "fabric", hello, {"infiniband": 0.5}, metrics, time.monotonic, Backoff(0.3, 0.3)
+            "fabric", hello, {"infiniband": 2.0}, metrics, time.monotonic, Backoff(0.3, 0.3)
         )
         results: list[Result] = []
         try:

@@ -22,6 +22,7 @@ from dshealthd.evidence.bundle import kept
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import BUNDLES, BYTES, INFO, KEPT, LAST, Evidence
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -225,9 +226,9 @@ def test_a_collection_that_hangs_is_killed_and_what_it_had_is_kept(tmp_path: Pat
 
     async def scene() -> None:
         node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(3.0)), command=STOPPED)
-        started = time.monotonic()
+        watch = Stopwatch()
         taken = await node.evidence.take(HangCase(job="slurm-7", reason="waiting"))
-        assert time.monotonic() - started < 6
+        assert watch.seconds() < 6
         assert taken.outcome == "killed"
         assert node.values(BUNDLES)["killed",] == 1
         text = (node.evidence.directory / taken.bundle / "summary.txt").read_text()
@@ -267,7 +268,7 @@ run([functools.partial(RunningStep, "hang", hang, 60, 0, print)], 1)
 
     asyncio.run(scene())
     step = (tmp_path / "pid").read_text(encoding="ascii").split()[0]
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         while (Path("/proc") / step / "stat").read_text(encoding="ascii").rpartition(")")[
             2
@@ -284,9 +285,9 @@ def test_a_loop_goes_on_while_a_collection_hangs(tmp_path: Path) -> None:
         task = asyncio.create_task(node.evidence.take(HangCase(job="slurm-7", reason="waiting")))
         worst = 0.0
         while not task.done():
-            before = time.monotonic()
+            watch = Stopwatch()
             await asyncio.sleep(0.01)
-            worst = max(worst, time.monotonic() - before)
+            worst = max(worst, watch.seconds())
         assert task.result().outcome == "killed"
         assert worst < 1.0
 
@@ -369,9 +370,9 @@ def test_to_stop_ends_a_collection(tmp_path: Path) -> None:
         node = Node(tmp_path, dataclasses.replace(OPTIONS, after=Duration(0.0)), command=HANGING)
         node.evidence.look([HangCase(job="slurm-1", reason="waiting")])
         await asyncio.sleep(0.3)
-        started = time.monotonic()
+        watch = Stopwatch()
         await node.evidence.close()
-        assert time.monotonic() - started < 3
+        assert watch.seconds() < 3
 
     asyncio.run(scene())
     with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
