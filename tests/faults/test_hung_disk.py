@@ -17,6 +17,7 @@ from dshealthd.core.state_writer import HUNG, LatestWriter
 from tests import frozen
 from tests.agents import RunningAgent, Scrape, running
 from tests.kernel_log import KernelLog
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,9 +120,11 @@ def test_an_agent_with_a_frozen_state_serves_and_ends(
         agent.wait(hung_after_a_line)
         agent.process.send_signal(signal.SIGHUP)  # a reload reads and writes the state, too
         assert agent.wait(hung_after_a_line).seconds < 1.0
-        agent.process.send_signal(number)
         bound = 8.0 if number is signal.SIGTERM else 1.0
-        assert agent.process.wait(bound) == (0 if number is signal.SIGTERM else -number)
+        watch = Stopwatch(agent.pid)
+        agent.process.send_signal(number)
+        assert agent.process.wait(60) == (0 if number is signal.SIGTERM else -number)
+        assert watch.seconds() < bound
         wait_for_port(agent)
 
 
@@ -132,8 +135,10 @@ def test_an_agent_that_starts_on_a_frozen_disk_serves_and_ends(mount: frozen.Mou
     with running(mount.directory.parent, "", flags=flags) as agent:
         agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", collector="memory"))
         agent.wait_log("the disk does not answer")
+        watch = Stopwatch(agent.pid)
         agent.process.kill()
         assert agent.process.wait(60) == -signal.SIGKILL
+        assert watch.seconds() < 1.0
         wait_for_port(agent)
 
 
