@@ -123,8 +123,8 @@ def main() -> None:
             print(f"| {make.__name__} | {rates.get('rg', 0):.0f} | {rates['hyperscan']:.0f} | "
                   f"{rates['python']:.0f} | {ratio:.2f} | {peak} |", flush=True)  # fmt: skip
     print("\n| log | rg, s | dshealthd explain, s | ratio |\n| --- | --- | --- | --- |")
-    for name, (search, explain) in whole:
-        print(f"| {name} | {search:.3f} | {explain:.3f} | {search / explain:.2f} |")
+    for name, (ripgrep_s, explain_s) in whole:
+        print(f"| {name} | {ripgrep_s:.3f} | {explain_s:.3f} | {ripgrep_s / explain_s:.2f} |")
 
 
 if __name__ == "__main__":
