@@ -56,7 +56,7 @@ class Templates:
         return found
 
     def _learn(self, template: bytes) -> bool:
-        hot = any(literal in template for literal in self._literals)
+        hot = any(map(template.__contains__, self._literals))
         if len(template) <= MAX_TEMPLATE:
             self._size += len(template) + _OVERHEAD
             if self._size > MAX_REMEMBERED:

@@ -41,6 +41,8 @@ _RESTART = re.compile(
     r"attempts left; will restart worker group|Rendezvous'ing worker group|Starting worker group"
     r"|Job restarted|Requeued|restart_count=[1-9]"
 )
+_RESTART_WORDS = ("worker group", "restart", "Requeued")
+"""Of which each match of `_RESTART` holds one."""
 _GRADIENTS = re.compile(
     r":(?:backward|_engine_run_backward|finalize_backward|allreduce_bucket\w*|allreduce_gradients"
     r"|average_tensor|reduce_\w*grad\w*|allreduce_and_\w+|all_reduce_grad\w*|finish_grad_sync"
@@ -221,8 +223,10 @@ class Reader:
             self._facts.progress += 1
             if self._losses and FINITE_LOSS.search(text):
                 self._losses.clear()
-        if self._failed_since_restart and _RESTART.search(text):
-            self._attempt += 1
+        if any(map(text.__contains__, _RESTART_WORDS)) and _RESTART.search(text):
+            for traceback in self._assembler.finish():  # it ended with the attempt
+                self._exception(traceback)
+            self._attempt += self._failed_since_restart
             self._failed_since_restart = False
         for pattern in self._parent.near(text):
             if pattern.where == "any" or line.level in {"E", "F"}:
