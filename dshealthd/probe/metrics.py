@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import Buckets, counter, gauge, histogram
+from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import Kind, Outcome
 from dshealthd.probe.rounds.active_round import DISAGREEMENTS
 from dshealthd.probe.rounds.conclusion import timing_fields
@@ -32,6 +33,11 @@ SKIPS = counter(
     "Rounds that were to use the GPUs and did not, here or at the other members, by reason; "
     "most were light ones instead.",
     "reason",
+)
+STARVED_ROUNDS = counter(
+    "dshealthd_probe_starved_rounds_total",
+    "Rounds without a verdict, as a member got too little CPU to tell who was late; their outcome "
+    "is inconclusive.",
 )
 DURATION = histogram(
     "dshealthd_probe_duration_seconds",
@@ -81,6 +87,7 @@ LAST = gauge(
 METRICS = (
     ROUNDS,
     SKIPS,
+    STARVED_ROUNDS,
     DURATION,
     BANDWIDTH,
     OPERATION,
@@ -112,6 +119,7 @@ class RoundMetrics:
         """The last rounds as the status document has them, newest last."""
         self._ended: Counter[tuple[str, str]] = Counter()
         self._skips: Counter[str] = Counter()
+        self._starved = 0
         self._durations: dict[str, Buckets] = {}
         self._timings: OrderedDict[Operation, Timing] = OrderedDict()
         self._trips: deque[float] = deque(maxlen=LATEST)
@@ -128,6 +136,7 @@ class RoundMetrics:
         observation = report.observation
         kind = str(observation.kind)
         self._ended[kind, str(observation.outcome)] += 1
+        self._starved += observation.reason == STARVED
         if (
             observation.kind is Kind.LIGHT
             and observation.reason
@@ -176,6 +185,7 @@ class RoundMetrics:
             yield ROUNDS(float(count), kind, outcome)
         for reason, count in self._skips.items():
             yield SKIPS(float(count), reason)
+        yield STARVED_ROUNDS(float(self._starved))
         for kind, buckets in self._durations.items():
             yield from buckets.samples(DURATION, kind)
         for labels, timing in self._timings.items():

@@ -70,6 +70,7 @@ REASONS = frozenset(
         "silent",
         "slow_body",
         "stale_nonce",
+        "starved",
         "stopped",
         "store",
         "switched_off",

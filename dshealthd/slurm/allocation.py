@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.address import listen_address
+from dshealthd.linux.starvation import LoopLag
 from dshealthd.probe.members.hostlist import HostlistError, expand
 from dshealthd.probe.members.identity import local_addresses, own_name
 from dshealthd.probe.members.local_membership import hostname
@@ -32,13 +33,6 @@ LEAST = 2
 """Silent nodes from which on the fault is taken to be this node's: one may itself be cut off."""
 DEADLINE = 2.0
 """Seconds for all echoes of one look, which are sent at once."""
-TICK = 0.05
-"""Seconds between two looks at whether this process gets a CPU."""
-STARVED = 0.5
-"""Seconds without a CPU after which it is not the others that were silent.
-
-An echo takes milliseconds, so that the rest of the deadline is plenty.
-"""
 SILENT = frozenset((Outcome.UNREACHABLE, Outcome.HUNG))
 
 
@@ -100,14 +94,6 @@ async def _ask(config: Config, me: str, others: Sequence[str], port: int) -> Rea
     client = PeerClient(config.probe.peer, me, lambda name: (name, port))
     problems: dict[str, str] = {}
     silent = 0
-    starved = 0.0
-
-    async def watch() -> None:
-        nonlocal starved
-        while True:
-            due = time.monotonic() + TICK
-            await asyncio.sleep(TICK)
-            starved = max(starved, time.monotonic() - due)
 
     async def one(name: str) -> None:
         nonlocal silent
@@ -117,13 +103,12 @@ async def _ask(config: Config, me: str, others: Sequence[str], port: int) -> Rea
             problems[name] = error.reason or str(error.outcome)
             silent += error.outcome in SILENT
 
-    watching = asyncio.create_task(watch())
-    try:
-        await asyncio.gather(*map(one, others))
-    finally:
-        watching.cancel()
-        await client.close()
-    if silent and starved > STARVED:
-        message = f"this node is too busy to tell who is silent: no CPU for {starved:.1f} s"
+    with LoopLag() as lag:
+        try:
+            await asyncio.gather(*map(one, others))
+        finally:
+            await client.close()
+    if silent and lag.starved:
+        message = f"this node is too busy to tell who is silent: no CPU for {lag.longest:.1f} s"
         raise NotAsked(message)
     return Reach(len(others), problems, silent)

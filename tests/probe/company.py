@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.linux import starvation
 from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.observation import Kind, Observation, Outcome, Stage, Timing
 from dshealthd.probe.options import PeerOptions
@@ -41,6 +42,7 @@ ANSWERS: Deadlines = (
     (leader, ("INVITATION", "PRESENCE", "CONCLUSION")),
     (member, ("HANDING_IN", "PRESENCE", "LIGHT_ROUND")),
     (light, ("DEADLINE",)),
+    (starvation, ("LAG",)),
 )
 """How long an agent waits for another one that is there, and may be slow as this machine is."""
 SHARES: Deadlines = ((leader, ("SHARE",)), (member, ("STRAGGLERS",)))

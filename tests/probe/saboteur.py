@@ -41,6 +41,11 @@ def act(action: str, argument: str = "") -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         case "hang":
             time.sleep(1000)
+        case "starve":
+            os.sched_setaffinity(0, {int(argument)})
+            os.nice(19)
+            while True:
+                pass
         case "exit":
             print("going home early", file=sys.stderr, flush=True)
             os._exit(3)

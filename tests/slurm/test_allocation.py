@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd import config
+from dshealthd.linux import starvation
 from dshealthd.probe.options import MembershipOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.slurm import allocation
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from dshealthd.config import Config
     from tests.probe.services import Agent
 
+AS_SHIPPED = starvation.LAG
 ALL = "127.0.0.[21-28]"
 GONE = Reach(7, dict.fromkeys("abcdefg", "connect_timeout"), 7)
 PARTLY = Reach(7, {"a": "connect_timeout"}, 1)
@@ -92,7 +94,7 @@ def test_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 (7, 7, True)
             ] * 2
 
-    monkeypatch.setattr(allocation, "STARVED", PATIENT)  # not what this is about
+    monkeypatch.setattr(starvation, "LAG", PATIENT)  # not what this is about
     asyncio.run(scene())
 
 
@@ -114,6 +116,7 @@ def test_a_node_without_a_cpu_blames_nobody(
 
     async def scene() -> None:
         async with among_silent_nodes(tmp_path) as loaded:
+            monkeypatch.setattr(starvation, "LAG", AS_SHIPPED)
             with pytest.raises(NotAsked, match=r"too busy to tell .* no CPU for \d\.\d s"):
                 await asyncio.to_thread(allocation.look, loaded, ALL)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read_bytes
 from dshealthd.linux.process_stat import TICKS, parse_stat
+from dshealthd.linux.starvation import parse_run_queue
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host
@@ -79,15 +80,6 @@ def parse_activity(data: bytes) -> Activity:
     )
 
 
-def parse_queued(data: bytes) -> float:
-    """Return the seconds without a CPU that `/proc/<pid>/schedstat` tells.
-
-    ValueError if malformed.
-    """
-    _running, waiting, _slices = map(int, data.split())
-    return waiting / 1e9
-
-
 def activity(host: Host, pid: int, start: int) -> Activity | None:
     """Return what the process does that has this pid and start; None if it is gone.
 
@@ -100,9 +92,8 @@ def activity(host: Host, pid: int, start: int) -> Activity | None:
     if found.start != start:
         return None
     try:
-        return replace(
-            found, queued_seconds=parse_queued(read_bytes(host.proc(f"{pid}/schedstat"), 4096))
-        )
+        queue = parse_run_queue(read_bytes(host.proc(f"{pid}/schedstat"), 4096))
+        return replace(found, queued_seconds=queue.waiting)
     except (
         OSError,
         ValueError,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dshealthd.linux.starvation import LoopLag
 from dshealthd.probe.observation import Observation, Stage
 from dshealthd.probe.peers.contract import PeerError, Rejection
 from dshealthd.probe.rounds.conclusion import MemberResult, Scores
@@ -125,6 +126,8 @@ class ActiveRound:
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     scores: dict[str, Scores] = field(default_factory=dict)
+    lag: LoopLag = field(default_factory=LoopLag)
+    """Whether this agent had the CPU to see what it says of others."""
     stage: Stage = Stage.INVITE
     inviting: asyncio.Task[dict[str, dict[str, Any] | PeerError]] | None = None
     successor: ActiveRound | None = None

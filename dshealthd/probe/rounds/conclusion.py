@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import FLOOR, Observation, Outcome, Stage, Timing
 from dshealthd.probe.rounds.plan import PAIR
-from dshealthd.probe.workers.job import STAGES, RankResult, late
+from dshealthd.probe.workers.job import OWN, STAGES, RankResult, late
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,8 @@ SILENT = "silent"
 
 IMPLAUSIBLE = "implausible"
 """The reason of a round in which a member told times that cannot be."""
+_TIMED = frozenset({"connection_lost", "store", "timeout"})
+"""Reasons of an error that a deadline of this node may have caused."""
 FASTEST = 1e13
 """Bytes in a second that no collective comes to: five times NVLink's bandwidth of a B200."""
 
@@ -91,6 +94,21 @@ class RoundResult:
     late: tuple[str, ...] = ()
     reason: str = ""
 
+    def unless_starved(self, *, starved: bool) -> RoundResult:
+        """Return this; unknown instead, where this node was starved and may have seen nothing but
+        its own delay.
+
+        What refuses a connection, is stopped or computes a wrong sum is so for all observers.
+        """
+        by_time = (
+            self.outcome is Outcome.HUNG
+            or (self.outcome is Outcome.UNREACHABLE and self.reason != "no_route")
+            or (self.outcome is Outcome.FAILED and self.reason in _TIMED)
+        )
+        if not starved or not by_time or self.reason in OWN:
+            return self
+        return RoundResult(Outcome.INCONCLUSIVE, self.stage, reason=STARVED)
+
     def observation(self, plan: RoundPlan, scores: Scores, at: float) -> Observation:
         """Return the record."""
         return Observation(
@@ -123,6 +141,16 @@ def combine(
         return RoundResult(Outcome.FAILED, Stage.SIZES, (), tuple(absurd), IMPLAUSIBLE)
     ranks = [rank for share in shares.values() for rank in share.ranks]
     stage = min((rank.stage for rank in ranks), key=STAGES.index, default=Stage.INVITE)
+    starved = {
+        name
+        for name, share in shares.items()
+        if any(rank.reason == STARVED for rank in share.ranks)
+    }
+    if not silent or me in starved:
+        own_finding = any(share.own_finding for share in shares.values())
+        if starved and not own_finding:
+            # Who waited for a starved member may look late to it, or it to them.
+            return RoundResult(Outcome.INCONCLUSIVE, stage, reason=STARVED)
     if silent:
         outcome, reason = next(iter(silent.values()))
         return RoundResult(outcome, stage, (), tuple(sorted(silent)), reason)

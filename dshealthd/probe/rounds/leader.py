@@ -104,6 +104,7 @@ class Leader:
             offsets.update(measured)
         else:
             findings = await self._full(active)
+        findings = findings.unless_starved(starved=active.lag.starved)
         await self._tell(active, findings, offsets, [name for name in others if name not in gone])
         return findings, offsets
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.rounds.active_round import Decline
@@ -145,6 +146,9 @@ class Participant:
             return RoundResult(outcome, stage, (), (), reason)
         if active.decided:
             return self._combined(active, {})
+        if outcome is Outcome.INCONCLUSIVE and reason == STARVED:
+            # The root's own share may be missing for that; it is not hung.
+            return RoundResult(outcome, stage, reason=reason)
         named = [name for name in told["late"] if name in self._others(active)]
         if outcome in _GONE or (told["kind"] is Kind.LIGHT and outcome is not Outcome.OK):
             return await self._check_gone(active, told, named)

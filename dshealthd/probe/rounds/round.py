@@ -244,6 +244,7 @@ class Rounds:
         return active
 
     def _leave(self, active: ActiveRound) -> None:
+        active.lag.close()
         self._parts.pop(active.plan.round, None)
         if self._current is active:
             self._current = None
@@ -252,6 +253,7 @@ class Rounds:
         self, active: ActiveRound, findings: RoundResult, offsets: Mapping[str, float]
     ) -> RoundReport:
         scores = tuple(score for scores in active.scores.values() for score in scores)
+        findings = findings.unless_starved(starved=active.lag.starved)
         observation = findings.observation(active.plan, scores, self._wall())
         report = RoundReport(
             observation, active.plan, self._monotonic() - active.started, active.led, offsets

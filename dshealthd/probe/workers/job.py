@@ -123,7 +123,8 @@ class RankResult:
     `unkillable`, `killed`, `exited`, `wrong_data`,
     `versions_differ`, `refused`, `connection_lost`, `no_route`, `no_address`, `timeout`, `store`,
     `out_of_memory`, `error`, `malformed`, `ended_early` (another rank had failed), `parent`,
-    `no_python`, `no_torch`, `writable`, `busy` (its predecessor cannot be killed).
+    `no_python`, `no_torch`, `writable`, `busy` (its predecessor cannot be killed),
+    `starved` (this node got too little CPU to tell).
     """
     detail: str = ""
     """Free text, for a person."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import wire
 from dshealthd.core.deadline import in_time
+from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import Outcome, Stage, Timing
 from dshealthd.probe.workers import worker as worker_file
 from dshealthd.probe.workers.job import RankResult, RankSpec, WorkerJob
@@ -42,6 +43,8 @@ deadline is what ends a worker.
 MAX_FRAME = 1 << 20
 MAX_STORE_SECONDS = 600.0
 MAX_DETAIL = 1000
+STARVABLE = frozenset({"connection_lost", "deadline", "store", "timeout", "unkillable"})
+"""Reasons that a worker without a CPU gives, or is given, too."""
 _OUTCOMES = {"refused": Outcome.REFUSED, "no_route": Outcome.UNREACHABLE}
 """Errors that are outcomes of their own."""
 
@@ -96,6 +99,15 @@ class WorkerSession:
             remaining = (self._timeout.when() or 0.0) - asyncio.get_running_loop().time()
             end, self._own = self.round.end(max(0.0, remaining))
             self._timeout.reschedule(end)
+
+    def starve(self) -> None:
+        """Take back what may be due to this node's own lack of CPU alone."""
+        if self.reason in STARVABLE:
+            self.outcome, self.detail = (
+                Outcome.INCONCLUSIVE,
+                f"this node is too busy to tell: {self.reason}, {self.detail}",
+            )
+            self.reason = STARVED
 
     def result(self, entered: int, left: int, versions: str) -> RankResult:
         """Return what became of it."""

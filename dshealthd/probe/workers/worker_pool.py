@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.collection.supervisor import Backoff
 from dshealthd.core.child import StartError, cause, channel
 from dshealthd.core.collector import counter, gauge
+from dshealthd.linux.starvation import STARVED, LoopLag, run_queue
 from dshealthd.probe.observation import Outcome, Stage
 from dshealthd.probe.workers.fork_server import (
     PARENT,
@@ -294,7 +295,9 @@ class WorkerPool:
                 "busy",
                 f"process {stuck.pid}, an earlier worker on {rank_spec.device}, cannot be killed",
             )
+        before = run_queue(parent.pid)
         with contextlib.ExitStack() as held:
+            lag = held.enter_context(LoopLag())
             try:
                 board = StatusPage()
                 held.callback(board.close)
@@ -310,6 +313,9 @@ class WorkerPool:
                 if not round_.hurried:
                     self._count(error)
                 round_.hurry()
+                after = run_queue(parent.pid)
+                if lag.starved or (before and after and after.since(before).starved):
+                    return _failed(rank_spec, Outcome.INCONCLUSIVE, STARVED, str(error))
                 return _failed(rank_spec, Outcome.FAILED, error.reason, str(error))
             self._started += 1
             self._alive += 1
@@ -317,6 +323,7 @@ class WorkerPool:
                 one = WorkerSession(rank_spec, worker, round_)
                 round_.attended.append(one)
                 await one.follow(ours)
+                queue = run_queue(worker.pid)
             finally:
                 self._alive -= 1
                 worker.kill()
@@ -331,6 +338,8 @@ class WorkerPool:
                 )
             elif one.reason == "exited":
                 one.reason, one.detail = describe_exit(worker, board)
+            if lag.starved or (queue and queue.starved):
+                one.starve()
             entered, left = board.counters()
             versions = f"torch {parent.about['torch']} cuda {parent.about['cuda'] or 'none'}"
             return one.result(entered, left, versions)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.jobs.hangs.activity import ThreadState, activity, parse_activity, parse_queued
+from dshealthd.jobs.hangs.activity import ThreadState, activity, parse_activity
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
+from dshealthd.linux.starvation import parse_run_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,7 +108,7 @@ def test_time_without_a_cpu(start: Callable[[str], subprocess.Popen[bytes]]) -> 
 def test_malformed_schedstat(data: bytes) -> None:
     """What is no schedstat is said not to be."""
     with pytest.raises(ValueError, match=r"."):
-        parse_queued(data)
+        parse_run_queue(data)
 
 
 def test_another_process_of_that_pid() -> None:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dshealthd.linux import starvation
 from dshealthd.probe.members.schedule import root_order
+from dshealthd.probe.metrics import STARVED_ROUNDS, RoundMetrics
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.rounds import leader
@@ -330,6 +332,35 @@ def test_one_test_at_a_time(tmp_path: Path) -> None:
     run(scene())
 
 
+@pytest.mark.parametrize("blocked", [0.0, 0.8])
+def test_an_agent_without_a_cpu_accuses_nobody(tmp_path: Path, *, blocked: float) -> None:
+    """A member that looks silent to a root whose loop was blocked in the round is not named; one
+    that is silent to a root that ran is.
+    """
+
+    async def scene() -> None:
+        async with company(tmp_path, 2, silent=True) as (root, member):
+            member.fake.silent = True
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(starvation, "LAG", blocked / 2 or PATIENT)
+                patch.setattr(leader, "SHARE", 1.0)
+                task = asyncio.create_task(led(root, member))
+                await eventually(lambda: member.fake.runs > 0)
+                asyncio.get_running_loop().call_soon(time.sleep, blocked)
+                observation = (await task).observation
+            assert (observation.outcome, observation.late, observation.reason) == (
+                (Outcome.INCONCLUSIVE, (), "starved")
+                if blocked
+                else (Outcome.HUNG, (member.name,), "silent")
+            )
+            metrics = RoundMetrics()
+            metrics.add(root.reports[0], root.name)
+            counts = {sample.metric: sample.value for sample in metrics.samples(())}
+            assert counts[STARVED_ROUNDS] == bool(blocked)
+
+    asyncio.run(asyncio.wait_for(scene(), 200))
+
+
 def test_agent_dies_in_rendezvous(tmp_path: Path) -> None:
     """A member whose agent dies before its worker has met the others is named as the one that is
     gone, with the stage it came to.
@@ -417,6 +448,16 @@ CASES = {
         "failed store versions_differ 0",
         "failed store versions_differ 0",
         "failed - versions_differ",
+    ),
+    "starved, and the other was ended while it waited": (
+        "inconclusive sizes starved 6",
+        "hung sizes deadline 5",
+        "inconclusive - starved",
+    ),
+    "stopped, and the other is starved": (
+        "inconclusive sizes starved 5",
+        "hung sizes stopped 4",
+        "hung them stopped",
     ),
     "own worker in the way": ("ok done - 9", "inconclusive import busy 0", "inconclusive - busy"),
 }

@@ -21,7 +21,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.collection.supervisor import Backoff
+from dshealthd.linux import starvation
 from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.peers.messages import Backend
+from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
+from dshealthd.probe.rounds.plan import RoundPlan
 from dshealthd.probe.workers import fork_server, session
 from dshealthd.probe.workers.worker_pool import (
     DeviceSteps,
@@ -45,6 +49,7 @@ DEADLINE = 1.5
 LONG = {Stage.IMPORT: 150.0, **dict.fromkeys(STAGES, 60.0)}
 SHORT = {**LONG, **dict.fromkeys(STAGES[2:], DEADLINE)}
 """For what goes wrong once the ranks have met, which may take its time on a busy machine."""
+SLOW = {**LONG, **dict.fromkeys(STAGES[2:], 4.0)}
 STEPS = ((8, 5), (4096, 5))
 
 
@@ -127,6 +132,7 @@ def scene() -> Iterator[Scene]:
     with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
         patch.setattr(fork_server, "FORK_DEADLINE", 60.0)
         patch.setattr(session, "LAST_MOMENT", 60.0)
+        patch.setattr(starvation, "LAG", 60.0)
         scene = Scene(runner)
         yield scene
         runner.run(scene.worker_pool.close())
@@ -158,6 +164,15 @@ def ignore(_rank: int, _stage: Stage) -> None:
 def outcomes(results: list[RankResult]) -> list[tuple[Outcome, str]]:
     """Return outcome and reason of each rank."""
     return [(result.outcome, result.reason) for result in results]
+
+
+def conclude(results: list[RankResult]) -> RoundResult:
+    """Return what a round of two members comes to of which each ran one of these ranks."""
+    plan = RoundPlan(
+        round="x", epoch=1, kind=Kind.PAIR, backend=Backend.GLOO, members=("a", "b"), digest=""
+    )
+    shares = {name: MemberResult((one,)) for name, one in zip("ab", results, strict=True)}
+    return combine(plan, "a", shares, {})
 
 
 def children(pid: int) -> list[int]:
@@ -371,6 +386,29 @@ def test_hang_in_collective(scene: Scene) -> None:
     )
     assert late(results) == (2,)
     assert results[2].entered == 6
+
+
+def test_a_rank_without_a_cpu_is_not_hung(scene: Scene) -> None:
+    """A rank that could run and got no CPU until its deadline proves nothing, not even that it
+    cannot be killed, which takes CPU too. The next round goes well.
+    """
+    cpu = min(os.sched_getaffinity(0))
+    hog = subprocess.Popen(
+        [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"]
+    )
+    try:
+        results = scene.play("", f"collective:6:starve:{cpu}", deadlines=SLOW)
+    finally:
+        hog.kill()
+        hog.wait()
+    assert outcomes(results)[1] == (Outcome.INCONCLUSIVE, "starved"), results
+    assert "too busy to tell: " in results[1].detail
+    found = conclude(results)
+    assert (found.outcome, found.reason, found.late) == (Outcome.INCONCLUSIVE, "starved", ())
+    scene.runner.run(
+        until(lambda: not any(map(alive, children(scene.worker_pool.parent_pid or 0))))
+    )
+    assert outcomes(scene.play("", "")) == [(Outcome.OK, "")] * 2
 
 
 @pytest.mark.parametrize(

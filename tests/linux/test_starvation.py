@@ -1,0 +1,74 @@
+"""Whether this process and its children had the CPU to meet their deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dshealthd.linux import starvation
+from dshealthd.linux.starvation import LoopLag, RunQueue, run_queue
+from tests.probe.peering import PATIENT
+
+
+def test_a_loop_that_was_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The delay counts at once, before the timer that is late has run, and stays when it is over.
+
+    A loop that waits is not late.
+    """
+    monkeypatch.setattr(starvation, "LAG", 0.5)
+    monkeypatch.setattr(starvation, "TICK", 0.01)
+
+    async def scene() -> None:
+        with LoopLag() as early, LoopLag() as lag:
+            early.close()
+            await asyncio.sleep(0.1)
+            time.sleep(0.6)
+            assert lag.starved
+            await asyncio.sleep(0.05)
+            assert lag.starved
+        time.sleep(0.6)
+        assert lag.longest > 0.5
+        assert early.longest < 0.5
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "starved"),
+    [(0.0, 0.0, False), (0.1, 0.9, False), (0.1, 1.1, True), (5.0, 9.0, False), (3.0, 9.0, True)],
+)
+def test_less_than_a_third(running: float, waiting: float, *, starved: bool) -> None:
+    """A starved process has waited for long, and for most of the time in which it could run."""
+    assert RunQueue(running, waiting).starved is starved
+    assert RunQueue(running + 7, waiting + 7).since(RunQueue(7, 7)).starved is starved
+
+
+def test_real_processes() -> None:
+    """A process that gets no CPU beside another one is starved; one that sleeps is not, whatever
+    else runs; of one that is gone nothing is known.
+    """
+    cpu = min(os.sched_getaffinity(0))
+    pin = f"import os, time\nos.sched_setaffinity(0, {{{cpu}}})\n"
+    codes = ("while True: pass", "os.nice(19)\nwhile True: pass", "time.sleep(600)")
+    processes = [subprocess.Popen([sys.executable, "-I", "-S", "-c", pin + code]) for code in codes]
+    try:
+        end = time.monotonic() + PATIENT
+        while not ((found := run_queue(processes[1].pid)) and found.starved):
+            assert time.monotonic() < end, found
+            time.sleep(0.05)
+        before = run_queue(processes[2].pid)
+        time.sleep(1.5)
+        after = run_queue(processes[2].pid)
+        assert before is not None
+        assert after is not None
+        assert not after.since(before).starved
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert run_queue(processes[0].pid) is None
