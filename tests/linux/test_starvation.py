@@ -54,16 +54,16 @@ def test_real_processes() -> None:
     """
     cpu = min(os.sched_getaffinity(0))
     pin = f"import os, time\nos.sched_setaffinity(0, {{{cpu}}})\n"
-    codes = ("while True: pass", "os.nice(19)\nwhile True: pass", "time.sleep(600)")
+    codes = ("os.nice(19)\nwhile True: pass", "time.sleep(600)", *("while True: pass",) * 5)
     processes = [subprocess.Popen([sys.executable, "-I", "-S", "-c", pin + code]) for code in codes]
     try:
         end = time.monotonic() + PATIENT
-        while not ((found := run_queue(processes[1].pid)) and found.starved):
+        while not ((found := run_queue(processes[0].pid)) and found.starved):
             assert time.monotonic() < end, found
             time.sleep(0.05)
-        before = run_queue(processes[2].pid)
+        before = run_queue(processes[1].pid)
         time.sleep(1.5)
-        after = run_queue(processes[2].pid)
+        after = run_queue(processes[1].pid)
         assert before is not None
         assert after is not None
         assert not after.since(before).starved
@@ -71,4 +71,4 @@ def test_real_processes() -> None:
         for process in processes:
             process.kill()
             process.wait()
-    assert run_queue(processes[0].pid) is None
+    assert run_queue(processes[-1].pid) is None

@@ -393,14 +393,18 @@ def test_a_rank_without_a_cpu_is_not_hung(scene: Scene) -> None:
     cannot be killed, which takes CPU too. The next round goes well.
     """
     cpu = min(os.sched_getaffinity(0))
-    hog = subprocess.Popen(
-        [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"]
-    )
+    code = f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"
+    # Sessions of their own, between which kernels with autogroup share a CPU whatever their nice.
+    hogs = [
+        subprocess.Popen([sys.executable, "-I", "-S", "-c", code], start_new_session=True)
+        for _ in range(5)
+    ]
     try:
         results = scene.play("", f"collective:6:starve:{cpu}", deadlines=SLOW)
     finally:
-        hog.kill()
-        hog.wait()
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
     assert outcomes(results)[1] == (Outcome.INCONCLUSIVE, "starved"), results
     assert "too busy to tell: " in results[1].detail
     found = conclude(results)
