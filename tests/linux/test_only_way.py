@@ -79,6 +79,7 @@ SINGLE = {
     ("linux/socket_owners.py", "self._descriptor"): "a descriptor of a process in procfs",
     ("linux/socket_owner.py", "f'{procfs}/self/net/{table}'"): "procfs",
     ("linux/sockets.py", "namespace"): "procfs",
+    ("linux/starvation.py", "f'/proc/{pid}/schedstat'"): "procfs, of the agent's own child",
 }
 _WAYS_OUT = re.compile(r"(^|/)(root|cwd)/|/(root|cwd)$")
 
