@@ -58,7 +58,9 @@ class Outcome(enum.StrEnum):
     CORRUPTED = "corrupted"
     """The collective completed with a wrong result."""
     INCONCLUSIVE = "inconclusive"
-    """Something outside the round disturbed it, such as a stranger on a worker's port."""
+    """Something outside the round disturbed it, such as a stranger on a worker's port, or a name
+    server that does not answer.
+    """
 
 
 class Op(enum.StrEnum):

@@ -41,6 +41,7 @@ REASONS = frozenset(
         "maintenance",
         "malformed",
         "members_differ",
+        "name_server",
         "name_timeout",
         "name_unknown",
         "no_address",

@@ -27,7 +27,7 @@ from dshealthd.probe.peers.contract import (
     request_mac,
 )
 from dshealthd.probe.peers.nonces import Nonces
-from dshealthd.probe.peers.resolver import UnknownName
+from dshealthd.probe.peers.resolver import LookupFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -174,7 +174,7 @@ class Guard:
         try:
             async with asyncio.timeout(self._options.header_timeout):
                 known = await resolver.addresses(sender)
-        except (UnknownName, TimeoutError):
+        except (LookupFailed, TimeoutError):
             return False
         return bool(address) and _plain(address) in {_plain(other) for _, other in known}
 

@@ -16,7 +16,7 @@ from dshealthd.core.address import listen_address
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.contract import PeerError, certificate_names
 from dshealthd.probe.peers.link import Link
-from dshealthd.probe.peers.resolver import UnknownName
+from dshealthd.probe.peers.resolver import LookupFailed, UnknownName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,11 +130,13 @@ class ConnectionPool:
 
     async def _open(self, peer: str, tls: ssl.SSLContext | None, progress: CallProgress) -> Link:
         host, port = self._addresses(peer)
-        progress.to(Outcome.UNREACHABLE, "name_timeout")
+        progress.to(Outcome.INCONCLUSIVE, "name_timeout")  # nothing was asked of the peer yet
         try:
             places = await self._resolver.addresses(host)
         except UnknownName as error:
             raise PeerError(Outcome.UNREACHABLE, "name_unknown") from error
+        except LookupFailed as error:
+            raise PeerError(Outcome.INCONCLUSIVE, "name_server") from error
         progress.to(Outcome.UNREACHABLE, "connect_timeout")
         try:
             connection = await self._connect(places, port)

@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import background
+from dshealthd.core.address import name_is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +35,12 @@ MAX_NAMES = 65_536
 Address = tuple[socket.AddressFamily, str]
 
 
-class UnknownName(Exception):
-    """The name servers say that there is no such name, or that they cannot tell."""
+class LookupFailed(Exception):
+    """No name server could tell; nothing is known of the name, nor of who has it."""
+
+
+class UnknownName(LookupFailed):
+    """The name servers say that there is no such name."""
 
 
 class Resolver:
@@ -52,14 +57,14 @@ class Resolver:
         self._known: dict[str, tuple[Address, ...]] = {}
         self._asked: dict[str, float] = {}
         """When the last look-up of a name ended."""
-        self._failed: set[str] = set()
+        self._failed: dict[str, type[LookupFailed]] = {}
         self._pending: dict[str, asyncio.Task[None]] = {}
         self._free = asyncio.Semaphore(MAX_LOOKUPS)
 
     async def addresses(self, host: str) -> tuple[Address, ...]:
         """Return the addresses of a host, at least one.
 
-        UnknownName; waits for the name servers, so it needs a deadline.
+        UnknownName, LookupFailed; waits for the name servers, so it needs a deadline.
         """
         try:
             return (_literal(host),)
@@ -76,7 +81,7 @@ class Resolver:
             await asyncio.wait({task}, timeout=None if known is None else PATIENCE)
             known = self._known.get(host)
         if known is None:
-            raise UnknownName(host)
+            raise self._failed.get(host, LookupFailed)(host)
         return known
 
     async def close(self) -> None:
@@ -93,12 +98,13 @@ class Resolver:
                     lambda: self._ask(host), "name look-up", None, OSError
                 )
 
-            self._failed.discard(host)
+            self._failed.pop(host, None)
             if len(self._known) >= MAX_NAMES:
                 self._known.clear()
             self._known[host] = addresses
-        except OSError:  # StartError is one; the old address, if there is one, stays
-            self._failed.add(host)
+        except OSError as error:  # StartError is one; the old address, if there is one, stays
+            no_such = isinstance(error, socket.gaierror) and name_is_unknown(error)
+            self._failed[host] = UnknownName if no_such else LookupFailed
         finally:
             self._asked[host] = self._monotonic()
             del self._pending[host]
@@ -108,7 +114,7 @@ class Resolver:
         try:
             entries = self._look_up(host, None, type=socket.SOCK_STREAM)
         except UnicodeError as error:  # an internationalised name that is none
-            raise OSError(str(error)) from error
+            raise socket.gaierror(socket.EAI_NONAME, str(error)) from error
         found = dict.fromkeys((entry[0], str(entry[4][0])) for entry in entries)
         return tuple(found)[:MAX_ADDRESSES]
 

@@ -126,6 +126,16 @@ class RoundResult:
         )
 
 
+def without(silent: Mapping[str, tuple[Outcome, str]], stage: Stage) -> RoundResult:
+    """Return what a round comes to without some members, by what calls to them said.
+
+    Those of which nothing is known, as no name server answered, are not named.
+    """
+    gone = {name: said for name, said in silent.items() if said[0] is not Outcome.INCONCLUSIVE}
+    outcome, reason = next(iter((gone or silent).values()))
+    return RoundResult(outcome, stage, (), tuple(sorted(gone)), reason)
+
+
 def combine(
     plan: RoundPlan,
     me: str,
@@ -152,8 +162,7 @@ def combine(
             # Who waited for a starved member may look late to it, or it to them.
             return RoundResult(Outcome.INCONCLUSIVE, stage, reason=STARVED)
     if silent:
-        outcome, reason = next(iter(silent.values()))
-        return RoundResult(outcome, stage, (), tuple(sorted(silent)), reason)
+        return without(silent, stage)
     bad = [rank for rank in ranks if rank.outcome is not Outcome.OK]
     if not bad:
         return RoundResult(Outcome.OK, Stage.DONE, _measured(me, shares))

@@ -22,6 +22,7 @@ from dshealthd.probe.rounds.conclusion import (
     combine,
     score_fields,
     scores_of,
+    without,
 )
 from dshealthd.probe.rounds.plan import ON_DEMAND
 
@@ -95,10 +96,7 @@ class Leader:
             name: error for name, error in errors.items() if error.outcome is not Outcome.DECLINED
         }
         if gone:
-            first = next(iter(gone.values()))
-            findings = RoundResult(
-                first.outcome, Stage.INVITE, (), tuple(sorted(gone)), first.reason
-            )
+            findings = without(_said(gone), Stage.INVITE)
         elif plan.kind is Kind.LIGHT or errors:
             findings, measured = await self._light(active, errors)
             offsets.update(measured)
@@ -136,10 +134,7 @@ class Leader:
         worst = max(echoes.values(), key=lambda echo: echo.round_trip, default=None)
         timings = () if worst is None else worst.timings
         if bad:
-            first = next(iter(bad.values()))
-            return RoundResult(
-                first.outcome, Stage.SIZES, (), tuple(sorted(bad)), first.reason
-            ), offsets
+            return without(_said(bad), Stage.SIZES), offsets
         if whole:
             return RoundResult(
                 Outcome.DECLINED, Stage.INVITE, timings, tuple(sorted(errors)), whole
@@ -160,16 +155,12 @@ class Leader:
         others = active.plan.others(me)
         gone = await self._work_until_decided(active, others)
         if gone:
-            first = next(iter(gone.values()))
-            return RoundResult(first.outcome, active.stage, (), tuple(sorted(gone)), first.reason)
+            return without(_said(gone), active.stage)
         missing = await self._wait_for_shares(active, others, FIRST)
         silent: dict[str, tuple[Outcome, str]] = {}
         if missing:
             # Whose agent does not answer any more is not waited for.
-            silent = {
-                name: (error.outcome, error.reason)
-                for name, error in (await self._absent(missing)).items()
-            }
+            silent = _said(await self._absent(missing))
             waited = [name for name in missing if name not in silent]
             # Where one has found itself at fault, who says nothing yet is waiting for that one, and
             # learns it from the conclusion.
@@ -317,6 +308,10 @@ class Leader:
         ):
             await asyncio.sleep(CROSSING)
         return answers
+
+
+def _said(errors: Mapping[str, PeerError]) -> dict[str, tuple[Outcome, str]]:
+    return {name: (error.outcome, error.reason) for name, error in errors.items()}
 
 
 def _is_testing(answer: dict[str, Any] | PeerError) -> bool:

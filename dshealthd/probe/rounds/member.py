@@ -141,8 +141,10 @@ class Participant:
         outcome, stage, reason = told["outcome"], told["stage"], told["reason"]
         if told["kind"] is Kind.LIGHT:
             active.plan = active.plan.light()
-        if outcome is Outcome.DECLINED:
-            # Who declined it is between that member and the root.
+        if outcome is Outcome.DECLINED or (
+            outcome is Outcome.INCONCLUSIVE and stage is Stage.INVITE
+        ):
+            # Who declined it, or could not be called, is between that member and the root.
             return RoundResult(outcome, stage, (), (), reason)
         if active.decided:
             return self._combined(active, {})
@@ -194,7 +196,7 @@ class Participant:
             return RoundResult(Outcome.INCONCLUSIVE, active.stage, (), (), DISPUTED)
         silent = {
             name: (error.outcome, error.reason)
-            if error.outcome in _GONE
+            if error.outcome in {*_GONE, Outcome.INCONCLUSIVE}
             else (Outcome.HUNG, SILENT)
             for name, error in errors.items()
         }

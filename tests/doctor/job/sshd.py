@@ -52,13 +52,16 @@ WITHOUT_KEY, STRANGER = "127.0.0.11", "127.0.0.12"
 
 
 @contextlib.contextmanager
-def sshd(directory: Path) -> Iterator[Path]:
-    """Give an ssh that reaches 127.0.0.1 and 127.0.0.2; skip where there is no sshd."""
+def sshd(directory: Path, port: int | None = None) -> Iterator[Path]:
+    """Give an ssh that reaches 127.0.0.1 and 127.0.0.2; skip where there is no sshd.
+
+    It listens on a free port where none is given.
+    """
     if SSHD is None:
         pytest.skip("sshd is not installed")
     if os.geteuid() == 0:
         os.makedirs("/run/sshd", mode=0o755, exist_ok=True)  # what its init script does
-    port = free_port()
+    port = port or free_port()
     for name in ("host", "user", "other"):
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", directory / name], check=True

@@ -16,6 +16,7 @@ from dshealthd.doctor.job import applicable
 from dshealthd.doctor.job_context import JobContext
 from tests.doctor.job.asking import asked, results, texts
 from tests.doctor.job.sshd import STRANGER, WITHOUT_KEY, sshd
+from tests.doctor.looks import apply
 from tests.netns import network_namespace
 
 if TYPE_CHECKING:
@@ -130,10 +131,8 @@ def test_ssh_refused(tmp_path: Path, client: str, host: str, words: str, remedy:
     assert remedy in result.remedy
 
 
-def test_remedies_of_ssh(tmp_path: Path) -> None:
-    """A host without this user's key, and one whose own key is new, pass once the key is where the
-    remedies put it.
-    """
+def test_key_that_is_missing(tmp_path: Path) -> None:
+    """A host without this user's key passes once the key is where the remedy puts it."""
     directory = tmp_path / "sshd"
     directory.mkdir()
     with sshd(directory) as program:
@@ -143,14 +142,24 @@ def test_remedies_of_ssh(tmp_path: Path) -> None:
         with (directory / "authorized").open("a") as authorized:  # what ssh-copy-id does there
             authorized.write((directory / "other.pub").read_text())
         assert [one.outcome for one in results("ssh", made)] == [OK]
+
+
+def test_new_host_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host whose own key is new passes once the remedy is pasted: sshd has port 22 in a network
+    of its own, and the home directory is the test's.
+    """
+    directory = tmp_path / "sshd"
+    (directory / ".ssh").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(directory))
+    with network_namespace(), sshd(directory, 22) as program:
         known = directory / "known_hosts"
-        before = known.read_text()
         known.write_text("")
-        new = job(tmp_path, "127.0.0.1 slots=8\n", ssh=str(program))
-        (strange,) = results("ssh", new)
-        assert "ssh-keyscan" in strange.remedy
-        known.write_text(before)  # what ssh-keyscan adds, for a port of the test's own
-        assert [one.outcome for one in results("ssh", new)] == [OK]
+        (directory / ".ssh/known_hosts").symlink_to(known)
+        made = job(tmp_path, "127.0.0.1 slots=8\n", ssh=str(program))
+        (strange,) = results("ssh", made)
+        assert "Host key verification failed" in strange.text
+        apply(strange)
+        assert [one.outcome for one in results("ssh", made)] == [OK]
 
 
 def test_ssh_without_answer(tmp_path: Path, client: str, monkeypatch: pytest.MonkeyPatch) -> None:

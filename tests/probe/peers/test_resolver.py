@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dshealthd.probe.peers.resolver import Resolver, UnknownName
+from dshealthd.probe.peers.resolver import LookupFailed, Resolver, UnknownName
 from tests.probe.peering import PATIENT, Time, eventually, run
 from tests.stopwatch import Stopwatch
 
@@ -30,6 +30,8 @@ class Names:
         assert type == socket.SOCK_STREAM
         self.asked.append(host)
         self.silent.wait(PATIENT)
+        if host == "temporary":
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
         if host == "unknown":
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         entry = (socket.AF_INET, type, 6, "", (self.address, 0))
@@ -84,6 +86,21 @@ def test_unknown_name() -> None:
         with pytest.raises(UnknownName):
             await resolver.addresses("unknown")
         assert names.asked == ["unknown"] * 2
+
+    run(scene())
+
+
+def test_name_server_that_fails() -> None:
+    """Where no name server can tell, the name is not called unknown, also while it is remembered."""
+
+    async def scene() -> None:
+        names, clock = Names(), Time()
+        resolver = Resolver(names, clock)
+        for _ in range(2):
+            with pytest.raises(LookupFailed) as caught:
+                await resolver.addresses("temporary")
+            assert not isinstance(caught.value, UnknownName)
+        assert names.asked == ["temporary"]
 
     run(scene())
 

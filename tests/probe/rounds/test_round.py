@@ -6,6 +6,8 @@ What each way of going well and wrong is called, and that all members say the sa
 from __future__ import annotations
 
 import asyncio
+import functools
+import socket
 import sys
 import time
 from dataclasses import replace
@@ -19,6 +21,7 @@ from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.metrics import STARVED_ROUNDS, RoundMetrics
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.contract import PeerError
+from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.rounds import leader
 from dshealthd.probe.rounds.plan import ON_DEMAND
 from dshealthd.probe.workers.worker_pool import WorkerPool
@@ -219,6 +222,40 @@ def test_absent_member(tmp_path: Path) -> None:
                 (member.name,),
             )
             assert root.fake.runs == 0
+
+    run(scene())
+
+
+def test_name_server_that_does_not_answer(tmp_path: Path) -> None:
+    """A member whose address no name server could tell is not named: the round is inconclusive.
+    One that has really gone is, beside it.
+    """
+
+    def fails(*_arguments: object, **_named: object) -> list[object]:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    async def scene() -> None:
+        for count, outcome in ((2, Outcome.INCONCLUSIVE), (3, Outcome.REFUSED)):
+            async with company(tmp_path, count) as companions:
+                root, member, *others = companions
+                names = root.client._pool
+                names._addresses = functools.partial(
+                    lambda known, lost, peer: (
+                        "node.invalid" if peer == lost else known(peer)[0],
+                        known(peer)[1],
+                    ),
+                    names._addresses,
+                    member.name,
+                )
+                names._resolver = Resolver(fails)
+                for other in others:
+                    await other.server.close()
+                observation = (await led(root, *companions[1:])).observation
+                assert (observation.outcome, observation.stage, observation.late) == (
+                    outcome,
+                    Stage.INVITE,
+                    tuple(other.name for other in others),
+                )
 
     run(scene())
 

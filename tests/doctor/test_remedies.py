@@ -1,0 +1,116 @@
+"""Each check of the doctor: the test that makes its fault, and how that test mends it."""
+
+from __future__ import annotations
+
+from dshealthd.doctor import job, node
+from dshealthd.doctor.node import kernel_settings
+from tests.doctor.looks import apply, look, results
+from tests.netns import network_namespace
+from tests.test_fault_table import exists
+
+PASTED = "pasted"
+"""The remedy is run as it is printed, and the check passes."""
+STATE = "state"
+"""What the remedy leads to is put in place, and the check passes."""
+FOUND = "found"
+"""The fault is found; nothing is mended: the remedy looks, or changes what the tests may not."""
+RULES = "rules"
+"""No fault here: the check shows a finding, whose rules are held against scenes in tests/findings."""
+
+CHECKS = {
+    "agent-config": (RULES, ""),
+    "agent-workers": (RULES, ""),
+    "aio-requests": (
+        STATE,
+        "test_running_jobs::test_memory_and_asynchronous_requests_that_run_out",
+    ),
+    "async-io": (STATE, "test_host_checks::test_deepspeed_operators"),
+    "batch-sizes": (PASTED, "job/test_config::test_batch_remedy_heals"),
+    "checkpoint": (PASTED, "job/test_checkpoint::test_remedy_of_latest"),
+    "clock": (RULES, ""),
+    "collectives": (RULES, ""),
+    "config-conflicts": (FOUND, "job/test_config::test_fault"),
+    "config-deprecated": (FOUND, "job/test_config::test_fault"),
+    "config-file": (FOUND, "job/test_config::test_fault"),
+    "config-keys": (PASTED, "job/test_config::test_remedy_heals"),
+    "cuda-devices": (FOUND, "test_fabric::test_torch_that_does_not_see_the_gpus"),
+    "disk-space": (RULES, ""),
+    "firewall": (PASTED, "test_network_checks::test_chains_of_a_firewall"),
+    "gpu-memory": (STATE, "test_gpu_faults::test_each_fault_is_found_and_passes_once_mended"),
+    "gpu-metrics": (RULES, ""),
+    "gpu-throttling": (STATE, "test_gpu_faults::test_each_fault_is_found_and_passes_once_mended"),
+    "gpus": (STATE, "test_gpu_faults::test_each_fault_is_found_and_passes_once_mended"),
+    "host-memory": (STATE, "test_running_jobs::test_memory_and_asynchronous_requests_that_run_out"),
+    "host-name": (FOUND, "test_network_checks::test_host_name"),
+    "hostfile": (FOUND, "job/test_hosts::test_lines"),
+    "hostfile-names": (FOUND, "job/test_hosts::test_names"),
+    "imex": (FOUND, "test_fabric::test_imex"),
+    "infiniband": (FOUND, "test_network_checks::test_infiniband_ports_of_one_board"),
+    "job-devices": (FOUND, "test_running_jobs::test_ranks_devices_and_variables"),
+    "job-hangs": (RULES, ""),
+    "job-losses": (RULES, ""),
+    "job-nccl-settings": (FOUND, "test_running_jobs::test_ranks_devices_and_variables"),
+    "job-ranks": (FOUND, "test_running_jobs::test_ranks_devices_and_variables"),
+    "job-transports": (FOUND, "test_running_jobs::test_ranks_devices_and_variables"),
+    "kernel-log": (FOUND, "test_host_checks::test_kernel_log"),
+    "kernel-settings": (PASTED, "test_remedies::test_queue_of_connections"),
+    "launcher": (FOUND, "job/test_launcher::test_command_faults"),
+    "link-suspects": (RULES, ""),
+    "listeners": (STATE, "test_network_checks::test_orphan_on_a_rendezvous_port"),
+    "loopback": (STATE, "test_network_checks::test_loopback_that_is_down"),
+    "maintenance": (RULES, ""),
+    "master-address": (FOUND, "job/test_hosts::test_master_address"),
+    "master-port": (FOUND, "job/test_hosts::test_master_port"),
+    "model-memory": (FOUND, "job/test_config::test_memory"),
+    "nccl-releases": (FOUND, "test_running_jobs::test_nccl_release_with_a_defect"),
+    "nccl-variables": (FOUND, "job/test_nccl::test_variables"),
+    "nvlink": (RULES, ""),
+    "nvml": (STATE, "test_gpu_faults::test_broken_nvml"),
+    "offload-path": (PASTED, "job/test_config::test_offload_path"),
+    "open-files": (FOUND, "test_running_jobs::test_process_at_its_limit_of_open_files"),
+    "paths": (STATE, "test_host_checks::test_paths_of_the_command_line"),
+    "pcie": (STATE, "test_gpu_faults::test_each_fault_is_found_and_passes_once_mended"),
+    "ports": (PASTED, "test_network_checks::test_rendezvous_ports_inside_the_ephemeral_range"),
+    "probe-failures": (RULES, ""),
+    "probe-rounds": (RULES, ""),
+    "process-limits": (STATE, "test_host_checks::test_limits_of_open_files_and_locked_memory"),
+    "ranks-and-gpus": (FOUND, "job/test_launcher::test_ranks_and_gpus"),
+    "rendezvous-connections": (STATE, "test_network_checks::test_master_that_does_not_answer"),
+    "selinux": (FOUND, "test_host_checks::test_selinux"),
+    "shared-memory": (STATE, "test_host_checks::test_small_shared_memory"),
+    "software": (FOUND, "test_host_checks::test_software"),
+    "ssh": (PASTED, "job/test_hosts::test_new_host_key"),
+    "straggler": (RULES, ""),
+    "stuck-processes": (STATE, "test_host_checks::test_process_stuck_with_a_gpu_open"),
+    "transports": (FOUND, "job/test_nccl::test_transports"),
+}
+
+
+def test_every_check_has_its_line() -> None:
+    """The table has the checks that there are, and each names a test that exists."""
+    names = {check.name for check in node.CHECKS} | {check.name for check in job.CHECKS}
+    assert set(CHECKS) == names
+    for name, (level, test) in CHECKS.items():
+        assert bool(test) == (level != RULES), name
+        if test:
+            file, _, function = test.partition("::")
+            assert exists(f"tests/doctor/{file}.py::{function}"), name
+
+
+def test_queue_of_connections() -> None:
+    """A short queue of connections passes once the remedy is pasted, in a network of its own."""
+
+    def found() -> dict[str, str]:
+        return {one.component: one.remedy for one in results(kernel_settings.CHECK, look())}
+
+    with network_namespace():
+        with open("/proc/sys/net/core/somaxconn", "w", encoding="ascii") as file:
+            file.write("64")
+        (short,) = (
+            one
+            for one in results(kernel_settings.CHECK, look())
+            if one.component == "net.core.somaxconn"
+        )
+        assert short.outcome.value == "warning"
+        apply(short)
+        assert "net.core.somaxconn" not in found()
