@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from tests.grafana.documents import queries, substituted, variables
 from tests.lab import faults, jobs
 from tests.lab.catalogue import FAULTS
 from tests.lab.forward import forwarded
@@ -37,10 +38,21 @@ RANK = 2
 """The rank that is stopped: on the second node."""
 PATIENCE = 180.0
 DSHEALTHD = (sys.executable, "-m", "dshealthd")
-HUNG_QUERY = "dshealthd:job:hang"
-"""What *Fleet* counts as hung jobs, and *Jobs* shows with its culprit."""
-NODE_QUERY = 'ALERTS{{alertstate="firing", node="{node}"}}'
-"""What *Node* lists first."""
+ALERTS_PANEL = ("dshealthd-node", "Firing alerts")
+HUNG_PANEL = ("dshealthd-fleet", "Jobs hung")
+CAUSE_PANEL = ("dshealthd-jobs", "Causes of hangs")
+"""The panels that answer by dashboard: uid and title. Their queries are read from the shipped
+dashboards, so that what is timed is what Grafana asks.
+"""
+
+
+def query_of(panel: tuple[str, str], **chosen: str) -> str:
+    """Return a panel's one query as Grafana sends it, with what is chosen in its variables.
+
+    ValueError where the dashboard has no such panel, or the panel more than one query.
+    """
+    (query,) = (query for query in queries() if (query.board, query.panel) == panel)
+    return substituted(query.expr, variables(**chosen))
 
 
 def until(condition: Callable[[], bool], what: str) -> float:
@@ -80,11 +92,23 @@ class Walk:
         visit.page.close()
         return took
 
-    def query(self, expression: str) -> float:
-        """Return how long Prometheus takes for a query that has an answer."""
+    def dashboard(
+        self, panel: tuple[str, str], *, value: float | None = None, **wanted: str
+    ) -> float:
+        """Return how long Prometheus takes for a panel's query.
+
+        Its answer has to have a series with the labels and, where one is given, the value.
+        """
+        expression = query_of(panel, node=wanted.get("node", ".+"))
         began = time.monotonic()
-        assert self.lab.prometheus.query(expression), expression
-        return time.monotonic() - began
+        series = self.lab.prometheus.query(expression)
+        took = time.monotonic() - began
+        assert any(
+            wanted.items() <= one["metric"].items()
+            and (value is None or float(one["value"][1]) == value)
+            for one in series
+        ), f"{panel}: {series}"
+        return took
 
     def paged(self, symptom: str, node: str) -> bool:
         """Tell whether the page of a symptom on a node has come."""
@@ -110,7 +134,10 @@ def fit(walk: Walk, node: Node) -> Iterator[tuple[str, float]]:
         assert "GPU 3" in text
         yield "fit: shell, names the GPU", took
         yield "fit: page, names the GPU", walk.page(node.name, "GPU 3")
-        yield "fit: dashboard's query", walk.query(NODE_QUERY.format(node=node.name))
+        yield (
+            "fit: dashboard's query",
+            walk.dashboard(ALERTS_PANEL, node=node.name, symptom="gpu-lost", which="gpu 3"),
+        )
     until(lambda: walk.shell("status", node.name)[1] != 2, "the fault does not end")
 
 
@@ -132,7 +159,9 @@ def hang(walk: Walk, directory: Path) -> Iterator[tuple[str, float]]:
             print(text, file=sys.stderr)
             yield "hang: shell, names rank and cause", took
             yield "hang: node page, names rank", walk.page(culprit, f"rank {RANK}")
-            yield "hang: dashboard's query", walk.query(HUNG_QUERY)
+            yield "hang: dashboard's query, jobs hung", walk.dashboard(HUNG_PANEL, value=1)
+            took = walk.dashboard(CAUSE_PANEL, node=culprit, rank=str(RANK))
+            yield "hang: dashboard's query, names rank", took
 
 
 def main() -> int:
