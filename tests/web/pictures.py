@@ -62,7 +62,7 @@ def training(socket: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(RANKS),
                 "LOCAL_WORLD_SIZE": str(RANKS),
-                "TORCHELASTIC_RUN_ID": "bert-large",
+                "SLURM_JOB_ID": "4711",
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": "29500",
             }
@@ -103,6 +103,7 @@ def simulated(
     ail: Callable[[Node], object] = lambda _: None,
     ail_job: Callable[[list[subprocess.Popen[bytes]]], object] = lambda _: None,
     wait: str = ".verdict",
+    settle: float = 2,
     size: tuple[int, int] = SIZE,
     scheme: Scheme = "light",
 ) -> None:
@@ -119,6 +120,7 @@ def simulated(
             ail(made)
             ail_job(ranks)
             visit.page.wait_for_selector(wait, timeout=180_000)
+            visit.page.wait_for_timeout(1000 * settle)
             take(visit, target)
 
 
@@ -145,7 +147,9 @@ def main() -> int:
     with chromium() as browser:
         simulated(browser, directory / "healthy.png", wait=".verdict.good", size=WHOLE)
         simulated(browser, directory / "gpu-lost.png", ail=lose, wait=".verdict.bad")
-        simulated(browser, directory / "nvml-hung.png", ail=hang, wait=".verdict.bad")
+        simulated(
+            browser, directory / "nvml-hung.png", ail=hang, wait=".verdict.bad", settle=SECONDS
+        )
         simulated(browser, directory / "dark.png", ail=lose, wait=".verdict.bad", scheme="dark")
         simulated(browser, directory / "phone.png", ail=lose, wait=".verdict.bad", size=PHONE)
         simulated(
@@ -155,7 +159,12 @@ def main() -> int:
             wait=".verdict.bad:has-text('hung')",
             size=WHOLE,
         )
-        with tempfile.TemporaryDirectory() as place, running(Path(place), WITHOUT_CLOCK) as agent:
+        with (
+            tempfile.TemporaryDirectory() as place,
+            running(
+                Path(place), f'{WITHOUT_CLOCK}[collectors.training]\nsocket = "{place}/beat.sock"\n'
+            ) as agent,
+        ):
             agent.wait(lambda scrape: scrape.value("dshealthd_memory_total_bytes"))
             take(Visit(browser, f"http://127.0.0.1:{agent.port}/", SIZE), directory / "no-gpu.png")
     return 0
