@@ -166,7 +166,9 @@ def main() -> int:
             ) as agent,
         ):
             agent.wait(lambda scrape: scrape.value("dshealthd_memory_total_bytes"))
-            take(Visit(browser, f"http://127.0.0.1:{agent.port}/", SIZE), directory / "no-gpu.png")
+            visit = Visit(browser, f"http://127.0.0.1:{agent.port}/", SIZE)
+            visit.page.wait_for_selector(".verdict.good")
+            take(visit, directory / "no-gpu.png")
     return 0
 
 
