@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.deploy.bare import measure
@@ -17,6 +19,7 @@ def test_the_first_hour() -> None:
     """
     require_tools()
     took = measure()
+    print(json.dumps(took, indent=2))
     assert took["run: seconds to the first answer, again"] < 10
     assert took["demo: seconds to its links, again"] < 30
     assert took["run: megabytes installed"] < 150

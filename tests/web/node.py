@@ -46,8 +46,8 @@ class Node:
         self._sequence = 0
 
     @contextlib.contextmanager
-    def agent(self) -> Iterator[RunningAgent]:
-        """Run an agent on this node; it samples every second."""
+    def agent(self, more: str = "") -> Iterator[RunningAgent]:
+        """Run an agent on this node; it samples every second. `more` is added to its file."""
         paths = ("--path.sysfs", str(self.directory / "sys"), "--path.dev", str(self.dev))
         collectors = (
             "gpu",
@@ -65,7 +65,7 @@ class Node:
         config = "".join(f'[collectors.{name}]\ninterval = "1s"\n' for name in collectors)
         config += '[collectors.filesystem]\npaths = ["/", "/dev/shm"]\n'
         with running(
-            self.directory, config, environment=self.nvml.environment(), flags=paths
+            self.directory, config + more, environment=self.nvml.environment(), flags=paths
         ) as agent:
             yield agent
 

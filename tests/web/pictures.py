@@ -1,15 +1,18 @@
 """Takes the pictures of the page for the docs: `python -m tests.web.pictures docs/pictures`.
 
-Each is what a real Chromium shows of a real agent, or of a real server over made-up samples, in one
-state: well, a GPU lost, a hung job, no GPU, NVML hung; on a phone, and in the dark.
+Each is what a real Chromium shows of a real agent in one state: healthy, a GPU lost, a hung job, no
+GPU, NVML hung; on a phone, and in the dark. The job is eight real processes that send heartbeats.
+As root: the node has processes and a host name of its own, so that nothing of this machine shows.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
+import contextlib
 import os
-import socket
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -17,29 +20,73 @@ from typing import TYPE_CHECKING, Literal
 from tests.agents import running
 from tests.web.browser import PHONE, Visit, chromium
 from tests.web.node import Node, node
-from tests.web.serving import serving
-from tests.web.test_page_findings import HANGING, JOB, snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from playwright.sync_api import Browser
 
     Scheme = Literal["light", "dark"]
 
 NAME = "gpu-node-17.simulated"
-CLONE_NEWUTS = 0x04000000
-SIZE = (1200, 620)
+SIZE, WHOLE = (1200, 620), (1200, 1000)
+"""A window's size; the second has room for the panels below the GPUs."""
 SECONDS = 12
 """How long a page is watched, so that its trends show something."""
 
 
-def call_the_node(name: str) -> None:
-    """Give this process and its children another host name, in a namespace of their own."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(CLONE_NEWUTS) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "unshare")
-    socket.sethostname(name)
+OWN = "in-namespaces"
+"""The word by which this program knows that it runs in namespaces of its own."""
+ENTER = 'hostname "$0" && exec "$@"'
+RANKS, STOPPED = 8, 2
+RANK = Path(__file__).parents[1] / "jobs" / "rank.py"
+WITHOUT_CLOCK = "[collectors.clock]\nenabled = false\n"
+"""Whether this machine's clock is synchronised is no part of the pictures."""
+
+
+def enter(arguments: list[str]) -> int:
+    """Run this program again with processes, mounts and a host name of its own."""
+    again = [sys.executable, "-m", "tests.web.pictures", *arguments, "--own", OWN]
+    command = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    return subprocess.run([*command, "sh", "-c", ENTER, NAME, *again], check=False).returncode
+
+
+@contextlib.contextmanager
+def training(socket: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Run the ranks of a job that send heartbeats until they are written a line."""
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(RANKS):
+            variables = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(RANKS),
+                "LOCAL_WORLD_SIZE": str(RANKS),
+                "SLURM_JOB_ID": "4711",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": "29500",
+            }
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, RANK, socket],
+                    env=os.environ | variables,
+                    stdin=subprocess.PIPE,
+                )
+            )
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def stop_a_rank(ranks: list[subprocess.Popen[bytes]]) -> None:
+    """Stop one rank, and have the others wait in the backward pass, as for a collective."""
+    ranks[STOPPED].send_signal(signal.SIGSTOP)
+    for process in ranks:
+        if process is not ranks[STOPPED] and process.stdin is not None:
+            process.stdin.write(b"wait\n")
+            process.stdin.flush()
 
 
 def take(visit: Visit, target: Path) -> None:
@@ -54,20 +101,26 @@ def simulated(
     target: Path,
     *,
     ail: Callable[[Node], object] = lambda _: None,
+    ail_job: Callable[[list[subprocess.Popen[bytes]]], object] = lambda _: None,
     wait: str = ".verdict",
+    settle: float = 2,
     size: tuple[int, int] = SIZE,
     scheme: Scheme = "light",
 ) -> None:
     """Take a picture of a node with eight simulated GPUs under a training's load."""
     with tempfile.TemporaryDirectory() as directory, node(Path(directory)) as made:
         made.train(0)
-        with made.agent() as agent:
+        socket = Path(directory) / "heartbeat.sock"
+        config = f'{WITHOUT_CLOCK}[collectors.training]\nsocket = "{socket}"\n'
+        with made.agent(config) as agent, training(socket) as ranks:
             visit = Visit(browser, f"http://127.0.0.1:{agent.port}/", size, scheme)
             for second in range(SECONDS):
                 made.train(second)
                 visit.page.wait_for_timeout(1000)
             ail(made)
-            visit.page.wait_for_selector(wait, timeout=60_000)
+            ail_job(ranks)
+            visit.page.wait_for_selector(wait, timeout=180_000)
+            visit.page.wait_for_timeout(1000 * settle)
             take(visit, target)
 
 
@@ -81,27 +134,43 @@ def hang(made: Node) -> None:
     made.nvml.fault("hang", 1)
 
 
-def main() -> None:
-    """Take all pictures."""
+def main() -> int:
+    """Take all pictures; status 0 if all could be taken."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
-    directory: Path = parser.parse_args().directory
+    parser.add_argument("--own", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    directory: Path = options.directory
+    if options.own != OWN:
+        return enter(sys.argv[1:])
     directory.mkdir(parents=True, exist_ok=True)
-    call_the_node(NAME)
     with chromium() as browser:
-        simulated(browser, directory / "healthy.png")
+        simulated(browser, directory / "healthy.png", wait=".verdict.good", size=WHOLE)
         simulated(browser, directory / "gpu-lost.png", ail=lose, wait=".verdict.bad")
-        simulated(browser, directory / "nvml-hung.png", ail=hang, wait=".verdict.bad")
+        simulated(
+            browser, directory / "nvml-hung.png", ail=hang, wait=".verdict.bad", settle=SECONDS
+        )
         simulated(browser, directory / "dark.png", ail=lose, wait=".verdict.bad", scheme="dark")
         simulated(browser, directory / "phone.png", ail=lose, wait=".verdict.bad", size=PHONE)
-        with serving(snapshot(*JOB, *HANGING), guarded=False) as served:
-            visit = Visit(browser, f"http://127.0.0.1:{served.port}/", SIZE)
-            visit.page.wait_for_selector(".verdict.bad")
-            take(visit, directory / "hang.png")
-        with tempfile.TemporaryDirectory() as place, running(Path(place)) as agent:
+        simulated(
+            browser,
+            directory / "hang.png",
+            ail_job=stop_a_rank,
+            wait=".verdict.bad:has-text('hung')",
+            size=WHOLE,
+        )
+        with (
+            tempfile.TemporaryDirectory() as place,
+            running(
+                Path(place), f'{WITHOUT_CLOCK}[collectors.training]\nsocket = "{place}/beat.sock"\n'
+            ) as agent,
+        ):
             agent.wait(lambda scrape: scrape.value("dshealthd_memory_total_bytes"))
-            take(Visit(browser, f"http://127.0.0.1:{agent.port}/", SIZE), directory / "no-gpu.png")
+            visit = Visit(browser, f"http://127.0.0.1:{agent.port}/", SIZE)
+            visit.page.wait_for_selector(".verdict.good")
+            take(visit, directory / "no-gpu.png")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
