@@ -318,12 +318,17 @@ def test_network_namespace_of_its_own(node: Node) -> None:
     with subprocess.Popen(command, env={"PATH": os.environ["PATH"], **job}) as child:
         try:
             (node.root / "proc" / str(child.pid)).symlink_to(f"/proc/{child.pid}")
-            end = time.monotonic() + 5
-            while os.readlink(f"/proc/{child.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+            end = time.monotonic() + 60
+            proc = Path(f"/proc/{child.pid}")
+            # While it becomes `sleep`, its environment is empty for a moment.
+            while (proc / "comm").read_text(encoding="ascii") != "sleep\n" or not (
+                proc / "environ"
+            ).read_bytes():
                 if child.poll() is not None:
                     pytest.skip("network namespaces are not permitted here")
                 assert time.monotonic() < end
                 time.sleep(0.01)
+            assert os.readlink(proc / "ns/net") != os.readlink("/proc/self/ns/net")
             assert values(node.sweep()) == {("ras_state", "namespace"): 1}
         finally:
             child.kill()
