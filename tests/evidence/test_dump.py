@@ -109,7 +109,7 @@ def test_a_dump_of_torch_itself_is_read(tmp_path: Path) -> None:
         env={**os.environ, "TORCH_FR_BUFFER_SIZE": "100"},
         stdout=subprocess.PIPE,
         check=True,
-        timeout=60,
+        timeout=200,
     ).stdout
     (group,) = digest(output)["groups"]
     assert (group["name"], group["entered"]) == ("0 default_pg", 4)

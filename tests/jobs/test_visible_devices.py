@@ -46,7 +46,7 @@ def test_as_torch_reads_them() -> None:
         capture_output=True,
         check=True,
         text=True,
-        timeout=60,
+        timeout=200,
         env=os.environ,
     )
     assert answer.stdout.splitlines() == [",".join(visible(text, None).devices) for text in LISTS]
