@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.doctor.job_sources.remedies import add_key, find_key
+from dshealthd.doctor.job_sources.remedies import add_key, find_key, paste
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def _refused(name: str, error: Mapping[str, str], source: str) -> Result:
     return Result(
         Outcome.CRITICAL,
         printable(f"{name}: DeepSpeed refuses {path or 'it'}: {error['text']}"),
-        remedy=find_key(name, path.rpartition(".")[2]),
+        # without a path the words of DeepSpeed name the place, if anything does
+        remedy=find_key(name, path.rpartition(".")[2]) if path else paste("cat", "--", name),
         source=source,
         component=printable(f"{name}: {path}" if path else name),
     )

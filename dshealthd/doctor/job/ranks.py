@@ -122,6 +122,8 @@ def _ignores_visible(context: JobContext) -> str:
     inner = context.launcher.find("deepspeed") if context.launcher else None
     if inner is None:
         return ""
+    if inner.options.get("include") == f"localhost:{context.variables['CUDA_VISIBLE_DEVICES']}":
+        return ""  # the same GPUs, which is what the remedy asks for
     options = sorted(_EXPLICIT & inner.options.keys())
     return (
         ", ".join(f"--{name.replace('-', '_')}" for name in options) if not context.members else ""

@@ -76,3 +76,16 @@ def with_config(
 def texts(found: Iterable[Result]) -> str:
     """Return the texts of results, a line each."""
     return "\n".join(result.text for result in found)
+
+
+def environment_after(remedy: str, variables: dict[str, str]) -> dict[str, str]:
+    """Return what a shell with these variables has once the remedy was pasted into it."""
+    done = subprocess.run(
+        ["sh", "-euc", f"{remedy}\nenv -0"],
+        env={"PATH": os.environ["PATH"], **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return dict(pair.partition("=")[::2] for pair in done.stdout.split("\0") if pair)

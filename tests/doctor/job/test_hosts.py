@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,8 @@ from tests.netns import network_namespace
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from dshealthd.doctor.check import Result
 
 OK, WARNING, CRITICAL, UNKNOWN = (
     Outcome.OK,
@@ -48,32 +52,38 @@ def job(tmp_path: Path, hostfile: str, *arguments: str, ssh: str = "ssh") -> Job
 
 
 @pytest.mark.parametrize(
-    ("text", "outcome", "words"),
+    ("text", "mended", "outcome", "words"),
     [
-        ("127.0.0.1 slots=8\n127.0.0.2 slots=8\n", OK, "2 hosts with 16 slots, 16 ranks"),
-        ("# head\n\n127.0.0.1 slots=8 # tail\n", OK, "1 hosts with 8 slots"),
-        ("127.0.0.1 slots=8\r\n127.0.0.2\tslots=4\r\n", OK, "12 ranks"),
-        ("a slots=8\na slots=8\n", CRITICAL, ':2: "a" is a duplicate of line 1'),
-        ("a slot=8\n", CRITICAL, ':1: "a slot=8" is not "NAME slots=COUNT"'),
-        ("a\n", CRITICAL, 'is not "NAME slots=COUNT"'),
-        ("a slots=-8\n", CRITICAL, 'is not "NAME slots=COUNT"'),
-        ("a slots = 8\n", CRITICAL, 'is not "NAME slots=COUNT"'),
-        ("", CRITICAL, "names no host"),
-        ("a slots=0\nb slots=8\n", WARNING, "a has slots=0"),
+        ("127.0.0.1 slots=8\n127.0.0.2 slots=8\n", "", OK, "2 hosts with 16 slots, 16 ranks"),
+        ("# head\n\n127.0.0.1 slots=8 # tail\n", "", OK, "1 hosts with 8 slots"),
+        ("127.0.0.1 slots=8\r\n127.0.0.2\tslots=4\r\n", "", OK, "12 ranks"),
+        ("a slots=8\na slots=8\n", "a slots=8\n", CRITICAL, ':2: "a" is a duplicate of line 1'),
+        ("a slot=8\n", "a slots=8\n", CRITICAL, ':1: "a slot=8" is not "NAME slots=COUNT"'),
+        ("a\n", "a slots=8\n", CRITICAL, 'is not "NAME slots=COUNT"'),
+        ("a slots=-8\n", "a slots=8\n", CRITICAL, 'is not "NAME slots=COUNT"'),
+        ("a slots = 8\n", "a slots=8\n", CRITICAL, 'is not "NAME slots=COUNT"'),
+        ("", "a slots=8\n", CRITICAL, "names no host"),
+        ("a slots=0\nb slots=8\n", "b slots=8\n", WARNING, "a has slots=0"),
     ],
 )
-def test_lines(tmp_path: Path, text: str, outcome: Outcome, words: str) -> None:
+def test_lines(tmp_path: Path, text: str, mended: str, outcome: Outcome, words: str) -> None:
     """What DeepSpeed's runner refuses is found, with the line; what it takes is not."""
     (result,) = results("hostfile", job(tmp_path, text))
     assert result.outcome is outcome
     assert words in result.text
+    if outcome is not OK:
+        assert result.remedy
+        assert [one.outcome for one in results("hostfile", job(tmp_path, mended))] == [OK]
 
 
-def test_missing_hostfile() -> None:
-    """DeepSpeed goes on with one node where the hostfile is missing: critical here."""
-    (result,) = results("hostfile", asked("--hostfile", "/nowhere/hostfile"))
+def test_missing_hostfile(tmp_path: Path) -> None:
+    """DeepSpeed goes on with one node where the hostfile is missing: critical until it is there."""
+    file = tmp_path / "hostfile"
+    (result,) = results("hostfile", asked("--hostfile", str(file)))
     assert result.outcome is CRITICAL
-    assert "/nowhere/hostfile" in result.text
+    assert str(file) in result.text
+    file.write_text("a slots=8\n")
+    assert [one.outcome for one in results("hostfile", asked("--hostfile", str(file)))] == [OK]
 
 
 def test_filter_that_names_no_host(tmp_path: Path) -> None:
@@ -82,6 +92,9 @@ def test_filter_that_names_no_host(tmp_path: Path) -> None:
     (result,) = results("hostfile", made)
     assert result.outcome is CRITICAL
     assert "b is not in the hostfile" in result.text
+    apply(result)  # shows which hosts there are
+    made = job(tmp_path, "a slots=8\n", "--launch", "deepspeed --include=a:0 x.py")
+    assert [one.outcome for one in results("hostfile", made)] == [OK]
 
 
 def test_hostfile_of_the_command(tmp_path: Path) -> None:
@@ -100,9 +113,13 @@ def test_names(tmp_path: Path) -> None:
     assert "no-such-host.invalid does not resolve" in texts(found)
     # without a name server nobody knows whether the name is wrong
     assert {one.outcome for one in found} <= {CRITICAL, UNKNOWN}
+    assert [one.outcome for one in results("hostfile-names", job(tmp_path, good))] == [OK]
     (result,) = results("hostfile-names", job(tmp_path, "127.0.0.1 slots=8\nlocalhost slots=8\n"))
     assert result.outcome is CRITICAL
     assert "localhost and 127.0.0.1 are one host" in result.text
+    apply(result)  # shows that both have one address
+    mended = job(tmp_path, "127.0.0.1 slots=8\n127.0.0.2 slots=8\n")
+    assert [one.outcome for one in results("hostfile-names", mended)] == [OK]
 
 
 def test_ssh(tmp_path: Path, client: str) -> None:
@@ -253,6 +270,27 @@ def test_master_address(tmp_path: Path, command: str, outcome: Outcome | None, w
     else:  # without a name server it is unknown
         assert result.outcome in {CRITICAL, UNKNOWN}
     assert words in result.text
+    if result.outcome is not OK:
+        assert result.remedy
+        mended = re.sub(r"(-addr|_addr)=\S+|(endpoint)=[^:]+", r"\1\2=192.0.2.1", command)
+        if mended == command:  # no address was given
+            mended = command.replace(" x.py", " --master-addr=192.0.2.1 x.py")
+        (result,) = results("master-address", job(tmp_path, hostfile, "--launch", mended))
+        assert result.outcome is OK, result.text
+
+
+def test_address_of_the_remedy() -> None:
+    """An address that the remedy prints, given to the launcher, is one that others can reach."""
+    command = "torchrun --nnodes=2 --master-addr={} x.py"
+    (result,) = results("master-address", asked("--launch", command.format("localhost")))
+    assert result.outcome is CRITICAL
+    printed = subprocess.run(
+        ["sh", "-euc", result.remedy], check=True, capture_output=True, text=True, timeout=60
+    ).stdout.split()
+    if not printed:
+        pytest.skip("this machine has only a loopback address")
+    (result,) = results("master-address", asked("--launch", command.format(printed[0])))
+    assert result.outcome is OK, result.text
 
 
 def test_name_server_that_does_not_answer(tmp_path: Path) -> None:
@@ -307,6 +345,22 @@ def test_master_port_in_time_wait() -> None:
     found = results("master-port", port_job(port))
     assert "in TIME_WAIT" in texts(found)
     assert {one.outcome for one in found} == {WARNING}
+    for one in found:
+        assert mended_port(one) == [OK]
+
+
+def mended_port(result: Result) -> list[Outcome]:
+    """Return what is said of the port that the remedy prints."""
+    program, *arguments = result.remedy.split()
+    assert program == "dshealthd"
+    printed = subprocess.run(
+        [sys.executable, "-m", program, *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    return [one.outcome for one in results("master-port", port_job(int(printed)))]
 
 
 @pytest.mark.parametrize(
@@ -320,14 +374,16 @@ def test_master_port_in_time_wait() -> None:
 )
 def test_ports_that_are_none(port: str, outcome: Outcome, words: str) -> None:
     """A number that no listener can have is found."""
-    found = results("master-port", port_job(port))
-    assert [one.outcome for one in found if words in one.text] == [outcome]
+    (result,) = (one for one in results("master-port", port_job(port)) if words in one.text)
+    assert result.outcome is outcome
+    assert mended_port(result) == [OK]
 
 
 def test_ephemeral_port() -> None:
     """A port that the kernel gives to connections may be gone when the job starts."""
     found = results("master-port", port_job(free_port()))
-    assert "is in the ephemeral range" in texts(found)
+    (result,) = (one for one in found if "is in the ephemeral range" in one.text)
+    assert mended_port(result) == [OK]
 
 
 def test_master_port_over_ssh(tmp_path: Path, client: str) -> None:

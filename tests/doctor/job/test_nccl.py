@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -10,10 +10,12 @@ from dshealthd.core.host import Host
 from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.job_context import JobContext
 from dshealthd.doctor.job_sources.source import Source
-from tests.doctor.job.asking import asked, results, texts
+from tests.doctor.job.asking import asked, environment_after, results, texts
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from dshealthd.doctor.check import Result
 
 OK, WARNING, CRITICAL, UNKNOWN = (
     Outcome.OK,
@@ -63,6 +65,19 @@ def test_variables(variable: str, outcome: Outcome, words: str) -> None:
     (result,) = results("nccl-variables", job(variable))
     assert result.outcome is outcome, result.text
     assert words in result.text
+    if result.component not in {"", variable.partition("=")[0]}:  # of the name that it means
+        right = job(f"{result.component}=lo")
+        assert [one.outcome for one in results("nccl-variables", right)] == [OK]
+    elif outcome is not OK:
+        assert mended("nccl-variables", result, variable) == [OK]
+
+
+def mended(check: str, result: Result, variable: str, **more: Any) -> list[Outcome]:
+    """Return what the check says once the remedy was pasted into the shell of the job."""
+    name, _, value = variable.partition("=")
+    left = environment_after(result.remedy, {name: value})
+    variables = [f"{name}={value}" for name, value in left.items() if "NCCL" in name]
+    return [one.outcome for one in results(check, job(*variables, **more))]
 
 
 def test_loopback_between_nodes() -> None:
@@ -71,6 +86,7 @@ def test_loopback_between_nodes() -> None:
     (result,) = results("nccl-variables", job("NCCL_SOCKET_IFNAME=lo", nodes=2))
     assert result.outcome is CRITICAL
     assert "only the loopback interface" in result.text
+    assert mended("nccl-variables", result, "NCCL_SOCKET_IFNAME=lo", nodes=2) == [OK]
 
 
 @pytest.mark.parametrize(
@@ -88,6 +104,8 @@ def test_adapters(adapters: Host, variable: str, outcome: Outcome, words: str) -
     (result,) = results("nccl-variables", job(variable, host=adapters))
     assert result.outcome is outcome, result.text
     assert words in result.text
+    if outcome is not OK:
+        assert mended("nccl-variables", result, variable, host=adapters) == [OK]
 
 
 def test_infiniband_off_where_there_is_none(tmp_path: Path) -> None:
@@ -107,6 +125,7 @@ def test_transports(variable: str) -> None:
     assert variable in result.text
     assert result.remedy == f"unset {variable.partition('=')[0]}"
     assert [one.outcome for one in results("nccl-variables", made)] == [OK]
+    assert mended("transports", result, variable) == [OK]
     assert [one.outcome for one in results("transports", job("NCCL_P2P_DISABLE=0"))] == [OK]
 
 
