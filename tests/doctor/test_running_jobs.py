@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -97,13 +98,14 @@ def test_ranks_devices_and_variables(make_machine: Callable[..., Machine]) -> No
         {**right, "RANK": "0", "LOCAL_RANK": "0"}, {**right, "RANK": "1", "LOCAL_RANK": "1"}
     ):
         context = look(*sources, host=host)
+        assert [point for point in context.series("job_ranks") if JOB in point.labels["job"]]
         for check in (job_ranks, job_devices, job_nccl_settings, job_transports):
             assert of_the_job(check.CHECK, context) == []
 
 
 def test_nccl_release_with_a_defect(tmp_path: Path) -> None:
-    """An environment of the configuration with NCCL 2.29.2 is found; with the next release it is
-    not.
+    """An environment of the configuration with NCCL 2.29.2 is found; once the next release is in
+    its place, it is not.
     """
 
     def context(prefix: Path) -> NodeContext:
@@ -113,12 +115,14 @@ def test_nccl_release_with_a_defect(tmp_path: Path) -> None:
         collectors = {**made.config.collectors, "software": configured}
         return look("software", config=dataclasses.replace(made.config, collectors=collectors))
 
+    prefix = tmp_path / "environment"
     for release, outcome in (("2.29.2", "warning"), ("2.29.3", "")):
-        prefix = tmp_path / release
+        shutil.rmtree(prefix, ignore_errors=True)
         installed(prefix, f"nvidia_nccl_cu12-{release}", torch="2.9.0", cuda="12.8")
-        found = [
-            one for one in results(nccl_releases.CHECK, context(prefix)) if str(prefix) in one.text
-        ]
+        seen = context(prefix)
+        (nccl,) = seen.series("software_info", component="nccl", environment=str(prefix))
+        assert nccl.labels["version"] == release
+        found = [one for one in results(nccl_releases.CHECK, seen) if str(prefix) in one.text]
         assert [one.outcome.value for one in found] == ([outcome] if outcome else [])
         assert all("pip install" in one.remedy for one in found)
 

@@ -15,7 +15,7 @@ from dshealthd.doctor.job_sources import launcher_command, slurm_script
 from dshealthd.doctor.job_sources.launcher_command import GRAMMARS
 from dshealthd.doctor.job_sources.layout import FilterError, layout
 from dshealthd.probe.members.membership import parse_hostfile
-from tests.doctor.job.asking import asked, results, texts
+from tests.doctor.job.asking import asked, environment_after, results, texts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -207,7 +207,9 @@ def test_good_script(tmp_path: Path) -> None:
 def test_script_faults(
     tmp_path: Path, values: dict[str, object], outcome: Outcome, words: str
 ) -> None:
-    """A script whose parts contradict each other is found before it is queued."""
+    """A script whose parts contradict each other is found before it is queued, and passes once they
+    agree.
+    """
     faulty = {"tasks": 1, **values}
     text = script(tmp_path, **faulty)
     if values == {"tasks": 8}:  # as srun takes it from the batch script
@@ -218,42 +220,75 @@ def test_script_faults(
     found = results("launcher", asked("--slurm-script", text))
     assert [(result.outcome, words in result.text) for result in found] == [(outcome, True)]
     assert found[0].remedy
+    mended = results("launcher", asked("--slurm-script", script(tmp_path)))
+    assert [result.outcome for result in mended] == [OK], texts(mended)
 
 
 @pytest.mark.parametrize(
-    ("command", "variables", "outcome", "words"),
+    ("command", "mended", "variables", "outcome", "words"),
     [
-        ("deepspeed --num_gpuss=4 x.py", "", WARNING, "deepspeed has no option --num_gpuss"),
-        ("python train.py", "", UNKNOWN, "names none of deepspeed, torchrun and srun"),
-        ("torchrun 'train.py", "", UNKNOWN, "No closing quotation"),
         (
+            "deepspeed --num_gpuss=4 x.py",
+            "deepspeed --num_gpus=4 x.py",
+            "",
+            WARNING,
+            "deepspeed has no option --num_gpuss",
+        ),
+        (
+            "python train.py",
+            "torchrun train.py",
+            "",
+            UNKNOWN,
+            "names none of deepspeed, torchrun and srun",
+        ),
+        ("torchrun 'train.py", "torchrun train.py", "", UNKNOWN, "No closing quotation"),
+        (
+            "torchrun --master-addr=n1 --nnodes=2 x.py",
             "torchrun --master-addr=n1 --nnodes=2 x.py",
             "MASTER_ADDR=n2",
             WARNING,
             "MASTER_ADDR=n2 is set, and the launcher replaces it by n1",
         ),
-        ("", "RANK=8\nWORLD_SIZE=8", CRITICAL, "RANK=8 is not below WORLD_SIZE=8"),
-        ("", "RANK=x\nWORLD_SIZE=8", CRITICAL, "RANK=x is no number"),
+        ("", "torchrun x.py", "RANK=8\nWORLD_SIZE=8", CRITICAL, "RANK=8 is not below WORLD_SIZE=8"),
+        ("", "torchrun x.py", "RANK=x\nWORLD_SIZE=8", CRITICAL, "RANK=x is no number"),
     ],
 )
 def test_command_faults(
-    tmp_path: Path, command: str, variables: str, outcome: Outcome, words: str
+    tmp_path: Path, command: str, mended: str, variables: str, outcome: Outcome, words: str
 ) -> None:
-    """A command that its launcher refuses, or an environment that fights it, is found."""
+    """A command that its launcher refuses, or an environment that fights it, is found, and passes
+    once the option is right or the remedy is pasted into the shell.
+    """
     file = tmp_path / "environment"
     file.write_text(variables)
     arguments = ("--launch", command) if command else ()
     job = asked("--environment", str(file), "--gpus-per-node", "8", *arguments)
     found = results("launcher", job)
     assert [(result.outcome, words in result.text) for result in found] == [(outcome, True)]
+    if found[0].remedy.startswith("unset"):
+        paste(found[0].remedy, file)
+    job = asked("--environment", str(file), "--gpus-per-node", "8", "--launch", mended)
+    then = results("launcher", job)
+    assert [result.outcome for result in then] == [OK], texts(then)
+
+
+def paste(remedy: str, file: Path) -> None:
+    """Paste the remedy into a shell with the variables of a file, and write what it has then."""
+    variables = dict(line.partition("=")[::2] for line in file.read_text().splitlines())
+    left = environment_after(remedy, variables)
+    file.write_text("".join(f"{name}={value}\n" for name, value in left.items()))
 
 
 def test_single_node_batch_script(tmp_path: Path) -> None:
     """Torchrun without srun in a job of several nodes starts on one: found."""
     file = tmp_path / "job.sh"
-    file.write_text("#!/bin/sh\n#SBATCH -N 2\ntorchrun --nnodes=2 --nproc-per-node=8 x.py\n")
-    found = results("launcher", asked("--slurm-script", str(file)))
-    assert "srun is missing" in texts(found)
+    text = "#!/bin/sh\n#SBATCH -N 2\ntorchrun --nnodes=2 --nproc-per-node=8 x.py\n"
+    file.write_text(text)
+    (found,) = results("launcher", asked("--slurm-script", str(file)))
+    assert "srun is missing" in found.text
+    file.write_text(text.replace("torchrun", found.remedy.removesuffix(" ...")))
+    then = results("launcher", asked("--slurm-script", str(file)))
+    assert [result.outcome for result in then] == [OK], texts(then)
 
 
 def test_no_script() -> None:
@@ -263,38 +298,64 @@ def test_no_script() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "variables", "gpus", "outcome", "words"),
+    ("command", "mended", "variables", "gpus", "outcome", "words"),
     [
-        ("torchrun --nproc-per-node=8 x.py", "", "8", OK, "8 ranks a node"),
-        ("torchrun --nproc-per-node=9 x.py", "", "8", CRITICAL, "9 ranks a node"),
+        ("torchrun --nproc-per-node=8 x.py", "", "", "8", OK, "8 ranks a node"),
+        (
+            "torchrun --nproc-per-node=9 x.py",
+            "torchrun --nproc-per-node=8 x.py",
+            "",
+            "8",
+            CRITICAL,
+            "9 ranks a node",
+        ),
         (
             "torchrun --nproc-per-node=4 x.py",
+            "torchrun --nproc-per-node=2 x.py",
             "CUDA_VISIBLE_DEVICES=0,1",
             "8",
             CRITICAL,
             "4 ranks a node (torchrun) and 2 visible GPUs",
         ),
-        ("torchrun x.py", "CUDA_VISIBLE_DEVICES=0,0", "8", CRITICAL, "lists a GPU twice"),
-        ("torchrun x.py", "CUDA_VISIBLE_DEVICES=8", "8", CRITICAL, "the node has 8"),
+        ("torchrun x.py", "", "CUDA_VISIBLE_DEVICES=0,0", "8", CRITICAL, "lists a GPU twice"),
+        ("torchrun x.py", "", "CUDA_VISIBLE_DEVICES=8", "8", CRITICAL, "the node has 8"),
         (
             "deepspeed --num_gpus=2 x.py",
+            "deepspeed --include localhost:6,7 x.py",
             "CUDA_VISIBLE_DEVICES=6,7",
             "8",
             WARNING,
             "deepspeed ignores CUDA_VISIBLE_DEVICES=6,7 because of --num_gpus",
         ),
-        ("torchrun x.py", "CUDA_DEVICE_ORDER=PCI_BUS", "8", WARNING, "is no order"),
-        ("torchrun x.py", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "8", OK, "1 ranks a node"),
-        ("torchrun --nproc-per-node=2 x.py", "", "", UNKNOWN, "--gpus-per-node"),
+        ("torchrun x.py", "", "CUDA_DEVICE_ORDER=PCI_BUS", "8", WARNING, "is no order"),
+        ("torchrun x.py", "", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "8", OK, "1 ranks a node"),
+        ("torchrun --nproc-per-node=2 x.py", "", "", "", UNKNOWN, "--gpus-per-node"),
     ],
 )
 def test_ranks_and_gpus(
-    tmp_path: Path, command: str, variables: str, gpus: str, outcome: Outcome, words: str
+    tmp_path: Path,
+    command: str,
+    mended: str,
+    variables: str,
+    gpus: str,
+    outcome: Outcome,
+    words: str,
 ) -> None:
-    """Ranks of a node are compared with the GPUs that they will see."""
+    """Ranks of a node are compared with the GPUs that they will see; the remedy ends what is found,
+    pasted into the shell where it is of variables, and into the command where it is the launcher's.
+    """
     file = tmp_path / "environment"
     file.write_text(variables)
     more = ("--gpus-per-node", gpus) if gpus else ()
     found = results("ranks-and-gpus", asked("--environment", str(file), "--launch", command, *more))
     found = [result for result in found if words in result.text]
     assert [result.outcome for result in found] == [outcome]
+    if outcome is OK:
+        return
+    if found[0].remedy.startswith(("unset", "export")):
+        paste(found[0].remedy, file)
+    elif found[0].remedy.startswith("deepspeed"):
+        assert found[0].remedy in mended
+    given = ("--launch", mended or command, "--gpus-per-node", gpus or "8")
+    then = results("ranks-and-gpus", asked("--environment", str(file), *given))
+    assert [result.outcome for result in then] == [OK], texts(then)
