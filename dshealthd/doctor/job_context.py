@@ -58,6 +58,8 @@ class JobContext:
     script: Source[SlurmScript] | None = None
     environment: Source[Mapping[str, str]] | None = None
     """Variables that were given or that this shell has."""
+    taken_to_all_nodes: Source[list[str]] | None = None
+    """Names of variables in `.deepspeed_env`; None where no launcher is named."""
     checkpoint: Source[Checkpoint] | None = None
     gpus: Source[Gpus] | None = None
     python: str = ""
@@ -214,6 +216,8 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
     script = _mapped(found.get("script"), args.slurm_script, slurm_script.from_json)
     hostfile = args.hostfile or _named_hostfile(command, script)
     readers = {}
+    if command is not None or script is not None:
+        readers["taken to all nodes"] = environment_file.taken_to_all_nodes
     if hostfile:
         readers["hostfile"] = partial(read_text, hostfile, MAX_HOSTFILE)
     if args.checkpoint:
@@ -231,6 +235,7 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
         environment=_mapped(found["environment"], args.environment, dict)
         if args.environment
         else Source("environment of this shell", environment_file.kept(os.environ)),
+        taken_to_all_nodes=found.get("taken to all nodes"),
         checkpoint=_mapped(found.get("checkpoint"), args.checkpoint, checkpoint_files.from_json),
         gpus=_mapped(found["gpus"], "NVML", gpus.from_json),
         python=args.python[0] if args.python else "",

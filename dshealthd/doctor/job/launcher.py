@@ -204,7 +204,11 @@ def _left_behind(context: JobContext) -> Iterator[Result]:
     inner = context.launcher.find("deepspeed") if context.launcher else None
     if inner is None or not context.by_ssh or (context.layout.nodes or 1) < 2:  # noqa: PLR2004 - nodes
         return
-    names = sorted(name for name in context.variables if name.startswith(_LEFT_BEHIND))
+    taken = context.taken_to_all_nodes
+    exported = (taken.value if taken else None) or ()  # unreadable: as if it had none
+    names = sorted(
+        name for name in context.variables if name.startswith(_LEFT_BEHIND) and name not in exported
+    )
     if names:
         yield Result(
             Outcome.WARNING,

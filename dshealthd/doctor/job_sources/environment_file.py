@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.job_sources.source import read_text
@@ -38,6 +39,23 @@ def read(path: str) -> dict[str, str]:
             message = f"{path}: {json.dumps(name[:60])} is not NAME=VALUE"
             raise ValueError(message)
     return kept({name: value.strip("\"'") for name, _, value in pairs})
+
+
+def taken_to_all_nodes() -> list[str]:
+    """Return the names that `deepspeed` takes to every node from `.deepspeed_env` of the home and
+    of this directory (launcher/runner.py, DEEPSPEED_ENVIRONMENT_PATHS).
+
+    OSError; ValueError if one is too large or not UTF-8.
+    """
+    names: set[str] = set()
+    for directory in (os.path.expanduser("~"), "."):
+        path = os.path.join(directory, os.environ.get("DS_ENV_FILE", ".deepspeed_env"))
+        try:
+            text = read_text(path, MAX_ENVIRONMENT)
+        except FileNotFoundError:
+            continue
+        names |= {line.partition("=")[0] for line in text.splitlines() if "=" in line}
+    return sorted(names)
 
 
 def kept(variables: Mapping[str, str]) -> dict[str, str]:

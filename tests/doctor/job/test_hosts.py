@@ -218,8 +218,12 @@ def test_healthy_job(tmp_path: Path, client: str) -> None:
     assert len(found) > 12
 
 
-def test_variables_that_stay_behind(tmp_path: Path) -> None:
-    """Variables that deepspeed keeps on the first node are named; torchrun's are each node's own."""
+def test_variables_that_stay_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that deepspeed keeps on the first node are named, unless the file that deepspeed
+    takes to all has them; torchrun's are each node's own.
+    """
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     environment = tmp_path / "environment"
     environment.write_text("TORCH_NCCL_BLOCKING_WAIT=1\nNCCL_DEBUG=INFO\n")
     arguments = ("--environment", str(environment), "--launch")
@@ -233,6 +237,11 @@ def test_variables_that_stay_behind(tmp_path: Path) -> None:
     for command in ("deepspeed --no_ssh --node_rank=0 x.py", "deepspeed --num_nodes=1 x.py"):
         made = job(tmp_path, hosts, *arguments, command)
         assert [one.outcome for one in results("launcher", made)] == [OK]
+    taken = tmp_path / ".deepspeed_env"
+    for text, outcome in (("NCCL_DEBUG=INFO\n", WARNING), ("TORCH_NCCL_BLOCKING_WAIT=1\n", OK)):
+        taken.write_text(text)
+        made = job(tmp_path, hosts, *arguments, "deepspeed --master_addr=192.0.2.1 x.py")
+        assert [one.outcome for one in results("launcher", made)] == [outcome]
 
 
 def test_without_ssh(tmp_path: Path) -> None:
