@@ -60,7 +60,7 @@ CHECKS = {
     "loopback": (STATE, "test_network_checks::test_loopback_that_is_down"),
     "maintenance": (RULES, ""),
     "master-address": (STATE, "job/test_hosts::test_master_address"),
-    "master-port": (PASTED, "job/test_hosts::test_ports_that_are_none"),
+    "master-port": (PASTED, "job/test_master_port::test_ports_that_are_none"),
     "model-memory": (STATE, "job/test_config_remedies::test_mended_memory"),
     "nccl-releases": (STATE, "test_running_jobs::test_nccl_release_with_a_defect"),
     "nccl-variables": (PASTED, "job/test_nccl::test_variables"),

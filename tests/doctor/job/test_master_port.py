@@ -1,0 +1,105 @@
+"""The port where ranks meet: real listeners and connections, and the port that the remedy prints."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bench.processes import free_port
+from dshealthd.core.host import read
+from dshealthd.doctor.check import Outcome
+from tests.doctor.job.asking import asked, results, texts
+
+if TYPE_CHECKING:
+    from dshealthd.doctor.check import Result
+    from dshealthd.doctor.job_context import JobContext
+
+OK, WARNING, CRITICAL = Outcome.OK, Outcome.WARNING, Outcome.CRITICAL
+
+
+def port_job(port: int | str) -> JobContext:
+    """Return a job of one node that meets on this port."""
+    return asked("--launch", f"torchrun --master-addr=127.0.0.1 --master-port={port} x.py")
+
+
+def below_the_ephemeral_range() -> int:
+    """Return a free port that no connection is given."""
+    first = int(read("/proc/sys/net/ipv4/ip_local_port_range").split()[0])
+    for port in range(first - 1, first - 500, -1):
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError
+
+
+def test_master_port() -> None:
+    """A port with a listener is critical; free again once that has gone."""
+    port = below_the_ephemeral_range()
+    with socket.socket() as orphan:
+        orphan.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        orphan.bind(("127.0.0.1", port))
+        orphan.listen()
+        found = results("master-port", port_job(port))
+        assert [one.outcome for one in found] == [CRITICAL]
+        assert f"port {port} is taken" in found[0].text
+        assert str(port) in found[0].remedy
+    assert [one.outcome for one in results("master-port", port_job(port))] == [OK]
+
+
+def test_master_port_in_time_wait() -> None:
+    """Connections of an earlier run in TIME_WAIT on the port are a warning."""
+    port = below_the_ephemeral_range()
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", port))
+        server.listen()
+        with socket.create_connection(("127.0.0.1", port)) as other:
+            server.accept()[0].close()  # who closes first has the socket in TIME_WAIT
+            assert other.recv(1) == b""
+    found = results("master-port", port_job(port))
+    assert "in TIME_WAIT" in texts(found)
+    assert {one.outcome for one in found} == {WARNING}
+    for one in found:
+        assert mended_port(one) == [OK]
+
+
+def mended_port(result: Result) -> list[Outcome]:
+    """Return what is said of the port that the remedy prints."""
+    program, *arguments = result.remedy.split()
+    assert program == "dshealthd"
+    printed = subprocess.run(
+        [sys.executable, "-m", program, *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    return [one.outcome for one in results("master-port", port_job(int(printed)))]
+
+
+@pytest.mark.parametrize(
+    ("port", "outcome", "words"),
+    [
+        ("0", CRITICAL, "is no port"),
+        ("70000", CRITICAL, "is no port"),
+        ("abc", CRITICAL, "is no port"),
+        ("80", WARNING, "privileged"),
+    ],
+)
+def test_ports_that_are_none(port: str, outcome: Outcome, words: str) -> None:
+    """A number that no listener can have is found."""
+    (result,) = (one for one in results("master-port", port_job(port)) if words in one.text)
+    assert result.outcome is outcome
+    assert mended_port(result) == [OK]
+
+
+def test_ephemeral_port() -> None:
+    """A port that the kernel gives to connections may be gone when the job starts."""
+    found = results("master-port", port_job(free_port()))
+    (result,) = (one for one in found if "is in the ephemeral range" in one.text)
+    assert mended_port(result) == [OK]
