@@ -46,11 +46,13 @@ def outcomes(check: Check[Any], context: NodeContext) -> list[str]:
     return [result.outcome.value for result in check.run(context)]
 
 
-def apply(result: Result) -> None:
+def apply(result: Result) -> str:
     """Run the remedy of a result as it is printed, in a shell; sudo is left out, which may be absent.
 
-    For tests in a namespace or a directory of their own.
+    For tests in a namespace or a directory of their own. Returns what it prints.
     """
     assert result.remedy
     command = result.remedy.replace("sudo ", "")
-    subprocess.run(["sh", "-euc", command], check=True, capture_output=True, timeout=60)
+    return subprocess.run(
+        ["sh", "-euc", command], check=True, capture_output=True, timeout=60, text=True
+    ).stdout

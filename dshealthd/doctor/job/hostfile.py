@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job_context import JobContext
 
 SOURCE = "deepspeed/launcher/runner.py, _parse_hostfile"
-_GOOD_LINE = "^(#.*|[A-Za-z0-9_.:][A-Za-z0-9_.:-]* +slots=[0-9]+.*)?$"
 
 
 def applies(context: JobContext) -> bool:
@@ -49,7 +48,7 @@ def run(context: JobContext) -> Iterator[Result]:
             yield Result(
                 Outcome.CRITICAL,
                 printable(line),
-                remedy=paste("grep", "-nvE", "-e", _GOOD_LINE, "--", name),
+                remedy=_show_line(line.removeprefix(f"{name}:").partition(":")[0], name),
                 source=SOURCE,
                 component=name,
             )
@@ -83,6 +82,13 @@ def run(context: JobContext) -> Iterator[Result]:
             f"{name}: {len(members)} hosts with {slots} slots, {layout.ranks or slots} ranks",
             source=SOURCE,
         )
+
+
+def _show_line(number: str, name: str) -> str:
+    """Return the command that shows a line; the whole file where no line is wrong by itself."""
+    if not number.isdecimal():
+        return paste("cat", "--", name)
+    return paste("sed", "-n", f"{number}p", "--", name)
 
 
 CHECK: Check[JobContext] = Check(
