@@ -1,0 +1,181 @@
+"""Checks that show the findings of an agent: each on the samples of a fault and on those after it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd import reference
+from dshealthd.core.result import CollectionOutcome
+from dshealthd.core.result import Result as Collected
+from dshealthd.core.snapshot import Snapshot
+from dshealthd.doctor.node import (
+    agent_workers,
+    clock,
+    collectives,
+    job_hangs,
+    job_losses,
+    link_suspects,
+    nvlink,
+    probe_failures,
+    probe_rounds,
+    straggling,
+)
+from dshealthd.findings.judge import judge, series_of
+from dshealthd.web.status import document
+from tests.doctor.looks import look, outcomes, results
+
+if TYPE_CHECKING:
+    from dshealthd.core.collector import Sample
+    from dshealthd.doctor.node_context import NodeContext
+    from dshealthd.doctor.snapshot_check import SnapshotCheck
+
+METRICS = reference.all_metrics()
+NODE, JOB, WALL = "node-17", "slurm-7", 1_800_000_000.0
+Scene = tuple[tuple[str | float, ...], ...]
+"""Rows of a metric's name, its value and the values of its labels."""
+
+
+def seen(check: SnapshotCheck, scene: Scene) -> NodeContext:
+    """Return the context with the status of an agent that has these samples.
+
+    Those of the agent itself and its probes are its own, as in an agent; the others are what the
+    check's collectors have read.
+    """
+    samples: list[Sample] = [
+        METRICS[f"dshealthd_{name}"](float(value), *map(str, labels))
+        for name, value, *labels in scene
+    ]
+    snapshot = Snapshot(lambda: 100.0, lambda: WALL)
+    for name in check.collectors:
+        snapshot.expect(name, 15)
+        snapshot.put(name, Collected(CollectionOutcome.OK, tuple(samples)))
+        samples = []  # the first has them all
+    series = series_of(snapshot, samples)
+    verdict = judge(snapshot, series, node=NODE, name=NODE, monotonic=100.0, wall=WALL)
+    body = document(
+        snapshot,
+        samples,
+        node=NODE,
+        started=WALL - 100,
+        monotonic=100.0,
+        wall=WALL,
+        sections=verdict.document(),
+    )
+    return dataclasses.replace(look(), document={**json.loads(body), "source": "agent"})
+
+
+def suspect(kind: str, component: str, reason: str, value: float) -> Scene:
+    """Return what probes say after rounds over this node."""
+    return (("suspect", value, kind, component, reason), ("probe_up", 1))
+
+
+LINKS = ("uptime_seconds", 9000), ("nvlinks", 18, "0", "GPU-a", "4.0", "switch")
+MEMBERS = ("members", 4), ("probe_up", 1)
+ROUND = "probe_last_round_timestamp_seconds"
+LOST = ("job_step", 100, JOB, "0")
+
+
+@pytest.mark.parametrize(
+    ("check", "slug", "outcome", "component", "step", "ill", "well"),
+    [
+        pytest.param(
+            *(agent_workers.CHECK, "collector-failing", "warning", "filesystem", "ps -eo"),
+            (("worker_stuck", 1, "filesystem"),),
+            (("worker_stuck", 0, "filesystem"),),
+            id="a worker in the kernel, which comes back",
+        ),
+        pytest.param(
+            *(clock.CHECK, "clock-unsynchronized", "warning", "", "chronyc tracking"),
+            (("clock_synchronized", 0),),
+            (("clock_synchronized", 1),),
+            id="no time daemon, which is started",
+        ),
+        pytest.param(
+            *(clock.CHECK, "clock-unsynchronized", "warning", "", "chronyc tracking"),
+            (("clock_synchronized", 1), ("probe_clock_offset_seconds", -3, "median")),
+            (("clock_synchronized", 1), ("probe_clock_offset_seconds", 0.01, "median")),
+            id="a clock that is wrong, which is set",
+        ),
+        pytest.param(
+            *(collectives.CHECK, "nccl-timeout", "critical", JOB, "py-spy dump"),
+            (
+                ("job_nccl_answers_without_progress", 9, JOB),
+                ("job_nccl_rank_operations_behind", 1, JOB, "3", NODE, "3", "AllReduce"),
+            ),
+            (("job_nccl_answers_without_progress", 0, JOB),),
+            id="a collective without progress, whose job is started again",
+        ),
+        pytest.param(
+            *(job_hangs.CHECK, "training-hang", "critical", JOB, "py-spy dump"),
+            (("job_hang", 1, JOB, "collective"), ("job_overdue_seconds", 500, JOB, "0")),
+            (("job_hang", 0, JOB, "collective"), ("job_overdue_seconds", 0, JOB, "0")),
+            id="a hung job, which is started again",
+        ),
+        pytest.param(
+            *(job_losses.CHECK, "loss-nan", "warning", JOB, "start it from the last checkpoint"),
+            (LOST, ("job_loss_finite", 0, JOB, "0"), ("job_nonfinite_losses_total", 9, JOB, "0")),
+            (LOST, ("job_loss_finite", 1, JOB, "0"), ("job_nonfinite_losses_total", 0, JOB, "0")),
+            id="a loss that is NaN, from the last good checkpoint",
+        ),
+        pytest.param(
+            *(link_suspects.CHECK, "bad-link", "warning", f"{NODE}--node-18", "mlxlink"),
+            suspect("link", f"{NODE}--node-18", "slow", 1),
+            suspect("link", f"{NODE}--node-18", "slow", 0),
+            id="a slow link, whose cable is exchanged",
+        ),
+        pytest.param(
+            *(nvlink.CHECK, "bad-link", "critical", "gpu 0", "reset all its GPUs"),
+            (*LINKS, ("nvlinks_up", 17, "0", "GPU-a")),
+            (*LINKS, ("nvlinks_up", 18, "0", "GPU-a")),
+            id="an NVLink that is down, up again after a reset",
+        ),
+        pytest.param(
+            *(nvlink.CHECK, "bad-link", "critical", "", "systemctl status nvidia-fabricmanager"),
+            (*LINKS, ("nvlinks_up", 18, "0", "GPU-a"), ("gpu_fabric_state", 2, "0", "GPU-a")),
+            (*LINKS, ("nvlinks_up", 18, "0", "GPU-a"), ("gpu_fabric_state", 3, "0", "GPU-a")),
+            id="a fabric that is not registered, which the fabric manager does",
+        ),
+        pytest.param(
+            *(probe_failures.CHECK, "nccl-remote-error", "critical", NODE, "dshealthd probe"),
+            suspect("node", NODE, "unreachable", 1),
+            suspect("node", NODE, "unreachable", 0),
+            id="a node that probes do not reach, which they do again",
+        ),
+        pytest.param(
+            *(probe_rounds.CHECK, "probes-missing", "warning", "", "journalctl -u dshealthd"),
+            (("members", 4), ("probe_up", 0)),
+            MEMBERS,
+            id="probes that do not run, with a key that does",
+        ),
+        pytest.param(
+            *(probe_rounds.CHECK, "probes-missing", "warning", "", "the peer API"),
+            (*MEMBERS, (ROUND, WALL - 900, "pair")),
+            (*MEMBERS, (ROUND, WALL - 9, "pair")),
+            id="no round for long, peers that are reached again",
+        ),
+        pytest.param(
+            *(straggling.CHECK, "straggler", "warning", NODE, "nvidia-smi -q -d PERFORMANCE"),
+            suspect("node", NODE, "slow", 1),
+            suspect("node", NODE, "slow", 0),
+            id="a slow node, which is as fast as the others again",
+        ),
+    ],
+)
+def test_findings_of_an_agent(
+    check: SnapshotCheck,
+    slug: str,
+    outcome: str,
+    component: str,
+    step: str,
+    ill: Scene,
+    well: Scene,
+) -> None:
+    """A fault is found with its remedy; in the state that the remedy leads to, the check is ok."""
+    (found,) = results(check, seen(check, ill))
+    assert (check.slug, found.outcome.value, found.component) == (slug, outcome, component)
+    assert step in found.remedy
+    assert outcomes(check, seen(check, well)) == ["ok"]
