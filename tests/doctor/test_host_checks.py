@@ -23,7 +23,6 @@ from dshealthd.doctor.node import (
     process_limits,
     selinux,
     shared_memory,
-    software,
     stuck_processes,
 )
 from dshealthd.doctor.node.host_memory import parse_swap
@@ -34,7 +33,7 @@ from tests import frozen
 from tests.doctor.looks import look, outcomes, results
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from dshealthd.doctor.check import Result
     from dshealthd.doctor.node_context import NodeContext
@@ -130,9 +129,23 @@ def test_swap() -> None:
         parse_swap("MemTotal: 1 kB\n")
 
 
+def judged_log(dev: Path, lines: Iterable[tuple[int, int, str]]) -> list[Result]:
+    """Return what is found in a log of lines with a priority and a time in microseconds."""
+    dev.mkdir()
+    read, write = os.pipe2(os.O_DIRECT | os.O_NONBLOCK)  # a read is a record, as of /dev/kmsg
+    try:
+        for number, (priority, at, text) in enumerate(lines):
+            os.write(write, f"{priority},{number},{max(at, 0)},-;{text}\n".encode())
+        (dev / "kmsg").symlink_to(f"/proc/self/fd/{read}")
+        return results(kernel_log.CHECK, look(host=Host(dev=dev)))
+    finally:
+        os.close(write)
+        os.close(read)
+
+
 def test_kernel_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is serious and recent is found by its lines; what is old, of a job's own memory limit,
-    or not of the kernel is not. The log is a file here.
+    or not of the kernel is not: an hour without a new one, and the check is ok.
     """
     now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
     monkeypatch.setattr(kernel_log, "RECENT", 20.0)
@@ -146,23 +159,14 @@ def test_kernel_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (4, now, f"Memory cgroup {killed[0].lower()}{killed[1:]}"),
         (12, now, killed),
     )
-    records = [
-        f"{priority},{number},{max(at, 0)},-;{text}\n".encode()
-        for number, (priority, at, text) in enumerate(lines)
-    ]
-    read, write = os.pipe2(os.O_DIRECT | os.O_NONBLOCK)  # a read is a record, as of /dev/kmsg
-    for record in records:
-        os.write(write, record)
-    (tmp_path / "kmsg").symlink_to(f"/proc/self/fd/{read}")
-    try:
-        found = results(kernel_log.CHECK, look(host=Host(dev=tmp_path)))
-    finally:
-        os.close(write)
-        os.close(read)
+    found = judged_log(tmp_path / "now", lines)
     oom = [one for one in found if one.component == "oom kill"]
     assert [one.value for one in oom] == ["1"]
     assert "4242" in oom[0].text
+    assert oom[0].remedy == "journalctl -k --since -1h"
     assert "nvme timeout" not in {one.component for one in found}
+    (well,) = judged_log(tmp_path / "later", [(4, now - 50_000_000, killed)])
+    assert well.outcome.value == "ok"  # what was killed has been dealt with since
 
 
 def test_process_stuck_with_a_gpu_open(mount: frozen.Mount, tmp_path: Path) -> None:
@@ -243,60 +247,6 @@ def test_selinux(tmp_path: Path, content: str | None, outcome: str, word: str) -
         (place / "enforce").write_text(content)
     (found,) = results(selinux.CHECK, look(host=host))
     assert (found.outcome.value, word in found.text) == (outcome, True)
-
-
-def installed(prefix: Path, *distributions: str, torch: str, cuda: str = "") -> None:
-    """Make an environment with these packages' metadata."""
-    site = prefix / "lib/python3.11/site-packages"
-    (site / "torch").mkdir(parents=True)
-    for name in distributions:
-        (site / f"{name}.dist-info").mkdir()
-    lines = [f"__version__ = '{torch}'"] + ([f"cuda: Optional[str] = '{cuda}'"] if cuda else [])
-    (site / "torch/version.py").write_text("\n".join(lines))
-
-
-@pytest.mark.parametrize(
-    ("torch", "cuda", "packages", "driver", "words"),
-    [
-        ("2.8.0+cu128", "12.8", ("torch-2.8.0", "nvidia_nccl_cu12-2.27.3"), "12.4", ()),
-        ("2.9.0+cu130", "13.0", ("torch-2.9.0",), "12.8", ("CUDA 13.0", "CUDA 12.8 at most")),
-        ("2.8.0+cpu", "", ("torch-2.8.0",), "12.8", ("without CUDA",)),
-        ("2.8.0", "12.8", ("deepspeed-0.17.0", "deepspeed-0.18.0"), "12.8", ("2 times",)),
-        ("2.3.1", "12.1", ("nvidia_nccl_cu12-2.21.5",), "12.8", ("NCCL 2.21.5",)),
-    ],
-    ids=["fits", "too new", "cpu", "twice", "defect"],
-)
-def test_software(
-    tmp_path: Path,
-    torch: str,
-    cuda: str,
-    packages: tuple[str, ...],
-    driver: str,
-    words: tuple[str, ...],
-) -> None:
-    """Versions that do not go together are found from the files of an environment; a driver of the
-    same major release of CUDA serves later minor ones.
-    """
-    installed(tmp_path, *packages, torch=torch, cuda=cuda)
-    document = {
-        "findings": [],
-        "collectors": [{"name": "gpu", "state": "ok", "reason": None, "detail": "", "faults": []}],
-        "metrics": {
-            "dshealthd_gpus_expected": {"samples": [{"labels": {}, "value": 8}]},
-            "dshealthd_gpu_driver_info": {
-                "samples": [
-                    {"labels": {"driver": "570.1", "cuda": driver, "nvml": "12"}, "value": 1}
-                ]
-            },
-        },
-    }
-    interpreter = str(tmp_path / "bin/python3")
-    context = dataclasses.replace(look(), document=document, python=(interpreter,))
-    found = results(software.CHECK, context)
-    assert [one.outcome.value for one in found] == (["warning"] if words else ["ok"])
-    assert all(word in found[0].text for word in words)
-    gone = dataclasses.replace(context, python=(str(tmp_path / "absent/bin/python"),))
-    assert outcomes(software.CHECK, gone) == ["unknown"]
 
 
 def test_deepspeed_operators(tmp_path: Path) -> None:

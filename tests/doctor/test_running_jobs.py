@@ -26,7 +26,7 @@ from dshealthd.doctor.node import (
     open_files_used,
 )
 from tests.doctor.looks import look, outcomes, results
-from tests.doctor.test_host_checks import installed
+from tests.doctor.test_software import installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

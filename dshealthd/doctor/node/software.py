@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from dshealthd.jobs.installation import Versions
 
 ONCE = frozenset(("torch", "deepspeed", "nccl"))
+BUILDS = ((11, 8), (12, 6), (12, 8), (13, 0))
+"""Versions of CUDA that torch has an index of wheels for (pytorch.org/get-started)."""
 COMPATIBILITY = "CUDA minor version compatibility (docs.nvidia.com/deploy/cuda-compatibility)"
 
 
@@ -33,6 +35,18 @@ def prefix(python: str) -> str:
 def _major(version: str) -> int | None:
     head = version.partition(".")[0]
     return int(head) if head.isdecimal() else None
+
+
+def _for_driver(driver_cuda: str) -> str:
+    """Return what installs a torch that a driver serves, which has CUDA `driver_cuda` at most."""
+    served = tuple(int(part) for part in driver_cuda.split(".") if part.isdecimal())
+    same = [build for build in BUILDS if build[:1] == served[:1]]
+    if not same:
+        return "cat /proc/driver/nvidia/version  # no torch is built for it: a newer driver"
+    fits = [build for build in same if build <= served]
+    build = "".join(map(str, fits[-1] if fits else same[0]))
+    index = f"https://download.pytorch.org/whl/cu{build}"
+    return f"pip install --force-reinstall torch --index-url {index}  # or a newer driver"
 
 
 def judge(versions: Versions, driver_cuda: str | None, *, gpus: bool) -> Iterator[tuple[str, str]]:
@@ -58,10 +72,7 @@ def judge(versions: Versions, driver_cuda: str | None, *, gpus: bool) -> Iterato
         if wanted is not None and served is not None and wanted > served:
             yield (
                 f"torch is built for CUDA {cuda}, and the driver serves CUDA {driver_cuda} at most",
-                (
-                    f"pip install torch --index-url https://download.pytorch.org/whl/cu{served}x"
-                    "  # or a newer driver"
-                ),
+                _for_driver(driver_cuda),
             )
     for nccl in sorted(found.get("nccl", ())):
         if text := defect(nccl, found.get("torch", set())):

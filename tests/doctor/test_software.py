@@ -1,0 +1,94 @@
+"""Versions of driver, CUDA, NCCL and torch that do not fit together: found, and mended."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.doctor.node import software
+from tests.doctor.looks import look, outcomes, results
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def installed(prefix: Path, *distributions: str, torch: str, cuda: str = "") -> None:
+    """Make an environment with these packages' metadata."""
+    site = prefix / "lib/python3.11/site-packages"
+    (site / "torch").mkdir(parents=True)
+    for name in distributions:
+        (site / f"{name}.dist-info").mkdir()
+    lines = [f"__version__ = '{torch}'"] + ([f"cuda: Optional[str] = '{cuda}'"] if cuda else [])
+    (site / "torch/version.py").write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("torch", "cuda", "packages", "driver", "words"),
+    [
+        ("2.8.0+cu128", "12.8", ("torch-2.8.0", "nvidia_nccl_cu12-2.27.3"), "12.4", ()),
+        ("2.9.0+cu130", "13.0", ("torch-2.9.0",), "12.8", ("CUDA 13.0", "CUDA 12.8 at most")),
+        ("2.8.0+cpu", "", ("torch-2.8.0",), "12.8", ("without CUDA",)),
+        ("2.8.0", "12.8", ("deepspeed-0.17.0", "deepspeed-0.18.0"), "12.8", ("2 times",)),
+        ("2.3.1", "12.1", ("nvidia_nccl_cu12-2.21.5",), "12.8", ("NCCL 2.21.5",)),
+    ],
+    ids=["fits", "too new", "cpu", "twice", "defect"],
+)
+def test_software(
+    tmp_path: Path,
+    torch: str,
+    cuda: str,
+    packages: tuple[str, ...],
+    driver: str,
+    words: tuple[str, ...],
+) -> None:
+    """Versions that do not go together are found from the files of an environment; a driver of the
+    same major release of CUDA serves later minor ones. With packages that fit, each passes.
+    """
+    installed(tmp_path, *packages, torch=torch, cuda=cuda)
+    document = {
+        "findings": [],
+        "collectors": [{"name": "gpu", "state": "ok", "reason": None, "detail": "", "faults": []}],
+        "metrics": {
+            "dshealthd_gpus_expected": {"samples": [{"labels": {}, "value": 8}]},
+            "dshealthd_gpu_driver_info": {
+                "samples": [
+                    {"labels": {"driver": "570.1", "cuda": driver, "nvml": "12"}, "value": 1}
+                ]
+            },
+        },
+    }
+    interpreter = str(tmp_path / "bin/python3")
+    context = dataclasses.replace(look(), document=document, python=(interpreter,))
+    found = results(software.CHECK, context)
+    assert [one.outcome.value for one in found] == (["warning"] if words else ["ok"])
+    assert all(word in found[0].text for word in words)
+    if words:
+        shutil.rmtree(tmp_path / "lib")  # what pip leaves after the remedy
+        fitting = ("torch-2.8.0", "deepspeed-0.18.0", "nvidia_nccl_cu12-2.27.3")
+        installed(tmp_path, *fitting, torch="2.8.0+cu128", cuda="12.8")
+        assert found[0].remedy.startswith("pip ")
+        assert outcomes(software.CHECK, context) == ["ok"]
+    gone = dataclasses.replace(context, python=(str(tmp_path / "absent/bin/python"),))
+    assert outcomes(software.CHECK, gone) == ["unknown"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "index"),
+    [("11.4", "cu118"), ("12.2", "cu126"), ("12.6", "cu126"), ("12.9", "cu128"), ("13", "cu130")],
+)
+def test_index_of_the_remedy(driver: str, index: str) -> None:
+    """The remedy names an index of wheels that exists: the newest that the driver serves, or by
+    minor version compatibility the oldest of its major release.
+    """
+    ((_, remedy),) = software.judge(frozenset({("cuda", "14.0")}), driver, gpus=True)
+    assert f"https://download.pytorch.org/whl/{index} " in remedy
+
+
+def test_driver_too_old_for_any_torch() -> None:
+    """Where no index is left, no package is named that does not exist."""
+    ((_, remedy),) = software.judge(frozenset({("cuda", "12.8")}), "10.2", gpus=True)
+    assert "a newer driver" in remedy
+    assert "pip" not in remedy
