@@ -55,7 +55,8 @@ def test_torch_that_does_not_see_the_gpus(
     make_machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real torch of this environment sees no CUDA device, where NVML has eight; an interpreter
-    that cannot be run is unknown.
+    that cannot be run is unknown. One whose torch sees the eight is ok: it is simulated, as the
+    GPUs are.
     """
     machine = make_machine()
     context = look("gpu", host=Host(sysfs=machine.sys, dev=machine.dev))
@@ -64,8 +65,18 @@ def test_torch_that_does_not_see_the_gpus(
     blind = dataclasses.replace(context, python=(sys.executable,))
     (found,) = results(cuda_devices.CHECK, blind)
     assert (found.outcome.value, found.value, found.limit) == ("warning", "0", "8")
+    assert "torch.cuda.init()" in found.remedy
     broken = machine.directory / "python3"
     broken.write_text("#!/bin/sh\necho 'libcudart.so: cannot open' >&2; exit 1\n")
     broken.chmod(0o755)
     (unknown,) = results(cuda_devices.CHECK, dataclasses.replace(context, python=(str(broken),)))
     assert (unknown.outcome.value, "libcudart" in unknown.text) == ("unknown", True)
+    broken.write_text(
+        f'#!/bin/sh\nPYTHONPATH="{machine.directory}" exec {sys.executable} -c "$3"\n'
+    )
+    package = machine.directory / "torch"
+    package.mkdir()
+    (package / "cuda.py").write_text("def device_count():\n    return 8\n")
+    (package / "__init__.py").write_text("from torch import cuda\n")
+    mended = dataclasses.replace(context, python=(str(broken),))
+    assert outcomes(cuda_devices.CHECK, mended) == ["ok"]

@@ -33,6 +33,7 @@ from tests.netns import leave_time_wait, listener, network_namespace, ss
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from dshealthd.doctor.check import Result
     from tests.doctor.machine import Machine
 
 PORT = 29501
@@ -294,29 +295,41 @@ def test_firewall_of_iptables(tmp_path: Path) -> None:
 
 def test_infiniband_ports_of_one_board(make_machine: Callable[..., Machine]) -> None:
     """A port that is slower than one like it is found, and one without a subnet manager; one of two
-    that is down may be unwired, unless the configuration says how many there are.
+    that is down may be unwired, unless the configuration says how many there are. Each passes as
+    soon as the port is like the other again.
     """
     machine = make_machine(gpus=0)
     machine.add_infiniband("irdma0", "mlx5_2", "mlx5_3")
     host = Host(sysfs=machine.sys, dev=machine.dev)
     port = machine.sys / "class/infiniband/mlx5_1/ports/1"
-    assert outcomes(infiniband.CHECK, look("infiniband", host=host)) == ["ok"]
-    (port / "rate").write_text("100 Gb/sec (4X EDR)\n")
-    (slow,) = results(infiniband.CHECK, look("infiniband", host=host))
+    well = {name: (port / name).read_text() for name in ("rate", "state", "phys_state")}
+
+    def looked(ports: int | None = None, **values: str) -> list[Result]:
+        for name, value in {**well, **values}.items():
+            (port / name).write_text(value)
+        context = look("infiniband", host=host)
+        if ports:
+            options = dataclasses.replace(context.config.doctor, infiniband_ports=ports)
+            config = dataclasses.replace(context.config, doctor=options)
+            context = dataclasses.replace(context, config=config)
+        return results(infiniband.CHECK, context)
+
+    def is_mended(ports: int | None = None) -> bool:
+        return [one.outcome.value for one in looked(ports)] == ["ok"]
+
+    assert is_mended()
+    (slow,) = looked(rate="100 Gb/sec (4X EDR)\n")
     assert (slow.outcome.value, slow.component) == ("warning", "mlx5_1/1")
     assert (slow.value, slow.limit, slow.source) == ("100 Gb/s", "400 Gb/s", infiniband.PEERS)
-    (port / "state").write_text("2: INIT\n")
-    (unmanaged,) = results(infiniband.CHECK, look("infiniband", host=host))
+    assert slow.remedy.startswith("ibstat mlx5_1 1")
+    assert is_mended()
+    (unmanaged,) = looked(state="2: INIT\n")
     assert "no subnet manager" in unmanaged.text
-    (port / "state").write_text("1: DOWN\n")
-    (port / "phys_state").write_text("2: Polling\n")
-    assert outcomes(infiniband.CHECK, look("infiniband", host=host)) == [
-        "ok"
-    ]  # one of two: unwired?
-    context = look("infiniband", host=host)
-    options = dataclasses.replace(context.config.doctor, infiniband_ports=2)
-    wanted = dataclasses.replace(
-        context, config=dataclasses.replace(context.config, doctor=options)
-    )
-    (missing,) = results(infiniband.CHECK, wanted)
+    assert "opensm" in unmanaged.remedy
+    assert is_mended()
+    (unwired,) = looked(state="1: DOWN\n", phys_state="2: Polling\n")
+    assert unwired.outcome.value == "ok"  # one of two
+    (missing,) = looked(2, state="1: DOWN\n", phys_state="2: Polling\n")
     assert (missing.outcome.value, missing.limit) == ("critical", "2")
+    assert missing.remedy.startswith("ibstat")
+    assert is_mended(2)
