@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,14 +14,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.doctor.node import agent_config, maintenance
 from dshealthd.doctor.status_document import status_document
 from dshealthd.http.client import Access
 from tests.agents import RunningAgent, running
-from tests.doctor.looks import look
+from tests.doctor.looks import look, results
 from tests.doctor.machine import OF_THIS_MACHINE, Answer, Machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+    from dshealthd.doctor.check import Result
+    from dshealthd.doctor.snapshot_check import SnapshotCheck
 
 CONFIG = '[collectors.gpu]\ninterval = "200ms"\n[collectors.pcie]\ninterval = "200ms"\n'
 
@@ -63,6 +70,58 @@ def test_findings_come_from_the_agent(make_machine: Callable[..., Machine]) -> N
             assert time.monotonic() < end
             time.sleep(0.1)
         assert ("pcie", "gpu 2") not in ask(agent, machine).found
+
+
+def said(agent: RunningAgent, check: SnapshotCheck, outcome: str) -> Result:
+    """Wait until a check beside this agent has one result of that outcome, and return it."""
+    web = dataclasses.replace(look().config.web, listen_address=f"127.0.0.1:{agent.port}")
+    config = dataclasses.replace(look().config, web=web)
+    end = time.monotonic() + 60
+    while True:
+        document = status_document(config, Access())
+        found = results(check, dataclasses.replace(look(), config=config, document=document))
+        if document["source"] == "agent" and [one.outcome.value for one in found] == [outcome]:
+            return found[0]
+        assert time.monotonic() < end, (document["source"], found)
+        time.sleep(0.1)
+
+
+def run(words: str, *arguments: str) -> None:
+    """Run a command as printed, and more arguments."""
+    done = [sys.executable, "-m", *words.split(), *arguments]
+    subprocess.run(done, check=True, capture_output=True, timeout=120)
+
+
+def test_file_that_is_refused(tmp_path: Path) -> None:
+    """A configuration that a running agent refuses is found; mended, as `check-config` proves, and
+    read again, it passes.
+    """
+    with running(tmp_path, CONFIG) as agent:
+        file = tmp_path / "dshealthd.toml"
+        file.write_text("[collectors.gpu]\nintervall = '1s'\n", encoding="utf-8")
+        agent.process.send_signal(signal.SIGHUP)
+        found = said(agent, agent_config.CHECK, "warning")
+        assert (agent_config.CHECK.slug, found.component) == (
+            "config-reload-failed",
+            "configuration",
+        )
+        assert "`dshealthd check-config`" in found.remedy
+        file.write_text(CONFIG, encoding="utf-8")
+        run("dshealthd check-config", "--config.file", str(file))
+        agent.process.send_signal(signal.SIGHUP)
+        said(agent, agent_config.CHECK, "ok")
+
+
+def test_maintenance_that_is_over(tmp_path: Path) -> None:
+    """A node in maintenance is found; the command of the remedy ends it, and the check passes."""
+    state = ("--path.state", str(tmp_path / "state"))
+    with running(tmp_path, '[collectors.maintenance]\ninterval = "200ms"\n') as agent:
+        run("dshealthd maintenance on --for 1h --reason cable", *state)
+        found = said(agent, maintenance.CHECK, "warning")
+        assert maintenance.CHECK.slug == "maintenance"
+        (command,) = re.findall("`(dshealthd .*?)`", found.remedy)
+        run(command, *state)
+        said(agent, maintenance.CHECK, "ok")
 
 
 IMPOSTOR = """

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.core.host import Host
 from dshealthd.doctor import status_document
+from dshealthd.doctor.node import nvlink
 from dshealthd.doctor.status_document import DEADLINE
+from tests.doctor.looks import look, outcomes, results
+from tests.doctor.machine import FIXTURES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,3 +113,51 @@ def test_a_look_has_its_deadline(
     assert answer.results("nvml")[0]["outcome"] == "unknown"
     assert "no answer" in answer.results("nvml")[0]["text"]
     assert answer.results("shared-memory")[0]["outcome"] == "ok"
+
+
+def test_gpus_that_are_released(make_machine: Callable[..., Machine]) -> None:
+    """GPUs that the agent leaves alone, as the file that releases them exists, are found; without
+    the file the check passes. The same where the collectors of GPUs are switched off.
+    """
+    machine = make_machine()
+    file = machine.directory / "release-gpus"
+    file.touch()
+    released = "".join(
+        f'[collectors.{name}]\nrelease_file = "{file}"\n'
+        for name in ("gpu", "ecc", "nvlink", "pcie", "mig", "gpu_processes")
+    )
+    machine.config.write_text(released, encoding="utf-8")
+    answer = machine.examine()
+    assert answer.found["gpu-metrics", ""] == ("gpu-metrics-gone", "warning")
+    assert "remove `/run/dshealthd/release-gpus`" in answer.results("gpu-metrics")[0]["remedy"]
+    file.unlink()
+    assert machine.examine().found == {}
+    machine.config.write_text("[collectors.gpu]\nenabled = false\n", encoding="utf-8")
+    answer = machine.examine()
+    assert answer.found["gpu-metrics", ""] == ("gpu-metrics-gone", "warning")
+    assert "collectors of GPUs switched off" in answer.results("gpu-metrics")[0]["remedy"]
+    machine.config.write_text("[collectors.gpu]\nenabled = true\n", encoding="utf-8")
+    assert machine.examine().found == {}
+
+
+def test_nvlinks_and_their_fabric(make_machine: Callable[..., Machine]) -> None:
+    """A link that is down and GPUs that no fabric manager has registered, on a node that was booted
+    long ago: found, and ok once the links are up and the fabric is complete.
+    """
+    machine = make_machine()
+    gpus = machine.simulator
+    host = Host(procfs=FIXTURES / "kernel/proc", sysfs=machine.sys, dev=machine.dev)
+    sources = ("kernel", "gpu", "nvlink")
+    gpus.set(3, "nvlink7_state", 0)
+    gpus.set(None, "fabric_state", 2)
+    found = {one.component: one for one in results(nvlink.CHECK, look(*sources, host=host))}
+    assert nvlink.CHECK.slug == "bad-link"
+    assert {name: one.outcome.value for name, one in found.items()} == {
+        "gpu 3": "critical",
+        "": "critical",
+    }
+    assert "reset all its GPUs" in found["gpu 3"].remedy
+    assert "nvidia-fabricmanager" in found[""].remedy
+    gpus.unset(3, "nvlink7_state")
+    gpus.set(None, "fabric_state", 3)
+    assert outcomes(nvlink.CHECK, look(*sources, host=host)) == ["ok"]

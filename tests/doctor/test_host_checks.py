@@ -18,6 +18,7 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Bytes
 from dshealthd.doctor.node import (
     async_io,
+    disk_space,
     kernel_log,
     kernel_settings,
     process_limits,
@@ -100,6 +101,46 @@ def test_small_shared_memory(make_machine: Callable[..., Machine], tmp_path: Pat
         assert outcomes(shared_memory.CHECK, look("gpu_bus", "filesystem", host=host)) == ["ok"]
     finally:
         subprocess.run(["umount", str(shm)], check=True, timeout=60)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
+def test_file_system_that_fills_up(tmp_path: Path) -> None:
+    """A checkpoint directory without room is critical and one that fills up a warning, each by its
+    path; with old checkpoints deleted, as the remedy says, it passes.
+    """
+    root = tmp_path / "root"
+    place = root / "checkpoints"
+    place.mkdir(parents=True)
+    made = look()
+    options = dataclasses.replace(made.config.collectors["filesystem"], paths=("/checkpoints",))  # type: ignore[call-arg] # the filesystem collector's
+    config = dataclasses.replace(
+        made.config, collectors={**made.config.collectors, "filesystem": options}
+    )
+
+    def judged() -> Result:
+        (found,) = results(
+            disk_space.CHECK, look("filesystem", host=Host(rootfs=root), config=config)
+        )
+        return found
+
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(place)]
+    if subprocess.run(mount, check=False, timeout=60).returncode:
+        pytest.skip("mounting is not permitted here")
+    try:
+        for step, mebibytes in (("global_step1", 12), ("global_step2", 3)):
+            (place / step).write_bytes(bytes(mebibytes << 20))
+        filling = judged()
+        assert (disk_space.CHECK.slug, filling.outcome.value) == ("disk-full", "warning")
+        assert filling.component == "/checkpoints"
+        assert "df -h /checkpoints" in filling.remedy
+        (place / "global_step3").write_bytes(bytes(1 << 20))
+        full = judged()
+        assert (full.outcome.value, full.component) == ("critical", "/checkpoints")
+        assert "delete old checkpoints" in full.remedy
+        (place / "global_step1").unlink()
+        assert judged().outcome.value == "ok"
+    finally:
+        subprocess.run(["umount", str(place)], check=True, timeout=60)
 
 
 def test_kernel_settings(tmp_path: Path) -> None:

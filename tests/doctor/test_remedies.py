@@ -18,7 +18,7 @@ RULES = "rules"
 """No fault here: the check shows a finding, whose rules are held against scenes in tests/findings."""
 
 CHECKS = {
-    "agent-config": (RULES, ""),
+    "agent-config": (STATE, "test_agent::test_file_that_is_refused"),
     "agent-workers": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
     "aio-requests": (
         STATE,
@@ -34,10 +34,10 @@ CHECKS = {
     "config-file": (STATE, "job/test_config_remedies::test_mended_file"),
     "config-keys": (PASTED, "job/test_config::test_remedy_heals"),
     "cuda-devices": (STATE, "test_fabric::test_torch_that_does_not_see_the_gpus"),
-    "disk-space": (RULES, ""),
+    "disk-space": (STATE, "test_host_checks::test_file_system_that_fills_up"),
     "firewall": (PASTED, "test_network_checks::test_chains_of_a_firewall"),
     "gpu-memory": (STATE, "test_gpu_faults::test_each_fault_is_found_and_passes_once_mended"),
-    "gpu-metrics": (RULES, ""),
+    "gpu-metrics": (STATE, "test_gpu_faults::test_gpus_that_are_released"),
     "gpu-throttling": (STATE, "test_gpu_faults::test_each_fault_is_found_and_passes_once_mended"),
     "gpus": (STATE, "test_gpu_faults::test_each_fault_is_found_and_passes_once_mended"),
     "host-memory": (STATE, "test_running_jobs::test_memory_and_asynchronous_requests_that_run_out"),
@@ -58,13 +58,13 @@ CHECKS = {
     "link-suspects": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
     "listeners": (STATE, "test_network_checks::test_orphan_on_a_rendezvous_port"),
     "loopback": (STATE, "test_network_checks::test_loopback_that_is_down"),
-    "maintenance": (RULES, ""),
+    "maintenance": (PASTED, "test_agent::test_maintenance_that_is_over"),
     "master-address": (STATE, "job/test_hosts::test_master_address"),
     "master-port": (PASTED, "job/test_master_port::test_ports_that_are_none"),
     "model-memory": (STATE, "job/test_config_remedies::test_mended_memory"),
     "nccl-releases": (STATE, "test_running_jobs::test_nccl_release_with_a_defect"),
     "nccl-variables": (PASTED, "job/test_nccl::test_variables"),
-    "nvlink": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
+    "nvlink": (STATE, "test_gpu_faults::test_nvlinks_and_their_fabric"),
     "nvml": (STATE, "test_gpu_faults::test_broken_nvml"),
     "offload-path": (PASTED, "job/test_config::test_offload_path"),
     "open-files": (STATE, "test_running_jobs::test_process_at_its_limit_of_open_files"),

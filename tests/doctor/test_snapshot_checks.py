@@ -19,7 +19,6 @@ from dshealthd.doctor.node import (
     job_hangs,
     job_losses,
     link_suspects,
-    nvlink,
     probe_failures,
     probe_rounds,
     straggling,
@@ -73,7 +72,6 @@ def suspect(kind: str, component: str, reason: str, value: float) -> Scene:
     return (("suspect", value, kind, component, reason), ("probe_up", 1))
 
 
-LINKS = ("uptime_seconds", 9000), ("nvlinks", 18, "0", "GPU-a", "4.0", "switch")
 MEMBERS = ("members", 4), ("probe_up", 1)
 ROUND = "probe_last_round_timestamp_seconds"
 LOST = ("job_step", 100, JOB, "0")
@@ -126,18 +124,6 @@ LOST = ("job_step", 100, JOB, "0")
             suspect("link", f"{NODE}--node-18", "slow", 1),
             suspect("link", f"{NODE}--node-18", "slow", 0),
             id="a slow link, whose cable is exchanged",
-        ),
-        pytest.param(
-            *(nvlink.CHECK, "bad-link", "critical", "gpu 0", "reset all its GPUs"),
-            (*LINKS, ("nvlinks_up", 17, "0", "GPU-a")),
-            (*LINKS, ("nvlinks_up", 18, "0", "GPU-a")),
-            id="an NVLink that is down, up again after a reset",
-        ),
-        pytest.param(
-            *(nvlink.CHECK, "bad-link", "critical", "", "systemctl status nvidia-fabricmanager"),
-            (*LINKS, ("nvlinks_up", 18, "0", "GPU-a"), ("gpu_fabric_state", 2, "0", "GPU-a")),
-            (*LINKS, ("nvlinks_up", 18, "0", "GPU-a"), ("gpu_fabric_state", 3, "0", "GPU-a")),
-            id="a fabric that is not registered, which the fabric manager does",
         ),
         pytest.param(
             *(probe_failures.CHECK, "nccl-remote-error", "critical", NODE, "dshealthd probe"),
