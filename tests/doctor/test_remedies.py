@@ -41,7 +41,7 @@ CHECKS = {
     "gpu-throttling": (STATE, "test_gpu_faults::test_each_fault_is_found_and_passes_once_mended"),
     "gpus": (STATE, "test_gpu_faults::test_each_fault_is_found_and_passes_once_mended"),
     "host-memory": (STATE, "test_running_jobs::test_memory_and_asynchronous_requests_that_run_out"),
-    "host-name": (FOUND, "test_network_checks::test_host_name"),
+    "host-name": (PASTED, "test_host_name::test_remedies_of_the_host_name"),
     "hostfile": (STATE, "job/test_hosts::test_lines"),
     "hostfile-names": (STATE, "job/test_hosts::test_names"),
     "imex": (STATE, "test_fabric::test_imex"),
