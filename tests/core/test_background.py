@@ -15,7 +15,7 @@ from dshealthd.core.child import StartError
 from dshealthd.core.state_writer import LatestWriter
 from dshealthd.jobs.heartbeats import blocking_tasks
 from dshealthd.logs import LineWriter
-from dshealthd.probe.peers.resolver import Resolver, UnknownName
+from dshealthd.probe.peers.resolver import LookupFailed, Resolver
 from dshealthd.web.auth import Authenticator
 from dshealthd.web.config_file import WebConfigFile
 
@@ -103,10 +103,11 @@ def test_a_log_line_without_a_thread_is_counted() -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_a_name_without_a_thread_is_unknown() -> None:
-    """A look-up that cannot begin ends as one that fails."""
-    with pytest.raises(UnknownName):
+def test_a_name_without_a_thread_is_no_verdict_on_it() -> None:
+    """A look-up that cannot begin ends as one that fails: nothing is known of the name."""
+    with pytest.raises(LookupFailed) as caught:
         asyncio.run(Resolver(lambda *_, **__: []).addresses("node7"))
+    assert caught.type is LookupFailed  # not UnknownName, which accuses
 
 
 @pytest.mark.usefixtures("short")
