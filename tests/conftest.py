@@ -8,13 +8,31 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # How fast examples are drawn says more of the machine than of the code.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+PATIENT = settings(
+    settings.get_profile("default"), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+# Every run draws the same examples: only a change to the code turns it red. `./dev fuzz` draws new
+# ones, and more of them.
+settings.register_profile("repeatable", PATIENT, derandomize=True)
+settings.register_profile("fuzz", PATIENT, max_examples=1000, print_blob=True)
+settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(trylast=True)  # the profile that the command line names has been loaded by then
+def pytest_configure() -> None:
+    """Draw the same examples, whichever tests ran before in this process.
+
+    Hypothesis also draws constants that it finds in the source of the project's modules. Which of
+    them are imported depends on the tests so far, so it must find none.
+    """
+    if settings().derandomize:
+        pytest.MonkeyPatch().setattr(providers, "is_local_module_file", lambda _path: False)
 
 
 @pytest.fixture
