@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -15,8 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dshealthd.core.host import Host
+from dshealthd.free_port import candidates, hold
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+PORTS = (20_000, 29_000)
+"""From which free ports are taken: below rendezvous and ephemeral ports."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +79,14 @@ def _pss(pid: int) -> float:
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """Return a port that nothing listens on, for a server that is about to start.
+
+    Below the ephemeral range: until the server binds a port of that, seconds later, the kernel may
+    give it to any other socket of this machine.
+    """
+    held = hold(candidates(Host(), *PORTS))
+    held.release()
+    return held.port
 
 
 @contextlib.contextmanager

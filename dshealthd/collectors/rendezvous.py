@@ -13,7 +13,7 @@ from dshealthd.core.collector import Collector, CollectorOptions, Reason, Source
 from dshealthd.core.host import read
 from dshealthd.core.options import option
 from dshealthd.linux.netlink import TcpState
-from dshealthd.linux.socket_owners import Search
+from dshealthd.linux.socket_owners import BUDGET, BUDGET_ALONE, Search
 from dshealthd.linux.sockets import Sockets
 
 if TYPE_CHECKING:
@@ -120,7 +120,9 @@ class RendezvousPorts(Collector):
     def __init__(self, options: RendezvousOptions, context: Context) -> None:
         super().__init__(options, context)
         self._first, self._last = parse_ports(options.ports)
-        self._search = Search(context.host, context.monotonic)
+        # Without an agent's services nobody collects again: what is not found now is never found.
+        budget = BUDGET if context.services else BUDGET_ALONE
+        self._search = Search(context.host, context.monotonic, budget)
         self._seen: dict[int, tuple[float, bool]] = {}
         """Listeners by inode: when they were first seen, and whether they appeared under the
         agent's eyes.

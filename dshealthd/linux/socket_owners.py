@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 BUDGET = 0.01
 """Seconds a round: some 2,000 descriptors."""
+BUDGET_ALONE = 1.0
+"""Seconds where there is no next round, as in a command that collects once."""
 PATIENCE = 60.0
 """Seconds after which a search that was in vain begins again.
 
@@ -100,9 +102,11 @@ def started_by(host: Host, pid: int, parent: int) -> bool | None:
 class Search:
     """Looks for the owners of sockets. What was found is kept for as long as it is true."""
 
-    def __init__(self, host: Host, monotonic: Callable[[], float]) -> None:
+    def __init__(self, host: Host, monotonic: Callable[[], float], budget: float = BUDGET) -> None:
+        """`budget` is in seconds, for each call of `owners`."""
         self._host = host
         self._monotonic = monotonic
+        self._budget = budget
         self._owners: dict[int, Owner] = {}
         self._pass: Generator[tuple[int, int, str] | None] | None = None
         self._sought: set[int] = set()
@@ -145,7 +149,7 @@ class Search:
                 missing -= self._owners.keys()
             if not missing:
                 break
-            if self._monotonic() - now > BUDGET:
+            if self._monotonic() - now > self._budget:
                 return
         vain = missing & self._sought  # others were not there when the pass began
         self._patience = min(2 * self._patience, 16 * PATIENCE) if vain == self._vain else PATIENCE

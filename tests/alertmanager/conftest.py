@@ -1,4 +1,4 @@
-"""A real Alertmanager with the shipped configuration, on 127.0.0.1."""
+"""A real Alertmanager with the shipped configuration, on an address of its own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from tests.lab.station import Loopback
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+ADDRESS = "127.0.0.61"
+"""On which nobody else is given a port between the choice of one and the server's start."""
+
 
 @pytest.fixture(scope="module")
 def receiver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
     """What receives."""
-    with Receiver(Loopback("services", "127.0.0.1", tmp_path_factory.mktemp("receiver"))) as made:
+    with Receiver(Loopback("services", ADDRESS, tmp_path_factory.mktemp("receiver"))) as made:
         yield made
 
 
@@ -32,7 +35,5 @@ def server(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iter
         for route in (config["route"], *config["route"]["routes"]):
             route |= {"group_wait": "1s", "group_interval": "1s"}
 
-    with alertmanager(
-        Loopback("services", "127.0.0.1", directory), directory, receiver, quick
-    ) as made:
+    with alertmanager(Loopback("services", ADDRESS, directory), directory, receiver, quick) as made:
         yield made

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from email.message import EmailMessage
     from pathlib import Path
 
+ADDRESS = "127.0.0.62"
+"""On which nobody else is given a port between the choice of one and the server's start."""
 LABELS = {
     "alertname": "DshealthdGpuLost",
     "cluster": "a",
@@ -106,7 +108,7 @@ def mailbox() -> Iterator[Mailbox]:
 @pytest.fixture(scope="module")
 def receiver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
     """What stands for Slack and PagerDuty."""
-    with Receiver(Loopback("services", "127.0.0.1", tmp_path_factory.mktemp("receiver"))) as made:
+    with Receiver(Loopback("services", ADDRESS, tmp_path_factory.mktemp("receiver"))) as made:
         yield made
 
 
@@ -147,7 +149,7 @@ def server(
             route |= {"group_wait": "200ms", "group_interval": "500ms"}
 
     with alertmanager(
-        Loopback("services", "127.0.0.1", directory), directory, receiver, examples
+        Loopback("services", ADDRESS, directory), directory, receiver, examples
     ) as made:
         yield made
 

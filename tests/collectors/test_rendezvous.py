@@ -44,8 +44,12 @@ class Agent:
         procfs: Path = Path("/proc"),
         monotonic: Callable[[], float] = time.monotonic,
         ports: str = "29500-29600",
+        services: tuple[object, ...] = (),
     ) -> None:
-        self.context = Context(host=Host(procfs=procfs), monotonic=monotonic, wall=time.time)
+        """Without `services` it is a command that collects once."""
+        self.context = Context(
+            host=Host(procfs=procfs), monotonic=monotonic, wall=time.time, services=services
+        )
         self.collector = RendezvousPorts(RendezvousPorts.Options(ports=ports), self.context)
 
     def collect(self) -> dict[tuple[str, ...], float]:
@@ -225,20 +229,23 @@ def test_the_age_of_a_new_listener_begins_when_it_appears(proc: Path) -> None:
 
 
 def test_a_search_goes_on_from_round_to_round(proc: Path) -> None:
-    """However many descriptors there are, a round looks at a few, and the owner is found in the
-    end.
+    """However many descriptors there are, a round of the agent looks at a few, and the owner is
+    found in the end; a command that collects once finds it at once.
     """
     process(proc, 900, 1, "launcher")
     for pid in range(2000, 2040):
         process(proc, pid, 900, "other", (pid,))
     process(proc, 4000, 900, "python3", (595058,))
     ticks = itertools.count()
-    agent = Agent(proc, lambda: next(ticks) / 1000)
+    agent = Agent(proc, lambda: next(ticks) / 1000, services=("jobs",))
     rounds = 0
     while not agent.collect()["listeners", "false"]:
         rounds += 1
         assert rounds < 100
+    assert rounds > 1
     agent.collector.close()
+    alone = Agent(proc, lambda: next(ticks) / 1000)
+    assert alone.collect()["listeners", "false"] == 1
 
 
 def test_a_search_in_vain_rests(proc: Path) -> None:

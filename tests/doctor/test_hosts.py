@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.processes import free_port
 from dshealthd import cli
 from dshealthd.doctor.across import compare
 from dshealthd.doctor.hosts import HostsError, ask, names
@@ -45,15 +46,15 @@ def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         )
     shutil.copy(base / "user.pub", base / "authorized_keys")
     Path("/run/sshd").mkdir(exist_ok=True)
-    with socket.create_server(("127.0.0.1", 0)) as hung, socket.create_server(("", 0)) as spare:
-        port, closed = spare.getsockname()[1], free_port()
-        spare.close()
+    with socket.create_server(("127.0.0.1", 0)) as hung, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # so that nobody else listens there
+        port = free_port()
         (base / "sshd_config").write_text(
             f"Port {port}\nListenAddress 127.0.0.1\nHostKey {base}/host\nPidFile none\n"
             f"AuthorizedKeysFile {base}/authorized_keys\nStrictModes no\nUsePAM no\n"
             "PermitRootLogin yes\n"
         )
-        ports = {"good good2": port, "dead": closed, "hung": hung.getsockname()[1]}
+        ports = {"good good2": port, "dead": closed.getsockname()[1], "hung": hung.getsockname()[1]}
         (base / "config").write_text(
             "".join(f"Host {name}\n Port {port}\n" for name, port in ports.items())
             + f"Host *\n HostName 127.0.0.1\n IdentityFile {base}/user\n IdentitiesOnly yes\n"
@@ -69,12 +70,6 @@ def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             wait_for(port)
             yield client
             server.terminate()
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def wait_for(port: int) -> None:

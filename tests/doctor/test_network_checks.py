@@ -139,6 +139,8 @@ def test_master_that_does_not_answer() -> None:
     ip("addr add 10.9.0.1/24 dev far0")
     ip("link set far0 up")
     ip("link set far1 up")
+    # Known to the kernel, which otherwise gives up to resolve the address after three seconds.
+    ip("neighbour add 10.9.0.2 lladdr 02:00:00:00:00:02 dev far0")
     assert outcomes(rendezvous_connections.CHECK, look("rendezvous")) == ["ok"]
     with socket.socket() as client:
         client.settimeout(0)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bench.processes import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,8 +98,7 @@ def prometheus(directory: Path, config: Path) -> Iterator[Prometheus]:
     """
     binary = shutil.which("prometheus")
     assert binary, "./dev test installs Debian's prometheus"
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = int(listener.getsockname()[1])
+    port = free_port()
     log = directory / "prometheus.log"
     command = [
         binary,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
+from bench.processes import free_port
 from tests.agents import running
 from tests.web.browser import CHROMIUM, DESK, PHONE, Visit, chromium
 from tests.web.node import Node, node
@@ -177,7 +178,8 @@ def test_page_says_when_the_agent_is_gone(browser: Browser, tmp_path: Path) -> N
 
     When it is back, that goes away.
     """
-    with running(tmp_path) as agent:
+    port = free_port()  # one that no other process is given while the agent is gone
+    with running(tmp_path, port=port) as agent:
         visit = Visit(browser, address(agent))
         visit.page.wait_for_selector("#banner", state="hidden")
         assert "live" in visit.text("header")
@@ -185,7 +187,7 @@ def test_page_says_when_the_agent_is_gone(browser: Browser, tmp_path: Path) -> N
     assert "The agent has not answered for" in visit.text("#banner")
     assert "not answering, last seen" in visit.text("header")
     assert visit.page.title().startswith("✖")
-    with running(tmp_path, port=agent.port):
+    with running(tmp_path, port=port):
         visit.page.wait_for_selector("#banner", state="hidden")
         assert "live" in visit.text("header")
     visit.page.close()

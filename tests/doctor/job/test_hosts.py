@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.processes import free_port
 from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.job import applicable
 from dshealthd.doctor.job_context import JobContext
 from tests.doctor.job.asking import asked, results, texts
 from tests.doctor.job.sshd import STRANGER, WITHOUT_KEY, sshd
-from tests.doctor.job.test_master_port import below_the_ephemeral_range
 from tests.doctor.looks import apply
 from tests.netns import network_namespace
 
@@ -311,7 +311,7 @@ def test_name_server_that_does_not_answer(tmp_path: Path) -> None:
 
 def test_master_port_over_ssh(tmp_path: Path, client: str) -> None:
     """The port is looked for on the other nodes as well, over SSH, with nothing to install."""
-    port = below_the_ephemeral_range()
+    port = free_port()
     command = f"deepspeed --master_addr=127.0.0.1 --master_port={port} x.py"
     hostfile = "127.0.0.1 slots=8\n127.0.0.2 slots=8\n"
     with socket.socket() as orphan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import subprocess
 import sys
@@ -27,19 +26,9 @@ def port_job(port: int | str) -> JobContext:
     return asked("--launch", f"torchrun --master-addr=127.0.0.1 --master-port={port} x.py")
 
 
-def below_the_ephemeral_range() -> int:
-    """Return a free port that no connection is given."""
-    first = int(read("/proc/sys/net/ipv4/ip_local_port_range").split()[0])
-    for port in range(first - 1, first - 500, -1):
-        with contextlib.suppress(OSError), socket.socket() as one:
-            one.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError
-
-
 def test_master_port() -> None:
     """A port with a listener is critical; free again once that has gone."""
-    port = below_the_ephemeral_range()
+    port = free_port()
     with socket.socket() as orphan:
         orphan.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         orphan.bind(("127.0.0.1", port))
@@ -53,7 +42,7 @@ def test_master_port() -> None:
 
 def test_master_port_in_time_wait() -> None:
     """Connections of an earlier run in TIME_WAIT on the port are a warning."""
-    port = below_the_ephemeral_range()
+    port = free_port()
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("127.0.0.1", port))
@@ -100,6 +89,7 @@ def test_ports_that_are_none(port: str, outcome: Outcome, words: str) -> None:
 
 def test_ephemeral_port() -> None:
     """A port that the kernel gives to connections may be gone when the job starts."""
-    found = results("master-port", port_job(free_port()))
+    first = int(read("/proc/sys/net/ipv4/ip_local_port_range").split()[0])
+    found = results("master-port", port_job(first))
     (result,) = (one for one in found if "is in the ephemeral range" in one.text)
     assert mended_port(result) == [OK]
