@@ -35,13 +35,14 @@ from dshealthd.status_line import first_of, status_line
 from dshealthd.web.server import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from dshealthd.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.findings.finding import Verdict
     from dshealthd.findings.series import Series
+    from dshealthd.jobs.hangs.hang import Hang
     from dshealthd.nvrx.fitness import Fitness
     from dshealthd.service import Service
 
@@ -93,7 +94,7 @@ class Agent:
             monotonic=time.monotonic,
             wall=time.time,
         )
-        jobs = Jobs(time.monotonic, time.time, self._evidence.see, config.path.state)
+        jobs = Jobs(time.monotonic, time.time, self._see, config.path.state)
         self._scheduler = Scheduler(
             self._snapshot, time.monotonic, time.time, config.path.state, services=(jobs,)
         )
@@ -244,6 +245,12 @@ class Agent:
         await self._apply()
         self._telemetry.reload(time.time(), ok=True)
         log.info("configuration reloaded")
+
+    def _see(self, hangs: Iterable[Hang]) -> None:
+        """Have evidence taken of the jobs that are hung now, and their other nodes met."""
+        found = tuple(hangs)
+        self._evidence.see(found)
+        self._probes.see(found)
 
     def _fitness(self) -> Fitness:
         """Return what is known now of this node's fitness to train."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dshealthd.core.snapshot import Snapshot
     from dshealthd.findings.finding import Verdict
     from dshealthd.fleet.view import Fleet
+    from dshealthd.jobs.hangs.hang import Hang
     from dshealthd.probe.members.membership import Membership
     from dshealthd.probe.service import ProbeService
 
@@ -91,6 +92,11 @@ class Probes:
     def status(self) -> Mapping[str, Any]:
         """Return what the status document says of the probes."""
         return {"state": "off"} if self._running is None else self._running.status()
+
+    def see(self, hangs: Iterable[Hang]) -> None:
+        """Meet the other nodes of the jobs that are hung on this node now, if this node has probes."""
+        if self._running is not None:
+            self._running.see(hangs)
 
     def fleet_document(self) -> bytes:
         """Return what the members say of themselves; LookupError where none are known."""

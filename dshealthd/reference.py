@@ -27,8 +27,8 @@ from dshealthd.doctor import job, node
 from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.evidence import service as evidence
 from dshealthd.nvrx import service as nvrx
+from dshealthd.probe import hung_jobs, service
 from dshealthd.probe import metrics as tally
-from dshealthd.probe import service
 from dshealthd.probe.members import absences
 from dshealthd.probe.members import local_membership as roll
 from dshealthd.probe.peers import client as peer_client
@@ -54,6 +54,7 @@ PROBES = (
     absences,
     tally,
     confirmation,
+    hung_jobs,
     nursery,
     peer_server,
     peer_client,

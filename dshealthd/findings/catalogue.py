@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.findings.finding import Finding, State
 from dshealthd.symptoms import all_symptoms
+from dshealthd.symptoms.entry import FIRST_STEP
 from dshealthd.symptoms.template import TemplateError, render
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 RUNBOOKS = "/runbooks/"
 """Where every agent serves the runbooks, by slug."""
-FIRST_STEP = "First step: "
-"""What separates an alert's description from what is to be done."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _STEP = re.compile(r"^1\. +(.*)", re.MULTILINE)
 

@@ -18,6 +18,7 @@ from dshealthd.core.address import listen_address
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.state_writer import LatestWriter
+from dshealthd.probe.hung_jobs import HungJobs
 from dshealthd.probe.members.absences import Absences
 from dshealthd.probe.members.local_membership import LocalMembership, hostname
 from dshealthd.probe.members.schedule import epoch_at
@@ -31,12 +32,13 @@ from dshealthd.probe.workers.interface import interface_of
 from dshealthd.probe.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from dshealthd.core.collector import Sample
     from dshealthd.core.host import Host
     from dshealthd.core.snapshot import Snapshot
+    from dshealthd.jobs.hangs.hang import Hang
     from dshealthd.probe.members.membership import Membership
     from dshealthd.probe.options import ProbeOptions
 
@@ -100,6 +102,7 @@ class ProbeService:
         )
         self._gpus = GpuOccupancy(snapshot, monotonic)
         self._absences = Absences(snapshot, wall)
+        self._hung_jobs = HungJobs(summary, monotonic)
         self._account = Account(options.policy.duty_ratio, monotonic)
         self._policy = Policy(options.policy, self._gpus, self._account, wall)
         self._worker_pool: WorkerPool | None = None
@@ -158,6 +161,7 @@ class ProbeService:
         running = self._running
         yield from self._metrics.samples(running.detector.suspects() if running is not None else ())
         yield from self._absences.samples()
+        yield from self._hung_jobs.samples()
         yield GPU_SECONDS(self._account.used)
         if running is not None:
             score = running.detector.score()
@@ -206,6 +210,10 @@ class ProbeService:
             {"kind": suspect.part, "component": suspect.component, "reason": suspect.reason}
             for suspect in (() if self._running is None else self._running.detector.suspects())
         ]
+
+    def see(self, hangs: Iterable[Hang]) -> None:
+        """Take note of the jobs that are hung on this node now; see `hung_jobs`."""
+        self._hung_jobs.see(hangs)
 
     async def ask_summary(self, peer: str, deadline: float) -> dict[str, Any]:
         """Return a member's summary. Raises PeerError; LookupError while probes do not run."""
@@ -273,6 +281,7 @@ class ProbeService:
             account=self._account,
             policy=self._policy,
             absences=self._absences,
+            hung_jobs=self._hung_jobs,
             worker_pool=self._worker_pool,
             metrics=self._metrics,
             again=self._again,

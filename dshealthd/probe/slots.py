@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
 from dshealthd.core.address import listen_address
+from dshealthd.probe.hung_jobs import ANSWER, HungJobs, Neighbourhood
 from dshealthd.probe.members.absences import MAINTENANCE, Absences
 from dshealthd.probe.members.local_membership import LocalMembership
 from dshealthd.probe.members.schedule import epoch_at, root_order
 from dshealthd.probe.metrics import RoundMetrics
 from dshealthd.probe.node import ThisNode
-from dshealthd.probe.observation import Kind, Observation, Outcome, Stage
+from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.contract import Refusal
@@ -100,6 +101,7 @@ class ProbeState:
     account: Account
     policy: Policy
     absences: Absences
+    hung_jobs: HungJobs
     worker_pool: WorkerPool | None
     metrics: RoundMetrics
     again: asyncio.Event
@@ -143,7 +145,7 @@ class SlotRunner:
             probe_state.save,
         )
         self._monotonic, self._wall = probe_state.monotonic, probe_state.wall
-        self._absences = probe_state.absences
+        self._absences, self._hung_jobs = probe_state.absences, probe_state.hung_jobs
         self.confirmations = Confirmations(
             options.policy.confirmations_per_minute, self._confirm, self._monotonic
         )
@@ -234,6 +236,7 @@ class SlotRunner:
                 tasks.create_task(
                     self._absences.keep_telling(self.client, self._others), name="absences"
                 )
+                tasks.create_task(self._hung_jobs.work(self._neighbourhood()), name="hung jobs")
                 await self._epochs(tasks)
         except* Renamed:
             log.warning("probe: this node is another one in the new list of members")
@@ -267,6 +270,37 @@ class SlotRunner:
             self.detector.members(_leaves(self._local_membership))
             self._metrics.forget(names)
             self._absences.forget(names)
+
+    def _neighbourhood(self) -> Neighbourhood:
+        """Return the members as those who look into a hung job see them."""
+        return Neighbourhood(
+            self._me,
+            lambda: self._local_membership.membership.names,
+            self._left_out,
+            lambda name: self.client.call(name, "summary", {}, ANSWER),
+            self._meet,
+        )
+
+    def _left_out(self, name: str) -> bool:
+        return self._absences.absent(name) or any(
+            suspect.part is Part.NODE and suspect.component == name
+            for suspect in self.detector.suspects()
+        )
+
+    async def _meet(self, name: str) -> bool:
+        """Have a light round with a member at once; False where that cannot be.
+
+        All nodes of a job lead some at the same time, and each declines while it leads one: they
+        try again after times that differ.
+        """
+        for _ in range(TRIES):
+            if self.credentials.off or self._absences.own_end():
+                return False
+            report = await self._lead(ON_DEMAND, (self._me, name), Kind.LIGHT)
+            if report is not None and report.observation.reason != Decline.TESTING:
+                return True
+            await asyncio.sleep(BUSY_WAIT * (0.5 + _spread(self._me) / 2**32))
+        return False
 
     def _others(self) -> list[str]:
         """Return all members but this node."""

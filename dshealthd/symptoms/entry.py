@@ -28,6 +28,29 @@ AUDIENCES = ("operator", "owner")
 MEANS = ("alert", "doctor", "explain", "job")
 SECTIONS = ("Meaning", "Confirm", "Remedy")
 DIFFERENCES = "Where the guides differ"
+FIRST_STEP = "First step: "
+"""What a description says before what to do."""
+PARTS = frozenset(
+    {
+        "agent-gone",
+        "bad-link",
+        "checkpoint-path",
+        "disk-full",
+        "gpu-lost",
+        "nccl-all-reduce-failed",
+        "nvml-broken",
+    }
+)
+"""Symptoms whose pages for a part of a node stand for the hangs that follow from it.
+
+`dshealthd:job:struck` leaves out the page of such a job, so that of the part names the job.
+"""
+PART_COMPONENTS = frozenset({"node", "gpu", "nic", "path"})
+_JOBS = (
+    '{{ with printf `dshealthd_job_info{cluster="%s", node="%s"}` $labels.cluster $labels.node'
+    " | query }}Training jobs on {{ $labels.node }}:{{ range . }} {{ .Labels.exported_job }}"
+    "{{ end }}. {{ end }}"
+)
 
 _FENCE = re.compile(r"\+\+\+\n(.*?)^\+\+\+\n(.*)", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^## +(.+?) *$", re.MULTILINE)
@@ -111,11 +134,25 @@ def parse(slug: str, text: str) -> Symptom:
     errors = [f"{slug}.md: {error}" for error in _wrong(table, rows, match[2])]
     if errors:
         raise EntryError("\n".join(errors))
-    alerts = (Alert(**{_field(key): value.strip() for key, value in row.items()}) for row in rows)
+    alerts = (
+        _naming_jobs(slug, Alert(**{_field(key): value.strip() for key, value in row.items()}))
+        for row in rows
+    )
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
     }
     return Symptom(slug=slug, alerts=tuple(alerts), sections=_sections(match[2]), **values)
+
+
+def _naming_jobs(slug: str, alert: Alert) -> Alert:
+    """Return an alert whose description names the jobs on the node, where it stands for them."""
+    stands_for_jobs = (
+        slug in PARTS and alert.severity == "critical" and alert.component in PART_COMPONENTS
+    )
+    if not stands_for_jobs or "dshealthd_job_info" in alert.description:
+        return alert
+    reason, _, step = alert.description.partition(FIRST_STEP)
+    return dataclasses.replace(alert, description=f"{reason}{_JOBS}{FIRST_STEP}{step}")
 
 
 _KEYS = {"hold": "for", "keep": "keep_firing_for"}

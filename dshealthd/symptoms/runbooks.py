@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from dshealthd.symptoms.entry import DIFFERENCES
+from dshealthd.symptoms.entry import DIFFERENCES, FIRST_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 PLACE = "SLUG"
 """What stands for a symptom in the address of the runbooks."""
-FIRST_STEP = "First step: "
-"""What stands before the first step in a description."""
 _TEMPLATE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _LABEL = re.compile(r"\s*\$labels\.(\w+)\s*")
 _PLACES = {"exported_job": "JOB", "instance": "NODE:10061", "mig_uuid": "MIG"}

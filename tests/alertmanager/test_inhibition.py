@@ -199,6 +199,8 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         [
             alert("gpu-lost", component="gpu", **GPU),
             alert("training-hang", component="job", node="b", exported_job="slurm-7"),
+            alert("training-hang", component="job", node="a", **{"class": "process"}),
+            alert("training-hang", component="job", node="a", **{"class": "desync"}),
         ],
         [alert("training-hang", component="job", node="a", exported_job="slurm-7")],
     ),

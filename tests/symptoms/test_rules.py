@@ -14,6 +14,7 @@ from dshealthd import reference
 from dshealthd.core.collector import MetricKind
 from dshealthd.findings.gpus import XIDS_APPLICATION
 from dshealthd.symptoms import all_symptoms, rules
+from dshealthd.symptoms.entry import PARTS
 from dshealthd.symptoms.expression import selectors
 from tests.symptoms.promtool import ROOT, RULES, promtool, rule_groups, scenes
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from tests.symptoms.promtool import Expectation
 
 METRICS = reference.all_metrics()
+ALERTMANAGER = ROOT / "deploy/alertmanager/alertmanager.yml"
 SCENES = list(scenes())
 NAMED = re.compile(r"(?<![\w./-])(dshealthd(?:_[a-z0-9_]+|(?::[a-z0-9_]+)+))(?![\w*/.-]*[*/])")
 """Names of metrics in a runbook, but not files or patterns such as `dshealthd_gpu_*`."""
@@ -135,6 +137,26 @@ def test_means_are_kept(slug: str) -> None:
         assert symptom.alerts or covered or symptom.waits_for
     else:
         assert not symptom.alerts
+
+
+def test_pages_that_stand_for_jobs_name_them() -> None:
+    """Each alert for which `dshealthd:job:struck` leaves out the page of a hung job names the jobs
+    of its node, and the rules of Prometheus and Alertmanager have the same symptoms.
+    """
+    rules = {rule["record"]: rule for _, rule in rule_groups() if "record" in rule}
+    slugs = "|".join(sorted(PARTS))
+    assert f'symptom=~"{slugs}"' in rules["dshealthd:node:struck"]["expr"]
+    assert f'symptom=~"{slugs}", severity="critical"' in ALERTMANAGER.read_text(encoding="utf-8")
+    found = {
+        rule["alert"]: "dshealthd_job_info{" in rule["annotations"]["description"]
+        for _, rule in rule_groups()
+        if "alert" in rule
+        and rule["labels"]["symptom"] in PARTS
+        and rule["labels"]["severity"] == "critical"
+        and rule["labels"]["component"] in {"node", "gpu", "nic", "path"}
+    }
+    assert len(found) > 10
+    assert all(found.values()), found
 
 
 @pytest.mark.parametrize("slug", all_symptoms())

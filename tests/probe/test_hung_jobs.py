@@ -1,0 +1,346 @@
+"""Light rounds with the other nodes of a job that is hung: real agents, and a real rank."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.core.options import Duration
+from dshealthd.jobs.hangs.hang import Hang, HangClass
+from dshealthd.jobs.options import HangOptions, HeartbeatOptions
+from dshealthd.probe.hung_jobs import ASKED, GAP, PARTNERS, HungJobs, Neighbourhood
+from dshealthd.probe.observation import Outcome
+from dshealthd.probe.peers.contract import PeerError
+from tests.jobs import rank
+from tests.jobs.service import configured, jobs
+from tests.probe.peering import PATIENT, run
+from tests.probe.services import NAMES, agents, snapshot, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dshealthd.probe.options import ProbeOptions
+    from tests.probe.services import Agent
+
+ROOT = Path(__file__).parents[2]
+
+
+def hang(job: str, reason: HangClass = HangClass.WAITING) -> Hang:
+    """Return a hang of which nothing else is known."""
+    return Hang(job=job, reason=reason, culprits=(), ranks=(), since=0.0)
+
+
+def entry(job: str, ranks: int = 1, world_size: int = 4) -> dict[str, Any]:
+    """Return what a summary says of a job."""
+    return {
+        "job": job,
+        "state": "hung",
+        "ranks": ranks,
+        "loss": "finite",
+        "world_size": world_size,
+    }
+
+
+def unscheduled(options: ProbeOptions) -> ProbeOptions:
+    """Have no scheduled round within the test."""
+    return replace(options, period=Duration(3600.0))
+
+
+def give_job(members: Iterable[Agent], job: str) -> None:
+    """Have agents say that they have ranks of a job."""
+    for agent in members:
+        agent.summary["jobs"] = [entry(job)]
+
+
+def led(agent: Agent) -> list[tuple[str, str]]:
+    """Return the partner and outcome of each extra round that an agent led."""
+    return [
+        (one["members"][1], one["outcome"])
+        for one in agent.rounds
+        if one["led"] and one["epoch"] is None
+    ]
+
+
+def test_the_nodes_of_a_hung_job_meet_at_once(tmp_path: Path) -> None:
+    """This node meets the others that have the job, by light rounds though the GPUs are idle, once
+    however often the hang is seen, and no other member.
+    """
+
+    async def scene() -> None:
+        shots = {name: snapshot({"0": 0.0, "1": 0.0}) for name in NAMES[:4]}
+        async with agents(tmp_path, 4, change=unscheduled, shots=shots) as members:
+            await until(lambda: all(agent.value("probe_up") for agent in members))
+            one = members[0]
+            give_job(members[:3], "run-1")
+            for _ in range(3):
+                one.service.see([hang("run-1")])
+            await until(lambda: one.value("probe_hang_rounds_total") == 2)
+            one.service.see([hang("run-1")])
+            await asyncio.sleep(0.2)
+            assert led(one) == [(name, "ok") for name in NAMES[1:3]]
+            for agent in members:
+                assert {found["kind"] for found in agent.rounds} <= {"light"}
+                assert agent.value("probe_skips_total") == 0
+                assert agent.value("probe_gpu_seconds_total") == 0
+                assert agent.suspects == []
+
+    run(scene())
+
+
+def test_all_nodes_of_a_job_look_at_the_same_time(tmp_path: Path) -> None:
+    """Each of four nodes meets the other three, although each declines while it leads a round."""
+
+    async def scene() -> None:
+        async with agents(tmp_path, 4, change=unscheduled) as members:
+            await until(lambda: all(agent.value("probe_up") for agent in members))
+            give_job(members, "run-1")
+            for agent in members:
+                agent.service.see([hang("run-1")])
+            await until(
+                lambda: all(
+                    {name for name, outcome in led(agent) if outcome == "ok"}
+                    == set(NAMES[:4]) - {agent.name}
+                    for agent in members
+                )
+            )
+
+    run(scene())
+
+
+def test_a_node_of_the_job_that_is_out_of_reach_is_met(tmp_path: Path) -> None:
+    """A node that does not even say whether it has the job is met too, as its way may be the fault:
+    the round is refused at both ends, without the schedule.
+    """
+
+    async def scene() -> None:
+        async with agents(tmp_path, 3, change=unscheduled) as members:
+            await until(lambda: all(agent.value("probe_up") for agent in members))
+            one, other, third = members
+            give_job(members, "run-1")
+            cut(one, other.name)
+            cut(other, one.name)
+            for agent in (one, other):
+                agent.service.see([hang("run-1")])
+            await until(lambda: sorted(led(one)) == [(other.name, "refused"), (third.name, "ok")])
+            await until(lambda: sorted(led(other)) == [(one.name, "refused"), (third.name, "ok")])
+
+    run(scene())
+
+
+def test_the_link_between_two_nodes_of_the_job_becomes_a_suspect(tmp_path: Path) -> None:
+    """What the rounds of a hang find goes to the verdicts, as any other round does."""
+
+    async def scene() -> None:
+        async with agents(tmp_path, 4) as members:
+            await until(lambda: all(agent.value("probe_up") for agent in members))
+            one, other = members[:2]
+            give_job(members, "run-1")
+            cut(one, other.name)
+            cut(other, one.name)
+            for agent in members:
+                agent.service.see([hang("run-1")])
+            link = "link", f"{one.name}--{other.name}"
+            await until(
+                lambda: all(
+                    link in {(found["kind"], found["component"]) for found in agent.suspects}
+                    for agent in (one, other)
+                )
+            )
+
+    run(scene())
+
+
+def cut(agent: Agent, peer: str) -> None:
+    """Have an agent's calls to a peer come to a port on which nobody listens."""
+    running = agent.service._running
+    assert running is not None
+    pool = running.client._pool
+    addresses = pool._addresses
+    pool._addresses = lambda name: (name, 1) if name == peer else addresses(name)
+    pool.forget(peer)
+
+
+def test_the_service_of_jobs_tells_of_a_hang(tmp_path: Path) -> None:
+    """A real rank of two waits for the other, which is elsewhere: the nodes of its job meet."""
+
+    async def scene() -> None:
+        socket = str(tmp_path / "h.sock")
+        options = HangOptions(interval=Duration(0.1), floor=Duration(1.0))
+        config = configured(HeartbeatOptions(socket=socket), options)
+        async with (
+            agents(tmp_path, 2, change=unscheduled) as (one, other),
+            jobs(config, one.service.see) as (service, _),
+        ):
+            process = subprocess.Popen(
+                [sys.executable, rank.__file__, socket],
+                env={
+                    "PATH": os.defpath,
+                    "PYTHONPATH": str(ROOT),
+                    "RANK": "0",
+                    "LOCAL_RANK": "0",
+                    "WORLD_SIZE": "2",
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": "29500",
+                },
+                stdin=subprocess.PIPE,
+                text=True,
+            )
+            try:
+                await until(lambda: any(states[0].settled for states in trained(service)))
+                (job,) = service.hangs().jobs
+                give_job([one, other], job)
+                assert process.stdin is not None
+                process.stdin.write("wait\n")
+                process.stdin.flush()
+                await until(lambda: led(one) == [(other.name, "ok")])
+                assert service.hangs().hangs[job].reason is HangClass.WAITING
+            finally:
+                process.kill()
+                process.communicate()
+
+    asyncio.run(asyncio.wait_for(scene(), PATIENT))  # heartbeats look at the disk
+
+
+def trained(service: Any) -> list[Any]:
+    """Return the states of the ranks of each job that is known."""
+    return [states for states in service.hangs().jobs.values() if states]
+
+
+class Clock:
+    """A monotonic clock that is set by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+class Company:
+    """Members that answer as they are set to, and note who is asked and met."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        self.jobs: dict[str, str] = {}
+        self.silent: set[str] = set()
+        self.left_out: set[str] = set()
+        self.asked: list[str] = []
+        self.met: list[str] = []
+
+    def around(self, me: str) -> Neighbourhood:
+        """Return them as one of them sees them."""
+        return Neighbourhood(
+            me, lambda: self.names, self.left_out.__contains__, self.ask, self.meet
+        )
+
+    async def ask(self, name: str) -> dict[str, Any]:
+        """Answer with a summary."""
+        self.asked.append(name)
+        if name in self.silent:
+            raise PeerError(Outcome.UNREACHABLE, "timeout")
+        return {"jobs": [entry(self.jobs[name])] if name in self.jobs else []}
+
+    async def meet(self, name: str) -> bool:
+        """Note a round."""
+        self.met.append(name)
+        return True
+
+
+def played(company: Company, watch: HungJobs, me: str, *, turns: int = 50) -> None:
+    """Let a node work on what it has seen, until it waits."""
+
+    async def scene() -> None:
+        work = asyncio.create_task(watch.work(company.around(me)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
+MANY = tuple(f"n{number:03d}" for number in range(100))
+
+
+def watching(own: Iterable[dict[str, Any]] = (), clock: Clock | None = None) -> HungJobs:
+    """Return what follows hangs, on a node that has these jobs."""
+    return HungJobs(lambda: {"jobs": list(own)}, clock or Clock())
+
+
+def test_few_are_asked_and_fewer_are_met() -> None:
+    """The members that follow in the list are asked, from its end on those at its beginning.
+
+    Of those with the job the first ones are met, after those that do not answer; not who is
+    accused or in maintenance.
+    """
+    company = Company(MANY)
+    company.jobs = dict.fromkeys(MANY, "run-1")
+    company.silent = {"n002", "n003", "n004"}
+    company.left_out = {"n099", "n000", "n002"}
+    watch = watching()
+    watch.see([hang("run-1")])
+    played(company, watch, "n098")
+    assert company.asked == [f"n{number:03d}" for number in (1, *range(3, 34))]
+    assert len(company.asked) == ASKED
+    assert company.met == ["n003", "n004", "n001", "n005"]
+    assert len(company.met) == PARTNERS
+    assert [sample.value for sample in watch.samples()] == [4.0]
+
+
+def test_hangs_that_need_no_rounds() -> None:
+    """A hang that a rank here explains, one of a job that is all on this node, and one that is over
+    by the time it would be looked into, ask nobody.
+    """
+    company = Company(MANY)
+    watch = watching([entry("run-2", ranks=8, world_size=8)])
+    watch.see([hang("run-1", HangClass.PROCESS), hang("run-2")])
+    played(company, watch, "n000")
+    watch.see([hang("run-3")])
+    watch.see([])
+    played(company, watch, "n000")
+    assert company.asked == []
+
+
+def test_a_job_that_hangs_again_and_again_is_looked_into_once_a_minute() -> None:
+    """What a user can have happen at will is bounded, and the hang of another job has its turn."""
+    company, clock = Company(MANY), Clock()
+    watch = watching(clock=clock)
+    watch.see([hang("run-1")])
+    played(company, watch, "n000")
+    asked = len(company.asked)
+    assert asked == ASKED
+    for _ in range(10):
+        watch.see([])
+        watch.see([hang("run-1"), hang("run-2")])
+    played(company, watch, "n000")
+    assert len(company.asked) == asked
+    clock.now += GAP
+    played(company, watch, "n000")
+    assert len(company.asked) == 2 * asked
+    clock.now += GAP
+    played(company, watch, "n000")
+    assert len(company.asked) == 3 * asked
+
+
+def test_a_node_that_is_no_member_asks_nobody() -> None:
+    """The list of members may have changed since."""
+    company = Company(MANY)
+    watch = watching()
+    watch.see([hang("run-1")])
+    played(company, watch, "elsewhere")
+    assert company.asked == []
+
+
+def test_the_time_is_the_monotonic_clock() -> None:
+    """A first hang waits for nothing."""
+    company = Company(MANY[:3])
+    watch = HungJobs(lambda: {"jobs": []}, time.monotonic)
+    watch.see([hang("run-1")])
+    played(company, watch, "n000")
+    assert company.asked == ["n001", "n002"]
