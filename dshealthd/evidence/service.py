@@ -173,6 +173,7 @@ class Evidence:
         present = {case.job: case for case in hangs}
         now = self._monotonic()
         self._first_seen = {job: self._first_seen.get(job, now) for job in present}
+        # A job that went on and hangs again has another hang, of which there is no evidence yet.
         self._done &= present.keys()
         if not self.options.enabled:
             return

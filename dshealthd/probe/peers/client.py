@@ -217,6 +217,8 @@ class PeerClient:
         for last in (False, True):
             signed = replace(claim, nonce=link.nonce, challenge=secrets.token_hex(16))
             signed = replace(signed, mac=request_mac(key, path, body, signed))
+            # Good for one request: if this one is cut off, nobody knows whether the peer has seen
+            # the nonce.
             link.nonce_until = 0.0
             answer = await _send(link, path, body, signed, progress)
             nonce, mac = parse_answer(answer.headers.get(ANSWER.lower(), "")) or (ABSENT, ABSENT)

@@ -84,6 +84,8 @@ class ConnectionPool:
     async def take(self, peer: str, tls: ssl.SSLContext | None, progress: CallProgress) -> Link:
         """Return a connection to a peer, the one used last if any is kept; PeerError."""
         self._prune()
+        # The one used last has been idle for the shortest time, and is the least likely to be
+        # closed by now.
         for link in [link for link in reversed(self._idle) if self._idle[link] == peer]:
             del self._idle[link]
             if link.usable():

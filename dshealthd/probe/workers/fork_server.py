@@ -71,11 +71,14 @@ class StatusPage:
         """Create the file."""
         self.descriptor = os.memfd_create("dshealthd-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.descriptor, BOARD)
+        # Whatever a library prints in a loop ends at the size of the board, and the counters before
+        # it cannot be cut off.
         fcntl.fcntl(
             self.descriptor,
             fcntl.F_ADD_SEALS,
             fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
         )
+        # The worker's copies of this descriptor share its offset: what it prints begins here.
         os.lseek(self.descriptor, PRINTED, os.SEEK_SET)
 
     def counters(self) -> tuple[int, int]:
@@ -147,6 +150,8 @@ class ForkedWorker:
     def _end(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
+        # The group before the reaping: as long as the zombie keeps its pid, the group is nobody
+        # else's.
         self._pidfd = -1
         self._kill_group()
         self._parent.reap(self)
@@ -171,6 +176,7 @@ class ForkServer:
             str(os.getpid()),
         ]
         what = "the parent of the workers"
+        # Packets keep descriptors with the message that they belong to.
         with channel(what, socket.SOCK_SEQPACKET) as (ours, theirs):
             try:
                 self.board = StatusPage()
@@ -211,6 +217,7 @@ class ForkServer:
     async def ready(self, deadline: float) -> None:
         """Return when torch is imported; raises ForkServerError, with the process killed."""
         try:
+            # Shielded, as `_receive` or `_end` still settle it when nobody waits any more.
             self.about = await in_time(asyncio.shield(self._ready), deadline)
         except TimeoutError as error:
             self.kill()
