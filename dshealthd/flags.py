@@ -47,7 +47,7 @@ class FlagParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override] # argparse's overloads are of its own types
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Refuse what this command does not know here, where its flags are known."""
+        """Refuse flags that this command does not have, and name the nearest that it has."""
         found, extra = super().parse_known_args(args, namespace)
         if extra:
             options = [text for text in extra if text.startswith("-")]  # the rest: their values

@@ -109,6 +109,7 @@ class _WorkerGroup:
         now = self._context.monotonic()
         for name in names:
             member = self.members[name]
+            # Counted from the last time that was asked for, so that a flood of news asks for one.
             extra = max(now, member.woken + WAKE_SPACING)
             if extra < member.next:
                 member.extra = member.woken = extra

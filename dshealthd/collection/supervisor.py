@@ -160,6 +160,7 @@ class Supervisor:
         pending = list(names)
         self._retried = self._due()
         hung = ""
+        # Ends: each turn answers all, leaves out one more part, or gives up.
         while pending:
             try:
                 self._check_usable()
@@ -171,6 +172,8 @@ class Supervisor:
             except Broken as broken:
                 if broken.process is not None and broken.process is self._process:
                     self._process = None
+                # A worker that is stuck at a part which it was told to leave out would be stuck
+                # there again.
                 if broken.part and broken.part not in self._blocked():
                     hung = self._news(broken)
                     await self._part_failed(broken)
@@ -189,6 +192,7 @@ class Supervisor:
         apart = list(self._apart)
         for task in apart:
             task.cancel()
+        # The scouts are cancelled first, so that they are killed while the worker has its second.
         if process is not None:
             await process.retired()
         await asyncio.gather(*apart, return_exceptions=True)
@@ -270,6 +274,7 @@ class Supervisor:
         process.child.when_ended(lambda: self._ended(process))
         try:
             await process.greet({**self.hello, "memory": self._memory})
+        # Nobody else knows of this process yet, so nobody else would end it.
         except asyncio.CancelledError:
             await process.killed()
             raise
@@ -322,6 +327,7 @@ class Supervisor:
         self._memory = dict(done.get("memory", self._memory))
         for news in done["news"]:
             self._tell(news)
+        # Only after the closing frame: the other collectors of this sweep have been read by then.
         if replace is not None:
             raise replace
         self._trouble = None
@@ -329,6 +335,8 @@ class Supervisor:
     def _patience(self, collector: str, part: str) -> float:
         """Return the seconds for which the worker itself may stay at a part."""
         slow = self._monotonic() < self._slow.get(part, 0.0)
+        # Each part aside holds a process; on a node where everything hangs, better wait than fill
+        # the memory.
         full = len(self._aside) >= 2 * SCOUTS
         aside = self._takes_long(collector) and not slow and not full
         return self._others_wait if aside else math.inf
@@ -388,6 +396,7 @@ class Supervisor:
             return
         free = max(SCOUTS - len(self._aside), 0)
         if sent := [self._send_scout(part, names[0]) for part in untried[:free]]:
+            # Interpreters start slowly on a loaded node; that is not the parts' silence.
             await asyncio.wait([ready for ready, _ in sent])
             patience = self._others_wait if self._takes_long(names[0]) else None
             await asyncio.wait([back for _, back in sent], timeout=patience)
@@ -464,6 +473,7 @@ class Supervisor:
             await process.killed()
             raise
         code = process.child.code
+        # It looks for the order to stop only once the part has answered, and then exits with 0.
         if ended and not code:
             self._answered(silent.part, self._others_wait)
             return

@@ -53,6 +53,7 @@ def main(page: int, descriptor: int) -> None:
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C goes to the whole terminal group; the agent decides
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # Its end is the order to stop: a program that a collector has started must not keep it open.
     os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional only
     progress = wire.ProgressPage(page)
     os.close(page)
@@ -116,6 +117,7 @@ def main(page: int, descriptor: int) -> None:
             "news": sorted(news),
         }
         if context.memory != handed_on:
+            # A copy, as collectors go on changing what is inside.
             done["memory"] = handed_on = copy.deepcopy(context.memory)
         channel.sendall(wire.pack(done))
         for told in (touched, untried, news):

@@ -98,12 +98,16 @@ class WorkerProcess:
                 since, collector, part = self.progress.read()
                 deadline = self._deadlines.get(collector) or max(self._deadlines.values())
                 limit = min(patience(collector, part), deadline) if part else deadline
+                # Until the worker takes the request, the page still shows where the last one ended.
                 left = max(since, asked) + limit - self._monotonic()
                 # Even when time is up, an answer that is already there counts: it may be the agent
                 # that was stopped.
+                # In short steps: the page is shared memory, and nothing wakes the loop when the
+                # worker moves on to the next part, for which a deadline of its own begins.
                 await asyncio.wait({frame}, timeout=min(max(left, MOMENT), LOOK))
                 if frame.done():
                     return frame.result()
+                # Read again, as it may have moved on during this last wait.
                 if left <= 0 and self.progress.read() == (since, collector, part):
                     where = f" at {part}" if part else ""
                     detail = f"no answer within {deadline:g} s{where}"
@@ -188,6 +192,7 @@ async def start(
                 descriptors=[page, theirs.fileno()],
             )
         finally:
+            # The worker has inherited its own; `progress` has mapped the memory already.
             os.close(page)
         try:
             reader, writer = await child.streams(ours)

@@ -211,7 +211,7 @@ class JobEnvironment(Collector):
             yield from {
                 told.fault for told in map(self._of, run.processes) if told.fault is not None
             }
-            yield from self._place(run, table.machine)
+            yield from self._launch(run, table.machine)
             yield from self._problems(run, network, gpus)
             yield from self._fingerprints(run)
         yield from network.faults
@@ -259,8 +259,8 @@ class JobEnvironment(Collector):
         unread = set(problems.names(told.names - library.variables))
         return told.findings - doubtful | doubtful & unread
 
-    def _place(self, run: Run, machine: str) -> Iterator[Sample]:
-        """Yield who the run is and where it meets."""
+    def _launch(self, run: Run, machine: str) -> Iterator[Sample]:
+        """Yield what the environments of a job say of its launch: launcher, size, master port."""
         labels = run.job, run.name
         first = run.ranks[min(run.ranks)][0]
         yield INFO(1, *labels, launched_by(first.environment, first.launch))

@@ -193,15 +193,15 @@ class Kernel(Collector):
             "cpu/online": self._cpus,
             "cmdline": self._parameters,
             "transparent_hugepage": self._huge_pages,
-            **{_path(name): partial(self._one, name, SYSCTL, name) for name in SYSCTLS},
+            **{_path(name): partial(self._sysctl, name, SYSCTL, name) for name in SYSCTLS},
             "threads limit": self._threads_limit,
-            "sys/fs/aio-max-nr": lambda: self._one("fs.aio-max-nr", AIO_LIMIT),
+            "sys/fs/aio-max-nr": lambda: self._sysctl("fs.aio-max-nr", AIO_LIMIT),
         }
         yield from read_parts(
             {
                 "uptime": self._uptime,
                 "loadavg": self._load,
-                "sys/fs/aio-nr": lambda: self._one("fs.aio-nr", AIO),
+                "sys/fs/aio-nr": lambda: self._sysctl("fs.aio-nr", AIO),
                 **{part: partial(self._kept, part, reader) for part, reader in settings.items()},
             }
         )
@@ -265,8 +265,8 @@ class Kernel(Collector):
         if known:
             yield THREADS_LIMIT(min(known))
 
-    def _one(self, sysctl: str, metric: Metric, *labels: str) -> Iterator[Sample]:
-        """Yield a setting of one number, if this kernel has it."""
+    def _sysctl(self, sysctl: str, metric: Metric, *labels: str) -> Iterator[Sample]:
+        """Yield one of the kernel settings (sysctls) that are a number, if this kernel has it."""
         if (number := _number(self.host, sysctl)) is not None:
             yield metric(number, *labels)
 

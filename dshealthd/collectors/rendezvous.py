@@ -80,9 +80,9 @@ _CLIENT_STATES = (TcpState.SYN_SENT, TcpState.ESTABLISHED)
 
 
 def parse_ports(text: str) -> tuple[int, int]:
-    """Return first and last port of a range written "29500-29600", or of a single port.
+    """Return first and last of the ports at which jobs rendezvous, written "29500-29600".
 
-    ValueError if it is none.
+    A single port stands for itself. ValueError if it is no range.
     """
     first, _, last = text.partition("-")
     try:

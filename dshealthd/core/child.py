@@ -118,6 +118,7 @@ class ErrorPipe:
         self._put = put
         self._rest = b""
         self._read_end, self.write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        # Programs expect a standard error that blocks, and drop what a full pipe refuses.
         os.set_blocking(self.write_end, True)
         asyncio.get_running_loop().add_reader(self._read_end, self._read)
         ErrorPipe.current = self
@@ -237,6 +238,8 @@ def spawn(
         raise StartError(what, error) from error
     finally:
         os.close(place)
+    # From outside, by prlimit: a preexec_fn runs Python between fork and exec, which may deadlock
+    # where there are threads, and keeps subprocess from vfork.
     _bound(popen.pid, memory)
     try:
         return Child(popen, os.pidfd_open(popen.pid))

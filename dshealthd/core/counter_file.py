@@ -56,13 +56,13 @@ class PersistentCounters:
         return ((metric, labels, value) for (metric, labels), value in self._values.items())
 
     def count(self, metric: Metric, *labels: str) -> None:
-        """Add one."""
+        """Add one to a counter that outlives a restart of the agent."""
         key = self._key(metric, labels)
         self._values[key] = self._values.get(key, 0.0) + 1.0
         self.changed = True
 
     def put(self, value: float, metric: Metric, *labels: str) -> None:
-        """Set a value."""
+        """Set one of the values that outlive a restart of the agent."""
         self._values[self._key(metric, labels)] = value
         self.changed = True
 

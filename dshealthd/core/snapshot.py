@@ -159,6 +159,8 @@ class Snapshot:
                 parts.append(latest.text[format])
             parts.append(format.end)
             self._body[format] = "".join(parts).encode()
+            # No scrape may be served from the cache beyond the moment at which the first result in
+            # it expires.
             self._fresh_until = min(
                 (
                     at.sampled + at.expires_after

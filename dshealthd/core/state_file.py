@@ -73,6 +73,8 @@ def _in_child(operation: str, place: str, content: bytes = b"") -> bytes:
     such a wait ends with the agent.
     """
     with subprocess.Popen(  # noqa: S603 - this very file
+        # Without the environment and site-packages: nothing that others can write is imported, and
+        # less is loaded.
         [sys.executable, "-I", "-S", __file__, operation, os.path.abspath(place)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -90,6 +92,7 @@ def _in_child(operation: str, place: str, content: bytes = b"") -> bytes:
 
 def _main(operation: str, place: str) -> int:
     """Do what `_in_child` asks for; return the error's number, or 0."""
+    # Before anything is read: a file of any size may stand where a small one is expected.
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     content = sys.stdin.buffer.read()
     try:

@@ -102,6 +102,8 @@ class LatestWriter:
         """Have this written, in place of what waits. StartError if no thread can be started."""
         with self._lock:
             self._next = content
+            # The running thread takes it when it is done, under the same lock: it cannot end in
+            # between.
             if self._running:
                 return
             self._running, self._began = True, time.monotonic()
@@ -123,6 +125,8 @@ class LatestWriter:
         while True:
             with self._lock:
                 content, self._next = self._next, None
+                # Ends here instead of waiting for the next: a thread for each file that is written
+                # every few minutes would only take memory.
                 if content is None:
                     self._running = False
                     self._idle.set()

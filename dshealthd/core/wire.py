@@ -175,6 +175,8 @@ class ProgressPage:
         """
         count, since, length = self._HEAD.unpack_from(self._page)
         text = self._page[self._HEAD.size : self._HEAD.size + min(length, self._STOP)]
+        # A sequence lock whose reader does not try again: the worker may have died in the middle of
+        # a write. It is looked at again soon anyway.
         if count % 2 or self._HEAD.unpack_from(self._page)[0] != count:
             return since, "", ""
         collector, _, part = text.decode(errors="replace").partition("\n")

@@ -13,6 +13,7 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.deadline import in_time
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.examination import ORDER, Examined, accept
 from dshealthd.doctor.facts import facts
@@ -114,8 +115,7 @@ async def _ask(loaded: Config, me: str, name: str) -> dict[str, Any]:
     """Return a node's status document. PeerError; TimeoutError."""
     client = member_client(loaded, me)
     try:
-        async with asyncio.timeout(CALL_DEADLINE):
-            return unpacked(await _packed(client, name))
+        return unpacked(await in_time(_packed(client, name), CALL_DEADLINE))
     finally:
         await client.close()
 

@@ -137,7 +137,7 @@ def _why(check: Check[Any], ended: Ended) -> str:
 def accept(
     examined: Iterable[Examined], accepted: Sequence[Accepted], today: dt.date
 ) -> list[Examined]:
-    """Return the same with what is accepted marked as such."""
+    """Return the examined checks with the results marked that the administrator has accepted."""
     return [
         dataclasses.replace(
             one, accepted=tuple(_reason(one, result, accepted, today) for result in one.results)

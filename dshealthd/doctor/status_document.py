@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.collection.scheduler import Scheduler
 from dshealthd.collection.supervisor import PATIENCE
+from dshealthd.core.deadline import in_time
 from dshealthd.core.options import Duration
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.judge import judge, series_of
@@ -62,8 +63,7 @@ async def _collect(config: Config) -> dict[str, Any]:
     scheduler = Scheduler(snapshot, time.monotonic, time.time)
     started = time.time()
     with contextlib.suppress(TimeoutError):  # what has not answered has no result, see findings
-        async with asyncio.timeout(COLLECT_DEADLINE):
-            await scheduler.once(_hurried(config))
+        await in_time(scheduler.once(_hurried(config)), COLLECT_DEADLINE)
     own = list(scheduler.samples())
     wall, monotonic = time.time(), time.monotonic()
     node = os.uname().nodename
@@ -80,8 +80,7 @@ async def _collect(config: Config) -> dict[str, Any]:
         sections=verdict.document(),
     )
     with contextlib.suppress(TimeoutError):  # a worker in D state is left behind
-        async with asyncio.timeout(CLOSE_DEADLINE):
-            await scheduler.close()
+        await in_time(scheduler.close(), CLOSE_DEADLINE)
     found: dict[str, Any] = json.loads(body)
     return found
 

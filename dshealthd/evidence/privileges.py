@@ -44,12 +44,14 @@ def become(user: User, *, keep_ptrace: bool = False) -> None:
         return
     if keep_ptrace:
         _prctl(PR_SET_KEEPCAPS, 1)
+    # Groups and gid first: without root's uid they cannot be changed any more.
     os.setgroups(user.groups)
     os.setresgid(user.gid, user.gid, user.gid)
     os.setresuid(user.uid, user.uid, user.uid)
     if keep_ptrace and _capset(1 << CAP_SYS_PTRACE):
         _prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_SYS_PTRACE)
     elif keep_ptrace:
+        # PR_SET_KEEPCAPS has kept all permitted capabilities, not this one alone.
         _capset(0)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core import background, state_file, wire
 from dshealthd.core.collector import counter, gauge
+from dshealthd.core.deadline import in_time
 from dshealthd.core.options import encode
 from dshealthd.evidence.bundle import bundles, parse_name
 from dshealthd.evidence.findings import HangCase
@@ -173,6 +174,7 @@ class Evidence:
         present = {case.job: case for case in hangs}
         now = self._monotonic()
         self._first_seen = {job: self._first_seen.get(job, now) for job in present}
+        # A job that went on and hangs again has another hang, of which there is no evidence yet.
         self._done &= present.keys()
         if not self.options.enabled:
             return
@@ -229,15 +231,20 @@ class Evidence:
         except OSError as error:
             return self._count(Taken("failed", f"no process for it: {error}", ""))
         bundle = ""
-        try:
-            async with asyncio.timeout(self.options.deadline):
-                await process.send(self._request(case))
+
+        async def collected() -> dict[str, Any]:
+            nonlocal bundle
+            await process.send(self._request(case))
+            answer = await process.receive()
+            if "bundle" in answer:
+                bundle = answer["bundle"]
+                await asyncio.sleep(self._interval)
+                await process.send({"metrics": self._metrics(), "interval": self._interval})
                 answer = await process.receive()
-                if "bundle" in answer:
-                    bundle = answer["bundle"]
-                    await asyncio.sleep(self._interval)
-                    await process.send({"metrics": self._metrics(), "interval": self._interval})
-                    answer = await process.receive()
+            return answer
+
+        try:
+            answer = await in_time(collected(), self.options.deadline)
             self._sizes = {str(name): int(size) for name, size in answer["kept"].items()}
             return self._count(Taken(str(answer["outcome"]), str(answer["detail"]), bundle))
         except TimeoutError:
@@ -245,7 +252,7 @@ class Evidence:
             return self._count(
                 Taken(
                     "killed",
-                    f"not within {self.options.deadline} s; what there was is kept",
+                    f"not within {self.options.deadline}; what there was is kept",
                     bundle,
                 )
             )

@@ -63,6 +63,7 @@ class RunningStep:
         self._seconds = seconds
         read_end, write_end = os.pipe()
         sys.stdout.flush()
+        # Without exec: the collecting process has one thread, and all that a step needs is loaded.
         self._pid = os.fork()
         if self._pid == 0:
             os.close(read_end)
@@ -78,6 +79,8 @@ class RunningStep:
         except BlockingIOError:
             return True
         self._buffer += data
+        # A step may have taken apart what a user made, so that its frames are bounded like a
+        # stranger's.
         while len(self._buffer) >= _HEAD.size:
             name_size, size = _HEAD.unpack_from(self._buffer)
             if name_size > MAX_NAME or (size > MAX_ANSWER if not name_size else size > self._left):
@@ -166,6 +169,7 @@ def _run(function: Function, descriptor: int) -> NoReturn:
     """Be a step: in the child."""
     status = 1
     try:
+        # So that programs which it starts, such as py-spy, are killed with it.
         os.setpgid(0, 0)
         privileges.end_with_parent()
         privileges.seclude(descriptor)

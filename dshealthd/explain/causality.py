@@ -76,6 +76,8 @@ def decide(found: Recognised, *, year: int) -> Finding:
     verdicts = judge_groups(found.ledger, case.world, case.seen) if is_timeout(root) else []
     ranks, proof, says = accused(root, case, verdicts)
     slug = root.slug
+    # Ranks report this error when they have lost another one: a rank that went without a word is
+    # whom they lost, and so the cause.
     if slug == "nccl-remote-error" and (left := left_silently(case)) is not None:
         slug, root = left.slug, left
         says = f"{left.says}, and {listed(ranks)} alone reported no error" if ranks else left.says
@@ -141,15 +143,19 @@ def _key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
     weak = event.weak
     when = case.when(event)
     if event.layer == "hardware" and first is not None and when is not None:
+        # A fault of long before, or after, has nothing to do with this failure.
         if not first - BEFORE <= when <= first + AFTER:
             ranking = 6
     elif event.layer == "program" and event.role != "loss" and _is_aftermath(event, case):
         ranking = 6
+    # A time limit, a preemption or a cancellation while nothing had failed: all that follows is its
+    # doing. After a failure it is only the clean-up.
     elif event.layer == "scheduler" and not weak and not _comes_after(event, case):
         ranking = -1
     elif event.layer == "launcher" and event.first:
         ranking = 2
     order: tuple[object, ...] = (_COMMUNICATION.get(event.slug, 2),) if ranking == 2 else (0,)  # noqa: PLR2004 - communication
+    # What few hosts report, of many that could, tells where the fault is.
     if ranking == _RANKING["communication"] and case.is_rare(event):
         weak, order = False, (-1,)
     if ranking == 1 and weak and event.bare:

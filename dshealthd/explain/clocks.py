@@ -108,6 +108,8 @@ def compare(shared: Mapping[Clock, Mapping[str, Stamp]], year: int) -> Clocks:
             break
         found[base] = 0.0, 0.0, base
         queue = [base]
+        # It grows while it is walked: breadth first, so that each clock is compared over as few
+        # others as possible.
         for known in queue:
             for clock in list(left):
                 apart = [

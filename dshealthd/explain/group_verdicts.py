@@ -247,6 +247,7 @@ def _odd(
                 by_number[sequence][member.operation, member.size].append(member)
     for number, kinds in sorted(by_number.items()):
         names = {name for name, _ in kinds}
+        # Of these, ranks may rightly pass different sizes.
         uneven = bool(names & _UNEVEN)
         if len(names) > 1:
             merged: dict[tuple[str, str], list[GroupMember]] = defaultdict(list)

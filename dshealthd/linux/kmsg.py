@@ -123,6 +123,8 @@ class KernelLogReader:
             except ValueError:
                 self.malformed += 1
                 continue
+            # Also of records that were read before: `behind` compares the whole log with the
+            # position.
             self._newest = max(self._newest, record.sequence)
             if record.sequence >= self.position:
                 self.lost += record.sequence - self.position

@@ -82,6 +82,8 @@ class Root:
             owner = _owner(place)
             root = os.open("root", _DIRECTORY, dir_fd=place)
             self = cls(root, owner, _working_directory(place))
+            # Again, on the same descriptor: a set-user-id program may have been executed between
+            # the first look and the opening of its root.
             if _owner(place) == owner:
                 return self
             self.close()
@@ -267,6 +269,8 @@ def _check(descriptor: int, path: str, is_kind: Checks, kind: str) -> None:
 
 def _reopen(descriptor: int, path: str, flags: int) -> int:
     """Open what an O_PATH descriptor stands for; `path` is what errors name."""
+    # By way of the descriptor that was checked, not of the path: whoever owns the path may have put
+    # something else there since. Opening a FIFO would wait for a writer.
     flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
         return os.open(f"/proc/self/fd/{descriptor}", flags)

@@ -252,10 +252,14 @@ class SlotRunner:
                     await self._again.wait()
                     self._again.clear()
                     await self._look(again=True)
+            # Compared and not counted up: after a suspend, or where the clock was set, epochs that
+            # were missed are skipped, as the peers have had them already.
             epoch = epoch_at(self._wall(), period)
             if epoch != last:
                 last = epoch
                 await self._look()
+                # Not awaited: looking for a substitute may last into the next epoch, which must
+                # begin in time.
                 tasks.create_task(self._epoch(epoch), name=f"epoch {epoch}")
 
     async def _look(self, *, again: bool = False) -> None:
@@ -324,6 +328,8 @@ class SlotRunner:
             await self._in_group(epoch, group)
         else:
             self._metrics.skip("resting")
+        # At a different epoch on each node, so that not every GPU of the cluster is busy in the
+        # same one.
         if self._gpus.count() and (epoch + _spread(self._me)) % LOCAL_EVERY == 0:
             await self._local(epoch)
         if self._monotonic() - self._saved > SAVE_EVERY:
@@ -387,6 +393,7 @@ class SlotRunner:
             for name in self._local_membership.membership.names
             if name not in group and not self._absences.absent(name)
         ]
+        # By an order that both ends share, so that of many survivors two choose each other.
         others.sort(key=lambda name: _affinity(epoch, self._me, name))
         for _ in range(TRIES):
             for name in [
@@ -505,6 +512,7 @@ class SlotRunner:
             self._account.spend(report.plan.gpu_seconds(observation.timings))
         for name in observation.members:
             if name in observation.late and observation.outcome in _GONE:
+                # A round on demand has no epoch of its own.
                 self._gone[name] = max(observation.epoch, self.node.epoch())
             else:
                 self._gone.pop(name, None)

@@ -155,7 +155,10 @@ def _word(text: str, most: int) -> str:
 
 
 def _headers(options: SlurmOptions) -> dict[str, str]:
-    """Return the headers of the request; AgentSilent where the password cannot be read."""
+    """Return the headers by which Slurm's hooks ask the agent for its status.
+
+    AgentSilent where the file of `slurm.password_file` cannot be read.
+    """
     access = Access(user=options.user, password_file=options.password_file)
     try:
         return {"Accept": "application/json", **access.headers()}

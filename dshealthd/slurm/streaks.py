@@ -36,13 +36,13 @@ class Streaks:
     """Whether we have left a note in the comment of the node."""
 
     def count_bad(self, keys: Iterable[str]) -> int:
-        """Count a check with these findings and return the longest streak among them."""
+        """Extend the streaks of these findings, end the others, and return the longest."""
         self.bad = {key: self.bad.get(key, 0) + 1 for key in keys}
         self.clean = 0
         return max(self.bad.values(), default=0)
 
     def count_clean(self) -> int:
-        """Count a check without a finding and return how many there were."""
+        """Extend the streak of checks of this node that found nothing; return how long it is."""
         self.bad = {}
         self.clean += 1
         return self.clean

@@ -128,6 +128,8 @@ class Heartbeat:
         And that it computes, or that `compute_began` will be called when it does.
         """
         now = time.monotonic()
+        # Only now is the model where it will be: it may be moved to its device after the engine was
+        # made.
         if self._stage is StepStage.UNKNOWN:
             parameter = next(model.parameters(), None)
             self._step_timer.on(
@@ -231,6 +233,7 @@ class Heartbeat:
         """Write a message."""
         loss = self._loss.take()
         if loss is not None:
+            # NaN and the infinities minus themselves are NaN.
             self._finite = loss - loss == 0.0
             self._nonfinite += not self._finite
         if now >= self._slow_due:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import select
+import socket
 import sys
 import threading
 import time
@@ -13,13 +15,25 @@ import pytest
 
 from dshealthd.collection import worker_process
 from dshealthd.collection.worker_process import WorkerProcess
-from dshealthd.core import background, child, wire
+from dshealthd.config import load
+from dshealthd.core import background, child, deadline, wire
 from dshealthd.core.deadline import happens, in_time
+from dshealthd.core.host import Host
+from dshealthd.doctor import agents, status_document
+from dshealthd.evidence.findings import HangCase
+from dshealthd.evidence.options import EvidenceOptions
+from dshealthd.evidence.service import Evidence
+from dshealthd.probe.observation import Outcome
+from dshealthd.probe.options import PeerOptions
+from dshealthd.probe.peers.client import PeerClient
+from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.workers.fork_server import ForkServer, ForkServerError
+from dshealthd.probe.workers.store import LocalStore
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from pathlib import Path
+    from typing import Any
 
 T = TypeVar("T")
 SECONDS = 0.05
@@ -193,3 +207,234 @@ def test_a_fork_server_that_answered_while_the_agent_was_stopped_has_answered(
                 await server.ended.wait()
 
     asyncio.run(scene())
+
+
+class Suspension:
+    """Makes the running loop's clock jump, as a suspended machine's does, and reading take long.
+
+    Deadlines are as long as they are in earnest, so that no machine is too slow for what comes
+    before the jump.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._jump = 0.0
+        monkeypatch.setattr(deadline, "MOMENT", 60.0)
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "time", lambda: time.monotonic() + self._jump)
+
+    def resume(self, seconds: float) -> None:
+        """Go on after so many seconds, without a turn of the loop in between."""
+        self._jump += seconds
+
+
+async def turns() -> None:
+    """Let what can run without waiting come to where it waits."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+class Peer:
+    """A peer in a thread of its own: what it says does not wait for the loop."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.asked, self.go, self.answered = (threading.Event() for _ in range(3))
+        self._thread = threading.Thread(target=self._answer)
+        self._thread.start()
+
+    def _answer(self) -> None:
+        with self._listener.accept()[0] as connection:
+            request = b""
+            while not request.endswith(b"}"):
+                request += connection.recv(65536)
+            self.asked.set()
+            assert self.go.wait(60.0)
+            body = b'{"clock": 1.0, "payload": "cGluZw=="}'
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            self.answered.set()
+            connection.recv(1)  # until the client closes
+
+    def close(self) -> None:
+        """Wait for its end."""
+        self._thread.join()
+        self._listener.close()
+
+
+def test_a_peer_that_answered_while_the_agent_was_stopped_has_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not said to be hung; one that does not answer is."""
+
+    async def call(peer: Peer, *, answers: bool) -> None:
+        suspension = Suspension(monkeypatch)
+        client = PeerClient(PeerOptions(), "a", lambda _name: ("127.0.0.1", peer.port))
+        asking = client.call("b", "echo", {"clock": 1.0, "payload": b"ping"}, 600.0)
+        try:
+            answer = asyncio.ensure_future(asking)
+            assert await asyncio.to_thread(peer.asked.wait, 60.0)
+            if answers:
+                peer.go.set()
+                assert peer.answered.wait(60.0)
+            else:
+                monkeypatch.setattr(deadline, "MOMENT", 0.0)
+            suspension.resume(601.0)
+            await answer
+        finally:
+            await client.close()
+            peer.go.set()
+            peer.close()
+
+    asyncio.run(call(Peer(), answers=True))
+    with pytest.raises(PeerError) as raised:
+        asyncio.run(call(Peer(), answers=False))
+    assert (raised.value.outcome, raised.value.reason) == (Outcome.HUNG, "no_answer")
+
+
+def test_a_key_that_was_set_while_the_agent_was_stopped_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that waits for it gets it; one that waits for another key is told that time is up."""
+
+    async def scene() -> None:
+        suspension = Suspension(monkeypatch)
+        store = LocalStore()
+        getting = asyncio.ensure_future(store("get", "key", None, 600.0))
+        await turns()
+        setting = asyncio.ensure_future(store("set", "key", b"value", 600.0))
+        suspension.resume(601.0)
+        assert await getting == b"value"
+        await setting
+        monkeypatch.setattr(deadline, "MOMENT", 0.0)
+        waiting = asyncio.ensure_future(store("wait", "another", None, 600.0))
+        await turns()
+        suspension.resume(601.0)
+        with pytest.raises(TimeoutError):
+            await waiting
+
+    asyncio.run(scene())
+
+
+COLLECTS = """
+import pathlib, sys, socket, struct, time
+directory = pathlib.Path(sys.argv[1])
+channel = socket.socket(fileno=int(sys.argv[2]))
+channel.recv(4)
+(directory / "asked").touch()
+while not (directory / "go").exists():
+    time.sleep(0.01)
+answer = b'{"kept": {}, "outcome": "complete", "detail": ""}'
+channel.sendall(struct.pack(">I", len(answer)) + answer)
+(directory / "answered").touch()
+while channel.recv(65536):
+    pass
+"""
+"""A collecting process that answers when it is told to."""
+
+
+def test_evidence_that_was_taken_while_the_agent_was_stopped_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not counted as killed at its deadline; what has not been taken by then is."""
+
+    async def take(directory: Path, *, answers: bool) -> str:
+        directory.mkdir()
+        suspension = Suspension(monkeypatch)
+        evidence = Evidence(
+            EvidenceOptions(),
+            directory,
+            Host(),
+            metrics=str,
+            probes=lambda: None,
+            monotonic=time.monotonic,
+            wall=time.time,
+            command=(sys.executable, "-S", "-c", COLLECTS, str(directory)),
+        )
+        taking = asyncio.ensure_future(evidence.take(HangCase(job="7", reason="waiting")))
+        while not (directory / "asked").exists():
+            await asyncio.sleep(0.01)
+        if answers:
+            (directory / "go").touch()
+            while not (directory / "answered").exists():
+                time.sleep(0.01)  # without a turn of the loop
+        else:
+            monkeypatch.setattr(deadline, "MOMENT", 0.0)
+        suspension.resume(evidence.options.deadline + 1.0)
+        return (await taking).outcome
+
+    assert asyncio.run(take(tmp_path / "one", answers=True)) == "complete"
+    assert asyncio.run(take(tmp_path / "other", answers=False)) == "killed"
+
+
+def test_a_status_document_that_came_while_the_agent_was_stopped_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The node is not said to be silent; one whose agent sends no page is."""
+
+    class Client:
+        """Answers once it is let go."""
+
+        def __init__(self) -> None:
+            self.ready = asyncio.Event()
+
+        async def call(self, *_: Any) -> dict[str, Any]:
+            await self.ready.wait()
+            await asyncio.sleep(0)  # as what has arrived takes a turn of the loop to be read
+            data = gzip.compress(b'{"node": "b"}')
+            return {"data": data, "stamp": "1", "size": len(data)}
+
+        async def close(self) -> None:
+            """Nothing is open."""
+
+    async def ask(*, answers: bool) -> dict[str, Any]:
+        suspension = Suspension(monkeypatch)
+        client = Client()
+        monkeypatch.setattr(agents, "member_client", lambda *_: client)
+        asking = asyncio.ensure_future(agents._ask(load(None), "a", "b"))
+        await turns()
+        if answers:
+            client.ready.set()
+        else:
+            monkeypatch.setattr(deadline, "MOMENT", 0.0)
+        suspension.resume(agents.CALL_DEADLINE + 1.0)
+        return await asking
+
+    assert asyncio.run(ask(answers=True)) == {"node": "b"}
+    with pytest.raises(TimeoutError):
+        asyncio.run(ask(answers=False))
+
+
+def test_a_collection_that_ended_while_the_command_was_stopped_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What its sources have said is in the document, and they are not unknown."""
+    collected: list[bool] = []
+
+    class Collecting:
+        """A scheduler that has collected everything when the time is up."""
+
+        def __init__(self, *_: object) -> None:
+            self._suspension = Suspension(monkeypatch)
+            self._answered = asyncio.Event()
+
+        def _resume(self) -> None:
+            self._answered.set()
+            self._suspension.resume(status_document.COLLECT_DEADLINE + 1.0)
+
+        async def once(self, _config: object) -> None:
+            """Collect."""
+            asyncio.get_running_loop().call_soon(self._resume)
+            await self._answered.wait()
+            await asyncio.sleep(0)  # as what has arrived takes a turn of the loop to be read
+            collected.append(True)
+
+        def samples(self) -> tuple[()]:
+            """There are none of its own."""
+            return ()
+
+        async def close(self) -> None:
+            """Nothing is open."""
+
+    monkeypatch.setattr(status_document, "Scheduler", Collecting)
+    assert status_document.collect(load(None))["node"]
+    assert collected == [True]

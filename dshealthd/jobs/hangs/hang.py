@@ -145,6 +145,7 @@ def judge(job: str, ranks: Sequence[RankState], now: float) -> Hang | None:
     ):  # who is done leaves another to write what there is to write
         return None
     reason, culprits = _cause(ranks, living)
+    # The job went on until the last of them fell silent.
     since = now - min(rank.silence for rank in living)
     return Hang(job=job, reason=reason, culprits=tuple(culprits), ranks=tuple(ranks), since=since)
 
@@ -152,10 +153,13 @@ def judge(job: str, ranks: Sequence[RankState], now: float) -> Hang | None:
 def _cause(
     ranks: Sequence[RankState], living: Sequence[RankState]
 ) -> tuple[HangClass, list[tuple[int, Culprit]]]:
+    # The most certain first: what the kernel says of a process, what a rank has marked itself, and
+    # only then who is where in the training, which has to be compared.
     process = [(rank.rank, Culprit.GONE) for rank in ranks if rank.ended is not None]
     process += [(rank.rank, Culprit.STOPPED) for rank in living if rank.stopped]
     if process:
         return HangClass.PROCESS, process
+    # Not only a minority: all ranks of a node may hang in the same storage at once.
     if saving := [rank.rank for rank in living if rank.phase is Phase.CHECKPOINT]:
         return HangClass.CHECKPOINT, [(rank, Culprit.CHECKPOINT) for rank in saving]
     if blocked := _minority(

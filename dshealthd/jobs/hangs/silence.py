@@ -50,6 +50,8 @@ class _Longest:
 
     def add(self, seconds: float, at: float) -> None:
         """Note a silence that ended `at`."""
+        # Two windows instead of all silences of six hours: two numbers for each phase, for the
+        # price that one is forgotten up to a window late.
         if at >= self.until:
             self.before = self.current if at < self.until + WINDOW else None
             self.current, self.until = None, at + WINDOW

@@ -143,6 +143,8 @@ class RankWatch:
         if self._clock > REMEMBERED:
             self._saved.clear()
         for place, (who, message) in present.items():
+            # When it was sent is the sender's word. It was not there at the last look, so that it
+            # is no older than that.
             heard = self._clock - min(max(now - message.sent, 0.0), elapsed)
             watched = self.watched.get(place)
             if watched is None or watched.who != who:

@@ -195,6 +195,7 @@ class Receiver:
         """See to the connections, and read the pages."""
         if self._listener is None or self._loop is None or self._blocking_tasks is None:
             return
+        # First of all, so that a defect in one turn does not end the heartbeats of all jobs.
         self._timer = self._loop.call_later(PERIOD, self._turn)
         for connection, events in self._poll.poll(0):
             self._attend(self._blocking_tasks, self._senders[connection], events)
@@ -215,6 +216,7 @@ class Receiver:
             except OSError:  # none waits, or there is no descriptor for it, and it goes on waiting
                 return
             connection.settimeout(0.0)
+            # A connected socket can be handed on: the kernel is to say who sends the page as well.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             pid, user, _ = CREDENTIALS.unpack(
                 connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
@@ -244,6 +246,8 @@ class Receiver:
         if len(self._senders) < MAX_SENDERS:
             return True
         greediest, count = self._users.most_common(1)[0]
+        # Taking from a user who would then have fewer only moves the shortage, and both would take
+        # from each other in turn.
         if count <= self._users[user] + 1:
             return False
         theirs = [sender for sender in self._senders.values() if sender.user == greediest]
@@ -292,6 +296,8 @@ class Receiver:
             return
         self._poll.register(sender.connection, select.POLLIN)
         for other in [one for one in self._senders.values() if one.pid == sender.pid]:
+            # Adopted while it was connecting by itself: its own connection is worth more, as it
+            # ends with the process.
             if other is not sender and (other.kept is not None or sender.kept is not None):
                 self._drop(other if other.kept is not None else sender)
         self._settle()

@@ -7,11 +7,12 @@ from __future__ import annotations
 import difflib
 import enum
 import functools
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
+
+from dshealthd.jobs.nccl.release import release_numbers
 
 OLDEST = (2, 18)
 """Names that only releases before this one read are told as retired.
@@ -62,7 +63,7 @@ def names() -> Names:
         resources.files(__package__).joinpath("names.toml").read_text(encoding="utf-8")
     )
     return Names(
-        release=_numbers(data["nccl"]["release"]),
+        release=release_numbers(data["nccl"]["release"]),
         known=frozenset(
             {
                 *(f"NCCL_{name}" for name in data["nccl"]["names"].split()),
@@ -77,14 +78,9 @@ def names() -> Names:
     )
 
 
-def _numbers(release: str) -> tuple[int, ...]:
-    """Return the three numbers that a release begins with; what vendors add is left out."""
-    return tuple(int(number) for number in re.findall(r"\d+", release)[:3])
-
-
 def newer(releases: Iterable[str]) -> bool:
     """Tell whether one of these releases of NCCL came after the one whose names are known."""
-    return any(_numbers(release) > names().release for release in releases)
+    return any(release_numbers(release) > names().release for release in releases)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -104,6 +100,6 @@ def misnomer(name: str) -> tuple[str, Misnomer] | None:
     if name in have.known or name in have.foreign or name.startswith(have.prefixes):
         return None
     if name in have.retired:
-        return (name, Misnomer.RETIRED) if _numbers(have.retired[name]) < OLDEST else None
+        return (name, Misnomer.RETIRED) if release_numbers(have.retired[name]) < OLDEST else None
     near = difflib.get_close_matches(name, have.known, n=1, cutoff=LIKENESS)
     return (near[0], Misnomer.MISSPELT) if near else ("other", Misnomer.UNKNOWN)

@@ -66,6 +66,11 @@ class UnknownRelease(Exception):
     """A process has mapped an NCCL whose release cannot be told, and why."""
 
 
+def release_numbers(release: str) -> tuple[int, ...]:
+    """Return the three numbers that a release begins with; what vendors add is left out."""
+    return tuple(int(number) for number in re.findall(r"\d+", release)[:3])
+
+
 def parse_maps(data: bytes) -> tuple[Mapping, ...]:
     """Return the libraries of `/proc/<pid>/maps` that may be, or contain, NCCL."""
     found: dict[Mapping, None] = {}

@@ -144,6 +144,7 @@ class Query:
             return
         fresh = not connection.conversation.greeted
         reply = connection.conversation.receive(data, self._end - now)
+        # Not before the greeting: until a process has accepted, nobody holds the other end.
         if fresh and connection.conversation.greeted and not self._vouch(connection.socket):
             self._again(
                 now, Stranger("another process than one of the job's listens at its address")

@@ -37,6 +37,8 @@ def holder(
     """
     port, own_port = connection.getpeername()[1], connection.getsockname()[1]
     sockets = dump(TcpState.ESTABLISHED.mask, (port, port), monotonic() + DEADLINE, monotonic)
+    # By both ports: with SO_REUSEPORT many sockets share the server's, and only the client's tells
+    # which of them has this connection.
     inodes = {
         inode
         for inode, other in zip(sockets.inodes, sockets.destination_ports, strict=True)

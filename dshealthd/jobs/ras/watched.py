@@ -93,10 +93,12 @@ class WatchedJob:
         `answerer` is the pid of who gave it, as its own namespace numbers it.
         """
         self._dead |= dead_here(status)
+        # Called dead by any answer so far, and answering: that proves the split.
         if self.split or answerer in self._dead:
             self.split, self.status, self._rarely = True, status, True
             self.progress = JobProgress()
             return
+        # Progress takes two answers, so the second one is asked for soon.
         first = self.status is None
         self.progress.update(status, now)
         self.status = status

@@ -17,6 +17,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import counter, gauge
+from dshealthd.core.deadline import in_time
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers import schema
 from dshealthd.probe.peers.contract import (
@@ -126,8 +127,8 @@ class PeerClient:
             raise SchemaError(problem)
         progress, outcome = CallProgress(), Outcome.INCONCLUSIVE  # unless it is cancelled
         try:
-            async with asyncio.timeout(deadline):
-                answer = await self._in_turn(peer, PREFIX + method, message, progress)
+            asking = self._in_turn(peer, PREFIX + method, message, progress)
+            answer = await in_time(asking, deadline)
             answer_ = _read(answer, declared)
             outcome = Outcome.OK
         except PeerError as error:
@@ -217,6 +218,8 @@ class PeerClient:
         for last in (False, True):
             signed = replace(claim, nonce=link.nonce, challenge=secrets.token_hex(16))
             signed = replace(signed, mac=request_mac(key, path, body, signed))
+            # Good for one request: if this one is cut off, nobody knows whether the peer has seen
+            # the nonce.
             link.nonce_until = 0.0
             answer = await _send(link, path, body, signed, progress)
             nonce, mac = parse_answer(answer.headers.get(ANSWER.lower(), "")) or (ABSENT, ABSENT)

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.address import listen_address
+from dshealthd.core.deadline import in_time
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.contract import PeerError, certificate_names
 from dshealthd.probe.peers.link import Link
@@ -84,6 +85,8 @@ class ConnectionPool:
     async def take(self, peer: str, tls: ssl.SSLContext | None, progress: CallProgress) -> Link:
         """Return a connection to a peer, the one used last if any is kept; PeerError."""
         self._prune()
+        # The one used last has been idle for the shortest time, and is the least likely to be
+        # closed by now.
         for link in [link for link in reversed(self._idle) if self._idle[link] == peer]:
             del self._idle[link]
             if link.usable():
@@ -149,8 +152,7 @@ class ConnectionPool:
     async def _connect(self, places: tuple[Address, ...], port: int) -> socket.socket:
         for place in places[:-1]:
             try:
-                async with asyncio.timeout(FIRST_PATIENCE):
-                    return await self._connect_one(place, port)
+                return await in_time(self._connect_one(place, port), FIRST_PATIENCE)
             except OSError:  # TimeoutError is one; what the last address says counts
                 continue
         return await self._connect_one(places[-1], port)

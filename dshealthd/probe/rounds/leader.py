@@ -79,6 +79,8 @@ class Leader:
             "scores": score_fields(active.scores[self._context.node.name]),
         }
         offsets: dict[str, float] = {}
+        # A task of its own: where a member that comes first in the order has begun the same round,
+        # `Rounds` cancels it and nothing else.
         active.inviting = asyncio.create_task(self._invite_all(plan, invitation, offsets))
         try:
             answers = await active.inviting
@@ -102,6 +104,7 @@ class Leader:
             offsets.update(measured)
         else:
             findings = await self._full(active)
+        # Before anybody is told: a root without a CPU sees silence everywhere.
         findings = findings.unless_starved(starved=active.lag.starved)
         await self._tell(active, findings, offsets, [name for name in others if name not in gone])
         return findings, offsets
@@ -297,6 +300,8 @@ class Leader:
             sent_at, sent = self._context.wall(), self._context.monotonic()
             answer = await self._context.ask(name, "invite", invitation, INVITATION)
             if not isinstance(answer, PeerError) and "clock" in answer:
+                # As in NTP: the clock was read half-way between call and answer. The way is
+                # measured by the monotonic clock, as the wall clock may be set meanwhile.
                 offsets[name] = answer["clock"] - (sent_at + (self._context.monotonic() - sent) / 2)
             return answer
 

@@ -112,6 +112,8 @@ class Rounds:
         try:
             findings, offsets = await self._leader.lead(active)
         except Superseded as superseded:
+            # The successor's task has others waiting for it: whoever cancels this call must not
+            # cancel its end.
             return await asyncio.shield(superseded.successor.ended)
         finally:
             self._leave(active)
@@ -134,17 +136,22 @@ class Rounds:
             )
         if current is not None and not self._gives_way(current, plan):
             raise Refusal(Decline.TESTING)
+        # Bounds what peers can make this node keep: a light round costs them one message.
         if len(self._parts) >= MAX_WAITING:
             raise Refusal(Decline.TESTING)
         active = self._begin(plan, led=False, reason=objection)
         active.scores[sender] = scores_of(body, sender)
         if current is not None and current.inviting is not None:
             current.successor = active
+            # Only the invitations: `Leader` learns from `successor` that it was this and not its
+            # own end.
             current.inviting.cancel()
             self._current = None
         if plan.kind is Kind.LIGHT or objection:
             self._spawn(self._follow(active, self._member.await_light), plan)
             if objection:
+                # Refused, but followed: the root turns a round that one declines into a light one,
+                # and says how that ended.
                 raise Refusal(objection)
         else:
             self._current = active
@@ -205,6 +212,8 @@ class Rounds:
         if not active.plan.has_ranks(sender, (entry["rank"] for entry in body["ranks"])):
             raise Refusal(Decline.MALFORMED)
         share = MemberResult.told(body, sender)
+        # Senders repeat a share whose answer was lost. The first one counts: others have been given
+        # that too, and all are to come to the same conclusion.
         active.shares.setdefault(sender, share)
         active.scores[sender] = share.scores or active.scores.get(sender, ())
         active.arrived.set()

@@ -153,6 +153,8 @@ class _Class:
             self.anchor = self.earlier = math.inf
         elif self.known and value * _IMPLAUSIBLE < self.median:
             return False
+        # Earlier than the last value: the clock was ahead, and waiting until it catches up may take
+        # years.
         elif len(self.values) < FILL or at - self.kept_at >= SPACING or at < self.kept_at:
             self.values.append(value)
         else:
@@ -175,6 +177,8 @@ class _Class:
         spread = _median([abs(value - self.median) for value in self.values])
         self.sigma = _TO_SIGMA * spread / self.median * (1 + _SMALL / len(self.values))
         if len(self.values) >= FILL:
+            # Below 0 the clock was set back; starting a new stretch is the safe side, as `earlier`
+            # still counts.
             if not 0 <= self.kept_at - self.anchored < ANCHOR_KEPT:
                 self.earlier, self.anchor, self.anchored = self.anchor, math.inf, self.kept_at
             self.anchor = min(self.anchor, self.median)
@@ -271,6 +275,7 @@ class Baselines:
             [
                 *series,
                 *(
+                    # JSON has no infinity; `_number` puts it back.
                     value if math.isfinite(value) else None
                     for value in (known.kept_at, known.anchor, known.earlier, known.anchored)
                 ),
@@ -309,6 +314,7 @@ class Baselines:
             return False
         for series, known in classes.items():
             self._put(series, known)
+        # After all are in place: a class is compared with its siblings too.
         for series, known in classes.items():
             self._refer(series, known)
         return True
@@ -321,6 +327,7 @@ def _median(values: Iterable[float]) -> float:
 
 
 def _pack(values: Iterable[float]) -> str:
+    # Single precision is far finer than a timing repeats, and halves the file.
     return base64.b64encode(array("f", values).tobytes()).decode()
 
 

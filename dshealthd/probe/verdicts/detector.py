@@ -137,13 +137,13 @@ class Detector:
         if self._me not in observation.members:
             return ()
         peers = tuple(member for member in observation.members if member != self._me)
+        # By members, whoever led: a round of the same pair that the peer began answers as much.
         self._pending.pop(frozenset(observation.members), None)
         led = observation.members[0] == self._me
         scheduled = self._is_scheduled(observation, peers)
         if scheduled:
-            self._epoch = (
-                observation.epoch
-            )  # also where it is lower: the clock was wrong, and is not any more
+            # Also where it is lower: the clock was wrong, and is not any more.
+            self._epoch = observation.epoch
         if observation.outcome in {Outcome.DECLINED, Outcome.INCONCLUSIVE}:
             # Of a round that another one led, its word alone says who else has declined.
             who = peers if led else observation.members[:1]
@@ -151,6 +151,8 @@ class Detector:
             if observation.outcome is Outcome.DECLINED and led:
                 self._reached(peers)
             if not peers:
+                # Policy keeps the GPUs from the round that would tell an adapter from its GPU: a
+                # case that waits for it must be decided without.
                 self._refuse_home()
             return self._ask()
         told = decode_scores(observation, peers)
@@ -183,6 +185,8 @@ class Detector:
         """
         epoch = observation.epoch
         if epoch < 0 or not peers or observation.members[0] == self._me:
+            # Whom this node leads is its own choice, a substitute's too; only a choice of others
+            # can be aimed at it.
             return epoch >= 0
         if not self._peer_history.scheduled(observation.members, epoch):
             return False
@@ -192,6 +196,8 @@ class Detector:
             self._scheduled = epoch, set()
         if self._scheduled[1] & set(peers):
             return False
+        # The first round with a peer in an epoch counts, so that it cannot add evidence by running
+        # more of them.
         self._scheduled[1].update(peers)
         return True
 
@@ -258,6 +264,7 @@ class Detector:
             )
             reading = self._baselines.ratio(series, timing.seconds)
             track = Signal(family, observation.backend, timing.op, timing.size, timing.part)
+            # While too little is known to judge, there is nothing to keep a history of.
             history = self._history.get(track) if reading is None else self._of(track)
             bad = False
             if reading is not None and history is not None:
@@ -267,6 +274,9 @@ class Detector:
                 )
                 yield history, measurement
             if (
+                # Learn only where nothing hints at a fault: an extra round is run because something
+                # may be wrong, an open case may be a fault that does not flag each round, and a
+                # peer that is slow by its own account slows this timing as well.
                 not bad
                 and not round.extra
                 and (history is None or history.investigation is None)
@@ -307,6 +317,8 @@ class Detector:
             )
         if len(round.peers) == 1:
             ratio = (
+                # The worst where any is bad: peers ask whether this pair has a fault. Otherwise the
+                # median, as the highest of many good timings is high by chance.
                 max(bad)
                 if bad
                 else sorted(measurement.ratio for measurement in measurements)[
@@ -314,6 +326,8 @@ class Detector:
                 ]
             )
             for store in (self._latest, self._calls) if round.led else (self._latest,):
+                # A dict keeps the position of a key that is set again, and the pair met longest ago
+                # is the one to drop.
                 store.pop(round.peers[0], None)
                 store[round.peers[0]] = self._epoch, ratio
                 if len(store) > _LATEST:
@@ -323,6 +337,8 @@ class Detector:
 
     def _consider(self, round: ObservedRound) -> None:
         """Open, decide and close cases."""
+        # Where packets are lost now and then, good rounds come between the bad ones and the window
+        # never makes a suspect: such a fault is counted apart.
         if REACH not in self._verdicts and self._outages.many(self._epoch, self._around.liars):
             reach = self._of(REACH)
             reach.investigation = Investigation.open(reach.window, round.at)
@@ -333,6 +349,8 @@ class Detector:
                     if history.pairs:
                         self._links.review(history, self._epoch)
                     continue
+                # Decided by later rounds only: those that opened the case were picked for being
+                # bad.
                 history.investigation = Investigation.open(history.window, round.at)
                 continue
             cause = explain(history.investigation, track, self._around)
@@ -353,6 +371,7 @@ class Detector:
     def _review(self, track: Signal, history: SignalHistory, cause: Cause) -> None:
         """Clear an accusation, or correct it."""
         assert history.investigation is not None  # noqa: S101 - a verdict has a case
+        # A faulty uplink does not show inside the leaf, so good rounds there clear nothing.
         leaf_alone = self._verdicts[track][0] in {Cause.LEAF, Cause.FABRIC} and not any(
             i.bad and i.round.near for i in history.investigation.measurements
         )
@@ -379,8 +398,12 @@ class Detector:
         """Return the extra round that is needed next, unless one is under way."""
         now = self._wall()
         self._pending = {
-            members: at for members, at in self._pending.items() if 0 <= now - at < _PENDING
+            # The lower bound ends the wait too where the wall clock was set back.
+            members: at
+            for members, at in self._pending.items()
+            if 0 <= now - at < _PENDING
         }
+        # One at a time: what it shows decides whether another one is needed at all.
         if self._pending:
             return ()
         state = PlanningInput(
@@ -434,6 +457,7 @@ class Detector:
             )
         )
         own = any(suspect.part in {Part.NODE, Part.LEAF} for suspect in found)
+        # A node that is at fault finds all its links bad.
         if not own:
             found += accused_links(self._me, self._history.values())
         for track, (cause, _) in self._verdicts.items():

@@ -119,6 +119,7 @@ def explain(investigation: Investigation, track: Signal, around: Surroundings) -
     measurements = list(investigation.measurements)
     count = _Count.of(measurements)
     first = _Count.of(investigation.earlier)
+    # Chance makes a round slow but does not break it, so half as many failures are proof.
     needed = around.confirmations if track.timed else (around.confirmations + 1) // 2
     cut_off = not track.timed and any(
         measurement.reason in _CUT_OFF
@@ -138,6 +139,8 @@ def explain(investigation: Investigation, track: Signal, around: Surroundings) -
         and first.far_bad
     ):
         return _way_out(measurements, track, count, around, needed)
+    # A fault that comes and goes lets a round through now and then. Who answers at all is not cut
+    # off.
     tolerated = 0 if cut_off else 1
     if count.good > tolerated:
         return Cause.NOTHING
@@ -157,6 +160,8 @@ def _inward(
 ) -> Cause:
     """Tell leaf and node apart, when rounds are bad wherever they lead."""
     measurements = list(investigation.measurements)
+    # `asked` counts rounds that nobody was left for as well: without it such a case would stay open
+    # for ever.
     spent = len(measurements) >= _MOST or investigation.asked >= 2 * _MOST
     if track.family not in {"local", "home"} and blamed_by_few(
         [*investigation.earlier, *measurements], around.liars
@@ -208,6 +213,7 @@ def _way_out(
     peers = {
         peer for measurement in measurements if measurement.bad for peer in measurement.round.peers
     }
+    # Where few members are on other leaves, all of them together must be able to prove it.
     if blamed_by_few(measurements, min(around.liars, around.inter_leaf - 1)):
         return Cause.PEER if spent else Cause.MORE_FAR
     if count.far_bad < needed or len(peers) < min(_LEAST_FAR, around.inter_leaf):
@@ -256,6 +262,8 @@ def _cover(rounds: Sequence[tuple[str, ...]], size: int) -> tuple[str, ...] | No
     """Return at most `size` names of which every round has one; None if there are none."""
     if not rounds:
         return ()
+    # One peer of the first round must be in the cover, so only these are tried: at most (nodes of a
+    # round)^size steps, and `liars` is two at most.
     for name in rounds[0] if size else ():
         rest = _cover([peers for peers in rounds if name not in peers], size - 1)
         if rest is not None:
@@ -279,6 +287,8 @@ def _words(
     """
     words: dict[str, bool | None] = {}
     for measurement in measurements:
+        # A neighbour's word tells the leaf from the node, that of one elsewhere the fabric from the
+        # leaf.
         if measurement.round.near is near:
             for peer, told in measurement.round.told.items():
                 if told.node is not None:

@@ -178,6 +178,7 @@ class Links:
         gone = [other for other in self._gone if self._peer_history.leaves.get(other) == leaf]
         if (
             leaf
+            # With its own leaf gone this node would be cut off itself, and could not know.
             and leaf != self._peer_history.leaf
             and len(gone) >= _LEAF_GONE
             and not self._peer_history.well(leaf, since)

@@ -156,6 +156,8 @@ class PeerHistory:
             rank = (
                 asked.get(name, 0),
                 not (well and 0 <= now - at < _RECENT),
+                # Where many nodes turn suspect at once they must not all ask the same member. Not
+                # hash(), which differs from process to process.
                 zlib.crc32(f"{self.me}/{name}".encode()),
                 name,
             )

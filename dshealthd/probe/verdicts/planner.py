@@ -112,6 +112,9 @@ class PlanningInput:
 def plan(state: PlanningInput) -> NextStep:
     """Return the extra round that matters most, if one is needed."""
     considered: list[Signal] = []
+    # What is not decided yet comes first: extra rounds are limited, and an accusation that may be
+    # over does less harm than a fault that nobody knows of. Generators: only the first round is
+    # worked out.
     step = next(_undecided(state, considered), None) or next(_others(state), None)
     return NextStep(step, tuple(considered))
 
@@ -169,6 +172,7 @@ def _for_case(
         for measurement in (*investigation.earlier, *investigation.measurements)
         for peer in measurement.round.peers
     )
+    # Where nobody on the side that is needed can be asked, a round with the other one still counts.
     for near in (True, False) if cause is Cause.MORE_NEAR else (False, True):
         name = state.peers.choose(
             near=near, asked=asked, ill=accused | state.unreached, now=state.now
@@ -191,9 +195,11 @@ def _for_pair(
     ):
         return
     if pair.accused:
+        # Not below 0: a wall clock that was set back would stop the rechecks.
         if not 0 <= state.epoch - pair.checked < _RECHECK:
             yield again
         return
+    # In the epoch of the first bad round, what others say of the peer may be older than the fault.
     if not pair.later or pair.ill > _ILL or state.epoch == pair.first.round.epoch:
         return
     uncalled = (

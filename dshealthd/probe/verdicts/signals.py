@@ -266,6 +266,7 @@ class SignalHistory:
         """Return the median of the last rounds; None before the first."""
         if self._median is None and self.window:
             ordered = sorted(measurement.ratio for measurement in self.window)
+            # Of two values the lower: one bad round must not make a ratio.
             self._median = ordered[(len(ordered) - 1) // 2]
         return self._median
 
@@ -289,19 +290,26 @@ class SignalHistory:
             if peer in told and told[peer].accuses_itself(self.track, high)
         ]
         measurement.explained = measurement.bad and bool(guilty)
+        # Also for earlier rounds: it takes a peer some rounds to find itself at fault, and until
+        # then its bad rounds stood against this node.
         if guilty:
             self._explain(guilty)
+        # Who was waited for is known, so the round says nothing against this node. Of several that
+        # were late, one may have kept the others, and no pair is blamed.
         if measurement.late and me not in measurement.late:
             measurement.explained = True
             if len(measurement.late) == 1 and not guilty:
                 self._add_to_pair(measurement, measurement.late[0])
             return
         if not measurement.explained and (
+            # Extra rounds are run where something was bad: two of them would make a suspect out of
+            # a single chance. A local round involves nobody else, and none can be aimed by a peer.
             not measurement.round.extra or self.track.family in {"local", OWN_NODE.family}
         ):
             self.window.append(measurement)
             if not measurement.round.near:
                 self.far.append(measurement)
+        # This runs for every timing of every round; most change nothing.
         if measurement.bad or self._bads:
             self._count()
         self._median = None
@@ -356,11 +364,14 @@ class SignalHistory:
             return  # that it calls does not mean that it can be called
         if measurement.bad:
             pair.bads += 1
+            # An accusation ends after good rounds in a row; a suspicion also where chance mixes
+            # them with bad ones.
             pair.goods = 0 if pair.accused else pair.goods
             pair.since = pair.since or measurement
         elif measurement.good or not pair.accused:
             pair.goods += 1
             pair.since = None
+        # A single bad round may be chance, and one good round says so.
         if pair.goods >= (2 if pair.bads > 1 else 1):
             del self.pairs[peer]
 

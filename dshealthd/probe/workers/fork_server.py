@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -22,6 +21,7 @@ from dshealthd.core.deadline import happens, in_time
 from dshealthd.core.host import read_bytes
 from dshealthd.linux.process_stat import parse_stat
 from dshealthd.probe.workers import launch, worker
+from dshealthd.probe.workers.status_page import StatusPage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,10 +32,6 @@ MEMORY = 16 << 30
 """Bytes of private memory that the parent and each worker may have; torch with a CUDA context on a
 GPU takes some 4 GiB.
 """
-BOARD = 64 << 10
-PRINTED = 64
-"""Where on a board the printed text begins, behind the counters."""
-TAIL = 600
 PROGRAM = worker.__file__
 PARENT, DEADLINE = "parent", "deadline"
 """Slugs: a failure of the parent itself, and one that takes too long to start."""
@@ -60,41 +56,6 @@ class ForkServerError(Exception):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
-
-
-class StatusPage:
-    """A small file in memory that a process writes to and the agent reads when the process can no
-    longer speak; it cannot grow.
-    """
-
-    def __init__(self) -> None:
-        """Create the file."""
-        self.descriptor = os.memfd_create("dshealthd-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.descriptor, BOARD)
-        fcntl.fcntl(
-            self.descriptor,
-            fcntl.F_ADD_SEALS,
-            fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
-        )
-        os.lseek(self.descriptor, PRINTED, os.SEEK_SET)
-
-    def counters(self) -> tuple[int, int]:
-        """Return how many collectives were entered and left."""
-        entered, left = worker.COUNTERS.unpack(os.pread(self.descriptor, worker.COUNTERS.size, 0))
-        return entered, left
-
-    def printed(self) -> str:
-        """Return the last of what the process printed, on one line."""
-        text = (
-            os.pread(self.descriptor, BOARD - PRINTED, PRINTED)
-            .rstrip(b"\0")[-TAIL:]
-            .decode(errors="replace")
-        )
-        return "".join(character if character.isprintable() else " " for character in text).strip()
-
-    def close(self) -> None:
-        """Forget the file."""
-        os.close(self.descriptor)
 
 
 class ForkedWorker:
@@ -147,6 +108,8 @@ class ForkedWorker:
     def _end(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
+        # The group before the reaping: as long as the zombie keeps its pid, the group is nobody
+        # else's.
         self._pidfd = -1
         self._kill_group()
         self._parent.reap(self)
@@ -171,6 +134,7 @@ class ForkServer:
             str(os.getpid()),
         ]
         what = "the parent of the workers"
+        # Packets keep descriptors with the message that they belong to.
         with channel(what, socket.SOCK_SEQPACKET) as (ours, theirs):
             try:
                 self.board = StatusPage()
@@ -211,6 +175,7 @@ class ForkServer:
     async def ready(self, deadline: float) -> None:
         """Return when torch is imported; raises ForkServerError, with the process killed."""
         try:
+            # Shielded, as `_receive` or `_end` still settle it when nobody waits any more.
             self.about = await in_time(asyncio.shield(self._ready), deadline)
         except TimeoutError as error:
             self.kill()

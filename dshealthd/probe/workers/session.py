@@ -138,6 +138,8 @@ class WorkerSession:
                 try:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout_at(end) as self._timeout:
+                            # Waited for but not awaited: at the deadline, frames that have already
+                            # arrived are still taken, in case it was the agent that was stopped.
                             await asyncio.wait({stage})
                     self._timeout = None
                     await in_time(stage, 0.0)
@@ -162,6 +164,7 @@ class WorkerSession:
             for request in requests:
                 request.cancel()
             await asyncio.gather(*requests, return_exceptions=True)
+            # Without flushing: the worker has ended, or is killed next.
             writer.transport.abort()
 
     async def _take_stage(
@@ -251,6 +254,7 @@ class WorkerSession:
                 "uninterruptible",
                 f"{where}: process {self.worker.pid} hangs in the kernel",
             )
+        # Ended early because another rank has failed, it may have been well.
         elif self._own:
             self._conclude(
                 Outcome.HUNG,

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from dshealthd.core.deadline import in_time
+
 StoreHandler = Callable[[str, str, bytes | int | None, float], Awaitable[bytes | int | bool]]
 """Carries out `set`, `get`, `add`, `check`, `wait` or `delete` (op, key, value, seconds).
 
@@ -79,5 +81,8 @@ class LocalStore:
             self._changed.notify_all()
 
     async def _wait(self, key: str, seconds: float) -> None:
-        async with asyncio.timeout(seconds), self._changed:
+        await in_time(self._appearance(key), seconds)
+
+    async def _appearance(self, key: str) -> None:
+        async with self._changed:
             await self._changed.wait_for(lambda: key in self._values)

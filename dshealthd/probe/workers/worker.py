@@ -130,6 +130,8 @@ class AgentChannel:
             if self._reader is None:
                 self._reader = threading.Thread(target=self._read, daemon=True)
                 self._reader.start()
+            # A queue for each request: torch and its backends ask from threads of their own, and
+            # each waits for its answer alone.
             number = len(self._answers)
             self._answers[number] = answer
         self.send({"id": number, "store": op, "key": key, "value": value, "timeout": timeout})
@@ -302,6 +304,8 @@ class RankRound:
         while len(seconds) < repetitions:
             count = min(repetitions - len(seconds), max(1, BATCH // size))
             salts = range(self.salt, self.salt + count)
+            # Another pattern for each: a buffer that a collective has not touched would otherwise
+            # hold the right sum of an earlier one.
             self.salt += count
             buffers = [pattern(self.rank, 1, salt, size).to(self.device) for salt in salts]
             calls = [functools.partial(all_reduce, self, buffer) for buffer in buffers]
@@ -399,6 +403,7 @@ def device_steps(
         torch.randint(-1, 2, (order, order), generator=source).to(kind).to(device) for _ in range(2)
     )
     product = torch.empty_like(left)
+    # Not timed: the first product loads and picks kernels.
     torch.mm(left, right, out=product)
     seconds = timed(device, [lambda: torch.mm(left, right, out=product)] * repetitions)
     vector = torch.randint(0, 1000, (order, 1), generator=source).to(torch.float64).to(device)
@@ -522,6 +527,7 @@ def reason(error: BaseException) -> str:
 
 def work(channel: socket.socket, descriptor: int) -> None:
     """Be one rank, and end the process: without destructors, which can hang when a peer is gone."""
+    # The agent kills the whole session, and with it whatever a library has started.
     os.setsid()
     board = StatusWriter(descriptor)
     agent = AgentChannel(channel)
@@ -601,6 +607,7 @@ def serve(control: socket.socket, roots: str) -> None:
         reply(control, {"failed": "no_torch", "detail": f"{sys.executable}: {error}"})
         return
     torch.set_num_threads(1)
+    # What is garbage now would be copied into each worker by the first collection there.
     gc.collect()
     gc.freeze()  # workers share these pages for as long as nobody writes to them
     about = {

@@ -27,7 +27,6 @@ from dshealthd.probe.workers.fork_server import (
     ForkedWorker,
     ForkServer,
     ForkServerError,
-    StatusPage,
 )
 from dshealthd.probe.workers.job import (
     BANDWIDTH,
@@ -40,6 +39,7 @@ from dshealthd.probe.workers.job import (
     late,
 )
 from dshealthd.probe.workers.session import NodeWorkers, WorkerSession
+from dshealthd.probe.workers.status_page import StatusPage
 from dshealthd.probe.workers.store import LocalStore, StoreError, StoreHandler
 
 if TYPE_CHECKING:
@@ -295,6 +295,7 @@ class WorkerPool:
                 "busy",
                 f"process {stuck.pid}, an earlier worker on {rank_spec.device}, cannot be killed",
             )
+        # To tell afterwards whether a fork server that missed its deadline had a CPU to meet it.
         before = run_queue(parent.pid)
         with contextlib.ExitStack() as held:
             lag = held.enter_context(LoopLag())
@@ -323,12 +324,14 @@ class WorkerPool:
                 one = WorkerSession(rank_spec, worker, round_)
                 round_.attended.append(one)
                 await one.follow(ours)
+                # Before the kill, as its /proc entry goes with it.
                 queue = run_queue(worker.pid)
             finally:
                 self._alive -= 1
                 worker.kill()
             if one.outcome is not Outcome.OK:
                 round_.hurry()
+            # Remembered by device: another worker there would only hang beside it.
             if not await worker.gone(KILL_DEADLINE):
                 self._stuck[rank_spec.device] = worker
                 log.error("probe: worker %d on %s cannot be killed", worker.pid, rank_spec.device)
