@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.host import Host
 from dshealthd.doctor.job_arguments import add_arguments
 from dshealthd.doctor.job_sources import (
-    checkpoint_files,
     deepspeed_config,
     environment_file,
     gpus,
@@ -19,7 +18,6 @@ from dshealthd.doctor.job_sources import (
     launcher_command,
     slurm_script,
 )
-from dshealthd.doctor.job_sources.checkpoint_files import Checkpoint
 from dshealthd.doctor.job_sources.gpus import Gpus
 from dshealthd.doctor.job_sources.inspection import Inspection
 from dshealthd.doctor.job_sources.launcher_command import LauncherCommand
@@ -27,6 +25,8 @@ from dshealthd.doctor.job_sources.layout import FilterError, Layout, layout
 from dshealthd.doctor.job_sources.rendezvous import Rendezvous, rendezvous
 from dshealthd.doctor.job_sources.slurm_script import SlurmScript
 from dshealthd.doctor.job_sources.source import Source, read_all, read_text
+from dshealthd.jobs import checkpoint_files
+from dshealthd.jobs.checkpoint_files import Checkpoint
 from dshealthd.printable import printable
 from dshealthd.probe.members.membership import Member, MembershipError, parse_hostfile
 

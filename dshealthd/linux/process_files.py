@@ -137,6 +137,12 @@ class Root:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    def free(self, path: str) -> int:
+        """Return the bytes that users other than root can still fill where a path lies. OSError."""
+        with self._found(path, follow=True) as descriptor:
+            status = os.fstatvfs(descriptor)
+            return status.f_bavail * status.f_frsize
+
     def link(self, path: str) -> str:
         """Return where a link leads; OSError (EINVAL, ENOENT) if there is none."""
         with self._found(path, follow=False) as descriptor:

@@ -33,7 +33,13 @@ def follow(heartbeat: Heartbeat, engine: Any) -> None:
         _after(heartbeat, engine, "step", lambda _: _step(heartbeat, engine, None))
         _before(heartbeat, engine, "backward", heartbeat.loss)
         follow_model(heartbeat, engine)
-    _around(heartbeat, engine, "save_checkpoint", "checkpoint")
+    _around(
+        heartbeat,
+        engine,
+        "save_checkpoint",
+        "checkpoint",
+        functools.partial(_saved, heartbeat, engine),
+    )
     _around(heartbeat, engine, "load_checkpoint", "checkpoint")
     _around(heartbeat, engine, "eval_batch", "evaluation")
     _before(heartbeat, engine, "eval", lambda: heartbeat.enter("evaluation"))
@@ -67,6 +73,45 @@ def _step(heartbeat: Heartbeat, engine: Any, loss: Any) -> None:
     heartbeat.step(engine.global_steps)
 
 
+@never_raise
+def _saved(
+    heartbeat: Heartbeat,
+    engine: Any,
+    save_dir: Any,
+    tag: Any = None,  # noqa: ARG001 - the arguments of `save_checkpoint`
+    client_state: Any = None,  # noqa: ARG001
+    save_latest: bool = True,  # noqa: FBT001, FBT002
+    *_: Any,
+    **__: Any,
+) -> None:
+    """Tell where `save_checkpoint` has saved, and how many files of optimizers there are.
+
+    Not of one that `latest` does not name, which still names another.
+    """
+    if not save_latest:
+        return
+    node_local = getattr(engine, "use_node_local_storage", None)
+    heartbeat.saved(
+        save_dir,
+        optimizer_files=_optimizer_files(engine),
+        node_local=node_local is not None and node_local(),
+    )
+
+
+def _optimizer_files(engine: Any) -> int | None:
+    """Return how many `*_optim_states.pt` all ranks write together; None where that is not known.
+
+    Each rank that holds a part of the optimizer writes one (`_save_zero_checkpoint`). A mixture of
+    experts has others.
+    """
+    group = getattr(engine.optimizer, "dp_process_group", None)
+    copies = getattr(engine, "mp_world_size", None)
+    if group is None or copies is None or getattr(engine, "has_moe_layers", False):
+        return None
+    ranks: int = sys.modules["torch"].distributed.get_world_size(group)
+    return ranks * int(copies)
+
+
 def _after(heartbeat: Heartbeat, engine: Any, name: str, then: Callable[[Any], None]) -> None:
     """Have `then` be called with what a method of the engine returned."""
     method = getattr(engine, name)
@@ -92,8 +137,17 @@ def _before(heartbeat: Heartbeat, engine: Any, name: str, first: Callable[..., N
     _replace(heartbeat, engine, name, called)
 
 
-def _around(heartbeat: Heartbeat, engine: Any, name: str, phase: str) -> None:
-    """Mark what a method of the engine does as a phase; an engine need not have it."""
+def _around(
+    heartbeat: Heartbeat,
+    engine: Any,
+    name: str,
+    phase: str,
+    then: Callable[..., object] | None = None,
+) -> None:
+    """Mark what a method of the engine does as a phase; an engine need not have it.
+
+    `then` is called with the method's arguments once it has returned.
+    """
     method = getattr(engine, name, None)
     if method is None:
         return
@@ -101,7 +155,10 @@ def _around(heartbeat: Heartbeat, engine: Any, name: str, phase: str) -> None:
     @functools.wraps(method)
     def called(*arguments: Any, **named: Any) -> Any:
         with heartbeat.phase(phase):
-            return method(*arguments, **named)
+            result = method(*arguments, **named)
+        if then is not None:
+            then(*arguments, **named)
+        return result
 
     _replace(heartbeat, engine, name, called)
 

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from dshealthd.training.message import DeviceMemory, Message, Phase, StepStage, encode
 from dshealthd.training.page import DEFAULT_PATH, Page
 from dshealthd.training.readback import Readback
+from dshealthd.training.saved import Saved
+from dshealthd.training.saved import encode as encode_saved
 from dshealthd.training.step_timer import Average, StepTimer
 
 log = logging.getLogger("dshealthd.training")
@@ -86,6 +88,7 @@ class Heartbeat:
         self._communication: float | None = None
         self._slow_due = 0.0
         self._undo: list[Callable[[], object]] = []
+        self._saves = 0
         self.skipped: int | None = None
         """Steps that were skipped so far; None if that cannot be known."""
         self.loss_scale: float | None = None
@@ -204,6 +207,25 @@ class Heartbeat:
             self._pause_began = None
         self._phase = phase
         self._tell(now)
+
+    @never_raise
+    def saved(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        optimizer_files: int | None = None,
+        node_local: bool = False,
+    ) -> None:
+        """Say that a checkpoint was saved in a directory, as `attach(engine)` does by itself.
+
+        The agent then looks, with the rights of this process's user, whether the next one finds
+        room and whether this one is complete. A path of more than some 480 bytes is not told, nor
+        a relative one whose working directory was removed.
+        """
+        self._saves += 1
+        with contextlib.suppress(ValueError, OSError):
+            place = os.path.abspath(directory)
+            self._page.note(encode_saved(Saved(place, self._saves, optimizer_files, node_local)))
 
     def close(self) -> None:
         """Send no more, and let go of what was attached to."""

@@ -24,8 +24,10 @@ VERSION = 1
 HELLO = MAGIC + bytes([VERSION])
 """What a process says as it hands over its page."""
 SLOT = 512
-"""Bytes of the longest message that any version may have, and from one message of a page to the
-next.
+"""Bytes from one message of a page to the next."""
+ROOM = 256
+"""Bytes at the end of each slot that no message of any version uses: they hold the note of
+`dshealthd.training.saved`.
 """
 PAGE = 2 * SLOT
 MAX_COUNT = 1 << 53

@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 
-from dshealthd.training.message import HELLO, PAGE, SLOT
+from dshealthd.training.message import HELLO, PAGE, ROOM, SLOT
 
 log = logging.getLogger("dshealthd.training")
 
@@ -69,6 +69,14 @@ class Page:
         if now >= self._due:
             self._due = now + RETRY
             self._show()
+
+    def note(self, data: bytes) -> None:
+        """Put down what stands beside the messages; nothing before this process wrote one."""
+        memory = self._memory
+        if memory is None or self._pid != os.getpid():
+            return
+        for number, start in enumerate(range(SLOT - ROOM, PAGE, SLOT)):
+            memory[start : start + ROOM] = data[number * ROOM : (number + 1) * ROOM]
 
     def close(self) -> None:
         """Let go of the page and the connection; the next message makes others."""

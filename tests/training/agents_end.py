@@ -10,6 +10,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from dshealthd.training.message import HELLO, PAGE, Message, newest
+from dshealthd.training.saved import Saved
+from dshealthd.training.saved import decode as decode_saved
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +45,12 @@ class AgentsEnd:
         """Return what stands in the only page."""
         (message,) = self.messages()
         return message
+
+    def saved(self) -> Saved | None:
+        """Return what the only page says of checkpoints."""
+        self.message()
+        (page,) = self.pages
+        return decode_saved(os.pread(page, PAGE, 0))
 
     def close(self) -> None:
         """End; senders see a connection that is gone."""

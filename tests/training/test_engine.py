@@ -5,6 +5,7 @@ The real one is in `test_deepspeed.py`.
 
 from __future__ import annotations
 
+import sys
 import time
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import pytest
 from dshealthd.training import attach
 from dshealthd.training.engine import Communication
 from dshealthd.training.message import Phase
+from dshealthd.training.saved import SIZE, Saved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,10 +53,18 @@ class Engine:
         self.global_steps += self.micro_steps % 2 == 0
         return "stepped"
 
-    def save_checkpoint(self, directory: str) -> str:
-        """Fail, as a full disk makes it."""
+    def save_checkpoint(
+        self,
+        save_dir: str,
+        tag: str | None = None,
+        client_state: object = None,  # noqa: ARG002
+        save_latest: bool = True,  # noqa: ARG002, FBT001, FBT002 - as DeepSpeed has it
+    ) -> str:
+        """Fail on a full disk."""
         self.during_checkpoint()
-        raise OSError(28, "No space left on device", directory)
+        if save_dir == "/full":
+            raise OSError(28, "No space left on device", save_dir)
+        return f"{save_dir}/{tag}"
 
     def train(self, mode: bool = True) -> Engine:  # noqa: FBT001, FBT002 - as torch has it
         """Set the mode."""
@@ -108,6 +118,38 @@ def test_checkpoint_and_evaluation_are_phases(agents_end: AgentsEnd) -> None:
     assert phases == [Phase.CHECKPOINT, Phase.TRAINING, Phase.EVALUATION, Phase.TRAINING]
 
 
+def test_a_completed_save_says_where(
+    agents_end: AgentsEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where, how often and with how many files of optimizers; not of a save that fails.
+
+    An engine that lacks what says how many files there are does not say it.
+    """
+    engine: Any = Engine()
+    monkeypatch.chdir("/tmp")
+    with attach(engine, socket=agents_end.path):
+        engine.step()
+        with pytest.raises(OSError, match="No space left"):
+            engine.save_checkpoint("/full")
+        assert agents_end.saved() is None
+        assert engine.save_checkpoint(tag="a", save_dir="runs/7") == "runs/7/a"
+        assert agents_end.saved() == Saved("/tmp/runs/7", 1)
+        engine.mp_world_size = 3
+        engine.optimizer.dp_process_group = "group"
+        engine.use_node_local_storage = lambda: True
+        torch = SimpleNamespace(distributed=SimpleNamespace(get_world_size={"group": 4}.get))
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        assert engine.save_checkpoint("/runs", "b") == "/runs/b"
+        assert agents_end.saved() == Saved("/runs", 2, 12, is_node_local=True)
+        engine.has_moe_layers = True
+        engine.save_checkpoint("/runs", "c")
+        assert agents_end.saved() == Saved("/runs", 3, None, is_node_local=True)
+        engine.save_checkpoint("/other", save_latest=False)
+        engine.save_checkpoint("/" + "x" * SIZE)
+        assert agents_end.saved() == Saved("/runs", 3, None, is_node_local=True)
+        assert agents_end.message().phase == Phase.TRAINING
+
+
 class Timers:
     """DeepSpeed's timers of operations: durations in seconds, one a call."""
 
@@ -122,8 +164,6 @@ class Timers:
 @pytest.fixture
 def comm() -> Iterator[Any]:
     """DeepSpeed's module of collectives, with its logger on."""
-    import sys
-
     module: Any = ModuleType("deepspeed.comm.comm")
     module.comms_logger = SimpleNamespace(enabled=True)
     module.timers = Timers()

@@ -191,7 +191,7 @@ def made(run: TrainingRun) -> int:
 @pytest.mark.parametrize("stage", [1, 2])
 def test_deepspeed(tmp_path: Path, stage: int) -> None:
     """A DeepSpeed training: the engine's steps, their time, norm, skipped steps and time in
-    collectives, and checkpoints as pauses.
+    collectives, and checkpoints as pauses, of which the last is found whole.
     """
     socket = tmp_path / "h.sock"
     variables = {
@@ -205,13 +205,28 @@ def test_deepspeed(tmp_path: Path, stage: int) -> None:
         zero_optimization={"stage": stage},
         comms_logger={"enabled": True, "prof_all": True},
     )
-    with running(tmp_path, CONFIG.format(socket=socket)) as agent:
+    quick = '\n[collectors.job_checkpoint]\ninterval = "1s"\n'
+    with running(tmp_path, CONFIG.format(socket=socket) + quick) as agent:
         agent.wait(lambda _: socket.is_socket())
         with training(
             tmp_path, "script_deepspeed.py", "40", config, port=free_port(), variables=variables
         ) as run:
             run.wait_for(40)
-            scrape = agent.wait(lambda scrape: reached(scrape, 40))
+            scrape = agent.wait(
+                lambda scrape: (
+                    reached(scrape, 40) and "dshealthd_job_checkpoint_problems" in scrape.series
+                )
+            )
+            problems = scrape.series["dshealthd_job_checkpoint_problems"]
+            assert {dict(labels)["problem"]: count for labels, count in problems.items()} == {
+                "missing": 0,
+                "empty": 0,
+                "cut_off": 0,
+                "no_directory": 0,
+            }
+            (size,) = scrape.series["dshealthd_job_checkpoint_next_bytes"].values()
+            files = (tmp_path / "saved/global_step11").iterdir()
+            assert size == sum(file.stat().st_size for file in files)
             check_agreement(agent, run.steps())
             assert told(scrape, "step") == {"0": 40, "1": 40}
             assert told(scrape, "skipped_steps_total") == {"0": 0, "1": 0}

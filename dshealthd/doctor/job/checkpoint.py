@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.doctor.job_context import JobContext
-    from dshealthd.doctor.job_sources.checkpoint_files import Checkpoint
+    from dshealthd.jobs.checkpoint_files import Checkpoint, Gap
 
 ENGINE = "deepspeed/runtime/engine.py"
 MAX_NAMED = 8
@@ -127,13 +127,9 @@ def _files(checkpoint: Checkpoint) -> Iterator[Result]:
             yield Result(Outcome.CRITICAL, f"{len(names) - MAX_NAMED} more files: each {what}")
     if checkpoint.is_universal:
         return
+    for gap in checkpoint.gaps():
+        yield _absent(place, gap)
     shards, models = checkpoint.shards(), checkpoint.model_shards()
-    for groups, kind in ((shards, "optim"), (models, "model")):
-        whole = 1 + max((max(ranks) for ranks in groups.values()), default=-1)
-        for model_rank, ranks in sorted(groups.items()):
-            absent = sorted(set(range(whole)) - ranks)
-            if absent:
-                yield _absent(place, kind, model_rank, absent, whole)
     if models and shards:
         saved, optimizers = _most(models), _most(shards)
         if saved != optimizers:
@@ -160,9 +156,10 @@ def _most(groups: dict[int, set[int]]) -> int:
     return max(len(ranks) for ranks in groups.values())
 
 
-def _absent(place: str, kind: str, model_rank: int, absent: list[int], whole: int) -> Result:
+def _absent(place: str, gap: Gap) -> Result:
+    kind, absent, whole = gap.kind, gap.absent, gap.whole
     shown = ", ".join(map(str, absent[:MAX_NAMED])) + (", ..." if len(absent) > MAX_NAMED else "")
-    file = f"zero_pp_rank_{absent[0]}_mp_rank_{model_rank:02d}_{kind}_states.pt"
+    file = f"zero_pp_rank_{absent[0]}_mp_rank_{gap.model_rank:02d}_{kind}_states.pt"
     return Result(
         Outcome.CRITICAL,
         printable(

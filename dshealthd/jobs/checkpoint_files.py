@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dshealthd.linux.process_files import Root
 
@@ -31,6 +32,17 @@ _EXPERT = re.compile(
 _ZIP_HEAD, _ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
 _END_SIZE = 22
 """Bytes of a zip file's last record; torch writes no comment behind it."""
+
+
+class Gap(NamedTuple):
+    """Data-parallel ranks of which a file is missing, of one model-parallel rank."""
+
+    kind: str
+    """Of what: `optim` or `model`."""
+    model_rank: int
+    absent: list[int]
+    whole: int
+    """How many data-parallel ranks there are, by the highest that has a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,32 @@ class Checkpoint:
         """Return the model-parallel ranks that were saved."""
         return {int(match[1]) for name in self.files if (match := _MODEL.fullmatch(name))}
 
+    def gaps(self) -> Iterator[Gap]:
+        """Yield of which ranks files are missing, as others of higher ranks are there."""
+        for groups, kind in ((self.shards(), "optim"), (self.model_shards(), "model")):
+            whole = 1 + max((max(ranks) for ranks in groups.values()), default=-1)
+            for model_rank, ranks in sorted(groups.items()):
+                absent = sorted(set(range(whole)) - ranks)
+                if absent:
+                    yield Gap(kind, model_rank, absent, whole)
+
+    def missing(self, optimizer_files: int | None) -> int:
+        """Return how many files are missing; `optimizer_files` were to be written, if known.
+
+        Each count is what is missing at least.
+        """
+        shards, models = self.shards(), self.model_shards()
+        gaps = Counter[str]()
+        for gap in self.gaps():
+            gaps[gap.kind] += len(gap.absent)
+        optimizers = sum(map(len, shards.values()))
+        absent = max(gaps["optim"], (optimizer_files or 0) - optimizers)
+        if models:
+            # With ZeRO 3 each rank that has a file of one kind has one of the other.
+            parameters = sum(map(len, models.values()))
+            return absent + max(gaps["model"], optimizers + absent - parameters)
+        return absent + (not self.models())
+
     @property
     def has_experts(self) -> bool:
         """Whether it is of a mixture of experts, which keeps its optimizers in other files."""
@@ -98,13 +136,9 @@ def read(directory: str, tag: str = "", *, universal: bool = False) -> dict[str,
     place = os.path.abspath(directory)
     with Root.of_owner(Path("/"), place) as root:
         names = root.names(place, MAX_FILES + 1)
-        latest = ""
-        if pointer in names:
-            latest = root.read(f"{place}/{pointer}", MAX_TAG + 2).decode(errors="replace").strip()
+        latest = pointed(root, f"{place}/{pointer}") if pointer in names else ""
         chosen = tag or latest
-        if chosen and (len(chosen) > MAX_TAG or "/" in chosen or chosen in {".", ".."}):
-            message = f"{directory}/{pointer}: {chosen[:60]!r} is no name of a checkpoint"
-            raise ValueError(message)
+        check_tag(chosen, f"{directory}/{pointer}")
         files: dict[str, int] = {}
         truncated: list[str] = []
         folder = f"{place}/{chosen}"
@@ -123,7 +157,7 @@ def read(directory: str, tag: str = "", *, universal: bool = False) -> dict[str,
                     continue
                 files[name] = status.st_size
                 if name.endswith(".pt") and status.st_size and len(files) <= MAX_OPENED:
-                    truncated += [name] if _is_truncated(root, f"{folder}/{name}") else []
+                    truncated += [name] if is_truncated(root, f"{folder}/{name}") else []
         tags = sorted(
             name
             for name in names[:MAX_FILES]
@@ -153,7 +187,20 @@ def from_json(document: Mapping[str, Any]) -> Checkpoint:
     )
 
 
-def _is_truncated(root: Root, path: str) -> bool:
+def pointed(root: Root, path: str) -> str:
+    """Return the tag that a file such as `latest` names, empty if it is empty. OSError."""
+    return root.read(path, MAX_TAG + 2).decode(errors="replace").strip()
+
+
+def check_tag(tag: str, where: str) -> None:
+    """Raise ValueError if what a file or a user says is no name of a directory."""
+    if len(tag) > MAX_TAG or "/" in tag or tag in {".", ".."}:
+        message = f"{where}: {tag[:60]!r} is no name of a checkpoint"
+        raise ValueError(message)
+
+
+def is_truncated(root: Root, path: str) -> bool:
+    """Tell whether a file begins as torch's do, and ends before its table of contents. OSError."""
     descriptor = root.open(path)
     try:
         if os.pread(descriptor, len(_ZIP_HEAD), 0) != _ZIP_HEAD:

@@ -1,0 +1,181 @@
+"""The checkpoints of one running job, looked at with its user's rights and a few files at a time.
+
+Looked at is what DeepSpeed's `latest` names, once after each save: names, sizes and the last bytes
+of files. Nobody calls this while a save runs, as what is written then is neither whole nor broken.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.jobs.checkpoint_files import (
+    MAX_FILES,
+    MAX_OPENED,
+    Checkpoint,
+    check_tag,
+    is_truncated,
+    pointed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from dshealthd.linux.process_files import Root
+    from dshealthd.training.saved import Saved
+
+POINTER = "latest"
+FILES_A_LOOK = 512
+"""Files that are looked at before other jobs have their turn."""
+AGAIN = 300.0
+"""Seconds after which one that is not whole is looked at again: a network file system may show
+another node's files late.
+"""
+REMEMBERED = 3
+"""Checkpoints whose sizes are remembered."""
+
+
+class _Pointed(NamedTuple):
+    """What a `latest` names, and when it was written."""
+
+    directory: str
+    tag: str
+    written: int
+    """In nanoseconds; a save that repeats its tag writes it again."""
+
+
+class CheckpointWatch:
+    """What is known of one job's checkpoints; None is unknown."""
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self.free: int | None = None
+        """Bytes free where it saves."""
+        self.saved_at: float | None = None
+        """Unix time at which the newest one was completed."""
+        self.size: int | None = None
+        """Bytes of the newest one."""
+        self.problems: Mapping[str, int] | None = None
+        """How many files of the newest one have each problem."""
+        self._sizes: deque[int] = deque(maxlen=REMEMBERED)
+        self._makes_room = False
+        self._seen: _Pointed | None = None
+        self._exists = False
+        self._todo: list[str] = []
+        self._files: dict[str, int] = {}
+        self._truncated: list[str] = []
+        self._universal = False
+        self._finished: float | None = None
+        """When the last file was looked at; None until then."""
+
+    @property
+    def next_size(self) -> int | None:
+        """Return how many bytes the next one takes: the most of the last ones.
+
+        None while none is known, and where the job makes room for it by itself: it overwrites the
+        last one, or has saved before with less room than that.
+        """
+        return None if self._makes_room or not self._sizes else max(self._sizes)
+
+    def look(self, root: Root, saved: Saved, now: float, has_time: Callable[[], bool]) -> None:
+        """Look at what was saved, and go on at the next call where there was no time for all.
+
+        `now` is monotonic. OSError where it cannot be looked at; ValueError where it is no
+        checkpoint of DeepSpeed's.
+        """
+        before, self.free = self.free, root.free(saved.directory)
+        place = f"{saved.directory}/{POINTER}"
+        status = root.look(place)
+        if status is None:  # of a training without DeepSpeed
+            self._forget()
+            return
+        newest = _Pointed(saved.directory, pointed(root, place), status.st_mtime_ns)
+        if newest != self._seen:
+            self._makes_room = self._has_made_room(newest, before)
+            self._forget()
+            self._seen, self.saved_at = newest, status.st_mtime
+            self._begin(root, newest)
+        elif self._finished is not None and now - self._finished >= AGAIN and self._is_broken:
+            self._begin(root, newest)
+        if self._finished is None and self._go_on(root, newest, has_time):
+            self._finished = now
+            self._conclude(newest, saved)
+
+    @property
+    def _is_broken(self) -> bool:
+        return self.problems is not None and any(self.problems.values())
+
+    def _has_made_room(self, newest: _Pointed, before: int | None) -> bool:
+        """Tell whether the job saved this one without the room that the last ones took."""
+        if self._seen is None:
+            return False
+        if self._seen[:2] == newest[:2]:
+            return True
+        if before is None or self.free is None or not self._sizes:
+            return False
+        return max(before, self.free) < max(self._sizes)
+
+    def _forget(self) -> None:
+        """Know nothing of the newest one."""
+        self.saved_at = self.size = self.problems = self._seen = None
+
+    def _begin(self, root: Root, newest: _Pointed) -> None:
+        """List the files of a checkpoint; OSError, ValueError if it has more than any job saves."""
+        self._files, self._truncated, self._todo = {}, [], []
+        self._universal, self._finished = False, None
+        check_tag(newest.tag, f"{newest.directory}/{POINTER}")
+        folder = f"{newest.directory}/{newest.tag}"
+        found = root.look(folder) if newest.tag else None
+        self._exists = found is not None and stat.S_ISDIR(found.st_mode)
+        if not self._exists:
+            return
+        names = root.names(folder, MAX_FILES + 1)
+        if len(names) > MAX_FILES:
+            message = f"{folder} has more than {MAX_FILES} files"
+            raise ValueError(message)
+        self._universal = "zero" in names
+        self._todo = sorted(names, reverse=True)
+
+    def _go_on(self, root: Root, newest: _Pointed, has_time: Callable[[], bool]) -> bool:
+        """Look at some of the files, and tell whether that was all."""
+        for _ in range(FILES_A_LOOK):
+            if not self._todo or not has_time():
+                break
+            name = self._todo[-1]
+            path = f"{newest.directory}/{newest.tag}/{name}"
+            status = root.look(path)
+            if status is not None and stat.S_ISREG(status.st_mode):
+                opens = name.endswith(".pt") and status.st_size and len(self._files) < MAX_OPENED
+                if opens and is_truncated(root, path):
+                    self._truncated.append(name)
+                self._files[name] = status.st_size
+            self._todo.pop()  # now, so that one that cannot be read is not taken for absent
+        return not self._todo
+
+    def _conclude(self, newest: _Pointed, saved: Saved) -> None:
+        """Say what the files come to."""
+        checkpoint = Checkpoint(
+            directory=newest.directory,
+            tag=newest.tag,
+            pointer=POINTER,
+            latest=newest.tag,
+            files=self._files,
+            truncated=tuple(self._truncated),
+            is_universal=self._universal,
+            tag_exists=self._exists,
+            tags=(),
+        )
+        problems = {
+            "no_directory": int(not self._exists),
+            "empty": sum(not size for name, size in self._files.items() if name.endswith(".pt")),
+            "cut_off": len(self._truncated),
+        }
+        if not saved.is_node_local and not self._universal:
+            problems["missing"] = checkpoint.missing(saved.optimizer_files) if self._exists else 0
+        self.problems = problems
+        if self._exists:
+            known, self.size = self.size, sum(self._files.values())
+            if known is not None:  # looked at again
+                self._sizes.pop()
+            self._sizes.append(self.size)

@@ -1,0 +1,291 @@
+"""The checkpoints of running jobs, as a real process says where they are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import dshealthd
+from dshealthd.collectors import job_checkpoint
+from dshealthd.collectors.job_checkpoint import JobCheckpoint
+from dshealthd.core.collector import Context, Reason
+from dshealthd.core.host import Host
+from dshealthd.core.result import Result, attempt
+from dshealthd.jobs import checkpoint_watch
+from tests.jobs.heartbeats.senders import interpreter
+from tests.jobs.machines import TORCH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+USER = 4321
+SOURCE = Path(dshealthd.__file__).parent
+JOB = f"slurm-{os.getpid()}"
+WHOLE = {"missing": 0.0, "empty": 0.0, "cut_off": 0.0, "no_directory": 0.0}
+FILE = b"PK\x03\x04" + b"weights" * 100 + b"PK\x05\x06" + bytes(18)
+"""What begins and ends as torch writes it."""
+CODE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from dshealthd.training.heartbeat import Heartbeat
+heartbeat = Heartbeat(socket="/nonexistent/heartbeat.sock")
+heartbeat.step()
+print("done", flush=True)
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+"""
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="runs processes of another user")
+
+
+class Rank:
+    """A rank that does as it is told, and a collector that looks at it."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.now = 1000.0
+        self.context = Context(host=Host(), monotonic=lambda: self.now, wall=time.time)
+        self.collector = JobCheckpoint(JobCheckpoint.Options(), self.context)
+
+    def do(self, line: str = "pass") -> None:
+        """Have it run a line, and wait until it has."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "done\n"
+
+    def look(self, seconds: float = 30.0) -> Result:
+        """Collect after so many seconds."""
+        self.now += seconds
+        self.context.sweep += 1
+        return attempt(self.collector, time.monotonic)
+
+
+@contextlib.contextmanager
+def running(
+    user: int | None = None, package: Path = SOURCE.parent, **variables: str
+) -> Iterator[Rank]:
+    """Run a rank of this test's job, with `dshealthd` below `package`."""
+    process = subprocess.Popen(
+        [interpreter(user), "-I", "-c", CODE, str(package)],
+        env={**TORCH, "RANK": "0", "SLURM_JOB_ID": str(os.getpid()), **variables},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        user=user,
+        group=user,
+        extra_groups=None if user is None else [],
+    )
+    rank = Rank(process)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "done\n"
+        yield rank
+    finally:
+        rank.collector.close()
+        process.kill()
+        process.communicate()
+
+
+def package(place: Path) -> Path:
+    """Return where any user can import what a training needs."""
+    shutil.copytree(SOURCE / "training", place / "package/dshealthd/training")
+    shutil.copy(SOURCE / "__init__.py", place / "package/dshealthd")
+    return place / "package"
+
+
+def save(directory: Path, tag: str, ranks: int = 2) -> Path:
+    """Write a checkpoint as DeepSpeed does with ZeRO 2, `latest` last; return its folder."""
+    folder = directory / tag
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "mp_rank_00_model_states.pt").write_bytes(FILE)
+    for rank in range(ranks):
+        (folder / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").write_bytes(FILE)
+    (directory / "latest").write_text(tag, encoding="ascii")
+    return folder
+
+
+def values(result: Result) -> dict[str, float]:
+    """Return the values of the test's job by metric, without the prefix they share."""
+    return {
+        metric.name.removeprefix("dshealthd_job_checkpoint_"): value
+        for metric, labels, value in result.samples
+        if labels == (JOB,)
+    }
+
+
+def problems(result: Result) -> dict[str, float]:
+    """Return how many files have each problem."""
+    return {
+        labels[1]: value
+        for metric, labels, value in result.samples
+        if metric is job_checkpoint.PROBLEMS and labels[0] == JOB
+    }
+
+
+def test_a_whole_checkpoint(tmp_path: Path) -> None:
+    """Nothing is known before the first save; then its size, and what the next one takes."""
+    with running() as rank:
+        assert values(rank.look()) == {}
+        save(tmp_path, "global_step10")
+        assert values(rank.look()) == {}
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=2)")
+        result = rank.look()
+        found, space = values(result), os.statvfs(tmp_path)
+        assert found["size_bytes"] == found["next_bytes"] == 3 * len(FILE)
+        assert 0 < found["free_bytes"] < space.f_blocks * space.f_frsize
+        assert found["timestamp_seconds"] == (tmp_path / "latest").stat().st_mtime
+        assert problems(result) == WHOLE
+        assert not result.faults
+        (save(tmp_path, "global_step20") / "more.pt").write_bytes(FILE)
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=2)")
+        assert values(rank.look())["next_bytes"] == 4 * len(FILE)
+        save(tmp_path, "global_step30")
+        found = values(rank.look())
+        assert (found["size_bytes"], found["next_bytes"]) == (3 * len(FILE), 4 * len(FILE))
+
+
+def test_what_a_checkpoint_lacks(tmp_path: Path) -> None:
+    """Each problem is counted; one that is mended is looked at again, after a while."""
+    folder = save(tmp_path, "global_step10", ranks=4)
+    (folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    (folder / "zero_pp_rank_2_mp_rank_00_optim_states.pt").write_bytes(b"")
+    (folder / "mp_rank_00_model_states.pt").write_bytes(FILE[:300])
+    with running() as rank:
+        rank.do(f"heartbeat.saved({str(tmp_path)!r})")
+        broken = {**WHOLE, "missing": 1.0, "empty": 1.0, "cut_off": 1.0}
+        assert problems(rank.look()) == broken
+        save(tmp_path, "global_step10", ranks=4)
+        os.utime(tmp_path / "latest", (1, 1))
+        assert problems(rank.look()) == WHOLE
+        os.utime(tmp_path / "latest", (2, 2))
+        (folder / "mp_rank_00_model_states.pt").unlink()
+        assert problems(rank.look()) == {**WHOLE, "missing": 1.0}
+        save(tmp_path, "global_step10", ranks=4)
+        os.utime(tmp_path / "latest", (2, 2))
+        assert problems(rank.look()) == {**WHOLE, "missing": 1.0}
+        assert problems(rank.look(checkpoint_watch.AGAIN)) == WHOLE
+
+
+def test_fewer_files_than_the_training_was_to_write(tmp_path: Path) -> None:
+    """The last ranks' files leave no gap; on disks of their own nodes they are not to be here."""
+    save(tmp_path, "global_step10", ranks=2)
+    with running() as rank:
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=8)")
+        assert problems(rank.look()) == {**WHOLE, "missing": 6.0}
+    with running() as rank:
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=8, node_local=True)")
+        assert problems(rank.look()) == {key: 0.0 for key in WHOLE if key != "missing"}
+
+
+def test_latest_names_nothing(tmp_path: Path) -> None:
+    """The tag was deleted; what is no name at all is a fault, and nothing is said of it."""
+    (tmp_path / "latest").write_text("global_step10", encoding="ascii")
+    with running() as rank:
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=2)")
+        assert problems(rank.look()) == {**WHOLE, "no_directory": 1.0}
+        (tmp_path / "latest").write_text("../../etc", encoding="ascii")
+        result = rank.look()
+        assert (values(result), problems(result)) == ({}, {})
+        assert [fault.reason for fault in result.faults] == [Reason.MALFORMED]
+
+
+def test_nothing_is_looked_at_while_it_saves(tmp_path: Path) -> None:
+    """What is written meanwhile is neither whole nor broken, and what was known stands."""
+    folder = save(tmp_path, "global_step10")
+    with running() as rank:
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=2)")
+        before = rank.look()
+        rank.do("heartbeat.enter('checkpoint')")
+        (folder / "mp_rank_00_model_states.pt").write_bytes(b"")
+        os.utime(tmp_path / "latest", (1, 1))
+        during = rank.look(1000.0)
+        assert (values(during), problems(during)) == (values(before), WHOLE)
+        rank.do("heartbeat.step()")
+        assert problems(rank.look()) == {**WHOLE, "empty": 1.0}
+
+
+def test_saves_that_overwrite_each_other_need_no_room(tmp_path: Path) -> None:
+    """The same tag again takes the place of the last one."""
+    save(tmp_path, "last")
+    with running() as rank:
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=2)")
+        assert "next_bytes" in values(rank.look())
+        save(tmp_path, "last")
+        os.utime(tmp_path / "latest", (1, 1))
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=2)")
+        found = values(rank.look())
+        assert "next_bytes" not in found
+        assert found["size_bytes"] == 3 * len(FILE)
+
+
+def test_a_training_without_deepspeed(tmp_path: Path) -> None:
+    """Without `latest` there is the room, and nothing is said of files."""
+    (tmp_path / "model.pt").write_bytes(b"")
+    with running() as rank:
+        rank.do(f"heartbeat.saved({str(tmp_path)!r})")
+        result = rank.look()
+        assert (list(values(result)), problems(result)) == (["free_bytes"], {})
+
+
+def test_many_files_take_several_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others have their turn between; nothing is said of files before all have been looked at."""
+    monkeypatch.setattr(checkpoint_watch, "FILES_A_LOOK", 3)
+    save(tmp_path, "global_step10", ranks=6)
+    with running() as rank:
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=6)")
+        assert [problems(rank.look()) for _ in range(3)] == [{}, {}, WHOLE]
+
+
+def test_a_directory_that_is_gone(tmp_path: Path) -> None:
+    """Whoever deletes it has no fault, and nothing is known."""
+    directory = tmp_path / "checkpoints"
+    save(directory, "global_step10")
+    with running() as rank:
+        rank.do(f"heartbeat.saved({str(directory)!r}, optimizer_files=2)")
+        assert problems(rank.look()) == WHOLE
+        directory.rename(tmp_path / "elsewhere")
+        result = rank.look()
+        assert (values(result), problems(result), list(result.faults)) == ({}, {}, [])
+
+
+def test_only_the_node_of_rank_0_looks(tmp_path: Path) -> None:
+    """A thousand nodes do not list one directory."""
+    save(tmp_path, "global_step10")
+    with running(RANK="8") as rank:
+        rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=2)")
+        result = rank.look()
+        assert (values(result), problems(result)) == ({}, {})
+
+
+@root_only
+def test_read_with_the_rights_of_the_user(public_path: Path) -> None:
+    """What the user may not read is a fault, and tells nothing of what lies there."""
+    hidden = public_path / "hidden"
+    save(hidden, "global_step10")
+    hidden.chmod(0o700)
+    with running(USER, package(public_path)) as rank:
+        rank.do(f"heartbeat.saved({str(hidden)!r}, optimizer_files=2)")
+        result = rank.look()
+        assert (values(result), problems(result)) == ({}, {})
+        assert [fault.reason for fault in result.faults] == [Reason.PERMISSION_DENIED]
+
+
+@root_only
+def test_no_fifo_and_no_device_is_opened(public_path: Path) -> None:
+    """Whatever has the name of a checkpoint's file is opened only if it is one."""
+    folder = save(public_path, "global_step10")
+    (folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    os.mkfifo(folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt")
+    (folder / "zero_pp_rank_2_mp_rank_00_optim_states.pt").symlink_to("/dev/zero")
+    with running(USER, package(public_path)) as rank:
+        rank.do(f"heartbeat.saved({str(public_path)!r}, optimizer_files=3)")
+        assert problems(rank.look()) == {**WHOLE, "missing": 2.0}
