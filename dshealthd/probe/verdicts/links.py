@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.probe.observation import Part, Suspect
+from dshealthd.probe.observation import Kind, Part, Suspect
 from dshealthd.probe.verdicts.accusation import AMBIGUOUS
 from dshealthd.probe.verdicts.peer_history import unanswered
 from dshealthd.probe.verdicts.signals import HARD, REACH
@@ -32,6 +32,11 @@ _EPOCHS = 2
 """Epochs that are waited for that.
 
 Extra rounds follow each other at once, and it takes other epochs to hear others.
+"""
+_UNTOLD = 12
+"""The same where the other end has not yet timed this pair and others: two minutes of 10 s epochs.
+
+It times an echo only in rounds that it leads, and meets others only between the extra rounds.
 """
 _UNHEARD = 4
 """The same where nobody has told anything of the peer.
@@ -114,30 +119,37 @@ class Links:
     def review(self, history: SignalHistory, epoch: int) -> None:
         """Decide on the pairs of a track, and drop what was not followed up."""
         for peer, pair in list(history.pairs.items()):
+            if history.track.timed and pair.accused and pair.reason == AMBIGUOUS:
+                self._weigh(history, pair, epoch)  # the other end may have told more by now
             if pair.accused:
                 continue
             if not 0 <= epoch - pair.touched <= _STALE:
                 del history.pairs[peer]
             elif history.track.timed:
-                self._weigh(pair, epoch)
+                self._weigh(history, pair, epoch)
             elif pair.bads >= HARD_BADS and epoch != pair.first.round.epoch:
                 # In the epoch of the first round, what others have met may be older than the fault.
                 self._hear(history, pair, epoch)
 
-    def _weigh(self, pair: PeerSuspicion, epoch: int) -> None:
+    def _weigh(self, history: SignalHistory, pair: PeerSuspicion, epoch: int) -> None:
         """Accuse the link of a slow pair, if both ends are well with others and both find the pair
         slow.
         """
         if pair.bads < self._enough or not mostly_well(pair):
             return
-        opinion = self._peer_history.opinion(pair.peer)
+        # Of an echo only the leader knows the time: a member's word on it is that it was answered.
+        opinion = self._peer_history.opinion(
+            pair.peer, calls=history.track.family == Kind.LIGHT.value
+        )
         if (
             opinion is not None
             and opinion >= self._high
             and self._peer_history.verified_by_peers(pair.peer, self._high)
         ):
             pair.accuse(SLOW)
-        elif pair.bads >= _MOST and epoch > pair.first.round.epoch + _EPOCHS:
+            return
+        told = opinion is not None and self._peer_history.tells_of_others(pair.peer)
+        if pair.bads >= _MOST and epoch > pair.first.round.epoch + (_EPOCHS if told else _UNTOLD):
             pair.accuse(AMBIGUOUS)
 
     def _hear(self, history: SignalHistory, pair: PeerSuspicion, epoch: int) -> None:

@@ -103,18 +103,33 @@ class PeerHistory:
 
         For a member on another leaf, only those rounds count that left its leaf too.
         """
+        others = self._with_others(name)
+        well = sum(value < high for value in others)
+        return well > max(1, len(others) - well)
+
+    def tells_of_others(self, name: str) -> bool:
+        """Tell whether a member told last of enough rounds with others to be verified by them."""
+        return len(self._with_others(name)) > 1
+
+    def _with_others(self, name: str) -> list[float]:
+        """Return the ratios of a member's last rounds with others that count, as it told them."""
         pairs: Mapping[str, float] = self._said[name].told.pairs if name in self._said else {}
         leaf = "" if self.near([name]) else self.leaves.get(name, "")
-        others = [
-            value < high
+        return [
+            value
             for peer, value in pairs.items()
             if peer != self.me and not (leaf and self.leaves.get(peer) == leaf)
         ]
-        return sum(others) > max(1, len(others) - sum(others))
 
-    def opinion(self, name: str) -> float | None:
-        """Return what a member told last of its rounds with this node."""
-        return self._said[name].told.pairs.get(self.me) if name in self._said else None
+    def opinion(self, name: str, *, calls: bool = False) -> float | None:
+        """Return what a member told last of its rounds with this node.
+
+        With `calls` only of those that it led.
+        """
+        if name not in self._said:
+            return None
+        told = self._said[name].told
+        return (told.calls if calls else told.pairs).get(self.me)
 
     def well(self, leaf: str, since: float) -> bool:
         """Tell whether a round with a member of that leaf went well since."""

@@ -346,6 +346,93 @@ def test_pair_that_only_one_end_finds_slow_is_ambiguous() -> None:
     )
 
 
+def test_ambiguous_pair_is_decided_once_the_other_end_agrees() -> None:
+    """The other end's baseline comes later than this one's: the accusation is corrected."""
+    scene = Scene()
+    scene.run(well, 3)
+    peer = partner(scene)
+    ambiguous, slow = (Suspect(Part.LINK, f"{ME}--{peer}", what) for what in ("ambiguous", "slow"))
+    assert scene.run(with_peer(peer, Answer(SLOW, told=agreeing(ME, peer, 1.0))), 4) == (ambiguous,)
+    assert scene.run(with_peer(peer, Answer(SLOW, told=agreeing(ME, peer, SLOW))), 4) == (slow,)
+
+
+def test_pair_is_not_ambiguous_before_the_other_end_has_met_others() -> None:
+    """Extra rounds keep the other end from meeting others, so that nothing verifies it yet.
+
+    That is not known, which differs from ends that disagree; it is said in the end.
+    """
+    scene = Scene()
+    scene.run(well, 3)
+    peer = partner(scene)
+    told = {f"{peer}--{ME}": SLOW, f"{peer}--b0": 1.0}
+    alone = with_peer(peer, Answer(SLOW, told=told))
+    assert scene.run(alone, 6) == ()
+    agreed = with_peer(peer, Answer(SLOW, told=agreeing(ME, peer, SLOW)))
+    assert scene.run(agreed) == (Suspect(Part.LINK, f"{ME}--{peer}", "slow"),)
+    scene.run(well, 8)
+    assert scene.run(alone, 24) == (Suspect(Part.LINK, f"{ME}--{peer}", "ambiguous"),)
+
+
+def echoes(scene: Scene, epochs: int, led: dict[str, float]) -> tuple[Suspect, ...]:
+    """Run light rounds of `a0` with a1, which are slow, and with a2 and a3, which are not.
+
+    Those with a1 are led by this node, so that a1 times none of them; `led` is what a1 tells of
+    rounds that it led itself.
+    """
+    told = {f"a1--{ME}": 1.0, "a1--a2": 1.0, "a1--a3": 1.0, **led}
+    for _ in range(epochs):
+        scene.epoch += 1
+        for peer, seconds, epoch in (
+            ("a1", 0.05, scene.epoch),
+            ("a1", 0.05, -1),
+            ("a1", 0.05, -1),
+            ("a2", 0.001, scene.epoch),
+            ("a3", 0.001, scene.epoch),
+        ):
+            scene.now += 1
+            scores = {peer: 1.0, **(told if peer == "a1" else {})}
+            scene.detector.observe(
+                Observation(
+                    epoch,
+                    Kind.LIGHT,
+                    "agent",
+                    (ME, peer),
+                    Outcome.OK,
+                    Stage.DONE,
+                    (Timing("echo", 64, seconds, 0.0),),
+                    scores=tuple(scores.items()),
+                    at=scene.now,
+                )
+            )
+    return scene.detector.suspects()
+
+
+def four_that_know_their_echoes() -> Scene:
+    """Return the scene of a0 on an unknown leaf with a1, a2 and a3, with usual echoes of 1 ms."""
+    scene = Scene(dict.fromkeys((ME, "a1", "a2", "a3"), ""))
+    usual = TimingClass("light", "agent", "echo", 64, "", 2, far=True)
+    for number in range(64):
+        scene.baselines.update(usual, 0.001, number)
+    return scene
+
+
+def test_echo_that_the_other_end_has_not_timed_is_not_ambiguous() -> None:
+    """Only the leader times an echo: that the other end has answered does not say it was fast."""
+    scene = four_that_know_their_echoes()
+    assert echoes(scene, 8, {}) == ()
+    found = echoes(scene, 1, {f"a1->{ME}": 50.0})
+    assert found == (Suspect(Part.LINK, f"{ME}--a1", "slow"),)
+
+
+@pytest.mark.parametrize(("led", "epochs"), [({f"a1->{ME}": 1.0}, 5), ({}, 16)])
+def test_echo_that_the_other_end_never_finds_slow_is_ambiguous(
+    led: dict[str, float], epochs: int
+) -> None:
+    """Soon where the ends disagree, and in the end where the other one never leads a round."""
+    found = echoes(four_that_know_their_echoes(), epochs, led)
+    assert found == (Suspect(Part.LINK, f"{ME}--a1", "ambiguous"),)
+
+
 GONE = Answer(outcome=Outcome.UNREACHABLE, stage=Stage.INVITE, silent=True)
 
 
