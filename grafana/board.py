@@ -189,7 +189,9 @@ def _model(board: Board) -> dashboard.Dashboard:
         title=board.title,
         description=" ".join(board.description.split()),
         tags=[TAG],
-        editable=False,
+        # Nobody can open a panel's query in a dashboard that is not editable. Where the files are
+        # provisioned, Grafana still saves no change to them (allowUiUpdates), only a copy.
+        editable=True,
         graph_tooltip=dashboard.DashboardCursorSync.CROSSHAIR,
         time=dashboard.DashboardDashboardTime(from_val=board.since, to="now"),
         timepicker=dashboard.TimePickerConfig(),

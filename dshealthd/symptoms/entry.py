@@ -1,7 +1,7 @@
 """One symptom: its alerts and its runbook, from TOML front matter and Markdown.
 
 A file is `+++`, TOML, `+++`, and the runbook in sections `## Meaning`, `## Confirm`, `## Remedy`
-and, where a guide is wrong or lacks something, `## Where the guides differ`.
+and, where advice that circulates is wrong or lacks something, `## Common advice, checked`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ AUDIENCES = ("operator", "owner")
 """Who can repair it: whoever runs the cluster, or the owner of the training job."""
 MEANS = ("alert", "doctor", "explain", "job")
 SECTIONS = ("Meaning", "Confirm", "Remedy")
-DIFFERENCES = "Where the guides differ"
+ADVICE = "Common advice, checked"
+"""What articles recommend, tried against the libraries; optional."""
 FIRST_STEP = "First step: "
 """What a description says before what to do."""
 PARTS = frozenset(
@@ -103,8 +104,6 @@ class Symptom:
     title: str
     row: int | None = None
     """Of the symptom table; None for the monitor's own troubles."""
-    guides: tuple[str, ...] = ()
-    """Where the guides have it: `B5` is the fifth error of guide B."""
     means: tuple[str, ...] = ()
     waits_for: str = ""
     """The signals that do not exist yet, without which there is no alert, or not the whole of it.
@@ -167,7 +166,6 @@ def _field(key: str) -> str:
 _OF_SYMPTOM: Mapping[str, type] = {
     "row": int,
     "title": str,
-    "guides": list,
     "means": list,
     "waits_for": str,
     "covered_by": list,
@@ -201,7 +199,7 @@ def _wrong(table: Mapping[str, Any], rows: list[dict[str, Any]], body: str) -> I
     sections = _sections(body)
     yield from (f"section ## {name} is missing" for name in SECTIONS if not sections.get(name))
     yield from (
-        f"section ## {name} is unknown" for name in sections if name not in (*SECTIONS, DIFFERENCES)
+        f"section ## {name} is unknown" for name in sections if name not in (*SECTIONS, ADVICE)
     )
 
 

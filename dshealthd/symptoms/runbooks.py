@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from dshealthd.symptoms.entry import DIFFERENCES, FIRST_STEP
+from dshealthd.symptoms.entry import ADVICE, FIRST_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,13 +90,8 @@ def _lines(symptom: Symptom) -> Iterator[str]:
     yield from _section("Remedy", symptom)
     yield from _section("Confirm", symptom)
     yield from _section("Meaning", symptom)
-    if DIFFERENCES in symptom.sections:
-        yield from _section(DIFFERENCES, symptom)
-        yield (
-            "Guides A to E are the public troubleshooting articles that these runbooks were "
-            "checked "
-            "against: A1 is the first error of guide A."
-        )
+    if ADVICE in symptom.sections:
+        yield from _section(ADVICE, symptom)
 
 
 def _section(name: str, symptom: Symptom) -> Iterator[str]:

@@ -30,10 +30,10 @@ BAD = {
     "+++\na = \n+++\n": "x.md: is not TOML: Invalid value (at line 1, column 5)",
     entry(
         'alert = "a"'
-    ): "x.md: alert: unknown key; known are covered_by, guides, means, row, title, waits_for",
+    ): "x.md: alert: unknown key; known are covered_by, means, row, title, waits_for",
     entry("rwo = 3"): "x.md: rwo: unknown key; did you mean row?",
     entry('row = "3"'): "x.md: row: must be int, not str",
-    entry("guides = [1]"): "x.md: guides: must be strings",
+    entry("covered_by = [1]"): "x.md: covered_by: must be strings",
     entry('means = ["page"]'): 'x.md: means: "page" is not one of alert, doctor, explain, job',
     entry('title = ""'): "x.md: title: is missing",
     entry(
@@ -84,17 +84,17 @@ def test_what_is_read() -> None:
     symptom = parse(
         "x",
         entry(
-            'row = 3\nguides = ["A1"]\nmeans = ["alert"]',
+            'row = 3\ncovered_by = ["y"]\nmeans = ["alert"]',
             for_='"1m30s"',
             every='"1m"',
             expr='"""\na\n  > b\n"""',
         ),
     )
-    assert (symptom.slug, symptom.title, symptom.row, symptom.guides, symptom.means) == (
+    assert (symptom.slug, symptom.title, symptom.row, symptom.covered_by, symptom.means) == (
         "x",
         "T",
         3,
-        ("A1",),
+        ("y",),
         ("alert",),
     )
     (alert,) = symptom.alerts

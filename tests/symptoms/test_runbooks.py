@@ -54,6 +54,17 @@ def test_every_link_has_its_heading() -> None:
         }
 
 
+@pytest.mark.parametrize("slug", all_symptoms())
+def test_cites_nothing_that_a_reader_has_not(slug: str) -> None:
+    """A runbook says what advice is wrong, and not by the letter and number of some article."""
+    text = render(all_symptoms()[slug])
+    assert (
+        re.findall(r"\b[Gg]uides? [A-Z]\b.*|(?<![\w`])[A-E]\d{1,2}(?:'s\b| to [A-E]\d| and )", text)
+        == []
+    )
+    assert re.findall(r"\bthe guides?\b", text, re.IGNORECASE) == []
+
+
 @pytest.mark.parametrize("alert", [alert for _, alert in ALERTS], ids=lambda alert: alert.name)
 def test_every_alert_says_what_to_do(alert: Alert) -> None:
     """The first step of each alert stands without its labels, and has a command or names a place."""

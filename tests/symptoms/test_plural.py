@@ -1,0 +1,59 @@
+"""Alerts about one of something: "1 GPU has", not "1 GPUs have"."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.symptoms import all_symptoms
+from dshealthd.symptoms.template import render
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.symptoms.entry import Alert
+
+ALERTS = [alert for symptom in all_symptoms().values() for alert in symptom.alerts]
+NEVER_ONE = {
+    "DshealthdAgentRestarts": "fires above two restarts",
+    "DshealthdCollectiveStalled": "20 answers of NCCL's RAS, unless the threshold is changed",
+    "DshealthdCollectiveStuck": "4 answers of NCCL's RAS, unless the threshold is changed",
+    "DshealthdFabricSlow": "a ratio above 1",
+    "DshealthdFleetUnreachable": "fires above three nodes",
+    "DshealthdLossNotFinite": "counts ranks only above eight",
+    "DshealthdMembersUnwatched": "more members than targets, and one target at least",
+    "DshealthdRanksShareGpu": "fires above one rank",
+    "DshealthdRendezvousPortsInTimeWait": "above 100 sockets, unless the threshold is changed",
+    "DshealthdTargetTwice": "fires above one target",
+    "DshealthdTargetsFewer": "at least half of more than three targets",
+}
+"""Alerts whose value is never 1, and why; what the rule says, not what usually happens."""
+_WORD = r"(?!(?:of|in|on|over|a|to|at|is|has|was|says|runs|hung|its|s)\b)[\w'-]+"
+ONE_OF_MANY = re.compile(rf"(?<![\w.:])1 (?:{_WORD} ){{0,4}}?{_WORD}(?<=[^\Ws]s)(?!\S*\w)")
+"""A 1 and a plural, with up to four words between; "process" ends in two of them."""
+
+
+def texts(alert: Alert) -> Iterator[str]:
+    """Yield the description for the value 1, once for each label on which its words depend."""
+    labels = dict.fromkeys(re.findall(r"\$labels\.(\w+)", alert.description), "x")
+    yield render(alert.description, {}, 1.0)
+    yield render(alert.description, labels, 1.0)
+    for name, value in re.findall(r'eq \$labels\.(\w+) "([^"]*)"', alert.description):
+        yield render(alert.description, labels | {name: value}, 1.0)
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_one(alert: Alert) -> None:
+    """What an alert says of a single one is in the singular, unless there never is a single one."""
+    found = [match[0] for text in texts(alert) for match in ONE_OF_MANY.finditer(text)]
+    assert bool(found) == (alert.name in NEVER_ONE), found
+
+
+def test_plurals_are_found() -> None:
+    """The search finds plurals, with words between, and leaves what is right alone."""
+    for wrong in ("1 GPUs are", "on 1 nodes:", "1 InfiniBand or RoCE ports", "1 OOM kills"):
+        assert ONE_OF_MANY.search(wrong), wrong
+    for right in ("127.0.0.1 fails", "1 process hung", "1 of its peers", "1 node has", "11 nodes"):
+        assert not ONE_OF_MANY.search(right), right
