@@ -1,7 +1,8 @@
 """A member of a cluster that lies: a real agent's probes, of which only the words are changed.
 
 What it sends, what its workers do and whom it answers follow one of the strategies of
-`probe_liars`. Its credentials are its own, so it speaks in nobody else's name.
+`probe_liars`. One that is `honest` leads as many rounds as one that frames, and tells the truth.
+Its credentials are its own, so it speaks in nobody else's name.
 """
 
 from __future__ import annotations
@@ -236,7 +237,7 @@ class Liar:
                     self.lies += 1
                     await asyncio.sleep(DEAF)
                 found: dict[str, Any] = await handler(sender, body)
-                if "scores" in found:
+                if "scores" in found and self._strategy != "honest":
                     found["scores"] = self._scores()
                 return found
 
@@ -255,6 +256,8 @@ class Liar:
         """Return what it sends in place of a message; None: nothing, and it acts as if it had."""
         if self._strategy == "silence" and method == "invite" and self._deaf(peer):
             return None
+        if self._strategy == "honest":
+            return body
         if method == "invite" and self._strategy != "silence":
             third = len(body["members"]) > 2 and peer not in self._victims
             if third and self._meant(body["members"]) and self._turn % 2:
