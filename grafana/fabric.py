@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from grafana.board import Row, Source, node_link, series_link
 from grafana.panels import BLUE, GREEN, ORANGE, RED, YELLOW, graph, number
-from grafana.queries import ROWS, SERIES, grown, worst
+from grafana.queries import ROWS, SERIES, grown, grown_or_new, worst
 from grafana.tables import Column, rows
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _nvlink(source: Source) -> list[dashboard.Panel]:
 
 def _errors() -> list[dashboard.Panel]:
     ports = grown("dshealthd_infiniband_port_errors_total{@nodes}")
-    links = grown("dshealthd_nvlink_errors_total{@nodes}")
+    links = grown_or_new("dshealthd_nvlink_errors_total{@nodes}")
     return [
         rows(
             "Ports with most errors",

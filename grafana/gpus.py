@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from grafana.board import Row, Source
 from grafana.panels import BLUE, GREEN, ORANGE, RED, UP, YELLOW, graph, timeline
-from grafana.queries import ROWS
+from grafana.queries import ROWS, grown_or_new
 from grafana.tables import Column, rows
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ HELD: States = {0: ("free", GREEN), 1: ("throttled", RED)}
 NOT_IDLE = 'reason!~"gpu_idle|applications_clocks_setting|sync_boost|display_clock_setting"'
 """Reasons that are no trouble are left out: idleness, and what somebody set."""
 XIDS = f"topk({ROWS}, max by (gpu, pci, xid) (dshealthd_xid_last_timestamp_seconds{{@node}}))"
-LINK_ERRORS = "sum by (gpu, link) (increase(dshealthd_nvlink_errors_total{@gpus}[$__range]))"
+LINK_ERRORS = f"sum by (gpu, link) ({grown_or_new('dshealthd_nvlink_errors_total{@gpus}')})"
 BAD_LINKS = f"""(topk({ROWS}, {LINK_ERRORS} > 0)
     or max by (gpu, link) (dshealthd_nvlink_up{{@gpus}} == 0 and max_over_time(dshealthd_nvlink_up{{@gpus}}[$__range]) == 1))"""
 
@@ -288,7 +288,7 @@ def _links(source: Source) -> list[dashboard.Panel]:
             (
                 (
                     "sum by (gpu, type) (60 * "
-                    "rate(dshealthd_nvlink_errors_total{@gpus}[$__rate_interval]))"
+                    "rate(dshealthd_gpu_nvlink_errors_total{@gpus}[$__rate_interval]))"
                 ),
                 f"{GPU} {{{{type}}}}",
             ),

@@ -72,3 +72,10 @@ def grown(selector: str) -> str:
     unless it has passed its old value.
     """
     return f"(({selector} > 0) - {selector} offset $__range > 0)"
+
+
+def grown_or_new(selector: str) -> str:
+    """Return the same for counters that are exported once they are above 0: one that was not there
+    at the begin of the time shown has grown from 0.
+    """
+    return f"({grown(selector)} or ({selector} > 0 unless {selector} offset $__range))"

@@ -56,6 +56,32 @@ ROWS_FAILED = gauge(
     "1 once a row could not be replaced: no spare is left, the GPU is to be exchanged.",
     *_ID,
 )
+ROWS_INACTIVE = gauge(
+    "dshealthd_gpu_remapped_rows_inactive",
+    "Replacements of memory rows that are recorded and not in force, by the type of error that led "
+    "to them (NVML fields 301, 302); Blackwell, with recent drivers.",
+    *_ID,
+    "type",
+)
+REPAIR_PENDING = gauge(
+    "dshealthd_gpu_repair_pending",
+    "1 while a memory channel or a TPC waits for the next GPU reset to be repaired; Hopper and later, "
+    "with recent drivers.",
+    *_ID,
+)
+UNREPAIRABLE = gauge(
+    "dshealthd_gpu_memory_unrepairable",
+    "1 once the driver says that memory of the GPU cannot be repaired: it is to be exchanged. Recent "
+    "drivers.",
+    *_ID,
+)
+SRAM_UNITS = counter(
+    "dshealthd_gpu_sram_unit_errors_total",
+    "Uncorrected SRAM errors in the life of the GPU by the unit that had them: l2, sm, pcie, "
+    "mcu (microcontrollers), other; only units that have had any.",
+    *_ID,
+    "unit",
+)
 BANKS = gauge(
     "dshealthd_gpu_row_remapper_exhausted_banks",
     "Memory banks with few or no spare rows left (low and none of NVML's histogram). The next row "
@@ -97,10 +123,19 @@ _REST: tuple[tuple[str, Metric, tuple[str, ...]], ...] = (
     ("NVML_FI_DEV_REMAPPED_UNC", ROWS, ("uncorrected",)),
     ("NVML_FI_DEV_REMAPPED_PENDING", ROWS_PENDING, ()),
     ("NVML_FI_DEV_REMAPPED_FAILURE", ROWS_FAILED, ()),
+    ("NVML_FI_DEV_REMAPPED_ROWS_COR_INACTIVE", ROWS_INACTIVE, ("corrected",)),
+    ("NVML_FI_DEV_REMAPPED_ROWS_UNC_INACTIVE", ROWS_INACTIVE, ("uncorrected",)),
     ("NVML_FI_DEV_RETIRED_SBE", PAGES, ("corrected",)),
     ("NVML_FI_DEV_RETIRED_DBE", PAGES, ("uncorrected",)),
     ("NVML_FI_DEV_RETIRED_PENDING", PAGES_PENDING, ()),
 )
+_UNITS = {
+    "l2": "aggregateUncBucketL2",
+    "sm": "aggregateUncBucketSm",
+    "pcie": "aggregateUncBucketPcie",
+    "mcu": "aggregateUncBucketMcu",
+    "other": "aggregateUncBucketOther",
+}
 _ASKED = Fields(*_COUNTS.values(), *(field for field, _, _ in _REST))
 
 
@@ -123,6 +158,11 @@ class Ecc(GpuCollector):
             few = number(banks.low), number(banks.none)
             if None not in few and any(few):
                 yield BANKS(sum(filter(None, few)), *gpu.labels)
+        pending = device.ask("nvmlDeviceGetRepairStatus")
+        if pending is not None and None not in map(number, pending):
+            yield REPAIR_PENDING(float(any(pending)), *gpu.labels)
+        broken = device.ask("nvmlDeviceGetUnrepairableMemoryFlag_v1")
+        yield from told(UNREPAIRABLE, None if broken is None else float(broken > 0), *gpu.labels)
         sram = device.fill("nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t")
         if sram is not None:
             yield from _sram(gpu, ("corrected", "volatile"), sram.volatileCor)
@@ -134,6 +174,9 @@ class Ecc(GpuCollector):
                 gpu, ("uncorrected", "aggregate"), sram.aggregateUncParity, sram.aggregateUncSecDed
             )
             yield from told(THRESHOLD, number(sram.bThresholdExceeded), *gpu.labels)
+            for unit, name in _UNITS.items():
+                if count := number(getattr(sram, name)):
+                    yield SRAM_UNITS(count, *gpu.labels, unit)
             return
         for kind in _TYPES:
             for span in _SPANS:

@@ -19,7 +19,7 @@ from dshealthd.nvml.values import ALL_LINKS, Fields, number, told
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from dshealthd.core.collector import Sample
+    from dshealthd.core.collector import Context, Sample
     from dshealthd.nvml.device import Device, Gpu
 
 _ID = ("gpu", "uuid")
@@ -32,8 +32,8 @@ UP = gauge(
 )
 ERRORS = counter(
     "dshealthd_nvlink_errors_total",
-    "Errors of a link, cured by the link itself or not. Up to NVLink 4: replay, recovery, crc "
-    "(fields 161-163). NVLink 5: receive, link_recovery, retransmit (fields 208, 215, 295).",
+    "Errors of a link, of the types that dshealthd_gpu_nvlink_errors_total sums up; only links that "
+    "have had any, unless collectors.nvlink.links is set.",
     *_ID,
     *("link", "type"),
 )
@@ -49,9 +49,11 @@ SYMBOL_BER = gauge(
 )
 SUMS = counter(
     "dshealthd_gpu_nvlink_errors_total",
-    "Errors of all links of the GPU together, NVLink 5, where collectors.nvlink.sums is set: effective (after correction), symbol, "
-    "discards (packets not sent), malformed, overrun, recovery_failed (fields 206, 207, 212, 214, "
-    "219, 221).",
+    "Errors of all links of the GPU together, cured by the links themselves or not. Up to NVLink 4: "
+    "replay, recovery, crc (fields 161-163). NVLink 5: receive, link_recovery, retransmit (208, 215, "
+    "295) and, where collectors.nvlink.sums is set, effective (after correction), symbol, discards "
+    "(packets not sent), malformed, overrun, recovery_failed (219, 221, 212, 206, 207, 214). A link "
+    "that no longer answers counts with what it last told.",
     *_ID,
     "type",
 )
@@ -183,6 +185,11 @@ def bit_error_ratio(code: float) -> float:
 class NvlinkOptions(SlowGpuCollectorOptions):
     """Options of this collector."""
 
+    links: bool = option(
+        False,
+        "Whether the errors of every link are exported: three series for each, beside the sums of "
+        "each GPU. Otherwise only those of links that have had any.",
+    )
     sums: bool = option(
         False,
         "Whether NVLink 5 has the sums of its rarer errors, and the symbol error ratio: seven more "
@@ -195,6 +202,14 @@ class Nvlink(GpuCollector):
 
     Options = NvlinkOptions
     wakes_on = frozenset({News.GPU_ERROR, News.NVLINK})
+
+    def __init__(self, options: NvlinkOptions, context: Context) -> None:
+        """Have read no link yet."""
+        super().__init__(options, context)
+        self._last: dict[tuple[str, str], dict[int, float]] = {}
+        """What each link last told, by GPU and type of error: without one that falls silent a sum
+        would drop, which reads as a counter that was reset.
+        """
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield what a GPU's links tell; nothing where it has none."""
@@ -226,24 +241,40 @@ class Nvlink(GpuCollector):
                 yield UP(float(state in LINK_UP), *labels[link])
         if None not in states:
             yield LINKS_UP(sum(state in LINK_UP for state in states), *gpu.labels)
-        for kind, (name, older) in _ERRORS.items():
-            for link, errors in enumerate(field[name]):
-                yield from told(
-                    ERRORS,
-                    device.ask("nvmlDeviceGetNvLinkErrorCounter", link, older)
-                    if errors is None
-                    else errors,
-                    *labels[link],
-                    kind,
-                )
-        for kind, name in _ERRORS_5.items():
-            for link, errors in enumerate(field[name]):
-                yield from told(ERRORS, errors, *labels[link], kind)
+        errors = {
+            kind: [
+                device.ask("nvmlDeviceGetNvLinkErrorCounter", link, older)
+                if count is None
+                else count
+                for link, count in enumerate(field[name])
+            ]
+            for kind, (name, older) in _ERRORS.items()
+        } | {kind: field[name] for kind, name in _ERRORS_5.items()}
+        yield from self._errors(gpu, labels, errors)
         for metric, name in ((BER, _BER), (SYMBOL_BER, _SYMBOL_BER)):
             rates = [bit_error_ratio(code) for code in field.get(name, ()) if code is not None]
             yield from told(metric, max(rates, default=None), *gpu.labels)
         for kind, name in _SUMS.items():
             yield from told(SUMS, _sum(field.get(name, ())), *gpu.labels, kind)
+
+    def _errors(
+        self,
+        gpu: Gpu,
+        labels: Sequence[tuple[str, ...]],
+        errors: Mapping[str, Sequence[float | None]],
+    ) -> Iterator[Sample]:
+        """Yield the sum of each type of error, and the errors of the links that have any."""
+        for kind, counts in errors.items():
+            last = self._last.setdefault((gpu.uuid, kind), {})
+            told_now = {link: count for link, count in enumerate(counts) if count is not None}
+            last.update(told_now)
+            if told_now:
+                yield SUMS(sum(last.values()), *gpu.labels, kind)
+        for link, label in enumerate(labels):
+            of_link = {kind: counts[link] for kind, counts in errors.items()}
+            if self.options.links or any(of_link.values()):
+                for kind, count in of_link.items():
+                    yield from told(ERRORS, count, *label, kind)
 
 
 def _kinds(device: Device, count: int) -> Counter[tuple[str, str]]:

@@ -87,6 +87,7 @@ def gpus(series: Series, wall: float) -> Iterator[Sign]:
 def memory(series: Series, wall: float) -> Iterator[Sign]:
     """Yield errors of GPU memory, and what the driver wants done about a GPU."""
     failed = series.parts("gpu_remapped_rows_failed", "gpu")
+    failed |= series.parts("gpu_memory_unrepairable", "gpu")
     uncorrected = set()
     name = "gpu_ecc_errors_total"
     for labels, value in series(name, type="uncorrected", counter="volatile"):
@@ -103,7 +104,12 @@ def memory(series: Series, wall: float) -> Iterator[Sign]:
     for sign in _logged(series, "DshealthdGpuMemoryErrorUncorrected", XIDS_MEMORY, wall):
         if (sign.labels["gpu"],) not in failed:
             yield sign
-    yield from _flags(series, "DshealthdGpuRowRemapFailed", "gpu_remapped_rows_failed")
+    yield from _flags(
+        series,
+        "DshealthdGpuRowRemapFailed",
+        "gpu_remapped_rows_failed",
+        "gpu_memory_unrepairable",
+    )
     yield from _logged(series, "DshealthdGpuRowRemapFailed", XIDS_EXCHANGE, wall)
     yield from _flags(series, "DshealthdGpuSramWornOut", "gpu_sram_threshold_exceeded")
     broken = failed | uncorrected
@@ -113,6 +119,7 @@ def memory(series: Series, wall: float) -> Iterator[Sign]:
             "DshealthdGpuRowRemapPending",
             "gpu_remapped_rows_pending",
             "gpu_retired_pages_pending",
+            "gpu_repair_pending",
         ),
         *_logged(series, "DshealthdGpuRowRemapPending", frozenset(("63",)), wall),
     ]

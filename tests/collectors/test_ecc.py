@@ -111,3 +111,56 @@ def test_spare_rows(tmp_path: Path) -> None:
         assert not seen.values("gpu_row_remapper_exhausted_banks", gpu="2")
         assert not seen.values("gpu_row_remapper_exhausted_banks", gpu="1")
         assert not seen.reasons("ecc")
+
+
+def test_repairs(tmp_path: Path) -> None:
+    """A channel or a TPC that waits for a reset is told, and memory that no repair helps.
+
+    A GPU or a driver that does not know of repairs tells nothing, and is no fault.
+    """
+    with Node(tmp_path, gpus=4) as node:
+        node.simulator.set(1, "repair_channel_pending", 1)
+        node.simulator.set(2, "repair_tpc_pending", 1)
+        node.simulator.set(2, "unrepairable_memory", 1)
+        node.simulator.set(3, "repair_channel_pending", "unsupported")
+        node.simulator.set(3, "unrepairable_memory", "unsupported")
+        seen = node.collect("ecc")
+        pending, broken = (
+            {labels[0]: value for labels, value in seen.values(metric).items()}
+            for metric in ("gpu_repair_pending", "gpu_memory_unrepairable")
+        )
+        assert pending == {"0": 0, "1": 1, "2": 1}
+        assert broken == {"0": 0, "1": 0, "2": 1}
+        assert not seen.reasons("ecc")
+        # What cannot be told is neither pending nor well.
+        node.simulator.set(1, "repair_channel_pending", "na")
+        node.simulator.set(1, "unrepairable_memory", "na")
+        seen = node.collect("ecc")
+        assert not seen.values("gpu_repair_pending", gpu="1")
+        assert not seen.values("gpu_memory_unrepairable", gpu="1")
+
+
+def test_sram_by_unit(tmp_path: Path) -> None:
+    """Units with uncorrected SRAM errors are named; the others are series without news."""
+    with Node(tmp_path, gpus=2) as node:
+        node.simulator.set(1, "sram_bucket_l2", 3)
+        node.simulator.set(1, "sram_bucket_other", 1)
+        seen = node.collect("ecc")
+        assert seen.values("gpu_sram_unit_errors_total", gpu="1", uuid=node.uuid(1)) == {
+            ("l2",): 3,
+            ("other",): 1,
+        }
+        assert not seen.values("gpu_sram_unit_errors_total", gpu="0")
+
+
+def test_inactive_rows(tmp_path: Path) -> None:
+    """Rows whose replacement is recorded and not in force are told where the part knows of them."""
+    with Node(tmp_path, gpus=1, profile="b200") as node:
+        node.simulator.set(0, "remapped_uncorrectable_inactive", 2)
+        seen = node.collect("ecc")
+        assert seen.values("gpu_remapped_rows_inactive", gpu="0", uuid=node.uuid(0)) == {
+            ("corrected",): 0,
+            ("uncorrected",): 2,
+        }
+    with Node(tmp_path / "h100", gpus=1) as node:
+        assert not node.collect("ecc").values("gpu_remapped_rows_inactive")

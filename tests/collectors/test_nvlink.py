@@ -56,6 +56,46 @@ def test_errors_of_a_link(node: Node) -> None:
     assert sum(seen.values("nvlink_errors_total").values()) == 254
 
 
+def test_errors_of_all_links(node: Node) -> None:
+    """Each GPU has the sums of its links' errors from the first look on, also where there is none.
+
+    Links are named once they have had one, or as an option.
+    """
+    seen = node.collect("nvlink")
+    none = {("replay",): 0, ("recovery",): 0, ("crc",): 0}
+    assert seen.values("gpu_nvlink_errors_total", gpu="0", uuid=node.uuid(0)) == none
+    assert not seen.values("nvlink_errors_total")
+    node.simulator.set(0, "nvlink4_replay", 3)
+    node.simulator.set(0, "nvlink9_replay", 2)
+    seen = node.collect("nvlink")
+    assert seen.value("gpu_nvlink_errors_total", gpu="0", type="replay") == 5
+    assert seen.value("gpu_nvlink_errors_total", gpu="1", type="replay") == 0
+    assert {labels[2] for labels in seen.values("nvlink_errors_total")} == {"4", "9"}
+
+
+def test_errors_of_a_link_that_falls_silent(node: Node) -> None:
+    """A link that no longer tells does not make the sum drop, as if it had been reset."""
+    node.simulator.set(0, "nvlink4_replay", 3)
+    node.simulator.set(0, "nvlink5_replay", 2)
+    assert node.collect("nvlink").value("gpu_nvlink_errors_total", gpu="0", type="replay") == 5
+    node.simulator.set(0, "nvlink4_replay", "na")
+    seen = node.collect("nvlink")
+    assert seen.value("gpu_nvlink_errors_total", gpu="0", type="replay") == 5
+    assert not seen.values("nvlink_errors_total", gpu="0", link="4", type="replay")
+    node.simulator.set(0, "nvlink_replay", "na")
+    node.simulator.set(0, "nvlink5_replay", "na")
+    seen = node.collect("nvlink")
+    assert not seen.values("gpu_nvlink_errors_total", gpu="0", type="replay")
+    assert seen.value("gpu_nvlink_errors_total", gpu="0", type="crc") == 0
+
+
+def test_every_link_as_an_option(tmp_path: Path) -> None:
+    """With the option `links` those without errors are there as well."""
+    with Node(tmp_path, gpus=2, options={"nvlink": {"links": True}}) as node:
+        seen = node.collect("nvlink")
+        assert len(seen.values("nvlink_errors_total")) == 2 * 18 * 3
+
+
 def test_drivers_without_fields(node: Node) -> None:
     """Where a driver lacks the fields, the functions that were there before them tell the same."""
     node.simulator.set(0, "nvlink5_state", 0)
@@ -135,6 +175,9 @@ def test_sums_of_nvlink_5(tmp_path: Path) -> None:
         node.simulator.set(0, "nvlink9_symbol_ber", 0x20C)
         seen = node.collect("nvlink")
         assert seen.values("gpu_nvlink_errors_total", gpu="0", uuid=node.uuid(0)) == {
+            ("receive",): 0,
+            ("link_recovery",): 0,
+            ("retransmit",): 0,
             ("effective",): 0,
             ("symbol",): 7,
             ("discards",): 0,
@@ -152,12 +195,12 @@ def test_sums_of_nvlink_5(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("profile", "sums"), [("h100", True), ("b200", False)])
 def test_sums_are_shown_where_they_are_wanted(tmp_path: Path, profile: str, sums: bool) -> None:  # noqa: FBT001
-    """Up to NVLink 4 there are no sums, and later they are an option; neither is a fault."""
+    """Up to NVLink 4 rarer errors are not told, and later they are an option; neither is a fault."""
     with Node(tmp_path, profile=profile, options={"nvlink": {"sums": sums}}) as node:
         seen = node.collect("nvlink")
-        assert not seen.values("gpu_nvlink_errors_total")
+        assert not seen.values("gpu_nvlink_errors_total", type="symbol")
         assert not seen.values("nvlink_symbol_bit_error_ratio")
-        assert seen.values("nvlink_errors_total", gpu="0", link="3")
+        assert len(seen.values("gpu_nvlink_errors_total", gpu="0")) == 3
         assert not seen.reasons("nvlink")
 
 

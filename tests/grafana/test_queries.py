@@ -231,7 +231,7 @@ def test_what_is_dense_is_asked_for(template: Scrape) -> None:
     rows that somebody has to open.
     """
     dense = {name for name, series in template.series.items() if len(series) > DENSE}
-    assert {"dshealthd_nvlink_errors_total", "dshealthd_infiniband_port_errors_total"} <= dense
+    assert {"dshealthd_nvlink_up", "dshealthd_infiniband_port_errors_total"} <= dense
     shut = {
         (uid, panel["title"])
         for uid, document in documents().items()

@@ -243,6 +243,7 @@ enum { RETURNS(AS_ENUM) };
     D(retired_pending, NO, NO, "0", NO) \
     D(repair_channel_pending, "0", NO, NO, "0") \
     D(repair_tpc_pending, "0", NO, NO, "0") \
+    D(unrepairable_memory, "0", NO, NO, "0") \
     D(recovery_action, "0", "0", "0", "0") \
     D(reset_status, "0", "0", NO, "0") \
     D(drain_and_reset_status, "0", "0", NO, "0") \
@@ -1408,6 +1409,7 @@ enum version {
     MEMORY_V2 = 0x2000028,
     SRAM_V1 = 0x1000068,
     REPAIR_V1 = 0x100000c,
+    UNREPAIRABLE_V1 = 0x1000008,
     FABRIC_V2 = 0x2000024,
     FABRIC_V3 = 0x3000028,
 };
@@ -1427,6 +1429,9 @@ struct margin {
 };
 struct repair {
     uint version, channel, tpc;
+};
+struct unrepairable {
+    uint version, flag;
 };
 
 API int nvmlDeviceGetTemperatureV(const struct device *device, struct temperature *io)
@@ -1455,6 +1460,14 @@ API int nvmlDeviceGetRepairStatus(const struct device *device, struct repair *io
     if (rc == OK)
         rc = get_uint(device, "repair_channel_pending", &io->channel);
     return leave(rc == OK ? get_uint(device, "repair_tpc_pending", &io->tpc) : rc);
+}
+
+API int nvmlDeviceGetUnrepairableMemoryFlag_v1(const struct device *device, struct unrepairable *io)
+{
+    int rc = enter_device(__func__, device, io);
+    if (rc == OK)
+        rc = check_version(&io->version, UNREPAIRABLE_V1);
+    return leave(rc == OK ? get_uint(device, "unrepairable_memory", &io->flag) : rc);
 }
 
 struct memory {

@@ -526,7 +526,7 @@ def test_sentinels(node: Node) -> None:
         "gpu_remapped_rows": {"type": "corrected"},
         "pcie_replays_total": {},
         "pcie_link_width": {},
-        "nvlink_errors_total": {"type": "replay"},
+        "gpu_nvlink_errors_total": {"type": "replay"},
         "gpu_compute_processes_memory_bytes": {},
     }.items():
         assert not seen.values(metric, gpu="1", **labels), metric
