@@ -91,7 +91,7 @@ def test_orphan_on_a_rendezvous_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_rules, "LIMITS", {**LIMITS, "orphan_listener_seconds": 0.1})
     with listener("127.0.0.1", PORT):
         assert outcomes(listeners.CHECK, look("rendezvous")) == ["ok"]
-    serve = f"import socket,time; s=socket.create_server(('127.0.0.1',{PORT})); time.sleep(60)"
+    serve = f"import socket,time; s=socket.create_server(('127.0.0.1',{PORT})); time.sleep(600)"
     launcher = (
         "import subprocess,sys; "
         f"print(subprocess.Popen([sys.executable, '-c', {serve!r}], stdout=subprocess.DEVNULL).pid)"
@@ -106,10 +106,9 @@ def test_orphan_on_a_rendezvous_port(monkeypatch: pytest.MonkeyPatch) -> None:
     orphan = int(done.stdout)
     try:
         end = time.monotonic() + 60
-        while outcomes(listeners.CHECK, look("rendezvous")) == ["ok"]:
+        while (found := results(listeners.CHECK, look("rendezvous"))[0]).outcome.value == "ok":
             assert time.monotonic() < end
             time.sleep(0.1)
-        (found,) = results(listeners.CHECK, look("rendezvous"))
         assert (listeners.CHECK.slug, found.outcome.value) == ("address-in-use", "warning")
         assert "ss -tlnp" in found.remedy
     finally:

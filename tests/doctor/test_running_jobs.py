@@ -25,7 +25,7 @@ from dshealthd.doctor.node import (
     nccl_releases,
     open_files_used,
 )
-from tests.doctor.looks import look, outcomes, results
+from tests.doctor.looks import look, results
 from tests.doctor.test_software import installed
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def ranks(*each: dict[str, str]) -> Iterator[None]:
         "WORLD_SIZE": "2",
         "PATH": os.environ["PATH"],
     }
-    script = "import time; print(flush=True); time.sleep(120)"
+    script = "import time; print(flush=True); time.sleep(600)"
     with contextlib.ExitStack() as stack:
         for one in each:
             process = stack.enter_context(
@@ -134,8 +134,13 @@ def test_process_at_its_limit_of_open_files() -> None:
     script = (
         "import resource, sys, time; resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))\n"
         "held = [open('/dev/null') for _ in range(115)]; print(flush=True)\n"
-        "sys.stdin.readline(); held.clear(); print(flush=True); time.sleep(120)"
+        "sys.stdin.readline(); held.clear(); print(flush=True); time.sleep(600)"
     )
+
+    def its_own() -> list[Result]:
+        """Return what is said of the machine's processes; jobs of others may be near theirs."""
+        found = results(open_files_used.CHECK, look("open_files"))
+        return [one for one in found if "some process" in one.text]
 
     with subprocess.Popen(
         [sys.executable, "-c", script],
@@ -147,13 +152,13 @@ def test_process_at_its_limit_of_open_files() -> None:
         assert process.stdout
         try:
             process.stdout.readline()
-            (found,) = results(open_files_used.CHECK, look("open_files"))
+            (found,) = its_own()
             assert (open_files_used.CHECK.slug, found.outcome.value) == ("open-files", "warning")
             assert found.remedy
             print(file=process.stdin, flush=True)
             process.stdout.readline()
             end = time.monotonic() + 60
-            while outcomes(open_files_used.CHECK, look("open_files")) != ["ok"]:
+            while its_own():
                 assert time.monotonic() < end
         finally:
             process.kill()
