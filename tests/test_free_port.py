@@ -75,14 +75,14 @@ def test_listening_and_waiting_ports_are_not_free() -> None:
 
 
 def waiting_port() -> int:
-    """Return the port of the only socket in TIME_WAIT here."""
-    lines = subprocess.run(
-        ["ss", "-tanH", "state", "time-wait"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    ).stdout.splitlines()
+    """Return the port of the only socket in TIME_WAIT here, once the kernel has it there."""
+    command, end = ["ss", "-tanH", "state", "time-wait"], time.monotonic() + 60
+    while not (
+        lines := subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=60
+        ).stdout.splitlines()
+    ):
+        assert time.monotonic() < end
     return int(lines[0].split()[2].rpartition(":")[2])
 
 

@@ -63,8 +63,8 @@ class Agent:
         }
 
     def until(self, key: tuple[str, ...]) -> dict[tuple[str, ...], float]:
-        """Collect until this value is not 0, for at most ten seconds."""
-        end = time.monotonic() + 10
+        """Collect until this value is not 0, for at most a minute."""
+        end = time.monotonic() + 60
         while not (values := self.collect()).get(key) and time.monotonic() < end:
             time.sleep(0.01)
         return values

@@ -259,7 +259,7 @@ run([functools.partial(RunningStep, "hang", hang, 60, 0, print)], 1)
     async def scene() -> None:
         node = Node(
             tmp_path,
-            dataclasses.replace(OPTIONS, deadline=Duration(2.0)),
+            dataclasses.replace(OPTIONS, deadline=Duration(6.0)),
             command=(sys.executable, "-c", code),
         )
         assert (

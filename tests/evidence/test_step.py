@@ -67,9 +67,9 @@ def test_what_a_step_that_hangs_gave_before_is_kept() -> None:
         time.sleep(60)
 
     watch = Stopwatch()
-    step, files = take(function, seconds=0.5)
-    assert watch.seconds() < 3
-    assert (step.answer, step.problem) == (None, "not within 0.5 s")
+    step, files = take(function, seconds=3.0)
+    assert watch.seconds() < 5.5
+    assert (step.answer, step.problem) == (None, "not within 3 s")
     assert files == {"a.txt": b"before"}
 
 
@@ -96,7 +96,7 @@ def test_what_a_step_started_ends_with_it() -> None:
         emit("pid", str(process.pid).encode())
         process.wait()
 
-    run([functools.partial(RunningStep, "one", function, 1.0, 1000, files.keep)], 1)
+    run([functools.partial(RunningStep, "one", function, 4.0, 1000, files.keep)], 1)
     stat = Path(f"/proc/{int(files.content['pid'])}/stat")
     end = time.monotonic() + 60
     while (

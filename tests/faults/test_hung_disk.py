@@ -37,7 +37,7 @@ def wait_for_port(agent: RunningAgent) -> None:
 
     A connection of another test may have it for a moment; a child that hangs would have it for good.
     """
-    end = time.monotonic() + 20.0
+    end = time.monotonic() + 60.0
     while True:
         try:
             socket.create_server((agent.address, agent.port)).close()

@@ -39,7 +39,7 @@ def injected(agent: RunningAgent, seen: Path, calls: str, *limits: str) -> Itera
     command += ["-p", str(agent.pid)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
         try:
-            end = time.monotonic() + 20
+            end = time.monotonic() + 60
             while not traced(agent.pid):
                 if tracer.poll() is not None:
                     assert tracer.stderr is not None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def wait(condition: Callable[[], bool]) -> None:
     """Wait for a condition."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)

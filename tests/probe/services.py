@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
 
 PERIOD = 1.0
+BEGIN = 1_800_000_000.2
+"""When a scene begins: shortly after an epoch has begun, and always in the same one.
+
+Who leads whom in an epoch is drawn from its number.
+"""
 TICK = 0.02
 """Seconds after which the time of the nodes goes on."""
 NAMES = tuple(f"127.0.0.{number}" for number in range(21, 29))
@@ -70,8 +75,8 @@ class Clock:
     So an epoch is as long for them on a busy machine as on a quiet one.
     """
 
-    def __init__(self) -> None:
-        self.now = time.time()
+    def __init__(self, begin: float) -> None:
+        self.now = begin
 
     async def run(self) -> None:
         """Let it pass."""
@@ -148,12 +153,13 @@ async def agents(
     shots: Mapping[str, Snapshot] | None = None,
     keys: Mapping[str, str] | None = None,
     clocks: Mapping[str, float] | None = None,
+    begin: float = BEGIN,
 ) -> AsyncIterator[list[Agent]]:
-    """Run so many agents.
+    """Run so many agents from a moment on.
 
     They are started shortly after an epoch has begun, so that all have the next one.
     """
-    names, port, clock = NAMES[:count], free_port(), Clock()
+    names, port, clock = NAMES[:count], free_port(), Clock(begin)
     started: list[Agent] = []
     async with contextlib.AsyncExitStack() as stack:
         give_time(stack.enter_context(pytest.MonkeyPatch.context()))

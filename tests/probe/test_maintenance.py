@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
 from tests.probe.peering import run
-from tests.probe.services import NAMES, PERIOD, agents, set_maintenance, snapshot, until
+from tests.probe.services import BEGIN, NAMES, PERIOD, agents, set_maintenance, snapshot, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +35,7 @@ def test_a_member_in_maintenance_is_left_out(tmp_path: Path) -> None:
         async with agents(tmp_path, 4, shots={NAMES[3]: shot}) as members:
             *others, last = members
             await until(lambda: all(agent.rounds for agent in members))
-            set_maintenance(shot, time.time() + 600)
+            set_maintenance(shot, members[0].wall() + 600)
             await until(lambda: all(absent(agent) == 1 for agent in others))
             await until(lambda: last.value("probe_skips_total", "maintenance") >= 1)
             await last.service.close()  # the node reboots
@@ -65,7 +64,7 @@ def test_it_takes_part_again(tmp_path: Path) -> None:
 
     async def scene() -> None:
         shot = snapshot()
-        set_maintenance(shot, time.time() + 600)
+        set_maintenance(shot, BEGIN + 600)
         async with agents(tmp_path, 2, shots={NAMES[1]: shot}) as (one, other):
             await until(lambda: absent(one) == 1)
             assert not one.suspects
@@ -83,7 +82,7 @@ def test_who_leads_a_round_is_in_none(tmp_path: Path) -> None:
     async def scene() -> None:
         async with agents(tmp_path, 2) as (one, other):
             await until(lambda: one.rounds and other.rounds)
-            one.service._absences.hear(other.name, time.time() + 600)
+            one.service._absences.hear(other.name, one.wall() + 600)
             said = one.wall()
             await until(lambda: met(one, other.name, said))
             assert absent(one) == 0

@@ -21,7 +21,7 @@ from dshealthd.probe.options import MembershipOptions, PolicyOptions, ProbeOptio
 from dshealthd.probe.slots import JITTER, jitter
 from tests.agents import running
 from tests.probe.peering import KEY, OTHER_KEY, run, secret
-from tests.probe.services import NAMES, PERIOD, agents, free_port, snapshot, until
+from tests.probe.services import BEGIN, NAMES, PERIOD, agents, free_port, snapshot, until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,9 +156,14 @@ def test_busy_gpu(tmp_path: Path) -> None:
         async with agents(
             tmp_path, 2, change=change, shots={NAMES[0]: snapshot({"0": 1.0})}
         ) as members:
-            await until(lambda: all(len(agent.rounds) >= 2 for agent in members))
+            # A local round may have been due as well; it was declined.
+            await until(
+                lambda: all(
+                    len([entry for entry in agent.rounds if entry["outcome"] == "ok"]) >= 2
+                    for agent in members
+                )
+            )
             for agent in members:
-                # A local round may have been due as well; it was declined.
                 assert {entry["kind"] for entry in agent.rounds if entry["outcome"] == "ok"} == {
                     "light"
                 }
@@ -182,7 +187,7 @@ def test_clock_off(tmp_path: Path) -> None:
                 )
             )
             await until(lambda: off.value("probe_clock_offset_seconds", "median") != 0)
-            assert off.value("probe_clock_offset_seconds", "median") == pytest.approx(-288, abs=1)
+            assert off.value("probe_clock_offset_seconds", "median") == pytest.approx(-288, abs=10)
             await until(
                 lambda: any(
                     name == two.name
@@ -201,7 +206,7 @@ def test_wrong_key(tmp_path: Path) -> None:
         async with agents(tmp_path, 3, keys={NAMES[2]: OTHER_KEY}) as (one, two, wrong):
             expected = {"kind": "node", "component": wrong.name, "reason": "unauthorized"}
             await until(lambda: expected in one.suspects and expected in two.suspects)
-            assert epochs([one, two])
+            await until(lambda: epochs([one, two]))
             assert {entry["component"] for entry in one.suspects} == {wrong.name}
 
     run(scene())
@@ -317,8 +322,8 @@ def test_real_workers(tmp_path: Path) -> None:
 
 def test_window_makes_all_rounds_light(tmp_path: Path) -> None:
     """Outside of the maintenance window rounds are light ones."""
-    begin = time.time() + 7200
-    window = "-".join(time.strftime("%H:%M", time.gmtime(at)) for at in (begin, begin + 60))
+    later = BEGIN + 7200
+    window = "-".join(time.strftime("%H:%M", time.gmtime(at)) for at in (later, later + 60))
 
     async def scene() -> None:
         change = lambda options: replace(  # noqa: E731

@@ -30,13 +30,14 @@ def start() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
     running = []
 
     def run(code: str) -> subprocess.Popen[bytes]:
-        running.append(subprocess.Popen([sys.executable, "-I", "-c", code]))
+        command = [sys.executable, "-I", "-c", code]
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE))
         return running[-1]
 
     yield run
     for process in running:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def began(process: subprocess.Popen[bytes]) -> int:
@@ -47,7 +48,7 @@ def began(process: subprocess.Popen[bytes]) -> int:
 
 def state_of(process: subprocess.Popen[bytes], wanted: ThreadState) -> ThreadState | None:
     """Return the state of a process, once it is the one that is wanted, or after a while."""
-    end = time.monotonic() + 5.0
+    end = time.monotonic() + 60.0
     while True:
         found = activity(HOST, process.pid, began(process))
         if found is None or found.state is wanted or time.monotonic() > end:
@@ -68,8 +69,10 @@ def test_states(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
 
 def test_time_on_cpus(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
     """The time that a process computes for is counted, as the process itself counts it."""
-    process = start("import time\nwhile time.process_time() < 0.3: pass\ntime.sleep(60)")
-    state_of(process, ThreadState.SLEEPING)
+    code = "import time\nwhile time.process_time() < 0.3: pass\n"
+    process = start(code + "print(flush=True)\ntime.sleep(60)")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"\n"
     found = activity(HOST, process.pid, began(process))
     assert found is not None
     assert 0.25 <= found.cpu_seconds <= 0.6
@@ -82,7 +85,9 @@ def test_time_without_a_cpu(start: Callable[[str], subprocess.Popen[bytes]]) -> 
     cpu = min(os.sched_getaffinity(0))
     code = f"import os, time\nos.sched_setaffinity(0, {{{cpu}}})\n"
     rivals = [start(code + "while True: pass") for _ in range(4)]
-    sleeper = start(code + "time.sleep(60)")
+    sleeper = start(code + "print(flush=True)\ntime.sleep(60)")
+    assert sleeper.stdout is not None
+    assert sleeper.stdout.readline() == b"\n"  # it may have slept before, while it started
     state_of(sleeper, ThreadState.SLEEPING)
 
     def worked(process: subprocess.Popen[bytes]) -> float:
@@ -206,12 +211,11 @@ def test_the_first_to_end(start: Callable[[str], subprocess.Popen[bytes]]) -> No
         with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
             for pid, number in ticks.items():
                 exit_watcher.follow(pid, number)
-            first.send_signal(signal.SIGKILL)
-            await asyncio.sleep(0.05)  # what torchrun waits, at the least
-            first.wait()
-            second.terminate()
-            await asyncio.sleep(0.05)
-            second.wait()
+            for process, number in ((first, signal.SIGKILL), (second, signal.SIGTERM)):
+                process.send_signal(number)
+                assert state_of(process, ThreadState.ZOMBIE) is ThreadState.ZOMBIE
+                await asyncio.sleep(0.05)  # what torchrun waits, at the least
+                process.wait()
             ends = [
                 exit_watcher.end(process.pid, ticks[process.pid]) for process in (first, second)
             ]

@@ -37,6 +37,7 @@ from dshealthd.jobs.processes import ProcessTable
 from dshealthd.training.message import HELLO, PAGE, SLOT, Message, StepStage, encode
 from tests.jobs.heartbeats.senders import STRANGER, sending
 from tests.jobs.machines import TORCH
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -77,11 +78,11 @@ def scene(path: Path, play: Callable[[Receiver], Coroutine[None, None, None]]) -
     asyncio.run(run())
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    """Wait until the condition holds."""
-    end = time.monotonic() + seconds
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait until the condition holds, for so many seconds in which this process had a CPU."""
+    watch = Stopwatch(os.getpid())
     while not condition():
-        assert time.monotonic() < end, "not in time"
+        assert watch.seconds() < seconds, "not in time"
         await asyncio.sleep(0.01)
 
 
@@ -322,9 +323,10 @@ time.sleep(60)
             assert await asyncio.to_thread(vandal.popen.stdout.readline) == "handed\n"
             sender.tell(beat(1))
             while (now := time.monotonic()) < end or not shown(receiver):
+                watch = Stopwatch()
                 await asyncio.sleep(0.01)
-                lags.append(time.monotonic() - now)
-                assert now < end + 5.0
+                lags.append(watch.seconds())
+                assert now < end + 60.0
             assert max(lags) < 1.0
         await until(lambda: descriptors() == before)  # with the vandal its connections have ended
 
@@ -371,11 +373,11 @@ time.sleep(60)
         with sending(path, TORCH, code) as vandal:
             assert vandal.popen.stdout is not None
             assert await asyncio.to_thread(vandal.popen.stdout.readline) == "handed\n"
-            await until(lambda: receiver.rejected[RejectReason.SENDERS] > 500, 20.0)
+            await until(lambda: receiver.rejected[RejectReason.SENDERS] > 500)
             user = STRANGER if os.getuid() == 0 else None
             with sending(path, TORCH, user=user) as sender:
                 await asyncio.to_thread(sender.tell, beat(1))
-                await until(lambda: list(shown(receiver).values()) == [1], 10.0)
+                await until(lambda: list(shown(receiver).values()) == [1])
             assert len(receiver._closer) < MAX_CLOSING
 
     scene(path, play)
@@ -391,13 +393,13 @@ def test_silent_connections_of_many_users(path: Path, monkeypatch: pytest.Monkey
         with contextlib.ExitStack() as vandals:
             for user in range(STRANGER + 1, STRANGER + 5):
                 vandals.enter_context(sending(path, TORCH, code, user=user))
-            await until(lambda: receiver.connections == MAX_SENDERS, 20.0)
+            await until(lambda: receiver.connections == MAX_SENDERS)
             with sending(path, TORCH, user=STRANGER) as sender:
                 await asyncio.to_thread(sender.tell, beat(1))
-                await until(lambda: list(shown(receiver).values()) == [1], 10.0)
+                await until(lambda: list(shown(receiver).values()) == [1])
                 assert receiver.connections == MAX_SENDERS
                 monkeypatch.setattr(receiver_module, "SILENT", 0.1)
-                await until(lambda: receiver.connections == 1, 10.0)
+                await until(lambda: receiver.connections == 1)
                 assert receiver.rejected[RejectReason.SILENT] == MAX_SENDERS - 1
                 assert list(shown(receiver).values()) == [1]
 
@@ -422,10 +424,10 @@ while True:
             await until(lambda: shown(receiver))
             lags = []
             for step in range(2, 8):
-                now = time.monotonic()
+                watch = Stopwatch(os.getpid(), sender.pid)
                 sender.tell(beat(step))
                 await until(lambda step=step: max(shown(receiver).values()) == step, 4 * PERIOD)  # type: ignore[misc] # bound now
-                lags.append(time.monotonic() - now)
+                lags.append(watch.seconds())
             assert statistics.median(lags) < 2 * PERIOD
             assert receiver.received <= 7
             await until(lambda: receiver.rejected[RejectReason.MALFORMED] == 1)
@@ -475,7 +477,7 @@ time.sleep(60)
         receiver.open(asyncio.get_running_loop())
         try:
             with sending(path, {**TORCH, "RANK": "9"}, code):
-                await until(lambda: receiver.received == MAX_SENDERS_PER_USER, 30.0)
+                await until(lambda: receiver.received == MAX_SENDERS_PER_USER)
                 with sending(path, TORCH):
                     await until(lambda: receiver.rejected[RejectReason.SENDERS] == 1)
                     assert receiver.connections == MAX_SENDERS_PER_USER
@@ -519,12 +521,14 @@ def test_agent_that_stood_still(path: Path) -> None:
         with sending(path, TORCH) as sender:
             sender.tell(beat(1))
             await until(lambda: shown(receiver))
-            for step in range(2, 52):
+            for step in range(2, 51):
                 sender.tell(beat(step))
+            before = time.time()
+            sender.tell(beat(51))
             told = time.time()
             time.sleep(1.0)
             await until(lambda: list(shown(receiver).values()) == [51])
-            assert abs(only(receiver)[1].heard - told) < 0.2
+            assert before - 0.2 < only(receiver)[1].heard < told + 0.2
 
     scene(path, play)
 
@@ -537,13 +541,14 @@ def test_stage_of_a_process_that_does_nothing_more(path: Path) -> None:
             for stage in (StepStage.FORWARD, StepStage.BACKWARD, StepStage.INPUT):
                 sender.tell(beat(5)._replace(stage=StepStage.UNKNOWN))
                 await until(lambda: shown(receiver))
+                before = time.time()
                 sender.tell(beat(5)._replace(stage=stage))
                 told = time.time()
                 await asyncio.sleep(4 * PERIOD)
                 found = only(receiver)[1]
                 assert found.message is not None
                 assert found.message.stage == stage
-                assert abs(found.heard - told) < 0.2
+                assert before - 0.2 < found.heard < told + 0.2
 
     scene(path, play)
 
@@ -554,10 +559,10 @@ def test_time_that_is_made_up(path: Path, offset: float) -> None:
 
     async def play(receiver: Receiver) -> None:
         with sending(path, TORCH) as sender:
+            before = time.time()
             sender.tell(beat(1))
             await until(lambda: shown(receiver))
             await asyncio.sleep(0.05)
-            before = time.time()
             sender.tell(beat(2, max(0.0, time.monotonic() + offset)))
             await until(lambda: list(shown(receiver).values()) == [2])
             assert before - 0.5 < only(receiver)[1].heard <= time.time()
