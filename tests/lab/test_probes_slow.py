@@ -5,16 +5,28 @@ Epochs are longer, as slow rounds must end within one.
 
 from __future__ import annotations
 
+import contextlib
+import statistics
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.probe.verdicts.signals import HARD
 from tests.lab import faults
-from tests.lab.probing import KNOWN, Probing, begun, named, namespaced
+from tests.lab.probing import CLEAR, KNOWN, Probing, begun, named, namespaced, suspects
+from tests.symptoms.chain import played
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
+    from tests.agents import Scrape
+
+SCORE = "dshealthd_probe_score_ratio"
+WELL = 1.15
+"""Below this no machine is slow: the threshold of the alert is 1.2."""
+SLOW = 3.0
+"""More than what other work on this machine does to all nodes at once."""
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(200)]  # see test_probes.py
 
 
@@ -37,3 +49,31 @@ def test_slow_pair(full: Probing) -> None:
     named(
         full, faults.slow_pair(one, two, "15mbit"), (one, two), {"slow"}, by=(one, two), epochs=30
     )
+
+
+def usual(scrapes: Mapping[str, Scrape]) -> float:
+    """Return the median of the nodes' own scores, 1 being usual for each."""
+    scores = [score for scrape in scrapes.values() for score in scrape.all(SCORE)]
+    return statistics.median(scores) if len(scores) == len(scrapes) else float("nan")
+
+
+def test_slow_fabric(full: Probing, tmp_path: Path) -> None:
+    """Row 25: every node's network is slow at once, so that none is slower than its peers: the
+    fabric is, by the nodes' own scores, which fire the shipped alert and did not before.
+    """
+    well = full.await_(
+        lambda s: (
+            len(s) == len(full.nodes) and usual(s) < WELL and not any(map(suspects, s.values()))
+        ),
+        20 * CLEAR,
+        f"a median score below {WELL}",
+    )
+    with contextlib.ExitStack() as stack:
+        for node in full.nodes:
+            stack.enter_context(faults.slow(node, "15mbit"))
+        ill = full.await_(
+            lambda s: len(s) == len(full.nodes) and SLOW < usual(s) < HARD,
+            60,
+            f"a median above {SLOW}, of rounds that end",
+        )
+    assert played("DshealthdFabricSlow", (well, ill), tmp_path) == (False, True)

@@ -508,6 +508,17 @@ def test_node_of_which_nobody_tells_is_ambiguous() -> None:
     )
 
 
+def test_two_members_alone_cannot_tell_which_of_them_it_is() -> None:
+    """Without a third member it is neither: the rule `dshealthd:suspect:bad_end` asks Prometheus."""
+    other = "n99"
+    scene = Scene({ME: "", other: ""})
+    assert scene.run(well, 3) == ()
+    assert scene.run(vanished(other, Outcome.UNREACHABLE, None), 6) == (
+        Suspect(Part.LINK, "--".join(sorted((ME, other))), "ambiguous"),
+    )
+    assert scene.run(well, 8) == ()
+
+
 def test_node_that_calls_and_cannot_be_called() -> None:
     """Calls to a node are refused, by others too.
 
