@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, Fault, Sample, counter, gauge
+from dshealthd.jobs.environment import launched_by
 from dshealthd.jobs.heartbeats.sender import RejectReason
 from dshealthd.jobs.options import HeartbeatOptions
 from dshealthd.jobs.service import Jobs
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 INFO = gauge(
     "dshealthd_job_info",
-    "1; the labels tell by whose variables the job was recognised, and how many ranks it "
-    "says to have (empty where it does not).",
+    "1; the labels tell what started the job, as dshealthd_job_run_info has it, and how many "
+    "ranks it says to have (empty where it does not).",
     "job",
     "launcher",
     "world_size",
@@ -184,7 +185,7 @@ class Training(Collector):
             infos.add(
                 (
                     job,
-                    str(place.launcher),
+                    launched_by(who.process.environment, place),
                     "" if place.world_size is None else str(place.world_size),
                 )
             )

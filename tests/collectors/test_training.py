@@ -120,6 +120,7 @@ def test_ranks_on_metrics(tmp_path: Path) -> None:
 
     The text is what Prometheus reads.
     """
+    torchrun = {**TORCH, "TORCHELASTIC_RUN_ID": "r1"}
 
     async def run() -> Result:
         given = options(tmp_path / "h.sock", max_ranks=2)
@@ -127,9 +128,9 @@ def test_ranks_on_metrics(tmp_path: Path) -> None:
             training = Training(given, context)
             assert attempt(training, time.monotonic).outcome is CollectionOutcome.OK
             with (
-                sending(tmp_path / "h.sock", {**TORCH, "RANK": "0"}) as first,
-                sending(tmp_path / "h.sock", {**TORCH, "RANK": "1"}) as second,
-                sending(tmp_path / "h.sock", {**TORCH, "RANK": "2"}) as third,
+                sending(tmp_path / "h.sock", {**torchrun, "RANK": "0"}) as first,
+                sending(tmp_path / "h.sock", {**torchrun, "RANK": "1"}) as second,
+                sending(tmp_path / "h.sock", {**torchrun, "RANK": "2"}) as third,
             ):
                 for sender in (first, second, third):
                     sender.tell(Message(step=5, sent=time.monotonic()))
@@ -149,7 +150,7 @@ def test_ranks_on_metrics(tmp_path: Path) -> None:
         )
         assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
     assert text.count("dshealthd_job_step{") == 2
-    assert 'launcher="torch",world_size="16"} 1' in text
+    assert 'launcher="torchrun",world_size="16"} 1' in text  # as job_environment names it
     assert "dshealthd_heartbeat_ranks_left_out 1" in text
     assert "dshealthd_heartbeats_received_total 3" in text
     assert result.faults == ()
