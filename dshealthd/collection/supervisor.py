@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.collection import worker_process
 from dshealthd.collection.worker_process import Broken, Silent, WorkerProcess
 from dshealthd.core import child, wire
+from dshealthd.core.backoff import Backoff
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import Fault, Metric, News, Reason, counter, gauge
 from dshealthd.core.result import failed
@@ -72,18 +73,6 @@ SCOUTS = 8
 """Scouts of one worker at a time: the GPUs of a node; some 30 MiB each, for seconds."""
 SLOW_FOR = 600.0
 """Seconds for which a part that answered late, but in time, is waited for until its deadline."""
-
-
-@dataclass(frozen=True)
-class Backoff:
-    """Waiting times between tries, doubled up to a limit; in seconds."""
-
-    first: float = 1.0
-    limit: float = 60.0
-
-    def after(self, failures: int) -> float:
-        """Return how long to wait after so many failures in a row."""
-        return min(self.limit, self.first * 2.0 ** min(failures - 1, 16))
 
 
 @dataclass
