@@ -134,9 +134,8 @@ class Server:
         self._packed = b""
         self._connections: Connections | None = None
         self._config = None
-        if (
-            options.config_file is not None
-        ):  # what this needs is not imported by an agent without it
+        # What this needs is not imported by an agent without it.
+        if options.config_file is not None:
             from dshealthd.web.auth import Authenticator
             from dshealthd.web.config_file import WebConfigFile
 
@@ -340,9 +339,8 @@ class Server:
             "X-Content-Type-Options": "nosniff",
             "Vary": "Accept-Encoding",
         }
-        if "gzip" in request.headers.get(
-            "Accept-Encoding", ""
-        ):  # a fifteenth, for a phone far away
+        # A fifteenth, for a phone far away.
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
             headers["Content-Encoding"] = "gzip"
             return Response(body=self.packed_status(), headers=headers)
         return Response(body=self.status(), headers=headers)
