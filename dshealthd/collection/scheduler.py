@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.collection import registry
-from dshealthd.collection.supervisor import Backoff, Supervisor
+from dshealthd.collection.supervisor import Supervisor
 from dshealthd.core import background, state_file, state_writer
 from dshealthd.core.collector import Collector, CollectorOptions, Context
 from dshealthd.core.options import encode
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.config import Config
+    from dshealthd.core.backoff import Backoff
     from dshealthd.core.collector import News, Sample
     from dshealthd.core.snapshot import Snapshot
 

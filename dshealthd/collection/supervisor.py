@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.collection import worker_process
 from dshealthd.collection.worker_process import Broken, Silent, WorkerProcess
-from dshealthd.core import child, wire
+from dshealthd.core import child
+from dshealthd.core.backoff import Backoff
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import Fault, Metric, News, Reason, counter, gauge
 from dshealthd.core.result import failed
@@ -72,18 +73,6 @@ SCOUTS = 8
 """Scouts of one worker at a time: the GPUs of a node; some 30 MiB each, for seconds."""
 SLOW_FOR = 600.0
 """Seconds for which a part that answered late, but in time, is waited for until its deadline."""
-
-
-@dataclass(frozen=True)
-class Backoff:
-    """Waiting times between tries, doubled up to a limit; in seconds."""
-
-    first: float = 1.0
-    limit: float = 60.0
-
-    def after(self, failures: int) -> float:
-        """Return how long to wait after so many failures in a row."""
-        return min(self.limit, self.first * 2.0 ** min(failures - 1, 16))
 
 
 @dataclass
@@ -321,7 +310,7 @@ class Supervisor:
             if result.replace_worker:
                 replace = Broken(result.reason or Reason.INTERNAL, result.detail, process)
 
-        done = await self._ask(process, list(pending), self._blocked(), self._patience, take)
+        done = await process.collect(list(pending), self._blocked(), self._patience, take)
         if self._retried in done["touched"]:
             self._quarantine.pop(self._retried, None)
         self._memory = dict(done.get("memory", self._memory))
@@ -341,44 +330,6 @@ class Supervisor:
         aside = self._takes_long(collector) and not slow and not full
         return self._others_wait if aside else math.inf
 
-    async def _ask(
-        self,
-        process: WorkerProcess,
-        names: Sequence[str],
-        blocked: Mapping[str, Fault],
-        patience: Callable[[str, str], float],
-        take: Callable[[str, Result], None],
-        last: str = "",
-    ) -> dict[str, Any]:
-        """Send one request, hand each result to `take`, and return the closing frame; `Broken`.
-
-        Behind the part `last`, if any, no further one is touched.
-        """
-        process.ask({"collect": names, "blocked": list(blocked.values()), "last": last})
-        asked = self._monotonic()
-        while True:
-            message = await process.answer(asked, patience)
-            try:
-                if "touched" in message:
-                    return {
-                        "touched": [str(part) for part in message["touched"]],
-                        "untried": [str(part) for part in message["untried"]],
-                        "memory": dict(message.get("memory", self._memory)),
-                        "news": [News(news) for news in message.get("news", ())],
-                    }
-                result = process.decoder.unpack(message)
-                if result.reason is Reason.OUT_OF_MEMORY:
-                    _, collector, part = process.progress.read()
-                    if part:  # the others are read without it
-                        raise Broken(result.reason, result.detail, process, collector, part)
-                take(message["result"], result)
-            except wire.type_error as error:
-                raise Broken(
-                    Reason.MALFORMED,
-                    f"worker {self.name} sent an invalid message: {error!r}",
-                    process,
-                ) from error
-
     def _news(self, broken: Broken) -> str:
         """Return the part that has hung, if the others may hang as well and nobody knows yet."""
         known = broken.part in self._quarantine or broken.reason is not Reason.TIMEOUT
@@ -390,7 +341,7 @@ class Supervisor:
         Returns when they are back, or the others have waited long enough for those that are not.
         """
         blocked = self._blocked()
-        done = await self._ask(process, names, blocked, self._patience, _ignore, last=hung)
+        done = await process.collect(names, blocked, self._patience, _ignore, last=hung)
         untried = [part for part in done["untried"] if part not in blocked]
         if len(untried) < 2:  # noqa: PLR2004 - the worker itself finds out as fast
             return
@@ -439,7 +390,7 @@ class Supervisor:
         try:
             process = await ready
             asked = self._monotonic()
-            done = await self._ask(process, [collector], blocked, _endless, _ignore, last=part)
+            done = await process.collect([collector], blocked, _endless, _ignore, last=part)
         except asyncio.CancelledError:
             if process is not None:
                 await process.killed()

@@ -49,9 +49,8 @@ def main(page: int, descriptor: int) -> None:
 
     Progress is written to the page of another descriptor.
     """
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C goes to the whole terminal group; the agent decides
+    # Ctrl-C goes to the whole terminal group; the agent decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # Its end is the order to stop: a program that a collector has started must not keep it open.
     os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional only

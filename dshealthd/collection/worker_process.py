@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import child, wire
 from dshealthd.core.child import StartError
-from dshealthd.core.collector import Reason
+from dshealthd.core.collector import News, Reason
 from dshealthd.core.deadline import MOMENT, in_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dshealthd.core.collector import Metric
+    from dshealthd.core.collector import Fault, Metric
+    from dshealthd.core.result import Result
 
 START_DEADLINE = 20.0
 """Seconds for an interpreter to start and import; a cold disk under load is slow."""
@@ -85,6 +86,43 @@ class WorkerProcess:
     def ask(self, message: Mapping[str, Any]) -> None:
         """Send a frame."""
         self._writer.write(wire.pack(message))
+
+    async def collect(
+        self,
+        names: Sequence[str],
+        blocked: Mapping[str, Fault],
+        patience: Callable[[str, str], float],
+        take: Callable[[str, Result], None],
+        last: str = "",
+    ) -> dict[str, Any]:
+        """Send one request, hand each result to `take`, and return the closing frame; `Broken`.
+
+        Behind the part `last`, if any, no further one is touched.
+        """
+        self.ask({"collect": names, "blocked": list(blocked.values()), "last": last})
+        asked = self._monotonic()
+        while True:
+            message = await self.answer(asked, patience)
+            try:
+                if "touched" in message:
+                    done: dict[str, Any] = {
+                        "touched": [str(part) for part in message["touched"]],
+                        "untried": [str(part) for part in message["untried"]],
+                        "news": [News(news) for news in message.get("news", ())],
+                    }
+                    if "memory" in message:
+                        done["memory"] = dict(message["memory"])
+                    return done
+                result = self.decoder.unpack(message)
+                if result.reason is Reason.OUT_OF_MEMORY:
+                    _, collector, part = self.progress.read()
+                    if part:  # the others are read without it
+                        raise self._broken(result.reason, result.detail, collector, part)
+                take(message["result"], result)
+            except wire.type_error as error:
+                raise self._broken(
+                    Reason.MALFORMED, f"worker {self.name} sent an invalid message: {error!r}"
+                ) from error
 
     async def answer(self, asked: float, patience: Callable[[str, str], float]) -> dict[str, Any]:
         """Return the next frame of an exchange that began at `asked`.

@@ -315,9 +315,8 @@ class Infiniband(Collector):
             yield Sample(STATE, (*labels, _STATES.get(state, "unknown")), 1)
             yield Sample(PHYSICAL_STATE, (*labels, _PHYSICAL_STATES.get(physical, "unknown")), 1)
             yield Sample(FLAPS, labels, history.flaps)
-            if (
-                state == _ACTIVE
-            ):  # otherwise the file has the lowest rate that the port can fall back to
+            # Otherwise the file has the lowest rate that the port can fall back to.
+            if state == _ACTIVE:
                 yield Sample(RATE, labels, parse_rate(self._reader(f"{place}/rate")))
         except OSError as error:
             yield Fault(part, os_reason(error), str(error))

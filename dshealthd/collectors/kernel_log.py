@@ -360,6 +360,8 @@ class KernelLog(Collector):
             return
         self._check_saved(self._ledger.writer)
         position = self._reader.position
+        # A position alone is worth less than a count: losing it costs reading the same harmless
+        # lines once more.
         if self._tally.changed or position != self._saved_position:
             age = self.context.monotonic() - self._saved
             wait = self.options.save_interval * (1 if self._tally.changed else _FORGETFUL_SAVE)

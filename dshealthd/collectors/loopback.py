@@ -133,9 +133,8 @@ class Loopback(Collector):
                 self._wait(listener, select.POLLIN, end)
                 accepted, address = listener.accept()
                 _reset_on_close(stack.enter_context(accepted))
-                if (
-                    address == client.getsockname()
-                ):  # nobody else knows of this port, but anybody may try it
+                # Nobody else knows of this port, but anybody may try it.
+                if address == client.getsockname():
                     return self.context.monotonic() - started
 
     def _wait(self, waiting: socket.socket, event: int, end: float) -> None:
@@ -162,8 +161,7 @@ def _bind(listener: socket.socket) -> None:
     try:
         listener.bind((ADDRESS, 0))
     except OSError as error:
-        if (
-            error.errno == errno.EADDRNOTAVAIL
-        ):  # of an address to bind to, it says that the interface is down
+        # Of an address to bind to, it says that the interface is down.
+        if error.errno == errno.EADDRNOTAVAIL:
             raise OSError(errno.ENETDOWN, os.strerror(errno.ENETDOWN)) from error
         raise

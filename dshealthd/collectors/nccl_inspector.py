@@ -195,10 +195,8 @@ class NcclInspector(Collector):
                         continue
                     directory = directories.add(root.open_directory(path), part)
             except OSError as error:
-                if error.errno not in (
-                    errno.ENOENT,
-                    errno.ESRCH,
-                ):  # the process has gone, or nothing is written yet
+                # The process has gone, or nothing is written yet.
+                if error.errno not in (errno.ENOENT, errno.ESRCH):
                     yield Fault(part, os_reason(error), str(error))
                 continue
             except ValueError as error:

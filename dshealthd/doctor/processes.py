@@ -189,10 +189,12 @@ def _child(function: Callable[[], object], pipe: int) -> None:
     """Run a function, write its answer, and end without returning."""
     status = 1
     try:
+        # Of its own session, so that what it starts is killed with it.
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDWR)
+        # Libraries print what they like; the command's output is for results.
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
         answer = json.dumps(_answer(function)).encode(errors="replace")

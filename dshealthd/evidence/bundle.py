@@ -190,6 +190,7 @@ def make(
     """
     owner = _place(directory)
     for old in _surplus(directory, max_bundles, max_bytes, user, bundle_bytes):
+        # Before the space is looked at, as it counts.
         shutil.rmtree(directory / old)
     disk = os.statvfs(directory)
     free = disk.f_bavail * disk.f_frsize
@@ -227,6 +228,7 @@ def _surplus(
         for name, owner in bundles:
             shares[owner] += 1
             room[owner] += sizes[name]
+        # By the share that is the problem: many small bundles are not paid for with a large one.
         if shares.total() > most:
             share = shares
         elif room.total() > most_bytes:

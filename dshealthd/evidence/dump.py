@@ -34,6 +34,7 @@ class MalformedDump(Exception):
 class _Unpickler(pickle.Unpickler):
     """Reads plain values and nothing else."""
 
+    # Naming things is how a pickle runs code.
     def find_class(self, module: str, name: str) -> NoReturn:
         message = f"it names {module[:MAX_TEXT]}.{name[:MAX_TEXT]}; a dump names nothing"
         raise MalformedDump(message)

@@ -58,9 +58,8 @@ def take(emit: Emit, host: Host, pid: int, rank: int, program: str | None) -> di
         message = "py-spy is not installed"
         raise Missing(message)
     user = user_of(host, pid)
-    descriptor = os.open(
-        program, os.O_RDONLY | os.O_CLOEXEC
-    )  # the rank's user may not get to where it is installed
+    # The rank's user may not get to where it is installed.
+    descriptor = os.open(program, os.O_RDONLY | os.O_CLOEXEC)
     privileges.become(user, keep_ptrace=True)
     privileges.end_with_parent()
     for attempt in range(ATTEMPTS):

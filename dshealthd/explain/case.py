@@ -105,6 +105,7 @@ def _place(case: Case, year: int) -> None:
     identities = Identities(found)
     events = found.events
     year = clocks.year_of((event.stamp for event in events if event.stamp), year)
+    # Before any time is looked at, as all are told by the same clock.
     case.clocks = clocks.compare(found.shared, year)
     for event in events:
         event.rank = identities.rank(event.origin)

@@ -106,6 +106,8 @@ class Splitter:
         self.is_stamped = False
         """A collector stamps every line, so that a stamp begins no record."""
         local, task = None, None
+        # The most certain first: torchrun's own layout says rank and attempt, a name with a number
+        # in it may mean anything.
         if found := _PATH_LOCAL.search(path):
             local, self.attempt = int(found["local"]), int(found["attempt"])
         elif rank is None and (found := _PATH_RANK.search(path)):
@@ -151,6 +153,7 @@ class Splitter:
             text = text[2:]
         if text.startswith("  ") and (match := _INDENTED.match(text)):
             text = text[match.end() :]
+        # By the first character: a log has millions of lines, and most begin with no prefix.
         for _ in range(MAX_PREFIXES):
             head = text[:1]
             if head == "[":

@@ -51,6 +51,7 @@ class Tail:
         if self.offset:
             self._reader.take(self._examiner.skip())
         self.offset = offset
+        # An offset is seldom the beginning of a line: the rest of that line is dropped.
         self._rest, self._cutting = b"", True
         return skipped
 
@@ -72,5 +73,6 @@ class Tail:
         if block:
             for item in self._examiner.take(block):
                 self._reader.take(item)
+            # Nobody knows whether more will come: what is known now is shown now.
             self._reader.pause()
         return len(data)

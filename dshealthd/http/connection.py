@@ -94,6 +94,7 @@ class Connection(RequestHandler):
 
         What trickles in later does not stretch it.
         """
+        # Only from the first byte: an idle connection may wait for its next request much longer.
         if data and self._idle and self._timer is None:
             self._wake()
             self._allow(self._header_timeout, CloseReason.HEADERS)

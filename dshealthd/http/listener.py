@@ -131,6 +131,7 @@ class Listener:
             except BlockingIOError:
                 return
             except OSError as error:
+                # One of those held back makes room for this very connection.
                 if error.errno in _EXHAUSTED and self._reserve.give():
                     continue
                 if error.errno in _EXHAUSTED:

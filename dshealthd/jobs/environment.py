@@ -178,9 +178,8 @@ def nccl_variables(data: bytes) -> frozenset[str]:
     """
     data = b"\0" + data[:NAMES_LIMIT]
     found = {name for name in _OTHERS if b"\0%s=" % name.encode() in data}
-    for match in itertools.islice(
-        _NAME.finditer(data), 4 * MAX_NAMES
-    ):  # those within values are passed over
+    # Those within values are passed over.
+    for match in itertools.islice(_NAME.finditer(data), 4 * MAX_NAMES):
         start = data.rfind(b"\0", max(0, match.start() - 7), match.start())
         if start >= 0 and data[start : match.start()] in _BEFORE and len(found) < MAX_NAMES:
             found.add(data[start + 1 : match.end() - 1].decode())

@@ -126,9 +126,8 @@ class Installations:
         base = prefix.rstrip("/")
         settings = _settings(root, base)
         versions = self._packages(root, base)
-        home = os.path.dirname(
-            settings.get("home", "")
-        )  # of the interpreter that the environment was made with
+        # Of the interpreter that the environment was made with.
+        home = os.path.dirname(settings.get("home", ""))
         if settings.get("include-system-site-packages") == "true" and home.startswith("/"):
             versions |= _missing(versions, self._packages(root, home.rstrip("/")))
         if any(component == "cuda" for component, _ in versions):
@@ -185,9 +184,8 @@ class Installations:
     def _read(self, root: Root, site: str) -> Versions:
         found = parse_distributions(root.names(site))
         torch = _assignments(root, f"{site}/torch/version.py")
-        if (
-            "__version__" in torch
-        ):  # what torch.__version__ says; the metadata may lack the build (+cu121)
+        # What torch.__version__ says; the metadata may lack the build (+cu121).
+        if "__version__" in torch:
             found = {pair for pair in found if pair[0] != "torch"} | {
                 ("torch", torch["__version__"])
             }

@@ -98,9 +98,8 @@ def versions(
 def _prefixes(place: str, process: TrainingProcess, loaded: Libraries) -> Iterator[str]:
     """Yield where the environment of a process may be, the surest first."""
     program = os.fsdecode(read_bytes(f"{place}/cmdline", 4096).partition(b"\0")[0])
-    yield from _prefix(
-        program
-    )  # a virtual environment's interpreter is a link, which only this name shows
+    # A virtual environment's interpreter is a link, which only this name shows.
+    yield from _prefix(program)
     yield from (
         value
         for name in ("VIRTUAL_ENV", "CONDA_PREFIX")

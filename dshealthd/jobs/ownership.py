@@ -68,6 +68,8 @@ def owners(claims: Iterable[JobClaim]) -> dict[str, int | None]:
     """Return whose each job is that one of these processes names."""
     best: dict[str, tuple[tuple[bool, int, int], int | None]] = {}
     for claim in claims:
+        # The oldest, as a start cannot be chosen in the past: who names somebody else's job later
+        # takes nothing from it.
         rank = (not claim.confirmed, claim.start, claim.pid)
         if claim.claimed not in best or rank < best[claim.claimed][0]:
             best[claim.claimed] = rank, claim.user

@@ -130,9 +130,8 @@ def _name(process: TrainingProcess, values: Mapping[str, str], machine: str) -> 
         return process.job
     # With its user, as the name is compared across nodes: a stranger's claim elsewhere is another.
     parts = [job, *_user(process), *values.values()]
-    if not values[
-        "MASTER_ADDR"
-    ]:  # the program finds out by itself: one step of the scheduler's, or one mpirun, is one run
+    # The program finds out by itself: one step of the scheduler's, or one mpirun, is one run.
+    if not values["MASTER_ADDR"]:
         parts += [
             environment.get("SLURM_STEP_ID", ""),
             *(environment.get(name, "") for name in _MPI),

@@ -138,9 +138,8 @@ class Adapter:
 
     def interface(self, port: str) -> str:
         """Return the network interface of a port; "" where it is not clear."""
-        if name := self.text(
-            f"ports/{port}/gid_attrs/ndevs/0"
-        ):  # RoCE; an InfiniBand port has none among its GIDs
+        # RoCE; an InfiniBand port has none among its GIDs.
+        if name := self.text(f"ports/{port}/gid_attrs/ndevs/0"):
             return name
         names = _entries(f"{self.place}/device/net")
         ours = [

@@ -78,9 +78,8 @@ class Descriptors:
                 os.stat(f"{own}/fd").st_size in (count := len(os.listdir(f"{own}/fd")), count - 1)
                 and count > 1
             )
-            self._own_pids = os.readlink(own) == str(
-                os.getpid()
-            )  # else its pids are those of another namespace, or of a fixture
+            # Else its pids are those of another namespace, or of a fixture.
+            self._own_pids = os.readlink(own) == str(os.getpid())
         except OSError:
             self.direct = self._own_pids = False
 

@@ -121,6 +121,7 @@ class Device:
         noted = len(self.notes)
         for call in calls:
             if (value := self.ask(*call)) is not None:
+                # The names of older drivers fail on newer ones, and the other way round.
                 del self.notes[noted:]
                 return value
         return None
@@ -173,6 +174,7 @@ class Device:
     def of(self, handle: Any) -> Device:
         """Return a part of this device: a MIG device, whose failures are this one's."""
         part = Device(self.part, handle, self._session_ended, self._monotonic)
+        # Shared, so that seven slow MIG devices do not take seven times what one GPU may.
         part.notes, part._spent = self.notes, self._spent
         return part
 
@@ -202,6 +204,8 @@ class Device:
         if code in codes.UNSUPPORTED or (
             code == pynvml.NVML_ERROR_NO_PERMISSION and call[0] in codes.NEED_ROOT
         ):
+            # For good, until the GPUs are listed again: what a GPU does not support it does not
+            # learn.
             self._calls[call] = None
         elif code in codes.OF_SESSION:
             raise self._session_ended(error) from error

@@ -154,6 +154,7 @@ class Session:
         if fault := self._context.entering("nvml"):
             raise SourceError(fault.reason, fault.detail)
         now = self._context.monotonic()
+        # NVML lists GPUs when it is opened: one that came back is seen by opening it anew only.
         if self._open and now - self._opened_at >= REFRESH and self._amiss():
             self._shut()
         try:
@@ -253,9 +254,8 @@ class Session:
         gpu.looked_at = True
         now = self._context.monotonic()
         meter = self._meters.get(gpu.uuid)
-        if (
-            not gpu.energy or meter is None or meter.value != gpu.energy
-        ):  # one that always says 0 does not count
+        # One that always says 0 does not count.
+        if not gpu.energy or meter is None or meter.value != gpu.energy:
             self._meters[gpu.uuid] = _Meter(gpu.energy or 0.0, now)
             return
         meter.sweeps += 1

@@ -76,9 +76,8 @@ class Verdicts:
                     self._last = self._receive(length)
                 except OSError as error:
                     with contextlib.suppress(OSError):  # it may be closed already
-                        self._channel.shutdown(
-                            socket.SHUT_RDWR
-                        )  # a late answer would be taken for that to the next question
+                        # A late answer would be taken for that to the next question.
+                        self._channel.shutdown(socket.SHUT_RDWR)
                     message = f"the agent does not answer: {error}"
                     raise AgentGone(message) from error
                 self._until = time.monotonic() + KEPT
@@ -140,9 +139,8 @@ def main(path: str, descriptor: int) -> int:
     """Serve until the agent ends; status 1 with a line on standard error if the socket cannot be
     had.
     """
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C goes to the whole terminal group; the agent decides
+    # Ctrl-C goes to the whole terminal group; the agent decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_FILES, MAX_FILES))
     os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional only

@@ -26,7 +26,8 @@ from dshealthd.probe.metrics import RoundMetrics
 from dshealthd.probe.node import PREPARATION
 from dshealthd.probe.peers.credentials import CredentialError, Credentials
 from dshealthd.probe.policy import Account, GpuOccupancy, Policy
-from dshealthd.probe.slots import SAMPLE_PEERS, ProbeState, SlotRunner
+from dshealthd.probe.requests import MAX_LISTED
+from dshealthd.probe.slots import ProbeState, SlotRunner
 from dshealthd.probe.verdicts.baseline import BaselineError, Baselines
 from dshealthd.probe.workers.interface import interface_of
 from dshealthd.probe.workers.worker_pool import WorkerPool
@@ -196,7 +197,7 @@ class ProbeService:
                 "source": membership.source,
                 "peers": [
                     {"name": name, "leaf": membership.leaves.get(name, "")}
-                    for name in membership.names[:SAMPLE_PEERS]
+                    for name in membership.names[:MAX_LISTED]
                 ],
             }
         if running is not None:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import __version__
 from dshealthd.core.address import listen_address
 from dshealthd.probe.hung_jobs import ANSWER, HungJobs, Neighbourhood
 from dshealthd.probe.members.absences import MAINTENANCE, Absences
@@ -29,13 +28,13 @@ from dshealthd.probe.node import ThisNode
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.contract import Refusal
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.policy import Account, GpuOccupancy, Policy
+from dshealthd.probe.requests import PeerRequests
 from dshealthd.probe.rounds.active_round import Decline, RoundReport
-from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine, timing_fields
+from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
 from dshealthd.probe.rounds.plan import (
     DEADLINES,
     ON_DEMAND,
@@ -83,7 +82,6 @@ BUSY_TRIES = 4
 """Times that an extra round waits for the one in progress."""
 BUSY_WAIT = 1.5
 """Seconds of each of these waits."""
-SAMPLE_PEERS = 64
 _GONE = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED})
 
 
@@ -192,24 +190,25 @@ class SlotRunner:
             monotonic=self._monotonic,
             wall=self._wall,
         )
+        requests = PeerRequests(
+            self._local_membership,
+            self._absences,
+            self.node,
+            self.detector,
+            self.rounds,
+            self._lead,
+            summary=probe_state.summary,
+            status_page=probe_state.status_page,
+        )
         self.server = PeerServer(
             options.peer,
             self._me,
             lambda: self._local_membership.membership,
-            {
-                **self.rounds.handlers(),
-                "invite": self._invited,
-                "absent": self._absences.answer,
-                "status": self._status,
-                "summary": self._summarise,
-                "document": self._document,
-                "lead": self._asked,
-            },
+            requests.handlers(),
             credentials=credentials,
             monotonic=self._monotonic,
             resolver=resolver,
         )
-        self._summary, self._status_page = probe_state.summary, probe_state.status_page
         self._names = membership.names
         self._gone: dict[str, int] = {}
         self._recent: deque[Observation] = deque(maxlen=2 * (TRIES + SUBSTITUTES))
@@ -309,14 +308,6 @@ class SlotRunner:
     def _others(self) -> list[str]:
         """Return all members but this node."""
         return [name for name in self._local_membership.membership.names if name != self._me]
-
-    async def _invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Take part in another's round; while in maintenance only in one that a person asks for."""
-        if body["epoch"] != ON_DEMAND:
-            self._absences.hear(sender, 0.0)  # who leads rounds of the schedule is in none
-            if self._absences.own_end():
-                raise Refusal(MAINTENANCE)
-        return await self.rounds.handlers()["invite"](sender, body)
 
     async def _epoch(self, epoch: int) -> None:
         """Have this node's round of an epoch."""
@@ -530,49 +521,6 @@ class SlotRunner:
         )
         for dropped in self.confirmations.add(self.detector.observe(observation)):
             self.detector.withdraw(dropped)
-
-    async def _asked(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Lead a round that a person asks for, at another node."""
-        members, kind = body["members"], body["kind"]
-        if members[0] != self._me or len(set(members)) != len(members) or kind is Kind.LOCAL:
-            raise Refusal(Decline.MALFORMED)
-        if not set(members) <= set(self._local_membership.membership.names):
-            raise Refusal(Decline.MEMBERS)
-        steps = tuple((step["size"], step["repetitions"]) for step in body["steps"])
-        report = await self._lead(
-            ON_DEMAND,
-            members,
-            Kind.GROUP if len(members) > PAIR and kind is Kind.PAIR else kind,
-            steps,
-        )
-        if report is None:
-            raise Refusal(Decline.TESTING)
-        found = report.observation
-        return {
-            **{
-                name: getattr(found, name)
-                for name in ("kind", "outcome", "stage", "late", "reason")
-            },
-            "backend": Backend(found.backend),
-            "timings": timing_fields(found.timings),
-        }
-
-    async def _status(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "version": __version__,
-            "epoch": self.node.epoch(),
-            "digest": self._local_membership.membership.digest,
-            "suspects": [
-                {"part": suspect.part, "component": suspect.component, "reason": suspect.reason}
-                for suspect in self.detector.suspects()[:SAMPLE_PEERS]
-            ],
-        }
-
-    async def _summarise(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:
-        return self._summary()
-
-    async def _document(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        return self._status_page(body["offset"])
 
 
 def jitter(epoch: int, group: Iterable[str], period: float) -> float:

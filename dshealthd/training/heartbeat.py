@@ -103,9 +103,8 @@ class Heartbeat:
         """
         now = time.monotonic()
         self.steps = self.steps + 1 if step is None else step
-        if (
-            self._ended is not None and self._pause_began is None
-        ):  # else it is not known how long the pause was
+        # Else it is not known how long the pause was.
+        if self._ended is not None and self._pause_began is None:
             self._last = max(now - self._ended - self._paused, 0.0)
             self._mean.add(self._last)
         self._ended, self._paused, self._pause_began = now, 0.0, None

@@ -71,9 +71,8 @@ def find(optimizer: Any) -> Any:
     keeps what they hold now for as long as the function runs.
     """
     module_type = sys.modules["torch"].nn.Module
-    modules = [
-        found for found in gc.get_objects() if issubclass(type(found), module_type)
-    ]  # not isinstance, which may run others' code
+    # Not isinstance, which may run others' code.
+    modules = [found for found in gc.get_objects() if issubclass(type(found), module_type)]
     held = {id(part) for module in modules for part in vars(module).get("_modules", {}).values()}
     optimized = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     fitting = [

@@ -26,7 +26,6 @@ from aiohttp.web_server import Server as Connections
 from dshealthd.core.address import listen_address
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.exposition import negotiate
-from dshealthd.core.host import read_bytes
 from dshealthd.findings.catalogue import RUNBOOKS
 from dshealthd.http import connection_limiter as limits
 from dshealthd.http.connection import Connection, plain
@@ -34,6 +33,7 @@ from dshealthd.http.connection_limiter import ConnectionLimiter
 from dshealthd.http.listener import Listener
 from dshealthd.web import status
 from dshealthd.web.hostnames import is_misdirected, own_names
+from dshealthd.web.page_files import ASSETS, PAGE_HEADERS, page_files
 from dshealthd.web.runbooks import runbooks
 
 if TYPE_CHECKING:
@@ -76,30 +76,10 @@ STATUS_KEPT = 0.5
 
 It takes a thousand times what a scrape takes.
 """
-CONTENT_SECURITY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-CONTENT_SECURITY += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-PAGE_HEADERS = {
-    "Cache-Control": "no-cache",
-    "Content-Security-Policy": CONTENT_SECURITY,
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "deny",
-}
-PAGE = os.path.join(os.path.dirname(__file__), "page")
-CONTENT_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-}
 HEALTHY = "/-/healthy"
 FIT = "/-/fit"
 FIT_CHARACTERS = 80
 """Of the answer to `/-/fit`: what node-problem-detector takes of a plugin."""
-ASSETS = "/page/"
-PAGES = {"page.html": "/", "fleet.html": "/fleet"}
-"""Files of the page that have paths of their own."""
 CHALLENGE = 'Basic realm="dshealthd", charset="UTF-8"'
 
 
@@ -113,19 +93,6 @@ def _why(error: OSError) -> str:
         hint = "`ss -ltnp` shows who listens there, --web.listen-address takes another port"
         return f"{os.strerror(errno.EADDRINUSE)}; {hint}"
     return os.strerror(error.errno) if error.errno else str(error)  # asyncio's repeats the address
-
-
-def page_files() -> dict[str, tuple[bytes, str]]:
-    """Return the files of the page with their content types, by path."""
-    files = {}
-    for name in sorted(os.listdir(PAGE)):
-        kind = CONTENT_TYPES.get(os.path.splitext(name)[1])
-        if kind is not None:
-            files[PAGES.get(name, ASSETS + name)] = (
-                read_bytes(os.path.join(PAGE, name)),
-                kind,
-            )
-    return files
 
 
 class Server:
@@ -167,9 +134,8 @@ class Server:
         self._packed = b""
         self._connections: Connections | None = None
         self._config = None
-        if (
-            options.config_file is not None
-        ):  # what this needs is not imported by an agent without it
+        # What this needs is not imported by an agent without it.
+        if options.config_file is not None:
             from dshealthd.web.auth import Authenticator
             from dshealthd.web.config_file import WebConfigFile
 
@@ -373,9 +339,8 @@ class Server:
             "X-Content-Type-Options": "nosniff",
             "Vary": "Accept-Encoding",
         }
-        if "gzip" in request.headers.get(
-            "Accept-Encoding", ""
-        ):  # a fifteenth, for a phone far away
+        # A fifteenth, for a phone far away.
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
             headers["Content-Encoding"] = "gzip"
             return Response(body=self.packed_status(), headers=headers)
         return Response(body=self.status(), headers=headers)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.collection import registry
-from dshealthd.collection.supervisor import REPLACED, STARTS, Backoff, Supervisor
+from dshealthd.collection.supervisor import REPLACED, STARTS, Supervisor
+from dshealthd.core.backoff import Backoff
 from dshealthd.core.collector import Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import encode

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.collection import registry, worker_process
-from dshealthd.collection.supervisor import REPLACED, STARTS, STUCK, UP, Backoff, Supervisor
+from dshealthd.collection.supervisor import REPLACED, STARTS, STUCK, UP, Supervisor
 from dshealthd.core import child
+from dshealthd.core.backoff import Backoff
 from dshealthd.core.collector import Metric, News, Reason
 from dshealthd.core.options import encode
 from dshealthd.core.result import CollectionOutcome, Result

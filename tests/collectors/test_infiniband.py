@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.collection import registry
-from dshealthd.collection.supervisor import Backoff, Supervisor
+from dshealthd.collection.supervisor import Supervisor
 from dshealthd.collectors.infiniband import (
     ERRORS,
     FLAPS,
@@ -36,6 +36,7 @@ from dshealthd.collectors.infiniband import (
     Infiniband,
     InfinibandOptions,
 )
+from dshealthd.core.backoff import Backoff
 from dshealthd.core.collector import Context, Fault, Metric, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host

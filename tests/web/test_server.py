@@ -17,7 +17,8 @@ from dshealthd.core.exposition import Format
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
 from dshealthd.self_metrics import SelfMetrics
-from dshealthd.web.server import REQUESTS, Server, page_files
+from dshealthd.web.page_files import page_files
+from dshealthd.web.server import REQUESTS, Server
 from tests.web.serving import Served, options, received, serving, small_snapshot
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.job_sources.inspected_config import inspected_config
 from dshealthd.doctor.job_sources.remedies import find_key
 from dshealthd.printable import printable
 
@@ -24,15 +25,11 @@ def applies(context: JobContext) -> bool:
 
 def run(context: JobContext) -> Iterator[Result]:
     """Yield what the installed DeepSpeed warns of, and what it has removed."""
-    inspection = context.inspection
-    if context.config is None or context.document is None:
-        yield Result(Outcome.UNKNOWN, "there is no configuration that can be read")
+    config = inspected_config(context)
+    if isinstance(config, Result):
+        yield config
         return
-    if inspection is None or inspection.problem:
-        yield Result(Outcome.UNKNOWN, f"keys are not checked: {context.why_not_inspected}")
-        return
-    name = context.config.name
-    source = f"DeepSpeed {inspection.version} of {context.python}"
+    name, _, inspection, source = config
     found = False
     for error in inspection.errors:
         if error["kind"] == "removed":

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.job_sources.inspected_config import inspected_config
 from dshealthd.doctor.job_sources.remedies import edit, find_key
 from dshealthd.printable import printable
 
@@ -37,15 +38,11 @@ def applies(context: JobContext) -> bool:
 
 def run(context: JobContext) -> Iterator[Result]:
     """Yield keys that nothing reads, and those that end the start."""
-    inspection = context.inspection
-    if context.config is None or context.document is None:
-        yield Result(Outcome.UNKNOWN, "there is no configuration that can be read")
+    config = inspected_config(context)
+    if isinstance(config, Result):
+        yield config
         return
-    if inspection is None or inspection.problem:
-        yield Result(Outcome.UNKNOWN, f"keys are not checked: {context.why_not_inspected}")
-        return
-    name = context.config.name
-    source = f"DeepSpeed {inspection.version} of {context.python}"
+    name, document, inspection, source = config
     found = 0
     for error in inspection.errors:
         if error["kind"] == "unknown":
@@ -62,7 +59,7 @@ def run(context: JobContext) -> Iterator[Result]:
         found += 1
         yield _unread(name, path, inspection, source)
     if not found:
-        keys = len(context.document)
+        keys = len(document)
         yield Result(Outcome.OK, f"{name}: all of {keys} top-level keys are read", source=source)
 
 

@@ -94,8 +94,6 @@ def activity(host: Host, pid: int, start: int) -> Activity | None:
     try:
         queue = parse_run_queue(read_bytes(host.proc(f"{pid}/schedstat"), 4096))
         return replace(found, queued_seconds=queue.waiting)
-    except (
-        OSError,
-        ValueError,
-    ):  # a kernel without it, or the process has just ended, which its state tells
+    except (OSError, ValueError):
+        # A kernel without it, or the process has just ended, which its state tells.
         return found

@@ -140,9 +140,8 @@ def judge(job: str, ranks: Sequence[RankState], now: float) -> Hang | None:
     if not living or not all(rank.stands_still for rank in living):
         return None
     done = any(rank.ended is ExitKind.ENDED for rank in ranks)
-    if done and any(
-        rank.silence < UNKNOWN for rank in living
-    ):  # who is done leaves another to write what there is to write
+    # Who is done leaves another to write what there is to write.
+    if done and any(rank.silence < UNKNOWN for rank in living):
         return None
     reason, culprits = _cause(ranks, living)
     # The job went on until the last of them fell silent.

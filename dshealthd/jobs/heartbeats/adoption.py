@@ -48,6 +48,7 @@ def find_page(host: Host, pid: int) -> int | None:
 
 def _opened(held: int) -> int | None:
     """Open what is held by O_PATH, if it is a page."""
+    # Not by fstatfs, which asks the file's own system: one that hangs would not answer.
     if _mount(held) != _memory():
         return None
     page = os.open(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC)

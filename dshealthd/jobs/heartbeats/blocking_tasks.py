@@ -63,6 +63,7 @@ class BlockingTasks:
             if self._running.total() >= THREADS:
                 return
             waiting = self._waiting.popleft()
+            # Behind the others: a user whose processes all hang must not stop the queue.
             if self._running[waiting[0]] >= THREADS_PER_USER:
                 self._waiting.append(waiting)
                 continue
@@ -78,6 +79,7 @@ class BlockingTasks:
     def _run(self, user: int, errand: Callable[[], Any], answer: Callable[[Any], object]) -> None:
         found = errand()
 
+        # Counted down in the loop, where it was counted up, so that no lock is needed.
         def deliver() -> None:
             self._running[user] -= 1
             if not self._running[user]:

@@ -59,6 +59,8 @@ def identify(host: Host, pid: int, user: int) -> Answer:
         network = namespace(host, pid)
         name = job(environment, _boot(host) + network)
         confirmed = standing(place, name)[1]
+        # Once more: all that was read in between is of one process only if it is the same at both
+        # ends.
         if parse_stat(read_bytes(f"{place}/stat", 4096)).image != stat.image:
             return UnidentifiedSender.GONE
     except (FileNotFoundError, ProcessLookupError):

@@ -86,6 +86,7 @@ def take_page(
     that is returned is memory of the size of a page, and stays so: to read or close it does not
     block, and does not fail for what another process does with it.
     """
+    # One byte more than the greeting, so that a longer one is seen to be none.
     data, ancillary, _, _ = connection.recvmsg(len(HELLO) + 1, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
     if not (data or ancillary):
         raise ConnectionResetError(errno.ECONNRESET, "it ended before it said anything")
@@ -103,6 +104,7 @@ def take_page(
         rejected = RejectReason.MALFORMED
     if rejected is None:
         return files[0]
+    # Whatever was sent is ours by now, also of a message that is refused.
     for file in files:
         close(file)
     return rejected

@@ -110,9 +110,8 @@ def parse(text: str) -> Content:
     A line that is still being written is left for the next time; whatever else a file may hold is
     counted.
     """
-    from prometheus_client.parser import (
-        text_string_to_metric_families,
-    )  # 13 MiB, which only a node with such files pays
+    # 13 MiB, which only a node with such files pays.
+    from prometheus_client.parser import text_string_to_metric_families
 
     values: dict[Operation, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     malformed = 0

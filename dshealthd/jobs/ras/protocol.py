@@ -113,9 +113,8 @@ class Conversation:
         return RasAnswer(self._form is Form.JSON, bytes(self._received))
 
     def _reply(self, line: bytes, seconds: float) -> bytes:
-        if self._step is _Step.GREETING and line.startswith(
-            b"SERVER PROTOCOL "
-        ):  # whichever version: what it does not know it says
+        # Whichever version: what it does not know it says.
+        if self._step is _Step.GREETING and line.startswith(b"SERVER PROTOCOL "):
             self._step = _Step.TIMEOUT
             return b"TIMEOUT %d\n" % max(1, min(COLLECTION, int(seconds) - GRACE))
         if self._step is _Step.TIMEOUT and line == b"OK":

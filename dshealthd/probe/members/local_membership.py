@@ -127,6 +127,7 @@ class LocalMembership:
         """
         if self._watcher is None:
             self._watcher = Watcher(self._options, self._monotonic)
+        # After an error always: what was wrong may have been a name server, which changes no file.
         elif not self._watcher.changed() and not again and not self.errors:
             return None
         membership = load(self._options)

@@ -169,9 +169,8 @@ class _Blocks:
     def __init__(self, blocks: Sequence[Sequence[str]], size: int, *, across: bool) -> None:
         largest = max(map(len, blocks), default=0)
         if across and largest > 1:
-            size = max(
-                PAIR, min(size, largest)
-            )  # more leaves at once than members in each make no more full groups
+            # More leaves at once than members in each make no more full groups.
+            size = max(PAIR, min(size, largest))
         self._blocks = blocks
         self._size = size
         self._across = across
@@ -312,10 +311,8 @@ def _circle(position: int, count: int, turn: int) -> list[int]:
     """
     modulus = count - 1 if count % 2 == 0 else count
     if position == modulus:
-        return [
-            turn * (modulus + 1) // 2 % modulus,
-            position,
-        ]  # (modulus + 1) / 2 is the inverse of 2
+        # (modulus + 1) / 2 is the inverse of 2.
+        return [turn * (modulus + 1) // 2 % modulus, position]
     partner = (turn - position) % modulus
     if partner != position:
         return sorted((position, partner))

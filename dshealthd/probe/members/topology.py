@@ -85,9 +85,8 @@ def parse(text: str, place: str) -> tuple[Switch, ...]:
         found[switch.name] = switch
     for switch in found.values():
         for child in switch.switches:
-            if (
-                child not in found and child not in spoilt
-            ):  # a name on a bad line is one fault, not two
+            # A name on a bad line is one fault, not two.
+            if child not in found and child not in spoilt:
                 errors.append(
                     (
                         switch.line,

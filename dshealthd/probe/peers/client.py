@@ -261,9 +261,8 @@ async def _send(
     except BadAnswer as error:
         raise PeerError(Outcome.FAILED, "bad_answer") from error
     except OSError as error:  # what ssl raises is one too
-        if (
-            link.secured and not link.answered
-        ):  # asyncio's TLS sends no alert: it closes when it does not like the certificate
+        # Asyncio's TLS sends no alert: it closes when it does not like the certificate.
+        if link.secured and not link.answered:
             raise PeerError(Outcome.UNAUTHORIZED, "closed_after_handshake") from error
         raise PeerError(*meaning(error)) from error
 

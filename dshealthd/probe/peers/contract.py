@@ -157,8 +157,9 @@ def _mac(key: bytes, *fields: str) -> str:
     parts = [SCHEME.encode()]
     for field in fields:
         encoded = field.encode()
+        # So that no two lists of fields are the same message.
         parts += (
             len(encoded).to_bytes(4, "big"),
             encoded,
-        )  # so that no two lists of fields are the same message
+        )
     return hmac.digest(key, b"".join(parts), "sha256").hex()

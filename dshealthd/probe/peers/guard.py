@@ -102,6 +102,7 @@ class Guard:
         length = _content_length(request)
         authorization = request.headers.getall("Authorization", ())
         claim = RequestClaim.parse(authorization[0]) if len(authorization) == 1 else None
+        # Before the body is read: who says nothing of himself costs no more than a header.
         if claim is None:
             raise RequestRejected(Rejection.NO_CREDENTIALS)
         if length > MAX_BODY:
@@ -119,6 +120,7 @@ class Guard:
         secrets = await self._credentials.current()
         if self._options.key_file is not None:
             call.key = self._key(request.raw_path, body, claim, secrets.keys)
+        # From here on a refusal is signed, and leaves the connection open.
         call.proved = True
         connection.prove()
         self._admit(claim)
@@ -147,6 +149,7 @@ class Guard:
         ]
         if not fitting or claim.challenge == ABSENT:
             raise RequestRejected(Rejection.KEY)
+        # Not before the MAC: what a nonce is worth is not a stranger's to learn, nor to spend.
         if not self._nonces.fresh(claim.nonce, claim.sender):
             raise RequestRejected(Rejection.STALE)
         if not self._nonces.spend(claim.nonce, claim.sender):

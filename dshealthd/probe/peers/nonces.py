@@ -100,9 +100,8 @@ class Nonces:
         known = self._senders.get(name)
         if known is None:
             if len(self._senders) >= MAX_SENDERS:
-                silent = max(
-                    LIFETIME, self._burst / self._rate
-                )  # by then its nonces are too old and its allowance is whole
+                # By then its nonces are too old and its allowance is whole.
+                silent = max(LIFETIME, self._burst / self._rate)
                 self._senders = {
                     other: state
                     for other, state in self._senders.items()

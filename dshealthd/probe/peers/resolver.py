@@ -78,6 +78,8 @@ class Resolver:
                 task = self._pending[host] = asyncio.create_task(
                     self._refresh(host), name=f"looking up {host}"
                 )
+            # Waited for and not awaited: several callers share the look-up, and one that gives up
+            # must not end it for the others.
             await asyncio.wait({task}, timeout=None if known is None else PATIENCE)
             known = self._known.get(host)
         if known is None:
@@ -99,6 +101,7 @@ class Resolver:
                 )
 
             self._failed.pop(host, None)
+            # Names come from the list of members, which may change for ever.
             if len(self._known) >= MAX_NAMES:
                 self._known.clear()
             self._known[host] = addresses

@@ -70,9 +70,8 @@ class Confirmations:
             await self._added.wait()
             self._added.clear()
             while self._pending:
-                confirmation = (
-                    self._pending.popleft()
-                )  # it may be asked for again by what it comes to
+                # It may be asked for again by what it comes to.
+                confirmation = self._pending.popleft()
                 self._results["run" if await self._run(confirmation) else "not_possible"] += 1
 
     def samples(self) -> Iterator[Sample]:

@@ -129,9 +129,8 @@ def explain(investigation: Investigation, track: Signal, around: Surroundings) -
     if track.timed and _alike((*investigation.earlier, *measurements)):
         needed -= 1
     if cut_off:
-        needed = (
-            around.confirmations
-        )  # several may be gone at once; nobody else can say that it is they
+        # Several may be gone at once; nobody else can say that it is they.
+        needed = around.confirmations
     if (
         around.known_leaf
         and around.inter_leaf

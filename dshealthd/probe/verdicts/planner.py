@@ -202,9 +202,8 @@ def _for_pair(
     # In the epoch of the first bad round, what others say of the peer may be older than the fault.
     if not pair.later or pair.ill > _ILL or state.epoch == pair.first.round.epoch:
         return
-    uncalled = (
-        history.track == REACH and pair.first.round.led and pair.bads >= HARD_BADS
-    )  # others tell whether they can call it
+    # Others tell whether they can call it.
+    uncalled = history.track == REACH and pair.first.round.led and pair.bads >= HARD_BADS
     speaks = history.track.timed or (
         not uncalled
         and pair.since is not None

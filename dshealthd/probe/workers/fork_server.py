@@ -100,9 +100,8 @@ class ForkedWorker:
         Only while the parent keeps its pid: a pid that was reaped may be another's.
         """
         if not self._parent.ended.is_set():
-            with contextlib.suppress(
-                ProcessLookupError
-            ):  # it has not come as far as its own session
+            # It has not come as far as its own session.
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def _end(self) -> None:

@@ -493,9 +493,8 @@ def connect(store: Any, job: dict[str, Any]) -> Any:
 
 def linger(store: Any, job: dict[str, Any]) -> None:
     """Stay until the others are done too, or for a moment."""
-    with contextlib.suppress(
-        StoreFailure
-    ):  # this rank's result stands whatever becomes of the others
+    # This rank's result stands whatever becomes of the others.
+    with contextlib.suppress(StoreFailure):
         store.set(f"done/{job['rank']}", b"1")
         store.wait([f"done/{rank}" for rank in range(job["size"])], timedelta(seconds=LINGER))
 
@@ -650,9 +649,8 @@ def main(arguments: list[str]) -> None:
         for path in sys.path
         if any(f"{os.path.realpath(path)}/".startswith(f"{root}/") for root in allowed)
     ]
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C goes to the whole terminal group; the agent decides
+    # Ctrl-C goes to the whole terminal group; the agent decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if role == "parent":
         serve(socket.socket(fileno=int(numbers[0])), roots)
     else:

@@ -16,7 +16,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.collection.supervisor import Backoff
+from dshealthd.core.backoff import Backoff
 from dshealthd.core.child import StartError, cause, channel
 from dshealthd.core.collector import counter, gauge
 from dshealthd.linux.starvation import STARVED, LoopLag, run_queue

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collection.supervisor import Backoff
+from dshealthd.core.backoff import Backoff
 from dshealthd.linux import starvation
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.messages import Backend

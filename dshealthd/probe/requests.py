@@ -1,0 +1,130 @@
+"""What members ask of this node: to take part in a round or lead one, and to tell of itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dshealthd import __version__
+from dshealthd.probe.members.absences import MAINTENANCE
+from dshealthd.probe.observation import Kind
+from dshealthd.probe.peers.contract import Refusal
+from dshealthd.probe.peers.messages import Backend
+from dshealthd.probe.rounds.active_round import Decline
+from dshealthd.probe.rounds.conclusion import timing_fields
+from dshealthd.probe.rounds.plan import ON_DEMAND, PAIR
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from dshealthd.probe.members.absences import Absences
+    from dshealthd.probe.members.local_membership import LocalMembership
+    from dshealthd.probe.node import ThisNode
+    from dshealthd.probe.rounds.active_round import RoundReport
+    from dshealthd.probe.rounds.round import Handler, Rounds
+    from dshealthd.probe.verdicts.detector import Detector
+
+MAX_LISTED = 64
+"""Members, or suspects, that an answer or the status names."""
+
+
+class Lead(Protocol):
+    """What leads a round."""
+
+    async def __call__(
+        self,
+        epoch: int,
+        members: tuple[str, ...],
+        kind: Kind | None = None,
+        steps: tuple[tuple[int, int], ...] | None = None,
+    ) -> RoundReport | None:
+        """Return what came of it; None where this node is in another one."""
+
+
+class PeerRequests:
+    """Answers the calls of other members, by method."""
+
+    def __init__(
+        self,
+        local_membership: LocalMembership,
+        absences: Absences,
+        node: ThisNode,
+        detector: Detector,
+        rounds: Rounds,
+        lead: Lead,
+        *,
+        summary: Callable[[], dict[str, Any]],
+        status_page: Callable[[int], dict[str, Any]],
+    ) -> None:
+        """`summary` and `status_page` are those of `ProbeState`."""
+        self._me = local_membership.me
+        self._local_membership = local_membership
+        self._absences = absences
+        self._node = node
+        self._detector = detector
+        self._rounds = rounds.handlers()
+        self._lead = lead
+        self._summary = summary
+        self._status_page = status_page
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """Return what answers each method."""
+        return {
+            **self._rounds,
+            "invite": self._invited,
+            "absent": self._absences.answer,
+            "status": self._status,
+            "summary": self._summarise,
+            "document": self._document,
+            "lead": self._asked,
+        }
+
+    async def _invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Take part in another's round; while in maintenance only in one that a person asks for."""
+        if body["epoch"] != ON_DEMAND:
+            self._absences.hear(sender, 0.0)  # who leads rounds of the schedule is in none
+            if self._absences.own_end():
+                raise Refusal(MAINTENANCE)
+        return await self._rounds["invite"](sender, body)
+
+    async def _asked(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Lead a round that a person asks for, at another node."""
+        members, kind = body["members"], body["kind"]
+        if members[0] != self._me or len(set(members)) != len(members) or kind is Kind.LOCAL:
+            raise Refusal(Decline.MALFORMED)
+        if not set(members) <= set(self._local_membership.membership.names):
+            raise Refusal(Decline.MEMBERS)
+        steps = tuple((step["size"], step["repetitions"]) for step in body["steps"])
+        report = await self._lead(
+            ON_DEMAND,
+            members,
+            Kind.GROUP if len(members) > PAIR and kind is Kind.PAIR else kind,
+            steps,
+        )
+        if report is None:
+            raise Refusal(Decline.TESTING)
+        found = report.observation
+        return {
+            **{
+                name: getattr(found, name)
+                for name in ("kind", "outcome", "stage", "late", "reason")
+            },
+            "backend": Backend(found.backend),
+            "timings": timing_fields(found.timings),
+        }
+
+    async def _status(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "version": __version__,
+            "epoch": self._node.epoch(),
+            "digest": self._local_membership.membership.digest,
+            "suspects": [
+                {"part": suspect.part, "component": suspect.component, "reason": suspect.reason}
+                for suspect in self._detector.suspects()[:MAX_LISTED]
+            ],
+        }
+
+    async def _summarise(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:
+        return self._summary()
+
+    async def _document(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        return self._status_page(body["offset"])
