@@ -122,6 +122,12 @@ POWER = gauge(
     "Power drawn by the board; a one-second average from Ampere on.",
     *_ID,
 )
+MODULE_POWER = gauge(
+    "dshealthd_gpu_module_power_watts",
+    "Power drawn by the module, CPU and memory included, where a module is measured as a whole "
+    "(GH200, GB200); NVML field 185.",
+    *_ID,
+)
 POWER_LIMIT = gauge(
     "dshealthd_gpu_power_limit_watts",
     "Power limit in force (enforced), of the factory (default), and the bounds it can be set to.",
@@ -188,7 +194,9 @@ _FIELDS = {
     "memory_max": "NVML_FI_DEV_TEMPERATURE_MEM_MAX_TLIMIT",
     "max_operating": "NVML_FI_DEV_TEMPERATURE_GPU_MAX_TLIMIT",
 }
-_ASKED = Fields(*_FIELDS.values())
+_MODULE = 1
+"""NVML_POWER_SCOPE_MODULE."""
+_ASKED = Fields(*_FIELDS.values(), ("NVML_FI_DEV_POWER_AVERAGE", _MODULE))
 _UNKNOWN_STATE = 32
 
 
@@ -247,10 +255,12 @@ class GpuTelemetry(GpuCollector):
     def read(self, gpu: Position, device: Device) -> Iterator[Sample]:
         """Yield the vital signs of one GPU."""
         labels = gpu.labels
-        fields = dict(zip(_FIELDS, device.fields(_ASKED), strict=True))
+        *values, module_power = device.fields(_ASKED)
+        fields = dict(zip(_FIELDS, values, strict=True))
         yield from self._identity(labels, device)
         yield from self._heat(labels, device, fields)
         yield from self._power(labels, device)
+        yield from told(MODULE_POWER, module_power, *labels, scale=1e-3)
         if gpu.energy is not None:
             yield ENERGY(gpu.energy / 1e3, *labels)
         yield from self._clocks(labels, device, fields)

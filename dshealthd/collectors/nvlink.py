@@ -47,6 +47,12 @@ SYMBOL_BER = gauge(
     "Symbol errors per bit, of the GPU's worst link; NVLink 5, where collectors.nvlink.sums is set.",
     *_ID,
 )
+RAW_BER = gauge(
+    "dshealthd_nvlink_raw_bit_error_ratio",
+    "Bit errors per bit before correction, of the GPU's worst link; NVLink 5 with recent drivers "
+    "(field 293), where collectors.nvlink.sums is set.",
+    *_ID,
+)
 SUMS = counter(
     "dshealthd_gpu_nvlink_errors_total",
     "Errors of all links of the GPU together, cured by the links themselves or not. Up to NVLink 4: "
@@ -147,7 +153,8 @@ _SUMS = {
 """NVLink 5; one series for all links, as seldom other than 0."""
 _SYMBOL_BER = "NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER"
 _EACH = (LINK_STATE, *(field for field, _ in _ERRORS.values()), *_ERRORS_5.values(), _BER)
-_MORE = (_SYMBOL_BER, *_SUMS.values())
+_RAW_BER = "NVML_FI_DEV_NVLINK_COUNT_RAW_BER_V2"
+_MORE = (_SYMBOL_BER, _RAW_BER, *_SUMS.values())
 """Asked only if wanted, and where one of `_ERRORS_5` is told: of NVLink 4 each would be refused, link by link."""
 _C2C_COUNT = Fields("NVML_FI_DEV_C2C_LINK_COUNT")
 _C2C_STATUS = "NVML_FI_DEV_C2C_LINK_GET_STATUS"
@@ -192,8 +199,8 @@ class NvlinkOptions(SlowGpuCollectorOptions):
     )
     sums: bool = option(
         False,
-        "Whether NVLink 5 has the sums of its rarer errors, and the symbol error ratio: seven more "
-        "series for each GPU.",
+        "Whether NVLink 5 has the sums of its rarer errors, and the ratios of symbol errors and of "
+        "errors before correction: eight more series for each GPU.",
     )
 
 
@@ -251,7 +258,7 @@ class Nvlink(GpuCollector):
             for kind, (name, older) in _ERRORS.items()
         } | {kind: field[name] for kind, name in _ERRORS_5.items()}
         yield from self._errors(gpu, labels, errors)
-        for metric, name in ((BER, _BER), (SYMBOL_BER, _SYMBOL_BER)):
+        for metric, name in ((BER, _BER), (SYMBOL_BER, _SYMBOL_BER), (RAW_BER, _RAW_BER)):
             rates = [bit_error_ratio(code) for code in field.get(name, ()) if code is not None]
             yield from told(metric, max(rates, default=None), *gpu.labels)
         for kind, name in _SUMS.items():

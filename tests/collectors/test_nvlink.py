@@ -173,6 +173,7 @@ def test_sums_of_nvlink_5(tmp_path: Path) -> None:
             node.simulator.set(0, f"nvlink{link}_symbol_errors", count)
         node.simulator.set(0, "nvlink3_recovery_failed", 1)
         node.simulator.set(0, "nvlink9_symbol_ber", 0x20C)
+        node.simulator.set(0, "nvlink2_raw_ber", 0x306)
         seen = node.collect("nvlink")
         assert seen.values("gpu_nvlink_errors_total", gpu="0", uuid=node.uuid(0)) == {
             ("receive",): 0,
@@ -186,6 +187,7 @@ def test_sums_of_nvlink_5(tmp_path: Path) -> None:
             ("recovery_failed",): 1,
         }
         assert seen.value("nvlink_symbol_bit_error_ratio", gpu="0") == 2e-12
+        assert seen.value("nvlink_raw_bit_error_ratio", gpu="0") == pytest.approx(3e-6)
         # One link that does not tell makes the sum unknown.
         node.simulator.set(0, "nvlink4_symbol_errors", "na")
         seen = node.collect("nvlink")
@@ -200,6 +202,7 @@ def test_sums_are_shown_where_they_are_wanted(tmp_path: Path, profile: str, sums
         seen = node.collect("nvlink")
         assert not seen.values("gpu_nvlink_errors_total", type="symbol")
         assert not seen.values("nvlink_symbol_bit_error_ratio")
+        assert not seen.values("nvlink_raw_bit_error_ratio")
         assert len(seen.values("gpu_nvlink_errors_total", gpu="0")) == 3
         assert not seen.reasons("nvlink")
 

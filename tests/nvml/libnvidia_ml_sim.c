@@ -162,6 +162,7 @@ enum { RETURNS(AS_ENUM) };
     D(power_usage, "300000+5000", "200000+5000", "150000+5000", "400000+5000") \
     D(power_average, "", "", NO, "") \
     D(power_instant, "", "", NO, "") \
+    D(power_module, NO, NO, NO, NO) \
     D(power_state, "0", "0", "0", "0") \
     D(power_management_mode, "1", "1", "1", "1") \
     D(power_limit, "700000", "400000", "300000", "1000000") \
@@ -350,6 +351,7 @@ enum { RETURNS(AS_ENUM) };
     X(D, 220, nvlink_effective_ber, "0x10f") \
     X(D, 221, nvlink_symbol_errors, "0") \
     X(D, 222, nvlink_symbol_ber, "0x10f") \
+    X(D, 293, nvlink_raw_ber, "0x508") \
     X(D, 294, nvlink_plr_xmit_blocks, "0~1000") \
     X(D, 295, nvlink_plr_xmit_retry_blocks, "0") \
     X(D, 296, nvlink_data_rate, "50000")
@@ -1787,7 +1789,8 @@ API int nvmlDeviceGetGpuFabricInfoV(const struct device *device, struct fabric_v
 /* ---------------------------------------------------------------- field values */
 
 enum field_type { DOUBLE, UINT, ULONG, ULL, SLL, SINT };
-enum field_scope { PLAIN, LINK_BY_ID, LINK_BY_SCOPE, LINK_SUM };
+enum field_scope { PLAIN, LINK_BY_ID, LINK_BY_SCOPE, LINK_SUM, POWER_BY_SCOPE };
+enum { POWER_OF_MODULE = 1 };
 
 struct field {
     uint first, last;
@@ -1797,6 +1800,7 @@ struct field {
     const char *key;
 };
 #define ONE(id, type, key) {id, id, type, PLAIN, 0, key},
+#define POWER(id, key) {id, id, UINT, POWER_BY_SCOPE, 0, key},
 #define SCOPED(id, type, key) {id, id, type, LINK_BY_SCOPE, 0, key},
 #define LINKS(first, total, more, key) \
     {first, (first) + 5, ULL, LINK_BY_ID, 0, key}, {total, total, ULL, LINK_SUM, 0, key}, \
@@ -1838,7 +1842,7 @@ static const struct field FIELDS[] = {
     ONE(176, UINT, "pcie_bad_tlp") ONE(177, UINT, "pcie_naks_sent") ONE(178, UINT, "pcie_bad_dllp")
     ONE(179, UINT, "pcie_non_fatal") ONE(180, UINT, "pcie_fatal") ONE(181, UINT, "pcie_unsupported_request")
     ONE(182, UINT, "pcie_lcrc") ONE(183, UINT, "pcie_lane_error")
-    ONE(185, UINT, "power_average") ONE(186, UINT, "power_instant") ONE(187, UINT, "power_limit_min")
+    POWER(185, "power_average") POWER(186, "power_instant") ONE(187, UINT, "power_limit_min")
     ONE(188, UINT, "power_limit_max") ONE(189, UINT, "power_limit_default") ONE(190, UINT, "power_limit_enforced")
     ONE(191, ULL, "energy") ONE(192, UINT, "power_limit")
     ONE(193, SINT, "tlimit_shutdown") ONE(194, SINT, "tlimit_slowdown") ONE(195, SINT, "tlimit_memory_max")
@@ -1875,6 +1879,8 @@ static int field_number(const struct device *device, const struct field *field, 
                                           : link_number(device, asked->scope, field->key, out);
     case LINK_SUM:
         return link_sum(device, field->key, out);
+    case POWER_BY_SCOPE:
+        return get_ull(device, asked->scope == POWER_OF_MODULE ? "power_module" : field->key, out);
     default:
         return get_ull(device, field->key, out);
     }
