@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.collectors.test_job_checkpoint import save
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
 from tests.netns import network_namespace
 from tests.symptoms.chain import Machine, fires, rank
@@ -247,3 +248,50 @@ def test_nccl_known_bad(tmp_path: Path) -> None:
         False,
         True,
     )
+
+
+def test_checkpoint(tmp_path: Path) -> None:
+    """Rows 38 and 39: a checkpoint loses a file, and another takes more than is free."""
+    machine = Machine(tmp_path, ["job_checkpoint"])
+    saved = tmp_path / "checkpoints"
+    folder = save(saved, "global_step10")
+    say = (
+        f"import sys; sys.path.insert(0, {str(HERE.parent.parent)!r})",
+        "from dshealthd.training.heartbeat import Heartbeat",
+        f"heartbeat = Heartbeat(socket={str(tmp_path / 'none.sock')!r})",
+        "heartbeat.step()",
+        f"heartbeat.saved({str(saved)!r}, optimizer_files=2)",
+    )
+    with rank(JOB, 0, *say):
+        well = machine.scrape()
+        (folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+        incomplete = machine.scrape()
+        save(saved, "global_step10")
+        os.truncate(folder / "mp_rank_00_model_states.pt", 1 << 43)
+        large = machine.scrape()
+    for alert, ill in (
+        ("DshealthdCheckpointIncomplete", incomplete),
+        ("DshealthdCheckpointNoRoom", large),
+    ):
+        seen = fires(alert, {"node": (well, ill)}, tmp_path, job=NAME)
+        assert seen == (False, True), alert
+
+
+def test_job_of_two_versions(tmp_path: Path) -> None:
+    """Row 37: of a job's two nodes one has loaded another NCCL."""
+    machine = Machine(tmp_path, ["software"])
+    texts = []
+    for version in ("2.27.7", "2.29.3"):
+        site = tmp_path / version / "site-packages"
+        (site / f"nvidia_nccl_cu12-{version}.dist-info").mkdir(parents=True)
+        loads = ["import mmap, os"]
+        for name in ("torch/lib/libtorch_cuda.so", "nvidia/nccl/lib/libnccl.so.2"):
+            (site / name).parent.mkdir(parents=True)
+            (site / name).write_bytes(bytes(4096))
+            file = f"os.open({str(site / name)!r}, os.O_RDONLY)"
+            loads.append(f"held{len(loads)} = mmap.mmap({file}, 0, prot=mmap.PROT_READ)")
+        with rank(JOB, 0, *loads):
+            texts.append(machine.scrape())
+    one, other = texts
+    nodes = {"node-1": (one, one), "node-2": (one, other)}
+    assert fires("DshealthdJobVersionsDiffer", nodes, tmp_path, job=NAME) == (False, True)
