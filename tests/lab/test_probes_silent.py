@@ -56,9 +56,10 @@ def test_agent_stopped(calm: Probing) -> None:
 
 
 def test_loss(calm: Probing) -> None:
-    """A node that loses half of all packets is named, by itself or others.
+    """A node that loses half of all packets is named, by itself or others, and no other node.
 
-    Which of its rounds fail, and how, is chance.
+    Which of its rounds fail, and how, is chance: where all with one peer do and those with others
+    do not, the link to that peer is named as well.
     """
     _, two, *_ = calm.nodes
     named(
@@ -69,6 +70,7 @@ def test_loss(calm: Probing) -> None:
         by=(),
         epochs=40,
         wrong=8,
+        links=True,
     )
 
 
