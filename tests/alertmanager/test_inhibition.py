@@ -34,6 +34,12 @@ def alert(
     }
 
 
+def skipped(alertname: str, job: str) -> Labels:
+    """Return an alert on the loss scale of a job, for its owner."""
+    labels = {"alertname": alertname, "exported_job": job, "audience": "owner"}
+    return alert("loss-scale-collapse", "warning", "job", **labels)
+
+
 GPU = {"node": "a", "gpu": "3"}
 OUT_OF_MEMORY = {"node": "a", "alertname": "DshealthdRankOutOfMemory", "audience": "owner"}
 
@@ -171,6 +177,13 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
             alert("host-memory-pressure", "warning", node="a", alertname="DshealthdHostMemoryLow"),
         ],
         [alert("host-memory-pressure", "warning", node="a", alertname="DshealthdOutOfMemoryKill")],
+    ),
+    "a job most of whose steps are skipped, over that many are, and not over another's": (
+        [
+            skipped("DshealthdStepsSkipped", "slurm-7"),
+            skipped("DshealthdLossScaleFalls", "slurm-8"),
+        ],
+        [skipped("DshealthdLossScaleFalls", "slurm-7")],
     ),
     "a node whose rounds hang, over that it is slow": (
         [alert("nccl-timeout", node="a"), alert("straggler", "warning", node="b")],

@@ -129,7 +129,7 @@ def watch(
             job_trials.zero(directory / "zero", lab.lab.nodes[2:4], 29500, stage=1)
         )
         for job in (one, other):
-            job.until(job_trials.LEARNT, 240.0)
+            job.until(job_trials.LEARNT, job_trials.LEARNS)
         begin = time.monotonic()
         while (gone := time.monotonic() - begin) < seconds and not lab.receiver.told():
             for kind, job in ((ddp, one), (zero, other)):

@@ -56,7 +56,7 @@ class JobFault:
     """Whether it is only over when the job runs again."""
     follows: Callable[[Alert], bool] = lambda _: False
     """What else may be told, and why."""
-    seconds: float = 90.0
+    seconds: float = 180.0
     """In which it is told."""
     over: float = 330.0
     """In which, after it, that is over."""
@@ -267,7 +267,6 @@ FAULTS: dict[str, JobFault] = {
         receiver=TICKET,
         node=0,
         ends=True,
-        seconds=150.0,
     ),
     "open-files": JobFault(
         title="open files near the limit",

@@ -9,6 +9,7 @@ compute, evaluate, write checkpoints and pause while others are broken.
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,18 +34,26 @@ Whether it comes through does.
 """
 HANG_SECONDS = 60.0
 """In which a hang is told: 30 s of silence are usual for every job, and the page comes within 30 s
-after them.
+after them; on a machine of its own: other work is taken out.
 """
 RANKS = {"0", "1", "2", "3"}
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     """Run all trials in one lab."""
     directory = tmp_path_factory.mktemp("jobs")
-    with Paging(directory, 2 * len(TRIALS), gpus=2, period=PERIOD, slow_ratio=NEVER_SLOW) as lab:
+    begin = time.monotonic()
+    with Paging(
+        directory,
+        2 * len(TRIALS),
+        gpus=2,
+        period=PERIOD,
+        slow_ratio=NEVER_SLOW,
+        progress=lambda what: print(f"{time.monotonic() - begin:.0f} s: {what}"),
+    ) as lab:
         if lab.lab.limits:
             pytest.skip("; ".join(lab.lab.limits))
         lab.until_watched()
@@ -83,7 +92,7 @@ def test_page(name: str, story: Story) -> None:
     assert page.endswith(f"/{fault.symptom}.md")
     assert anchor == alert.labels["alertname"].lower()
     if fault.symptom == "training-hang":
-        assert first - case.begin < HANG_SECONDS
+        assert case.worked < HANG_SECONDS
     over = [when for when, alert in case.told if alert.status == RESOLVED]
     assert over, "it was never said to be over"
     assert over[0] > case.over
@@ -92,8 +101,8 @@ def test_page(name: str, story: Story) -> None:
 
 def test_nothing_else_came(story: Story) -> None:
     """No other page and no ticket came for any of the faults, and none is left."""
-    assert list(story.others) == []
-    assert list(story.left) == []
+    assert not story.others, "\n".join(story.others)
+    assert not story.left, "\n".join(story.left)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lab.probing import Probing, begun, named, namespaced, rounds, sabotage, suspects
+from tests.lab.probe_faults import sabotage
+from tests.lab.probing import Probing, begun, named, namespaced, rounds, suspects
 from tests.symptoms.chain import played
 
 if TYPE_CHECKING:

@@ -16,13 +16,20 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.lab  # see test_probes.py
 
 
-@pytest.mark.timeout(300)
+EXTRA = 6
+"""Extra rounds a node may ask for in a minute, as shipped.
+
+Eight nodes on two cores are slowed by chance; more of them leave no time for the scheduled rounds.
+"""
+
+
+@pytest.mark.timeout(420)
 def test_eight_nodes(tmp_path: Path) -> None:
     """In 60 epochs of 8 healthy nodes every pair of the schedule meets and nobody is accused.
 
     Of the half that survives all are paired.
     """
-    with Probing(tmp_path, 8, period=2.0) as lab:
+    with Probing(tmp_path, 8, period=3.0, confirmations=EXTRA) as lab:
         begun(namespaced(lab))
         names = [node.name for node in lab.nodes]
         begin, met, seen = (
