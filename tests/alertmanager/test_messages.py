@@ -202,10 +202,11 @@ def test_ticket_by_mail(server: Server, mailbox: Mailbox) -> None:
     ]
     server.ask("/api/v2/alerts", alerts)
     end = time.monotonic() + 60
-    while not mailbox.mails:
+    # Where Alertmanager takes longer than it waits for the rest, a mail of some comes first.
+    while not mailbox.mails or "5 in all" not in mailbox.mails[-1]["Subject"]:
         assert time.monotonic() < end, server.log.read_text(encoding="utf-8")
         time.sleep(0.05)
-    (mail,) = mailbox.mails
+    mail = mailbox.mails[-1]
     assert (
         mail["Subject"]
         == "GPU is throttled: node-17 GPU 0, node-17 GPU 1, node-17 GPU 2 … (5 in all)"

@@ -29,7 +29,9 @@ def test_imex(make_machine: Callable[..., Machine], tmp_path: Path) -> None:
     root = tmp_path / "root"
     nodes = root / imex.NODES.lstrip("/")
     nodes.parent.mkdir(parents=True)
-    host = Host(sysfs=machine.sys, dev=machine.dev, rootfs=root)
+    processes = tmp_path / "proc"  # without those of other tests, which may run such a daemon
+    processes.mkdir()
+    host = Host(sysfs=machine.sys, dev=machine.dev, rootfs=root, procfs=processes)
     nodes.write_text("# nodes of the rack\n10.0.0.1\n10.0.0.2\n")
     assert outcomes(imex.CHECK, look("nvlink", host=host)) == ["ok"]
     machine.simulator.set(None, "fabric_cluster_uuid", "0123456789abcdef0123456789abcdef")
@@ -40,6 +42,7 @@ def test_imex(make_machine: Callable[..., Machine], tmp_path: Path) -> None:
     daemon = tmp_path / imex.DAEMON
     shutil.copy("/bin/sleep", daemon)
     with subprocess.Popen([daemon, "600"]) as process:
+        (processes / str(process.pid)).symlink_to(f"/proc/{process.pid}")
         try:
             end = time.monotonic() + 60
             while outcomes(imex.CHECK, in_fabric) != ["ok"]:  # until its name is its own

@@ -36,24 +36,26 @@ if TYPE_CHECKING:
     from tests.doctor.machine import Machine
 
 JOB = "987654"
+RANK = {
+    "SLURM_JOB_ID": JOB,
+    "RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29599",
+    "WORLD_SIZE": "2",
+    "PATH": os.environ["PATH"],
+}
+"""The environment of a rank of this test's job."""
 
 
 @contextlib.contextmanager
 def ranks(*each: dict[str, str]) -> Iterator[None]:
     """Run a process for each environment."""
-    common = {
-        "SLURM_JOB_ID": JOB,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29599",
-        "WORLD_SIZE": "2",
-        "PATH": os.environ["PATH"],
-    }
     script = "import time; print(flush=True); time.sleep(600)"
     with contextlib.ExitStack() as stack:
         for one in each:
             process = stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-c", script], env=common | one, stdout=subprocess.PIPE
+                    [sys.executable, "-c", script], env=RANK | one, stdout=subprocess.PIPE
                 )
             )
             stack.callback(process.kill)
@@ -137,28 +139,25 @@ def test_process_at_its_limit_of_open_files() -> None:
         "sys.stdin.readline(); held.clear(); print(flush=True); time.sleep(600)"
     )
 
-    def its_own() -> list[Result]:
-        """Return what is said of the machine's processes; jobs of others may be near theirs."""
-        found = results(open_files_used.CHECK, look("open_files"))
-        return [one for one in found if "some process" in one.text]
-
+    # Of a job, which tells it from what other tests have do the same at the same time.
     with subprocess.Popen(
         [sys.executable, "-c", script],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        env=RANK,
     ) as process:
         assert process.stdin
         assert process.stdout
         try:
             process.stdout.readline()
-            (found,) = its_own()
+            (found,) = of_the_job(open_files_used.CHECK, look("open_files"))
             assert (open_files_used.CHECK.slug, found.outcome.value) == ("open-files", "warning")
             assert found.remedy
             print(file=process.stdin, flush=True)
             process.stdout.readline()
             end = time.monotonic() + 60
-            while its_own():
+            while of_the_job(open_files_used.CHECK, look("open_files")):
                 assert time.monotonic() < end
         finally:
             process.kill()

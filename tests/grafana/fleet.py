@@ -142,7 +142,7 @@ class Fleet:
             str(text),
             str(directory / "data"),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=700, check=False)
         assert done.returncode == 0, done.stderr
         text.unlink()
 

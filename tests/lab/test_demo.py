@@ -41,7 +41,9 @@ def test_a_fault_is_shown_from_beginning_to_end() -> None:
     assert page, done.stdout
     assert "node-1 GPU 1" in page[1]
     assert "first step: " in page[1]
-    assert re.search(r"fault over: .*\n.*OVER, [\d.]+ s later", done.stdout), done.stdout
+    # A ticket may come in between: the kernel's count of processes that it has killed is the
+    # machine's, and other tests have it kill some.
+    assert re.search(r"fault over: .*?OVER, [\d.]+ s later", done.stdout, re.DOTALL), done.stdout
 
 
 def test_it_needs_nothing_that_only_tests_do() -> None:

@@ -200,12 +200,18 @@ def cpu_seconds(pid: int) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-def network_namespaces() -> dict[int, list[int]]:
-    """Return the pids in each network namespace, by its inode."""
-    found: dict[int, list[int]] = {}
+def network_namespaces(directory: Path) -> set[int]:
+    """Return the inodes of the network namespaces in which processes of a directory's lab run.
+
+    They are told by their arguments or environment. Whatever else is in a namespace of such an
+    inode does not count: the kernel gives it to another test's as soon as the lab's has gone.
+    """
+    found = set()
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            found.setdefault(os.stat(f"/proc/{pid}/ns/net").st_ino, []).append(int(pid))
+            said = [Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ")]
+            if any(os.fsencode(directory) in text for text in said):
+                found.add(os.stat(f"/proc/{pid}/ns/net").st_ino)
     return found
 
 
@@ -261,8 +267,9 @@ def test_eight_nodes(tmp_path: Path) -> None:
             for pid in (lab.services.pid, *(node.station.pid for node in lab.nodes))
         }
         record = lab.records.path
+        assert namespaces <= network_namespaces(tmp_path)
     assert network_of_this_machine() == before
-    assert not namespaces & network_namespaces().keys()
+    assert not namespaces & network_namespaces(tmp_path)
     assert not record.exists()
 
 
@@ -552,6 +559,7 @@ def test_killed_lab_is_cleaned(tmp_path: Path, flags: tuple[str, ...]) -> None:
             os.stat("/proc/self/ns/net").st_ino
         }
         assert len(namespaces) == (3 if namespaced else 0)
+        assert namespaces <= network_namespaces(tmp_path)
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)  # so that nothing ends by itself
         process.kill()
@@ -561,7 +569,7 @@ def test_killed_lab_is_cleaned(tmp_path: Path, flags: tuple[str, ...]) -> None:
     assert f"{tmp_path}: agent of node-1, process {agents[0]}" in said
     assert f"{tmp_path}: cleaned" in said
     assert ended(pids)
-    assert not namespaces & network_namespaces().keys()
+    assert not namespaces & network_namespaces(tmp_path)
     assert network_of_this_machine() == before
     assert clean(tmp_path) == "nothing is left of any lab\n"
 

@@ -94,7 +94,7 @@ def test_prometheus_follows_the_members(tmp_path: Path) -> None:
 
             one.hostfile.write_text("node-1 slots=1\n", encoding="ascii")
             await_(lambda: set(scraped(server)) == {"node-1:10061"}, server)
-            well = lab.scrapes()
+            well = lab.wait(lambda scrapes: "node-1" in scrapes)
             one.hostfile.write_text("nonsense\n", encoding="ascii")
             ill = lab.wait(
                 lambda scrapes: (

@@ -49,6 +49,20 @@ def rule_groups() -> Iterator[tuple[str, dict[str, Any]]]:
             yield from ((file.name, rule) for rule in group["rules"])
 
 
+def whole(scene: dict[str, Any]) -> dict[str, Any]:
+    """Return a file with one scene for promtool, played at each minute with all rules as shipped.
+
+    Groups are evaluated in their order in the files, as in `pruned`.
+    """
+    files = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in RULES]
+    return {
+        "rule_files": list(map(str, RULES)),
+        "evaluation_interval": "1m",
+        "group_eval_order": [group["name"] for content in files for group in content["groups"]],
+        "tests": [scene],
+    }
+
+
 def pruned(file: Path, directory: Path) -> Path:
     """Return a copy of a file of scenes with only those rules that the alerts it names need.
 

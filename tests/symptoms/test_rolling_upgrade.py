@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.symptoms.fleet.series import Series
-from tests.symptoms.promtool import RULES
+from tests.symptoms.promtool import whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,12 +81,7 @@ def woken(series: Series, directory: Path) -> int:
         ],
     }
     file = directory / "upgrade.yml"
-    file.write_text(
-        json.dumps(
-            {"rule_files": list(map(str, RULES)), "evaluation_interval": "1m", "tests": [scene]}
-        ),
-        encoding="utf-8",
-    )
+    file.write_text(json.dumps(whole(scene)), encoding="utf-8")
     done = subprocess.run(
         ["promtool", "test", "rules", str(file)],
         capture_output=True,

@@ -6,8 +6,18 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.training.step_timer import AVERAGED
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+
+def average(seconds: Sequence[float]) -> float:
+    """Return the average of steps that a heartbeat tells, in which the last ones count most."""
+    value = 0.0
+    for count, each in enumerate(seconds, start=1):
+        value += (each - value) / min(count, AVERAGED)
+    return value
 
 
 class StepClock:

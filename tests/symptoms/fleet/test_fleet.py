@@ -12,7 +12,7 @@ import pytest
 
 from tests.symptoms.fleet.faults import catalogue, inject
 from tests.symptoms.fleet.fleet import healthy
-from tests.symptoms.promtool import RULES
+from tests.symptoms.promtool import whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,12 +43,7 @@ def replay(series: Series, directory: Path, limit: float) -> Told:
         ],
     }
     file = directory / "fleet.yml"
-    file.write_text(
-        json.dumps(
-            {"rule_files": list(map(str, RULES)), "evaluation_interval": "1m", "tests": [scene]}
-        ),
-        encoding="utf-8",
-    )
+    file.write_text(json.dumps(whole(scene)), encoding="utf-8")
     done = subprocess.run(
         ["promtool", "test", "rules", str(file)],
         capture_output=True,
