@@ -22,6 +22,7 @@ NEVER_ONE = {
     "DshealthdCollectiveStuck": "4 answers of NCCL's RAS, unless the threshold is changed",
     "DshealthdFabricSlow": "a ratio above 1",
     "DshealthdFleetUnreachable": "fires above three nodes",
+    "DshealthdJobVersionsDiffer": "fires above one version",
     "DshealthdLossNotFinite": "counts ranks only above eight",
     "DshealthdMembersUnwatched": "more members than targets, and one target at least",
     "DshealthdRanksShareGpu": "fires above one rank",
