@@ -150,7 +150,8 @@ def test_the_link_between_two_nodes_of_the_job_becomes_a_suspect(tmp_path: Path)
                 lambda: all(
                     link in {(found["kind"], found["component"]) for found in agent.suspects}
                     for agent in (one, other)
-                )
+                ),
+                150.0,  # some epochs, in which time passes as the machine has it for the nodes
             )
 
     run(scene())
