@@ -11,7 +11,8 @@ import sys
 def main(words: list[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    0 done, 1 failed, 2 bad usage or configuration; `explain` and `doctor` have their own.
+    0 done, 1 failed, 2 bad usage or configuration; `explain`, `doctor`, `status` and `jobs` have
+    their own.
     """
     words = sys.argv[1:] if words is None else words
     if words[:1] == ["explain"]:  # needs no configuration, and has exit statuses of its own
