@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -157,6 +158,18 @@ def test_misspelt_words_are_answered_with_the_nearest(
     assert ended.value.code == (3 if words[0] == "status" else 2)
     first = capsys.readouterr().err.splitlines()[0]
     assert first == message or (words[-1] == "--web" and first.startswith(message))
+
+
+def test_a_reader_that_has_seen_enough() -> None:
+    """`dshealthd status | head -1` ends without a traceback; so does each command."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "dshealthd", "check-config"]
+    done = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.parametrize(
