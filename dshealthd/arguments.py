@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dshealthd.flags import add_flags
+from dshealthd.flags import EXIT_USAGE, FlagParser, add_flags
 
 ACCESS = ("tls", "ca_file", "user", "password_file")
 """Arguments of commands that ask agents."""
@@ -30,23 +30,26 @@ class Command:
     """
     examples: tuple[str, ...]
     declare: Callable[[ArgumentParser], None] = nothing
+    exit_usage: int = EXIT_USAGE
+    """Exit status of bad usage or configuration; another where 2 is a verdict."""
 
 
 def declare(commands: Any, command: Command) -> None:
     """Add a command to the subparsers: its own arguments first, then the flags by section."""
     description = inspect.getdoc(command.function) or ""
     examples = "\n".join(f"  {example}" for example in command.examples)
-    parser: ArgumentParser = commands.add_parser(
+    parser: FlagParser = commands.add_parser(
         command.name,
         help=description.split("\n", 1)[0],
         description=description,
         epilog=f"examples:\n{examples}",
     )
+    parser.exit_usage = command.exit_usage
     before = len(parser._actions)  # noqa: SLF001 - argparse has no other way to list them
     command.declare(parser)
     own = tuple(action.dest for action in parser._actions[before:])  # noqa: SLF001
     add_flags(parser)
-    parser.set_defaults(command=command.function, own=own)
+    parser.set_defaults(command=command.function, own=own, exit_usage=command.exit_usage)
 
 
 def query(parser: ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from dshealthd import __version__, arguments, config, config_warnings, logs
 from dshealthd.arguments import ACCESS, Command
 from dshealthd.config import Config, ConfigError
-from dshealthd.flags import EXIT_USAGE, FlagParser, tables
+from dshealthd.flags import EXIT_UNKNOWN, FlagParser, tables
 from dshealthd.notify import ServiceManager
 from dshealthd.status_line import first_of
 
@@ -35,7 +35,10 @@ EXIT_FAILURE = 1
 
 
 def main(words: list[str]) -> int:
-    """Run one command and return its exit status: 0 done, 1 failed, 2 bad usage or configuration."""
+    """Run one command and return its exit status: 0 done, 1 failed, 2 bad usage or configuration.
+
+    `status` and `jobs` have the verdict's instead: theirs of bad usage is 3, unknown.
+    """
     options = parser().parse_args(words)
     flags = tables(options)
     manager = ServiceManager.from_environment(os.environ)  # no child inherits it
@@ -54,7 +57,8 @@ def main(words: list[str]) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         manager.say(first_of(str(error)))
-        return EXIT_USAGE
+        exit_usage: int = options.exit_usage
+        return exit_usage
 
 
 def run(
@@ -164,7 +168,7 @@ def status(
     Findings first, then GPUs, links, jobs and probes.
 
     Exit status, of the worst node: 0 ok, 1 warning, 2 critical, 3 unknown, as when an agent does
-    not answer.
+    not answer, or for bad usage.
     """
     from dshealthd.status import command
 
@@ -174,7 +178,7 @@ def status(
 def jobs(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any) -> int:
     """List the training jobs of this node, or of others, with their ranks side by side.
 
-    Exit status: 0 no job is hung, 2 one is, 3 an agent does not answer.
+    Exit status: 0 no job is hung, 2 one is, 3 an agent does not answer, or bad usage.
     """
     from dshealthd.status import command
 
@@ -261,8 +265,15 @@ COMMANDS = (
             "dshealthd status --members",
         ),
         arguments.query,
+        EXIT_UNKNOWN,
     ),
-    Command("jobs", jobs, ("dshealthd jobs node-17", "dshealthd jobs --members"), arguments.query),
+    Command(
+        "jobs",
+        jobs,
+        ("dshealthd jobs node-17", "dshealthd jobs --members"),
+        arguments.query,
+        EXIT_UNKNOWN,
+    ),
     Command(
         "probe",
         probe,

@@ -22,6 +22,8 @@ if typing.TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 EXIT_USAGE = 2
+EXIT_UNKNOWN = 3
+"""Of bad usage where 2 says that a node is in a critical state: nothing was asked."""
 FORMS = {
     bool: "true|false",
     int: "N",
@@ -36,6 +38,9 @@ FORMS = {
 
 class FlagParser(argparse.ArgumentParser):
     """Parses one command line, and answers a misspelt flag or command with the nearest right one."""
+
+    exit_usage = EXIT_USAGE
+    """Exit status of a mistake."""
 
     def __init__(self, **settings: Any) -> None:
         """Take what argparse takes; flags are never abbreviated, as a new one could turn another's
@@ -74,7 +79,7 @@ class FlagParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the mistake, and where help is; the whole usage would hide it."""
-        self.exit(EXIT_USAGE, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+        self.exit(self.exit_usage, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
 
 
 def _close(name: str, known: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -154,9 +155,39 @@ def test_misspelt_words_are_answered_with_the_nearest(
     """An unknown flag, command or choice is named, with what was probably meant."""
     with pytest.raises(SystemExit) as ended:
         cli.main(words)
-    assert ended.value.code == 2
+    assert ended.value.code == (3 if words[0] == "status" else 2)
     first = capsys.readouterr().err.splitlines()[0]
     assert first == message or (words[-1] == "--web" and first.startswith(message))
+
+
+def test_a_reader_that_has_seen_enough() -> None:
+    """`dshealthd status | head -1` ends without a traceback; so does each command."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "dshealthd", "check-config"]
+    done = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("status", 3), ("jobs", 3), ("check-config", 2), ("metrics", 2)]
+)
+def test_bad_usage_is_no_verdict(command: str, code: int, tmp_path: Path) -> None:
+    """A mistake in flags or configuration is not 2, critical, of a command whose status is a
+    verdict; its help says so.
+    """
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--nosuch"])
+    assert ended.value.code == code
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("[wbe]\n", encoding="ascii")
+    assert cli.main([command, "--config.file", str(wrong)]) == code
+    (described,) = (found for found in commands.COMMANDS if found.name == command)
+    if code == 3:
+        assert "bad usage" in (described.function.__doc__ or "")
 
 
 @pytest.mark.parametrize(

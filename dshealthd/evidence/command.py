@@ -20,7 +20,7 @@ from dshealthd.http.client import Unreachable, local
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dshealthd.config import Config
     from dshealthd.http.client import Access
@@ -62,7 +62,7 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
             file=sys.stderr,
         )
         return EXIT_FAILURE
-    job = job or (step.answer["jobs"][0] if len(step.answer["jobs"]) == 1 else None)
+    job = job or only(step.answer["jobs"])
     probes, exposition = _from_agent(loaded, access)
     print(
         f"looking at {len(step.answer['ranks'])} ranks; this takes 10 to "
@@ -90,6 +90,11 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
         print(f"{place / SUMMARY}: {error.strerror}", file=sys.stderr)
     print(f"{taken.outcome}: {place}")
     return 0
+
+
+def only(jobs: Sequence[str]) -> str | None:
+    """Return the job that is meant where none is named: the node's only one."""
+    return jobs[0] if len(jobs) == 1 else None
 
 
 def _from_agent(loaded: Config, access: Access) -> tuple[Mapping[str, Any] | None, str]:

@@ -83,10 +83,12 @@ class Bare:
         )
 
     def megabytes(self) -> int:
-        """Return what has been installed and written since it was fresh."""
-        ended = subprocess.run(
-            ["du", "-sm", self._upper], check=True, capture_output=True, text=True
-        )
+        """Return what has been installed since it was fresh.
+
+        What a demo that was killed has left in /tmp is not installed.
+        """
+        command = ["du", "-sm", f"--exclude={self._upper}/tmp", str(self._upper)]
+        ended = subprocess.run(command, check=True, capture_output=True, text=True)
         return int(ended.stdout.split()[0])
 
 

@@ -22,5 +22,5 @@ def test_the_first_hour() -> None:
     print(json.dumps(took, indent=2))
     assert took["run: seconds to the first answer, again"] < 10
     assert took["demo: seconds to its links, again"] < 30
-    assert took["run: megabytes installed"] < 150
-    assert took["demo: megabytes installed"] < 260
+    assert took["run: megabytes installed"] < 120
+    assert took["demo: megabytes installed"] < 200
