@@ -235,7 +235,7 @@ class Software(Collector):
             raise SourceError(last.reason, last.detail)
 
     def _node(self) -> Iterator[Sample | Fault]:
-        """Yield what the node has one of."""
+        """Yield the versions of software that a node has once: kernel, driver, OS, libraries."""
         versions: dict[str, Callable[[], str | None]] = {
             "kernel": lambda: read(self.host.proc("sys/kernel/osrelease")).strip(),
             "driver": self._driver,

@@ -77,8 +77,11 @@ def judge(
     size = _group_size(ledger, group, members, world, present)
     label = ledger.names.get(group) or ("default group" if is_whole else f"group {group}")
     waiting = [member for member in members.values() if member.timed_out is not None]
+    # Where nobody's watchdog has reported, a flight recorder shows who has an operation that did
+    # not end.
     waiting = waiting or [member for member in members.values() if member.waits]
     numbers = Counter(_number(member) for member in waiting)
+    # The earliest: what hangs later waits for it, as a rank runs one group's operations in order.
     sequence = min((number for number in numbers if number is not None), default=None)
     stuck = [member for member in waiting if _number(member) == sequence]
     operation = next((member.operation for member in stuck if member.operation), "collective")
@@ -109,6 +112,7 @@ def judge(
             or (member.enqueued is not None and member.enqueued >= sequence)
         ]
         if behind and entered:
+            # The fewer are at fault: a bug or a fault strikes few, and the others wait.
             if len(behind) <= len(entered):
                 last = ", ".join(sorted({f"#{member.enqueued}" for member in behind[:8]}))
                 text = f"never entered {what} of the {label}; last enqueued {last}"

@@ -189,6 +189,7 @@ def read(
         blocks = _blocks(file, statistics, name)
         block = next(blocks, b"")
         while block:
+            # One block ahead, as the end of the last one is looked at in any case.
             following = next(blocks, b"")
             yield from examiner.take(block, is_last=not following)
             block = following
@@ -262,6 +263,8 @@ def _blocks(file: IO[bytes], statistics: Statistics, name: str) -> Iterator[byte
         if end:
             yield rest + data[:end]
             rest = data[end:]
+        # Bounded: a file without a line's end, such as a core dump, must not be read into memory
+        # whole.
         elif len(rest) + len(data) > BLOCK:
             rest = (rest + data)[:MAX_LINE]
             statistics.cut += 1

@@ -261,6 +261,8 @@ def _set_certificate(
             errors.add(f"{key}.{name}", f"{places[name]} cannot be read")
             return
     try:
+        # Looked at apart, so that an error names the file: load_cert_chain does not say which of
+        # the two it dislikes.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(places["cert_file"])
     except OSError as error:  # what ssl raises is one too
         errors.add(

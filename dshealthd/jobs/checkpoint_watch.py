@@ -79,7 +79,7 @@ class CheckpointWatch:
         return None if self._makes_room or not self._sizes else max(self._sizes)
 
     def look(self, root: Root, saved: Saved, now: float, has_time: Callable[[], bool]) -> None:
-        """Look at what was saved, and go on at the next call where there was no time for all.
+        """Look at the checkpoint that a job saved, a few files at a time over several calls.
 
         `now` is monotonic. OSError where it cannot be looked at; ValueError where it is no
         checkpoint of DeepSpeed's.

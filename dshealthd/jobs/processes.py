@@ -216,6 +216,7 @@ class ProcessTable:
             self._look(pid, young)
         for pid in new:
             self._look(pid, young)
+        # After the new ones, which have never been looked at.
         for pid in again - new:
             self._look(pid, young, again=True)
 
@@ -233,6 +234,7 @@ class ProcessTable:
         """
         try:
             stat = parse_stat(read_bytes(f"{self._proc}/{pid}/stat", 4096))
+            # Not by the pid alone, which may be another process's since the last sweep.
             if self._known.get(pid) == stat.image and (not again or pid in self._training):
                 return
             self._forget(pid)
@@ -242,6 +244,8 @@ class ProcessTable:
                 self._unseen[pid] = unseen
             else:
                 self._read(pid, stat)
+                # Between fork and exec a launcher's child has the launcher's environment, without a
+                # rank.
                 if stat.start > young and pid not in self._training:
                     self._again.add(pid)
         except (FileNotFoundError, ProcessLookupError):
@@ -270,6 +274,7 @@ class ProcessTable:
         except PermissionError:
             self._known[pid], self._unseen[pid] = stat.image, Unseen.PERMISSION_DENIED
             return
+        # Counted after the read, as nobody knows before how long it is; the next process waits.
         self._budget -= len(data) + ENTRY * data.count(b"\0")
         cut = len(data) >= ENVIRON_LIMIT
         environment = parse_environ(data[: data.rfind(b"\0") + 1] if cut else data)

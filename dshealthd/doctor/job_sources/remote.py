@@ -98,7 +98,7 @@ class _Call:
 
     @property
     def has_ended(self) -> bool:
-        """Whether there is nothing left to wait for."""
+        """Whether the command on the other host has ended, or said more than is taken."""
         too_much = any(len(said) > MAX_OUTPUT for said in self._said)
         return too_much or (self._process.poll() is not None and not self._open)
 

@@ -91,6 +91,8 @@ def open_secret(path: Path) -> int:
     systemd's own.
     """
     where = place(path)
+    # Opened first and looked at by descriptor: what is at the path may be replaced in between.
+    # Opening a FIFO must not wait for its writer.
     descriptor = os.open(where, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     problem = _exposed(os.fstat(descriptor), ours=where == str(path))
     if problem is not None:
@@ -175,9 +177,8 @@ def _context(options: PeerOptions, protocol: ssl._SSLMethod) -> ssl.SSLContext:
     assert options.tls_ca_file is not None  # noqa: S101 - options.tls
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = (
-        False  # the peer's exact name is compared by who knows which node it must be
-    )
+    # The peer's exact name is compared by who knows which node it must be.
+    context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     if protocol is ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # every connection shows its certificate anew
@@ -193,7 +194,10 @@ def _context(options: PeerOptions, protocol: ssl._SSLMethod) -> ssl.SSLContext:
         raise _TlsFileError(message) from error
     try:  # by its descriptor, so that it is the file that was looked at
         context.load_cert_chain(
-            place(options.tls_cert_file), f"/proc/self/fd/{descriptor}", password=lambda: ""
+            # Without a password OpenSSL would ask for that of an encrypted key at the terminal.
+            place(options.tls_cert_file),
+            f"/proc/self/fd/{descriptor}",
+            password=lambda: "",
         )
     except OSError as error:
         message = f"tls_cert_file: {options.tls_cert_file} and tls_key_file are no certificate and its key: {_reason(error)}"
@@ -208,6 +212,7 @@ def own_certificate(server: ssl.SSLContext, client: ssl.SSLContext) -> OwnCertif
 
     `client` is used for this alone.
     """
+    # An expired certificate is to be told from one that nobody trusts.
     client.verify_flags |= NO_CHECK_TIME
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     caller, called = client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)

@@ -83,7 +83,7 @@ class LocalNode(Protocol):
         """Return the number of the epoch by this node's clock."""
 
     def gpus(self) -> int:
-        """Return how many GPUs the node has."""
+        """Return how many GPUs this node has for the ranks of a round."""
 
     def objection(self, plan: RoundPlan) -> str:
         """Return why no workers may run for this plan now, as a slug; empty if they may."""

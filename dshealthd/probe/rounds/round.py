@@ -82,7 +82,7 @@ class Rounds:
         )
 
     def handlers(self) -> Mapping[str, Handler]:
-        """Return what answers other nodes' calls, by method."""
+        """Return what answers the calls that belong to rounds, by method."""
         return {
             "invite": self._invited,
             "store": self._store,

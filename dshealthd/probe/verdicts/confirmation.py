@@ -75,7 +75,7 @@ class Confirmations:
                 self._results["run" if await self._run(confirmation) else "not_possible"] += 1
 
     def samples(self) -> Iterator[Sample]:
-        """Yield how many there were."""
+        """Yield how many confirmations were run, dropped, or not possible."""
         for result, count in self._results.items():
             yield CONFIRMATIONS(float(count), result)
 

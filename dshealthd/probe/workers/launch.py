@@ -41,6 +41,8 @@ def objection(path: str, status: os.stat_result, *, on_the_way: bool = False) ->
     """
     if status.st_uid not in {0, os.geteuid()}:
         return f"{path} belongs to user {status.st_uid}"
+    # A link's own mode is always 0777 and means nothing. In a sticky folder only an entry's owner
+    # can replace it.
     if stat.S_ISLNK(status.st_mode) or (on_the_way and status.st_mode & stat.S_ISVTX):
         return ""
     if status.st_mode & stat.S_IWOTH:
@@ -60,6 +62,7 @@ def way(path: str) -> Iterator[str]:
     at, links = "/", 0
     while pending:
         at = os.path.join(at, pending.pop(0))
+        # Every step by lstat: a link that somebody else can replace leads wherever they like.
         status = os.lstat(at)
         if at not in seen:
             seen.add(at)
@@ -72,6 +75,7 @@ def way(path: str) -> Iterator[str]:
                 raise OSError(errno.ELOOP, "too many links", path)
             target = os.path.normpath(os.path.join(os.path.dirname(at), os.readlink(at)))
             pending = [part for part in target.split("/") if part] + pending
+            # Begun anew at the root: the target's own way has to be safe too.
             at = "/"
 
 
@@ -158,6 +162,7 @@ def main(agent: int, control: int, python: str, program: str) -> None:
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) or os.getppid() != agent:
         os._exit(1)
+    # Before anything of the environment runs, that is, before the interpreter.
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     try:
