@@ -104,6 +104,7 @@ def compare(shared: Mapping[Clock, Mapping[str, Stamp]], year: int) -> Clocks:
     found: dict[Clock, tuple[float, float, Clock]] = {}
     while left:
         base = left.pop(0)
+        # The rest share no more than this one.
         if len(times[base]) < ENOUGH:
             break
         found[base] = 0.0, 0.0, base

@@ -58,12 +58,15 @@ class Page:
 
         OSError if there can be no page.
         """
+        # A forked child has the parent's page and connection: it would overwrite what its parent
+        # says.
         if self._pid != os.getpid():
             self.close()
             self._make()
         memory, offset = self._memory, self._offset
         if memory is None:  # another thread closed it just now
             return
+        # Two slots in turn: who reads while one is being written finds the other whole.
         self._offset = offset ^ SLOT
         memory[offset : offset + len(data)] = data
         if now >= self._due:

@@ -146,6 +146,8 @@ def combine(
 
     `silent` has, for those that gave nothing, what a call to them said.
     """
+    # First of all: timings that no transport can reach make everything else its sender says
+    # doubtful.
     absurd = sorted(name for name, share in shares.items() if name != me and not share.plausible)
     if absurd:
         return RoundResult(Outcome.FAILED, Stage.SIZES, (), tuple(absurd), IMPLAUSIBLE)
@@ -170,6 +172,8 @@ def combine(
     guilty = {owners[rank] for rank in late(ranks, _furthest(shares))}
     # Where all are late nobody is: a wrong sum is everybody's wrong sum.
     names = tuple(sorted(guilty)) if len(guilty) < len(plan.members) else ()
+    # The most certain first: a wrong sum proves itself, an error names its cause, and silence may
+    # follow from either.
     for outcome in (
         Outcome.CORRUPTED,
         Outcome.FAILED,
