@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.processes import free_port
 from tests.agents import first_line
 
 ROOT = Path(__file__).parent.parent
@@ -25,12 +25,6 @@ QUERIES = (
     'dshealthd_tcp_sockets{state="listen"}',
     "dshealthd_open_files_limit",
 )
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def query(port: int, expression: str) -> dict[str, float]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bench.processes import free_port
 from dshealthd.core.host import Host
 from dshealthd.doctor import agents, node
 from dshealthd.doctor.agents import node_report, unpacked
@@ -28,7 +29,6 @@ from dshealthd.probe.peers.messages import MAX_DOCUMENT, MAX_PAYLOAD
 from tests.agents import RunningAgent, running
 from tests.doctor.looks import look
 from tests.probe.peering import KEY, secret
-from tests.probe.services import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-import socket
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bench.processes import free_port
 from dshealthd.collectors import gpu_bus, gpu_processes, maintenance
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
@@ -40,13 +40,6 @@ Who leads whom in an epoch is drawn from its number.
 TICK = 0.02
 """Seconds after which the time of the nodes goes on."""
 NAMES = tuple(f"127.0.0.{number}" for number in range(21, 29))
-
-
-def free_port() -> int:
-    """Return a port that is free on all of 127.0.0.0/8."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def snapshot(gpus: Mapping[str, float] | None = None) -> Snapshot:

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.processes import free_port
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.options import Duration
 from dshealthd.probe.options import MembershipOptions, PolicyOptions, ProbeOptions
 from dshealthd.probe.slots import JITTER, jitter
 from tests.agents import running
 from tests.probe.peering import KEY, OTHER_KEY, run, secret
-from tests.probe.services import BEGIN, NAMES, PERIOD, agents, free_port, snapshot, until
+from tests.probe.services import BEGIN, NAMES, PERIOD, agents, snapshot, until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.processes import free_port
 from dshealthd.collection.registry import all_collectors
 from dshealthd.collectors.nccl_ras import IMPLAUSIBLE, STATE, NcclRas
 from dshealthd.core.collector import Context, Fault, Reason
@@ -78,7 +78,7 @@ class Node:
         another.
         """
         if not port:
-            port = _free_port()
+            port = free_port()
         environment = {
             "RANK": str(rank),
             "WORLD_SIZE": "3",
@@ -107,11 +107,6 @@ class Node:
     def close(self) -> None:
         """End all processes."""
         self._stack.close()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture
@@ -287,7 +282,7 @@ def test_states_without_a_query(node: Node) -> None:
 
     The last alone is a fault.
     """
-    node.process("mute", job=1, ras=f"127.0.0.1:{_free_port()}")
+    node.process("mute", job=1, ras=f"127.0.0.1:{free_port()}")
     node.process("mute", job=2, ras="192.0.2.77:28028")
     off = node.process("mute", job=3)
     (node.root / "proc" / str(off.popen.pid)).unlink()
@@ -353,7 +348,7 @@ def test_more_jobs_than_are_asked(tmp_path: Path) -> None:
             "RANK": "0",
             "WORLD_SIZE": "1",
             "SLURM_JOB_ID": str(number),
-            "NCCL_RAS_ADDR": f"127.0.0.1:{_free_port()}",
+            "NCCL_RAS_ADDR": f"127.0.0.1:{free_port()}",
         }
         small.machine.process(100 + number, job, start=1000 - number)
     result = small.sweep()
