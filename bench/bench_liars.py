@@ -52,7 +52,7 @@ LIGHT_RATIO = 1e6
 other work shares make them jump by a hundred times, with liars and without.
 """
 STRATEGIES = ("honest", "frame", "poison", "silence")
-PAIRS = ("collude", "poison", "silence")
+PAIRS = ("honest", "collude", "poison", "silence")
 COUNTED = ("dshealthd_probe_rounds_total", "dshealthd_probe_skips_total")
 LOOK = 0.25
 """Seconds between two looks at whom the agents accuse."""
