@@ -23,6 +23,8 @@ from tests.jobs.machines import TORCH, Machine, environ, stat_line
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dshealthd.jobs.processes import TrainingProcess
+
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
@@ -379,10 +381,11 @@ def test_real_training_process() -> None:
         for rank in ("0", "1")
     ]
     try:
-        context.sweep += 1
         pids = {rank.pid for rank in ranks}
-        found = [process for process in table.refresh() if process.pid in pids]
-        if len(found) < 2:  # seen before they called exec; they are young, and looked at again
+        found: list[TrainingProcess] = []
+        end = time.monotonic() + 60
+        while len(found) < 2:  # seen before exec was done with; they are young, and looked at again
+            assert time.monotonic() < end
             context.sweep += 1
             found = [process for process in table.refresh() if process.pid in pids]
         assert {process.launch.rank for process in found} == {0, 1}

@@ -124,7 +124,7 @@ def test_torchrun(tmp_path: Path) -> None:
             assert told(scrape, "rank_processes") == {"0": 1, "1": 1}
             ((info, value),) = scrape.series["dshealthd_job_info"].items()
             labels = dict(info)
-            assert (labels["launcher"], labels["world_size"], value) == ("torch", "2", 1)
+            assert (labels["launcher"], labels["world_size"], value) == ("torchrun", "2", 1)
             agent.wait(
                 lambda scrape: (
                     labels["job"]
