@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.soak.invariants import Record
+from tests.soak.invariants import Record, is_quiet
 from tests.soak.node import GPUS, Node, node
 
 FAULTS = Path(__file__).with_name("faults.toml")
@@ -84,17 +84,13 @@ def suffer(made: Node, record: Record, entry: dict[str, Any], dice: random.Rando
 
 
 def until_well(made: Node, record: Record) -> None:
-    """Wait until every GPU is up with samples and nothing fails, and note the agent's state."""
+    """Wait until all GPUs and collectors are up, and note the agent's state."""
     end = time.monotonic() + RECOVER
     while True:
         scrape = record.look(made.agent, set())
-        if scrape is not None:
-            ups = scrape.all("dshealthd_gpu_up")
-            shown = scrape.all("dshealthd_gpu_power_watts")
-            stuck = scrape.value("dshealthd_worker_stuck", worker="device")
-            if ups == [1.0] * GPUS and len(shown) == GPUS and not stuck:
-                record.rest(made.agent, scrape)
-                return
+        if scrape is not None and is_quiet(scrape):
+            record.rest(made.agent, scrape)
+            return
         if time.monotonic() > end:
             failing = scrape.series.get("dshealthd_collector_failing") if scrape else None
             record.breach(f"not well again after {RECOVER:g} s: {failing}")

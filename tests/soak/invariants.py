@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dshealthd.collection import registry
 from tests.soak.node import GPUS
 
 if TYPE_CHECKING:
@@ -28,11 +29,32 @@ MAX_MEMORY_SLOPE = 0.25
 MAX_MEMORY_GROWTH = 8.0
 """MiB from the first quiet moment to the last; for soaks that are too short for a slope."""
 JUDGED = 2.0
+DEVICE_COLLECTORS = frozenset(
+    name for name, kind in registry.all_collectors().items() if kind.worker == "device"
+)
+"""A simulated GPU has the source of each of them."""
+
+
+def is_quiet(scrape: Scrape) -> bool:
+    """Return whether every GPU is up with samples, and every collector is up.
+
+    Only such moments are compared: after the driver was away, `gpu` is up some 10 s before the
+    collectors with longer intervals, and without their series any later moment looks like growth.
+    """
+    collectors = scrape.series.get("dshealthd_collector_up", {})
+    up = {dict(labels)["collector"] for labels, value in collectors.items() if value == 1}
+    return (
+        scrape.all("dshealthd_gpu_up") == [1.0] * GPUS
+        and len(scrape.all("dshealthd_gpu_power_watts")) == GPUS
+        and len(up) == len(collectors)
+        and up >= DEVICE_COLLECTORS
+        and not scrape.value("dshealthd_worker_stuck", worker="device")
+    )
 
 
 @dataclass
 class Quiet:
-    """The agent's own state at a moment without a fault."""
+    """The agent's own state at a moment for which `is_quiet` holds."""
 
     hours: float
     memory: float
@@ -95,7 +117,7 @@ class Record:
                 self.breach(f"{collector} is up, and was read {time.time() - at:.0f} s ago")
 
     def rest(self, agent: RunningAgent, scrape: Scrape) -> None:
-        """Note the agent's own state; there is no fault now, and all has settled."""
+        """Note the agent's own state; there is no fault now, and `is_quiet` holds."""
         status = Path(f"/proc/{agent.pid}/status").read_text()
         fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
         children = agent.workers()
@@ -119,9 +141,8 @@ class Record:
             self.breach(f"{len(self.quiet)} quiet moments are too few to judge growth")
             return []
         first, last = self.quiet[1], self.quiet[-1]
-        slope, _ = statistics.linear_regression(
-            [moment.hours for moment in self.quiet], [moment.memory for moment in self.quiet]
-        )
+        slope = memory_slope(self.quiet)
+        later = memory_slope(self.quiet[len(self.quiet) // 2 :])
         long = last.hours >= JUDGED
         if long and slope > MAX_MEMORY_SLOPE:
             self.breach(f"memory grows by {slope:.2f} MiB/h")
@@ -136,11 +157,20 @@ class Record:
         judged = "" if long else f" (judged from {JUDGED:g} h)"
         return [
             f"memory       {first.memory:.1f} → {last.memory:.1f} MiB, {slope:+.2f} MiB/h{judged}",
+            f"  later half {later:+.2f} MiB/h",
             *(
                 f"{name:12} {getattr(first, name)} → {getattr(last, name)}"
                 for name in ("descriptors", "threads", "children", "series")
             ),
         ]
+
+
+def memory_slope(moments: list[Quiet]) -> float:
+    """Return by how many MiB an hour memory grows, as the line through all moments has it."""
+    slope, _ = statistics.linear_regression(
+        [moment.hours for moment in moments], [moment.memory for moment in moments]
+    )
+    return slope
 
 
 def state(pid: int) -> str:

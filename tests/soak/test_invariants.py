@@ -1,0 +1,151 @@
+"""The soak's verdict: between which moments growth is judged, and that growth is found."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from tests.agents import Scrape
+from tests.soak.__main__ import until_well
+from tests.soak.invariants import DEVICE_COLLECTORS, MAX_SERIES_GROWTH, Quiet, Record, is_quiet
+from tests.soak.node import GPUS
+
+if TYPE_CHECKING:
+    from tests.soak.node import Node
+
+SLOW_COLLECTORS = ("ecc", "gpu_processes", "mig", "nvlink", "pcie")
+"""Those that read every 15 s, where `gpu` reads every 5."""
+LIMIT = round(1200 * (1 + MAX_SERIES_GROWTH))
+"""Series that may be shown at the end of a soak whose reference moment has 1,200."""
+
+
+def text(*, down: tuple[str, ...] = (), unread: tuple[str, ...] = ()) -> str:
+    """Return what a node says whose GPUs are all up, with these collectors down or not yet read."""
+    lines = ['dshealthd_worker_stuck{worker="device"} 0']
+    for gpu in range(GPUS):
+        lines.append(f'dshealthd_gpu_up{{gpu="{gpu}"}} 1')
+        lines.append(f'dshealthd_gpu_power_watts{{gpu="{gpu}"}} 70')
+    for name in sorted({*DEVICE_COLLECTORS, "memory"} - set(unread)):
+        lines.append(f'dshealthd_collector_up{{collector="{name}"}} {int(name not in down)}')
+        if name not in down:
+            lines += [f'dshealthd_{name}{{gpu="{gpu}"}} 5' for gpu in range(GPUS)]
+    return "\n".join(lines)
+
+
+def test_all_up() -> None:
+    """A moment at which all GPUs and collectors are up is one to compare."""
+    assert is_quiet(Scrape(text(), 0.0))
+
+
+@pytest.mark.parametrize("collector", [*SLOW_COLLECTORS, "memory"])
+def test_collector_is_down(collector: str) -> None:
+    """A collector that is down, of GPUs or of others, leaves its series out."""
+    assert not is_quiet(Scrape(text(down=(collector,)), 0.0))
+
+
+@pytest.mark.parametrize("collector", SLOW_COLLECTORS)
+def test_collector_is_not_read_yet(collector: str) -> None:
+    """So does one of GPUs that has not been read since the start."""
+    assert not is_quiet(Scrape(text(unread=(collector,)), 0.0))
+
+
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ('dshealthd_gpu_up{gpu="3"} 1', 'dshealthd_gpu_up{gpu="3"} 0'),
+        ('dshealthd_gpu_up{gpu="3"} 1', ""),
+        ('dshealthd_gpu_power_watts{gpu="3"} 70', ""),
+        ('dshealthd_worker_stuck{worker="device"} 0', 'dshealthd_worker_stuck{worker="device"} 1'),
+    ],
+)
+def test_gpu_is_not_well(line: str, instead: str) -> None:
+    """A GPU that is down, unknown or without samples, or a stuck worker, is a fault that lasts."""
+    assert line in text()
+    assert not is_quiet(Scrape(text().replace(line, instead), 0.0))
+
+
+class ScriptedAgent:
+    """Answers with one text after the other; its process is this one."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.pid = os.getpid()
+        self._texts = texts
+
+    def scrape(self, _timeout: float) -> Scrape:
+        """Return the next answer."""
+        return Scrape(self._texts.pop(0), 0.0)
+
+    def workers(self) -> list[int]:
+        """Return no children."""
+        return []
+
+
+@dataclasses.dataclass
+class ScriptedNode:
+    """A node of which only the agent is asked."""
+
+    agent: ScriptedAgent
+
+
+def test_moment_after_a_driver_fault() -> None:
+    """Series are counted when all collectors are up again, not as soon as the GPUs are.
+
+    A soak of 69 minutes failed by a reference of 668 series, where 1,543 to 1,657 are usual.
+    """
+    partly = text(down=SLOW_COLLECTORS)
+    node = ScriptedNode(ScriptedAgent([partly, text()]))
+    record = Record()
+    until_well(cast("Node", node), record)
+    assert [moment.series for moment in record.quiet] == [len(text().splitlines())]
+    assert len(text().splitlines()) > len(partly.splitlines()) * (1 + MAX_SERIES_GROWTH)
+    assert record.broken == []
+
+
+def soaked(**last: float) -> Record:
+    """Return the record of an hour without growth but for what is given of its last moments."""
+    record = Record()
+    still = Quiet(0.0, memory=46.0, descriptors=22, threads=3, children=2, series=1200)
+    for minute in range(60):
+        moment = dataclasses.replace(still, hours=minute / 60)
+        record.quiet.append(dataclasses.replace(moment, **last) if minute >= 30 else moment)  # type: ignore[arg-type] # fields of it
+    return record
+
+
+def test_no_growth() -> None:
+    """A soak without growth, or with as many series more as Xids and jobs bring, passes."""
+    for record in (soaked(), soaked(series=LIMIT)):
+        record.growth()
+        assert record.broken == []
+
+
+@pytest.mark.parametrize(
+    ("name", "last", "said"),
+    [
+        ("series", LIMIT + 1, "series grew from 1200 to 1501"),
+        ("descriptors", 23, "descriptors grew from 22 to 23"),
+        ("threads", 4, "threads grew from 3 to 4"),
+        ("children", 3, "children grew from 2 to 3"),
+        ("memory", 54.5, "memory grew by 8.5 MiB"),
+    ],
+)
+def test_growth(name: str, last: float, said: str) -> None:
+    """Growth that is real fails the verdict."""
+    record = soaked(**{name: last})
+    record.growth()
+    assert len(record.broken) == 1
+    assert said in record.broken[0]
+
+
+def test_memory_over_hours() -> None:
+    """From two hours on memory is judged by its slope over the whole soak."""
+    record = Record()
+    for hour, memory in enumerate([46.0, 46.3, 46.6, 46.9]):
+        record.quiet.append(
+            Quiet(float(hour), memory, descriptors=22, threads=3, children=2, series=1200)
+        )
+    record.growth()
+    assert len(record.broken) == 1
+    assert "memory grows by 0.30 MiB/h" in record.broken[0]
