@@ -23,8 +23,10 @@ MAX_LABEL_LENGTH = 128
 EXPONENT_FROM = 6
 """Numbers with more digits before the point are written with an exponent."""
 PLAIN_BELOW = 10.0**EXPONENT_FROM
-MAX_KNOWN = 1 << 16
-"""So many series of one metric are remembered."""
+SPARE = 64
+"""So many series of a metric are remembered beyond twice those that it has now: those of jobs that
+ended would otherwise stay.
+"""
 _CONTROLS = dict.fromkeys((*range(32), 127))
 
 
@@ -66,7 +68,7 @@ def render(samples: Iterable[Sample], format: Format) -> str:
     lines = []
     for metric, family in families.items():
         lines.append(_head(metric, format))
-        known = _known(metric)
+        known = _known.setdefault(metric, {})
         for labels, value in family.items():
             series = known.get(labels)
             if series is None:
@@ -74,6 +76,8 @@ def render(samples: Iterable[Sample], format: Format) -> str:
             lines.append(
                 f"{series} {repr(float(value)) if 0 <= value < PLAIN_BELOW else number(value)}\n"
             )
+        if len(known) > 2 * len(family) + SPARE:
+            _known[metric] = {labels: known[labels] for labels in family}
     return "".join(lines)
 
 
@@ -108,15 +112,8 @@ def _head(metric: Metric, format: Format) -> str:
     return f"# HELP {family} {text}\n# TYPE {family} {metric.kind}\n"
 
 
-_series_of: dict[Metric, dict[tuple[str, ...], str]] = {}
-
-
-def _known(metric: Metric) -> dict[tuple[str, ...], str]:
-    """Return what stands before the value of each series of a metric that was written before."""
-    known = _series_of.setdefault(metric, {})
-    if len(known) > MAX_KNOWN:
-        known.clear()
-    return known
+_known: dict[Metric, dict[tuple[str, ...], str]] = {}
+"""What stands before the value of each series that was written before."""
 
 
 def _series(metric: Metric, labels: tuple[str, ...]) -> str:

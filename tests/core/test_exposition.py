@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from typing import TYPE_CHECKING
 
 import prometheus_client
@@ -15,7 +16,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from dshealthd.core.collector import Buckets, Metric, MetricKind, Sample
-from dshealthd.core.exposition import MAX_LABEL_LENGTH, Format, clean, negotiate, render
+from dshealthd.core.exposition import MAX_LABEL_LENGTH, SPARE, Format, clean, negotiate, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -137,6 +138,24 @@ def test_first_of_two_equal_series_counts() -> None:
     text = render([metric(1.0, "b"), metric(2.0, "b")], Format.PROMETHEUS)
     assert text.count('x{a="b"}') == 1
     assert 'x{a="b"} 1.0' in text
+
+
+class Job(str):
+    """A label whose end can be noticed."""
+
+    __slots__ = ("__weakref__",)
+
+
+def test_series_of_the_past_are_forgotten() -> None:
+    """Jobs come and go for months: what is remembered follows the series that there are now."""
+    metric = Metric("x", MetricKind.GAUGE, "X.", ("job",))
+    jobs = []
+    for number in range(1000):
+        job = Job(number)
+        jobs.append(weakref.ref(job))
+        assert f'{{job="{number}"}} 1.0\n' in render([metric(1, job)], Format.PROMETHEUS)
+        del job
+    assert len([job for job in jobs if job() is not None]) <= 2 + SPARE
 
 
 def test_wrong_number_of_labels_is_refused() -> None:
