@@ -18,6 +18,7 @@ from dshealthd.jobs.hangs.exits import End
 from dshealthd.jobs.hangs.hang import RankState
 from dshealthd.jobs.hangs.silence import FLOOR, SilenceBaseline
 from dshealthd.jobs.heartbeats.identity import Identity
+from dshealthd.jobs.shares import shared
 from dshealthd.training.message import Message, Phase, StepStage
 
 if TYPE_CHECKING:
@@ -41,6 +42,12 @@ FRESH = 2.0
 """Seconds of silence below which a rank is heard."""
 KEPT = 600.0
 """Seconds for which the end of a rank is told, unless its job goes on with another process before.
+"""
+MAX_ENDED = 256
+"""Ranks whose end is told at once, as many as can report at once.
+
+A process that reports and ends costs its user nothing, and what is kept of each has its environment
+in it, which may be 252 KiB.
 """
 
 Place = tuple[str, int]
@@ -157,6 +164,7 @@ class RankWatch:
         for place, watched in list(self.watched.items()):
             watched.unheard = 0 if place in present else watched.unheard + 1
             self._examine(place, watched)
+        self._forget_ends()
 
     def jobs(self) -> dict[str, list[RankState]]:
         """Return the ranks of each job."""
@@ -218,6 +226,21 @@ class RankWatch:
             watched.cpu = (found.work_seconds - watched.cpu_before[0]) / (
                 self._clock - watched.cpu_before[1]
             )
+
+    def _forget_ends(self) -> None:
+        """Forget the ends that have no place: users take turns, then jobs, the latest first."""
+        ended = [entry for entry in self.watched.items() if entry[1].end is not None]
+        if len(ended) <= MAX_ENDED:
+            return
+        kept = shared(
+            ended,
+            MAX_ENDED,
+            lambda entry: entry[1].who.process.user,
+            lambda entry: entry[0][0],
+            lambda entry: -round(entry[1].ended_at),
+        )
+        for place in {place for place, _ in ended} - {place for place, _ in kept}:
+            self._forget(place)
 
     def _forget(self, place: Place) -> None:
         self._exit_watcher.forget(*self.watched.pop(place).key)

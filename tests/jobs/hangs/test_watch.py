@@ -13,7 +13,7 @@ from dshealthd.jobs.environment import launch
 from dshealthd.jobs.hangs.activity import ThreadState
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
 from dshealthd.jobs.hangs.silence import FLOOR
-from dshealthd.jobs.hangs.watch import GRACE, KEPT, RankWatch
+from dshealthd.jobs.hangs.watch import GRACE, KEPT, MAX_ENDED, RankWatch
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.training.message import DeviceMemory, Message, Phase
@@ -225,6 +225,35 @@ def test_a_job_that_goes_on(scene: Scene) -> None:
     assert [(rank.rank, rank.start, rank.settled) for rank in scene.watch.jobs()[JOB]] == [
         (0, 2, False)
     ]
+
+
+def test_ends_have_so_many_places(scene: Scene) -> None:
+    """A user whose processes report and end all the time takes neither memory without bound nor the
+    ends of others: the latest of each user's are kept.
+    """
+    end(scene, 1, ExitKind.KILLED)
+    place = launch(TORCH)
+    assert place is not None
+    count = 0
+    for _ in range(10):
+        living = {}
+        for _ in range(MAX_ENDED // 4):
+            count += 1
+            process = TrainingProcess(1000 + count, 1, 1, f"churn-{count}", place, TORCH, user=7)
+            living[process.job, 0] = Identity(process, (1, 7)), Message(step=0, sent=scene.now)
+        scene.present |= living
+        scene.look()
+        for where, (who, _) in living.items():
+            del scene.present[where]
+            scene.ends.ends[who.process.pid, who.process.start] = End(ExitKind.ENDED, 5000.0)
+    scene.look()
+    ended = [
+        job for job, ranks in scene.watch.jobs().items() for rank in ranks if rank.ended is not None
+    ]
+    assert len(ended) == MAX_ENDED
+    assert {JOB, f"churn-{count}"} <= {*ended}
+    assert "churn-1" not in ended
+    assert len(scene.ends.followed) == MAX_ENDED + 1  # rank 0 of the job lives
 
 
 def test_letting_go_of_the_heartbeat(scene: Scene) -> None:
