@@ -52,8 +52,9 @@ class Node:
         lines += ["[doctor]", f"skip = {_checks_but('gpus', 'gpu-metrics')}"]
         lines += ["[web]", 'listen_address = "127.0.0.1:1"']  # no agent ever answers there
         for name in sorted(registry.all_collectors()):
-            if name not in READ:
-                lines += [f"[collectors.{name}]", "enabled = false"]
+            # A machine under load is slow to start a worker; that is no GPU that hangs.
+            option = 'deadline = "60s"' if name in READ else "enabled = false"
+            lines += [f"[collectors.{name}]", option]
         self.config = directory / "dshealthd.toml"
         self.config.write_text("\n".join(lines), encoding="utf-8")
         self.program("nvidia-smi", "exit 9")
