@@ -140,28 +140,27 @@ def doctor(file: Path | None, nodes: Sequence[str], remote: Sequence[str]) -> It
     answer = programs.run([sys.executable, "-m", "dshealthd", *words], DOCTOR)
     try:
         document = json.loads(answer.output)
-        found = list(_findings(document))
+        unheard = [
+            f"{one['node']}: {one['problem']}" for one in document["nodes"] if one["problem"]
+        ]
+        found = _findings(document)
     except (ValueError, KeyError, TypeError):
         return not_run(title, command, answer.failure or "it printed no report")
+    if unheard:  # a matter of SSH and keys, not of hardware
+        return not_run(title, command, "; ".join(unheard))
     text = "; ".join(found) or "nothing"
     return ran(title, command, text, "" if answer.status <= _WARNING else document["verdict"])
 
 
 def _findings(document: dict[str, Any]) -> list[str]:
-    found = [
-        f"{one['node']}: {one['problem']}"
-        for one in document["nodes"]
-        if one["problem"] is not None
-    ]
     checks = [check for one in document["nodes"] for check in one["checks"]] + document["across"]
     bad = [check for check in checks if check["outcome"] != "ok"]
-    for outcome in ("critical", "unknown", "warning"):
-        found += [
-            f"{check['check']} {outcome}: {check['results'][0]['text']}"
-            for check in bad
-            if check["outcome"] == outcome
-        ]
-    return found
+    return [
+        f"{check['check']} {outcome}: {check['results'][0]['text']}"
+        for outcome in ("critical", "unknown", "warning")
+        for check in bad
+        if check["outcome"] == outcome
+    ]
 
 
 def running_job(node: Node) -> Item:

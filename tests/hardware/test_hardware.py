@@ -231,6 +231,9 @@ def test_peer(tmp_path: Path) -> None:
         "could not run",
         "exit status 255: no route to peer",
     )
+    result, why = rows(block)["the doctor finds nothing, on both nodes"]
+    assert (result, "not reachable over SSH" in why) == ("could not run", True)
+    assert done.returncode == 0, done.stdout
     assert "node-b" not in block
     assert rows(block)["a collective between the nodes"][1] == "left out by --read-only"
     asked = (node.programs / "ssh.asked").read_text().splitlines()
