@@ -23,8 +23,11 @@ from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.evidence.nccl_ras import PAUSE
+from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.jobs.ras.options import NcclRasOptions
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
+from dshealthd.jobs.ras.watched import CLOSELY
 from tests.jobs.machines import Clock, Machine
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
 
@@ -534,3 +537,22 @@ def test_job_that_is_well_is_asked_rarely(node: Node, interval: float) -> None:
     assert values(node.sweep())["ras_state", "answered"] == 1
     assert node.record.read_bytes().count(b"VERBOSE STATUS\n") == 5
     assert job.popen.poll() is None
+
+
+def test_documented_pace() -> None:
+    """docs/jobs.md has the pace of queries that the options and the job's memory have."""
+    text = (Path(__file__).parents[3] / "docs/jobs.md").read_text(encoding="utf-8")
+    table = text.partition("## How often NCCL's RAS is asked")[2]
+    options = NcclRasOptions()
+    rarely, closely = float(options.healthy_interval), float(options.interval)
+    assert f"| {rarely:g} s (`healthy_interval`) |" in table
+    assert f"| {closely:g} s (`interval`) |" in table
+    assert f"after {CLOSELY} such answers in a row, {CLOSELY * closely / 60:g} min" in table
+    assert f"{3600 / rarely:g} queries an hour" in table
+    assert f"{3600 / closely:g} at most" in table
+    assert f"{options.timeout:g} s until NCCL has answered" in table
+    assert f"{2 * rarely:g} s at most" in table
+    evidence = EvidenceOptions()
+    assert f"after {evidence.after:g} s (`evidence.after`)" in table
+    assert f"in {evidence.again_after / 60:g} min of a job" in table
+    assert f"{PAUSE:g} s apart" in table

@@ -1,0 +1,1 @@
+"""What only real GPUs can show, as one command: `make test-hardware`."""
