@@ -40,6 +40,12 @@ def skipped(alertname: str, job: str) -> Labels:
     return alert("loss-scale-collapse", "warning", "job", **labels)
 
 
+def hang(cause: str, job: str, **labels: str) -> Labels:
+    """Return the page of a job that hangs, of a class."""
+    labels |= {"alertname": "DshealthdJobHang", "exported_job": job, "class": cause}
+    return alert("training-hang", component="job", **labels)
+
+
 GPU = {"node": "a", "gpu": "3"}
 OUT_OF_MEMORY = {"node": "a", "alertname": "DshealthdRankOutOfMemory", "audience": "owner"}
 
@@ -160,6 +166,15 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
             alert("straggler", "warning", node="c"),
         ],
         [alert("straggler", "warning", "job", node="a", exported_job="slurm-7")],
+    ),
+    "a hang whose cause is known, over that of the same job without one, and not of another": (
+        [
+            hang("network", "slurm-7", node="a", part="a--b"),
+            hang("gpu", "slurm-8", node="c", gpu="3"),
+            hang("unknown", "slurm-9"),
+            hang("fabric", "slurm-10"),
+        ],
+        [hang("unknown", "slurm-7"), hang("fabric", "slurm-8")],
     ),
     "a rank that ran out of memory, over the others that wait for it": (
         [

@@ -249,8 +249,13 @@ def begun(lab: Probing, least: int = 3) -> Probing:
     return lab
 
 
-def until_echoes_are_known(lab: Probing) -> None:
-    """Wait until every node has led KNOWN good scheduled rounds: only the leader times an echo."""
+def echoes_are_known(lab: Lab) -> Callable[[Mapping[str, Scrape]], bool]:
+    """Return the condition that every node has led KNOWN good scheduled rounds.
+
+    Only the leader times an echo, and who leads is drawn in every epoch: of as many rounds a node
+    may have led so few that it does not know what is usual. It learns a fault as such then, says
+    that it is well, and its links are ambiguous for good.
+    """
     led = set[tuple[str, float]]()
 
     def known(scrapes: Mapping[str, Scrape]) -> bool:
@@ -264,7 +269,12 @@ def until_echoes_are_known(lab: Probing) -> None:
         counts = Counter(name for name, _ in led)
         return all(counts[node.name] >= KNOWN for node in lab.nodes)
 
-    lab.await_(known, 10 * KNOWN, f"{KNOWN} rounds led by every node")
+    return known
+
+
+def until_echoes_are_known(lab: Probing) -> None:
+    """Wait until every node knows how long its echoes usually take."""
+    lab.await_(echoes_are_known(lab), 10 * KNOWN, f"{KNOWN} rounds led by every node")
 
 
 def until_both_lead(lab: Probing, one: Node, two: Node) -> None:

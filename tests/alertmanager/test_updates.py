@@ -1,0 +1,72 @@
+"""What a person is told as more becomes known of a fault, by a real Alertmanager."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tests.lab.receiver import FIRING, RESOLVED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.lab.receiver import Notification, Receiver
+    from tests.lab.servers import Server
+
+CLUSTER = "updates"
+LONG_AGO = "2026-01-01T00:00:00Z"
+SECONDS = 60.0
+"""In which a message comes; the routes of these tests wait a second."""
+
+
+def hang(job: str, cause: str, **labels: str) -> dict[str, Any]:
+    """Return the page of a job that hangs, of a class."""
+    return {
+        "labels": {
+            "alertname": "DshealthdJobHang",
+            "symptom": "training-hang",
+            "severity": "critical",
+            "component": "job",
+            "cluster": CLUSTER,
+            "exported_job": job,
+            "class": cause,
+            **labels,
+        }
+    }
+
+
+def told(receiver: Receiver, job: str) -> Sequence[Notification]:
+    """Return the pages of a job, in their order."""
+    return [
+        notification
+        for notification in receiver.notifications
+        if notification.receiver == "page"
+        and notification.document["groupLabels"].get("exported_job") == job
+    ]
+
+
+def shown(notification: Notification) -> set[tuple[str, str]]:
+    """Return class and status of each alert of a page."""
+    return {(alert.labels["class"], alert.status) for alert in notification.alerts}
+
+
+def test_cause_that_is_found_after_the_page_updates_it(server: Server, receiver: Receiver) -> None:
+    """A page that names no cause is followed by one message that does, with the same key in a pager.
+
+    Both fire for two minutes then, as the first goes on firing. That it ends is no third message,
+    and the end of the second is the end of the page.
+    """
+    pages = partial(told, receiver, "slurm-7")
+    unknown, network = hang("slurm-7", "unknown"), hang("slurm-7", "network", node="a", part="a--b")
+    server.ask("/api/v2/alerts", [unknown])
+    assert receiver.wait(lambda: len(pages()) == 1, SECONDS)
+    assert shown(pages()[0]) == {("unknown", FIRING)}
+    server.ask("/api/v2/alerts", [unknown, network])
+    assert receiver.wait(lambda: len(pages()) == 2, SECONDS)
+    assert ("network", FIRING) in shown(pages()[1])
+    server.ask("/api/v2/alerts", [unknown | {"endsAt": LONG_AGO, "startsAt": LONG_AGO}])
+    assert not receiver.wait(lambda: len(pages()) > 2, 3.0), shown(pages()[2])
+    server.ask("/api/v2/alerts", [network | {"endsAt": LONG_AGO, "startsAt": LONG_AGO}])
+    assert receiver.wait(lambda: len(pages()) == 3, SECONDS)
+    assert pages()[2].document["status"] == RESOLVED
+    assert len({page.document["groupKey"] for page in pages()}) == 1

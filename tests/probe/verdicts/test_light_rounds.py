@@ -1,0 +1,117 @@
+"""What four agents conclude together from light rounds, of which only the leader knows the time."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.probe.members.schedule import Timetable, root_order
+from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
+from dshealthd.probe.options import BaselineOptions, VerdictOptions
+from dshealthd.probe.verdicts.baseline import ENOUGH, Baselines
+from dshealthd.probe.verdicts.detector import Detector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.probe.verdicts.detector import Confirmation
+
+NAMES = ("n0", "n1", "n2", "n3")
+NO_LEAVES = dict.fromkeys(NAMES, "")
+SLOW = "n1"
+USUAL, SLOWED = 0.001, 0.1
+KNOWN = 90
+"""Epochs in which each node leads more than ENOUGH rounds."""
+NAMED = 15
+"""Epochs in which a slow node is named: it has to lead two rounds, and to confirm them."""
+EXTRAS = 20
+"""Extra rounds of an epoch."""
+
+
+class Company:
+    """The agents, and the rounds that they have; `start` is the epoch with which they begin."""
+
+    def __init__(self, start: int) -> None:
+        self.epoch, self.now = start, 10.0 * start
+        self.slow = False
+        self.led = dict.fromkeys(NAMES, 0)
+        self._draws = random.Random(start)
+        self._timetable = Timetable(NAMES, NO_LEAVES)
+        self._detectors = {
+            name: Detector(
+                name,
+                NO_LEAVES,
+                Baselines(BaselineOptions()),
+                VerdictOptions(),
+                lambda: self.now,
+            )
+            for name in NAMES
+        }
+
+    def step(self) -> None:
+        """Have the rounds of an epoch, and the extra ones that they ask for."""
+        self.epoch += 1
+        self.now = 10.0 * self.epoch
+        groups = {frozenset(self._timetable.group_of(name, self.epoch)) for name in NAMES}
+        asked: list[tuple[str, Confirmation]] = []
+        for group in sorted(map(sorted, groups)):
+            leader, member = root_order(group, self.epoch)
+            self.led[leader] += 1
+            asked += self._round(leader, member, self.epoch)
+        for _ in range(EXTRAS):
+            if not asked:
+                return
+            _, extra = asked.pop(0)
+            leader, member = extra.members
+            asked += self._round(leader, member, -1)
+        for name, extra in asked:
+            self._detectors[name].withdraw(extra)
+
+    def suspects(self) -> set[Suspect]:
+        """Return whom anybody accuses."""
+        return {found for detector in self._detectors.values() for found in detector.suspects()}
+
+    def _round(self, leader: str, member: str, epoch: int) -> Iterator[tuple[str, Confirmation]]:
+        self.now += 0.02
+        usual = SLOWED if self.slow and SLOW in {leader, member} else USUAL
+        echo = Timing("echo", 64, usual * (1 + 0.2 * self._draws.random()), 0.0)
+        scores = tuple(
+            score for name in (leader, member) for score in self._detectors[name].scores()
+        )
+        for name in (leader, member):
+            observation = Observation(
+                epoch,
+                Kind.LIGHT,
+                "agent",
+                (leader, member),
+                Outcome.OK,
+                Stage.DONE,
+                (echo,) if name == leader else (),
+                scores=scores,
+                at=self.now,
+            )
+            for extra in self._detectors[name].observe(observation):
+                yield name, extra
+
+
+@pytest.mark.parametrize("start", [10_000 * number for number in range(1, 13)])
+def test_slow_node_is_named_whoever_leads(start: int) -> None:
+    """A node whose echoes are all slow is named in the end, and no link of it beside it.
+
+    Its peers may have taken a link for slow before it had led enough rounds: that is taken back.
+    """
+    company = Company(start)
+    for _ in range(KNOWN):
+        company.step()
+    assert min(company.led.values()) > ENOUGH
+    assert company.suspects() == set()
+    company.slow = True
+    for _ in range(NAMED):
+        company.step()
+    assert company.suspects() == {Suspect(Part.NODE, SLOW, "slow")}
+    company.slow = False
+    for _ in range(4 * NAMED):
+        company.step()
+    assert company.suspects() == set()
