@@ -20,6 +20,8 @@ import urllib.parse
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.plural import plural
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -65,12 +67,12 @@ def _check_prometheus(url: str) -> None:
             f"rule evaluation is {watchdog['health']}: {watchdog.get('lastError', '')}"
         )
         raise Stopped(message)
-    _passed(f"Prometheus evaluates {len(alerts)} alerts")
+    _passed(f"Prometheus evaluates {plural(len(alerts), 'alert')}")
     targets = _get(url, "/api/v1/query?query=dshealthd_build_info", "Prometheus")["data"]["result"]
     if not targets:
         message = f"Prometheus {url}: scrapes no dshealthd; see its page Status, Targets"
         raise Stopped(message)
-    _passed(f"Prometheus scrapes {len(targets)} agents")
+    _passed(f"Prometheus scrapes {plural(len(targets), 'agent')}")
     known = _get(url, "/api/v1/alertmanagers", "Prometheus")["data"]["activeAlertmanagers"]
     if not known:
         message = f"Prometheus {url}: knows no Alertmanager; see alerting in prometheus.yml"

@@ -20,6 +20,7 @@ from dshealthd.core.host import read
 from dshealthd.doctor.hosts import HostsError, command, last_line, names, run
 from dshealthd.doctor.processes import Pool
 from dshealthd.free_port import Held, NoPort, candidates, free, hold
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -241,7 +242,8 @@ def _ask(
     finally:
         pool.close()
     if silent:
-        message = f"{len(silent)} of {len(hosts)} nodes do not say: {'; '.join(sorted(silent))}"
+        asked = plural(len(hosts), "node")
+        message = f"no answer from {len(silent)} of {asked}: {'; '.join(sorted(silent))}"
         raise NoPort(message)
     return found
 

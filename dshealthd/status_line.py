@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.core.result import CollectionOutcome
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +42,7 @@ def status_line(snapshot: Snapshot, problems: Iterable[str], url: str, now: floa
     shown = [problem[:MAX_PROBLEM] for problem in told[:SHOWN]]
     if len(told) > SHOWN:
         shown.append(f"{len(told) - SHOWN} more")
-    counts = f"{ok} collectors ok, {absent} not available"
+    counts = f"{plural(ok, 'collector')} ok, {absent} not available"
     if pending:
         counts += f", {pending} pending"
     return "; ".join([*shown, f"{counts}{note}", url])

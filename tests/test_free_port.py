@@ -161,7 +161,7 @@ def test_every_node_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert good.returncode == 0, good.stderr
     assert 29500 <= int(good.stdout) <= 29600
     assert cli.main(["free-port", "--ssh", str(ssh), "--hosts", "dead"]) == 1
-    assert "1 of 1 nodes do not say: dead: No route to host" in capsys.readouterr().err
+    assert "no answer from 1 of 1 node: dead: No route to host" in capsys.readouterr().err
 
 
 @contextlib.contextmanager

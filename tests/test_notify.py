@@ -227,7 +227,7 @@ def test_status_line() -> None:
     line = status_line(snapshot, ["a problem", "another"], "http://node:10061/", 100.0)
     assert line == (
         "a problem; another; clock timeout: no answer; 1 more; "
-        "1 collectors ok, 1 not available; no GPUs: libnvidia-ml.so.1 is not there; "
+        "1 collector ok, 1 not available; no GPUs: libnvidia-ml.so.1 is not there; "
         "http://node:10061/"
     )
     assert first_of("one\ntwo\nthree") == "one (and 2 more)"

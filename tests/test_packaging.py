@@ -38,15 +38,21 @@ def manual() -> Any:
 def test_manual_has_every_command_and_option(manual: Any) -> None:
     """The pages name each command, flag and key, and no line reads as a request of roff by chance."""
     page = manual.dshealthd_8("2026-01-01")
+    for name in ("--no-agent", "--follow", "--hold"):  # of commands with parsers of their own
+        assert f"\\fB{manual.roff(name)}\\fR" in page
     for name, parser in manual.commands().items():
         assert f"\n\\fB{manual.roff(name)}\\fR\n" in page
         for action in manual.options(parser):
             assert f"\\fB{manual.roff(action.option_strings[0])}\\fR" in page
+            assert manual.roff(manual.help_text(parser, action)) in page
+        for action in manual.arguments(parser):
+            assert f"\n{manual.roff(manual.help_text(parser, action))}\n" in page
+    assert not re.search(r"%\(\w+\)|==SUPPRESS==", page + manual.zsh())
     reference = manual.dshealthd_toml_5("2026-01-01")
     for name in (*config.SECTIONS, *(f"collectors.{name}" for name in registry.all_collectors())):
         assert f".SH [{name}]\n" in reference
     requests = {line.split()[0] for line in (page + reference).splitlines() if line[:1] == "."}
-    assert requests <= {".TH", ".SH", ".TP", ".B", ".RS", ".RE"}
+    assert requests <= {".TH", ".SH", ".TP", ".B", ".RS", ".RE", ".PP", ".nf", ".fi"}
 
 
 @pytest.mark.skipif(shutil.which("man") is None, reason="no man here")
@@ -73,6 +79,9 @@ def test_manual_is_sound_roff(manual: Any, tmp_path: Path) -> None:
         (["dshealthd", "ev"], {"evidence"}),
         (["dshealthd", "keys", "--fi"], {"--file"}),
         (["dshealthd", "run", "--web.listen"], {"--web.listen-address"}),
+        (["dshealthd", "doctor", "--no-a"], {"--no-agent"}),
+        (["dshealthd", "explain", "--fo"], {"--follow"}),
+        (["dshealthd", "free-port", "--ho"], {"--hold", "--hosts", "--host-timeout"}),
     ],
 )
 def test_bash_completion(manual: Any, tmp_path: Path, words: list[str], expected: set[str]) -> None:

@@ -12,15 +12,23 @@ import json
 import typing
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import __version__
+from dshealthd import __version__, free_port_command
 from dshealthd.collection import registry
 from dshealthd.commands import parser as command_line
 from dshealthd.config import SECTIONS
 from dshealthd.core.options import Duration
+from dshealthd.doctor import command as doctor_command
+from dshealthd.explain import command as explain_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+APART = {
+    "doctor": doctor_command.parser,
+    "explain": explain_command.parser,
+    "free-port": free_port_command.parser,
+}
+"""Commands that the command line only names: their own parsers have their options."""
 EXIT = (
     ("0", "done"),
     ("1", "failed"),
@@ -38,18 +46,35 @@ def commands() -> dict[str, argparse.ArgumentParser]:
     parser = command_line()
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to list them
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
-            return dict(action.choices)
+            return {
+                name: APART[name]() if name in APART else parser
+                for name, parser in action.choices.items()
+            }
     message = "the parser has no commands"
     raise LookupError(message)
 
 
 def options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return the options of a command, without --help."""
+    """Return the options of a command, without --help and what --help leaves out."""
     return [
         action
         for action in parser._actions  # noqa: SLF001
-        if action.option_strings and action.dest != "help"
+        if action.option_strings and action.dest != "help" and action.help != argparse.SUPPRESS
     ]
+
+
+def arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return the arguments of a command that are no options, such as NODE."""
+    return [
+        action
+        for action in parser._actions  # noqa: SLF001
+        if not action.option_strings and action.help != argparse.SUPPRESS
+    ]
+
+
+def help_text(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    """Return what --help says of an argument, with its default in place."""
+    return parser._get_formatter()._expand_help(action) if action.help else ""  # noqa: SLF001
 
 
 def roff(text: str) -> str:
@@ -74,12 +99,15 @@ def dshealthd_8(date: str) -> str:
     for name, parser in found.items():
         lines += [".TP", f"\\fB{roff(name)}\\fR", roff(parser.description or "")]
         own = [action for action in options(parser) if not shared & set(action.option_strings)]
-        for action in own:
-            lines += [".RS", *_option(action), ".RE"]
-    lines += [".SH OPTIONS", "Every command takes these. A flag wins over the configuration file."]
+        for action in (*arguments(parser), *own):
+            lines += [".RS", *_argument(parser, action), ".RE"]
+        lines += _epilog(parser)
+    without = [name for name, one in found.items() if not shared & _flags(one)]
+    lines += [".SH OPTIONS", f"Every command takes these but {roff(', '.join(without))}."]
+    lines += ["A flag wins over the configuration file."]
     for action in options(found["run"]):
-        lines += _option(action)
-    lines += [".SH EXIT STATUS"]
+        lines += _argument(found["run"], action)
+    lines += [".SH EXIT STATUS", "Where the command says nothing else:"]
     for code, meaning in EXIT:
         lines += [".TP", code, roff(meaning)]
     lines += [".SH SIGNALS", ".TP", "SIGHUP", "load the configuration again; a bad one is named"]
@@ -90,13 +118,29 @@ def dshealthd_8(date: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _option(action: argparse.Action) -> list[str]:
-    value = action.metavar if action.nargs != 0 else ""
+def _flags(parser: argparse.ArgumentParser) -> set[str]:
+    return {name for action in options(parser) for name in action.option_strings}
+
+
+def _argument(parser: argparse.ArgumentParser, action: argparse.Action) -> list[str]:
+    value = str(action.metavar or "") if action.nargs != 0 else ""
     if action.choices:
         value = "|".join(map(str, action.choices))
+    value = f"\\fI{roff(value or action.dest.upper())}\\fR" if action.nargs != 0 else ""
+    if action.nargs in ("?", "*", argparse.REMAINDER):
+        value = f"[{value}]"
+    if action.nargs in ("*", "+", argparse.REMAINDER):
+        value += "..."
     names = ", ".join(f"\\fB{roff(name)}\\fR" for name in action.option_strings)
-    head = f"{names} \\fI{value}\\fR" if value else names
-    return [".TP", head, roff((action.help or "").replace("%%", "%"))]
+    return [".TP", " ".join(filter(None, (names, value))), roff(help_text(parser, action))]
+
+
+def _epilog(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield the end of --help, examples and exit status, a line each as it is there."""
+    if parser.epilog:
+        yield from (".RS", ".PP", ".nf")
+        yield from (roff(line) if line.strip() else "" for line in parser.epilog.splitlines())
+        yield from (".fi", ".RE")
 
 
 def dshealthd_toml_5(date: str) -> str:
@@ -187,7 +231,7 @@ def zsh() -> str:
     for name, parser in found.items():
         specs = []
         for action in options(parser):
-            text = (action.help or "").replace("%%", "%").replace("[", "(").replace("]", ")")
+            text = help_text(parser, action).replace("[", "(").replace("]", ")")
             value = "" if action.nargs == 0 else ":value:_files"
             if action.choices:
                 value = f":value:({' '.join(map(str, action.choices))})"

@@ -36,6 +36,7 @@ from dshealthd.linux.infiniband import (
     parse_state,
     read_attribute,
 )
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -413,5 +414,7 @@ def _read(adapter: Adapter, readings: list[CounterSeries], part: str) -> Iterato
         yield (
             faults[0]
             if len(faults) == 1
-            else faults[0]._replace(detail=f"{faults[0].detail}, and {len(faults) - 1} more files")
+            else faults[0]._replace(
+                detail=f"{faults[0].detail}, and {plural(len(faults) - 1, 'more file')}"
+            )
         )

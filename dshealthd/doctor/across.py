@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.examination import Examined
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,10 +25,10 @@ def compare(reports: Sequence[NodeReport]) -> list[Examined]:
     results = tuple(_differences(answered))
     if len(answered) > 1 and not results:
         known = len({name for one in answered.values() for name in one})
-        text = f"{len(answered)} nodes have the same {known} versions, devices and settings"
+        text = f"{len(answered)} nodes have the same versions, devices and settings, {known} in all"
         results = (Result(Outcome.OK, text),)
     if len(answered) <= 1:
-        text = f"{len(answered)} of {len(reports)} nodes answered: nothing to compare"
+        text = f"{len(answered)} of {plural(len(reports), 'node')} answered: nothing to compare"
         results = (Result(Outcome.UNKNOWN, text),)
     return [Examined("node-drift", "same-on-all-nodes", "The nodes are alike", results, 0.0)]
 
@@ -47,7 +48,8 @@ def _differences(answered: Mapping[str, Mapping[str, str]]) -> Iterator[Result]:
         for value in sorted(counts.keys() - {usual}):
             yield Result(
                 Outcome.WARNING,
-                f"{_nodes(values, value)}: {name} is {value}, and {usual} on {most} others",
+                f"{_nodes(values, value)}: {name} is {value}, and {usual} on "
+                f"{plural(most, 'other')}",
                 value=value,
                 limit=usual,
                 source=PEERS,
@@ -63,7 +65,8 @@ def _missing(
         usual, most = Counter(values.values()).most_common(1)[0]
         yield Result(
             Outcome.UNKNOWN,
-            f"{_list(without)}: {name} is not known there, and is {usual} on {most} others",
+            f"{_list(without)}: {name} is not known there, and is {usual} on "
+            f"{plural(most, 'other')}",
             component=name,
         )
 

@@ -20,6 +20,7 @@ from dshealthd.doctor.facts import facts
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.doctor.report import NodeReport, Report
 from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered
+from dshealthd.plural import plural
 from dshealthd.probe.members.membership import MembershipError
 from dshealthd.probe.observation import Outcome as Called
 from dshealthd.probe.pairs import member_client, own_place
@@ -103,8 +104,8 @@ def node_report(
     source = "its agent, over the authenticated channel"
     if left_out:
         source += (
-            f"; {left_out} checks that need a process there were not run (--no-agent runs all, "
-            "over SSH)"
+            f"; {plural(left_out, 'check that needs', 'checks that need')} a process there "
+            f"{'was' if left_out == 1 else 'were'} not run (--no-agent runs all, over SSH)"
         )
     today = dt.datetime.now().astimezone().date()
     accepted = tuple(accept(found, loaded.doctor.accepted(), today))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.examination import ORDER, Examined
+from dshealthd.plural import plural
 from dshealthd.probe.node import WARMING_UP
 from dshealthd.probe.observation import Kind
 from dshealthd.probe.observation import Outcome as Came
@@ -99,8 +100,8 @@ def without(names: Sequence[str], count: int) -> Result:
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")  # noqa: PLR2004 - as many as a line takes
     return Result(
         Outcome.UNKNOWN,
-        f"{len(names)} of {count} nodes had no part in a collective, as no agent with probes "
-        f"answers there: {shown}",
+        f"{len(names)} of {plural(count, 'node')} had no part in a collective, as no agent "
+        f"with probes answers there: {shown}",
         remedy="dshealthd probe --help  # and docs/probes.md: a key and members for every agent",
     )
 

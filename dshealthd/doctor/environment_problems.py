@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Outcome, Result
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ def problems(
             meaning = MEANINGS.get(problem, problem.replace("_", " "))
             yield Result(
                 Outcome.WARNING,
-                f"{variable} of job {labels['job']} {meaning} ({ranks:g} ranks, rank "
+                f"{variable} of job {labels['job']} {meaning} ({plural(ranks, 'rank')}, rank "
                 f"{labels.get('rank', '?')} the first)",
                 remedy=remedy,
                 component=f"{labels['job']}: {variable}",

@@ -13,7 +13,8 @@ from dshealthd import __version__
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.examination import EXIT, ORDER, Examined, decode, encode, worst
 from dshealthd.findings.finding import State
-from dshealthd.status.paint import plural, safe
+from dshealthd.plural import plural
+from dshealthd.status.paint import safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -17,6 +17,7 @@ from dshealthd.doctor.check import Check
 from dshealthd.doctor.hosts import ask
 from dshealthd.doctor.processes import Pool
 from dshealthd.doctor.report import NodeReport, parse_node
+from dshealthd.plural import plural
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -156,7 +157,8 @@ def _collective(
     from dshealthd.doctor import collective
 
     if len(names) < 2:  # noqa: PLR2004 - a collective needs two
-        why = members.why or f"{len(names)} agents with probes answer, and it takes two"
+        answer = plural(len(names), "agent with probes answers", "agents with probes answer")
+        why = members.why or f"{answer}, and it takes two"
         return collective.not_run(why)
     pool = Pool()
     try:

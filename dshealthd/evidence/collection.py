@@ -29,6 +29,7 @@ from dshealthd.evidence.dump import MalformedDump, digest
 from dshealthd.evidence.findings import CollectedEvidence, HangCase, RankEvidence
 from dshealthd.evidence.step import Missing, RunningStep, run
 from dshealthd.jobs.ras.question import JobProcess
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -179,7 +180,8 @@ class Collection:
                 )
             for reason, count in step.answer["unseen"].items():
                 self.findings.missing.append(
-                    f"{count} processes may be ranks too and could not be looked at: {reason}"
+                    f"{plural(count, 'process', 'processes')} may be ranks too and "
+                    f"could not be looked at: {reason}"
                 )
         for number, pid in case.ranks:
             ranks.setdefault(pid, RankEvidence(case.job, number, pid))
@@ -187,7 +189,7 @@ class Collection:
         self.findings.ranks = known[:MAX_RANKS]
         if len(known) > MAX_RANKS:
             self.findings.missing.append(
-                f"{len(known) - MAX_RANKS} more ranks: at most {MAX_RANKS} are looked at"
+                f"{plural(len(known) - MAX_RANKS, 'more rank')}: at most {MAX_RANKS} are looked at"
             )
 
     def _view(self, rank: RankEvidence) -> Callable[[], RunningStep]:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dshealthd.evidence.dump import MAX_TEXT
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +50,9 @@ def _apart(ranks: Mapping[int, Digest]) -> list[str]:
             f"rank {rank} has not entered {missed}, which {_ranks(ahead)} entered; its last is {at}"
         )
     if len(behind) > MAX_NAMED:
-        lines.append(f"and {len(behind) - MAX_NAMED} more ranks are behind")
+        lines.append(
+            f"and {plural(len(behind) - MAX_NAMED, 'more rank is', 'more ranks are')} behind"
+        )
     if not behind and (
         pending := {rank: group["pending"] for rank, group in ranks.items() if group["pending"]}
     ):

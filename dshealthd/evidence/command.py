@@ -17,6 +17,7 @@ from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.service import Evidence, job_log_paths
 from dshealthd.evidence.step import RunningStep, run
 from dshealthd.http.client import Unreachable, local
+from dshealthd.plural import plural
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
     job = job or only(step.answer["jobs"])
     probes, exposition = _from_agent(loaded, access)
     print(
-        f"looking at {len(step.answer['ranks'])} ranks; this takes 10 to "
+        f"looking at {plural(len(step.answer['ranks']), 'rank')}; this takes 10 to "
         f"{loaded.evidence.deadline:.0f} s",
         file=sys.stderr,
     )
@@ -118,7 +119,7 @@ def _nobody(job: str | None, answer: Mapping[str, Any]) -> str:
     if answer["jobs"]:
         lines.append(f"there are: {', '.join(answer['jobs'])}")
     lines += [
-        f"{count} processes could not be looked at: {reason}"
+        f"{plural(count, 'process', 'processes')} could not be looked at: {reason}"
         for reason, count in answer["unseen"].items()
     ]
     if os.geteuid() != 0:

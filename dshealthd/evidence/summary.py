@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.evidence import exposition_text
 from dshealthd.jobs.ras.summary import UNCLEAR
+from dshealthd.plural import plural
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -110,8 +111,8 @@ def _by_ras(ras: Mapping[str, Any] | None) -> Iterator[str]:
     for number, host, gpu, operation, behind in ras["behind"]:
         if number == UNCLEAR:
             yield (
-                f"NCCL RAS: ranks are {behind} operations ({operation}) apart; which of them are "
-                f"behind is unclear, as NCCL {ras['version']} does not name them"
+                f"NCCL RAS: ranks are {plural(behind, 'operation')} ({operation}) apart; which of "
+                f"them are behind is unclear, as NCCL {ras['version']} does not name them"
             )
             continue
         yield f"NCCL RAS: {_who(number, host, gpu)} has launched {behind} {operation} fewer than the rank that is furthest"

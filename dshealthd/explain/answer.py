@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.explain.runbooks import remedy
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from dshealthd.explain.causality import Finding
@@ -119,7 +120,7 @@ def document(finding: Finding, found: Recognised, unread: list[str]) -> dict[str
 
 def _read(found: Recognised) -> str:
     statistics = found.statistics
-    return f"{statistics.lines:,} lines of {statistics.files} file(s)"
+    return f"{plural(statistics.lines, 'line')} of {plural(statistics.files, 'file')}"
 
 
 def _where(finding: Finding) -> str:

@@ -27,33 +27,38 @@ class _Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"dshealthd explain: {message}\n")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Explain logs and return the exit status.
-
-    0 nothing found, 1 a cause found, 2 undecided, 64 bad usage or nothing that can be read.
-    """
-    parser = _Parser(
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    made = _Parser(
         prog="dshealthd explain",
         description="Name the cause of a job's failure from its logs.",
         epilog="Exit status: 0 no failure found, 1 cause found, 2 undecided, 64 bad usage.",
     )
-    parser.add_argument(
+    made.add_argument(
         "logs", nargs="+", metavar="LOG", help="file, folder or pattern; - is standard input"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
-    parser.add_argument(
+    made.add_argument("--json", action="store_true", help="one JSON document instead of text")
+    made.add_argument(
         "--healthy",
         action="append",
         default=[],
         metavar="LOG",
         help="log of a run that went well: what it says too is no cause",
     )
-    parser.add_argument(
+    made.add_argument(
         "--follow",
         action="store_true",
         help="go on reading, and answer again whenever the answer changes, until interrupted",
     )
-    options = parser.parse_args(arguments)
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Explain logs and return the exit status.
+
+    0 nothing found, 1 a cause found, 2 undecided, 64 bad usage or nothing that can be read.
+    """
+    options = parser().parse_args(arguments)
     if options.follow:
         return _follow(options.logs, as_json=options.json)
     try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dshealthd.explain.events import Place
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -156,7 +157,7 @@ def judge(
         if not absent and len(stuck) == len(members):
             text = f"all {size} ranks entered {what} of the {label} and none left it"
             return verdict("symmetric", [], text)
-    text = f"{what} of the {label} timed out on {len(waiting)} ranks"
+    text = f"{what} of the {label} timed out on {plural(len(waiting), 'rank')}"
     return verdict("unknown", [], text)
 
 

@@ -17,6 +17,7 @@ from dshealthd.core.collector import Fault, NotAvailable, Reason, SourceError
 from dshealthd.nvml import codes
 from dshealthd.nvml.fields import Batch
 from dshealthd.nvml.values import Fields, number
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,7 +186,7 @@ class Device:
             by_reason.setdefault(note.reason, []).append(note)
         self.forget_notes()
         return [
-            first._replace(detail=f"{first.detail}; {len(more)} more calls failed")
+            first._replace(detail=f"{first.detail}; {plural(len(more), 'more call')} failed")
             if more
             else first
             for first, *more in by_reason.values()

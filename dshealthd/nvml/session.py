@@ -18,6 +18,7 @@ from dshealthd.core.collector import Context, Fault, NotAvailable, Reason, Sampl
 from dshealthd.linux import pci
 from dshealthd.nvml import codes
 from dshealthd.nvml.device import Device, DeviceError, Gpu, ReadingEnded
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -164,11 +165,13 @@ class Session:
         except pynvml.NVMLError as error:
             raise self._ended(error) from error
         if count == 0:
-            if self._expected() == 0:
+            expected = self._expected()
+            if expected == 0:
                 message = "NVML shows no GPU"
                 raise NotAvailable(message)
             raise SourceError(
-                Reason.NOT_FOUND, f"NVML shows none of the {self._expected()} GPUs on the PCI bus"
+                Reason.NOT_FOUND,
+                f"NVML shows no GPU, with {_on_the_bus(expected)}",
             )
         if count != len(self._gpus) or now - self._listed_at >= REFRESH:
             self._listed_at = now
@@ -289,9 +292,16 @@ class Session:
         if missing and expected == 0:
             self._error = NotAvailable(f"{text}, and there is no NVIDIA GPU on the PCI bus")
         else:
-            text = f"{text}, with {expected} NVIDIA GPUs on the PCI bus" if missing else text
+            text = f"{text}, with {_on_the_bus(expected)}" if missing else text
             self._error = SourceError(codes.reason(code), text, replace_worker=replace)
         return self._error
+
+
+def _on_the_bus(expected: int | None) -> str:
+    count = (
+        "an unknown number of NVIDIA GPUs" if expected is None else plural(expected, "NVIDIA GPU")
+    )
+    return f"{count} on the PCI bus"
 
 
 def _said(function: Callable[[], str | int]) -> str | int | None:

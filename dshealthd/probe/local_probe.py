@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.linux.pci import bus
+from dshealthd.plural import plural
 from dshealthd.probe import report
 from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.observation import Kind, Outcome, Stage
@@ -70,8 +71,8 @@ async def local(
         about = dict(worker_pool.about)
         if gpus and not about.get("cuda") and not reason:
             tell(
-                f"torch {about['torch']} is built without CUDA: the {gpus} GPUs are not "
-                "probed, only two processes over loopback"
+                f"torch {about['torch']} is built without CUDA: "
+                f"{plural(gpus, 'GPU is', 'GPUs are')} not probed, only two processes over loopback"
             )
             gpus = 0
         job = local_job(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.address import listen_address
 from dshealthd.linux.starvation import LoopLag
+from dshealthd.plural import plural
 from dshealthd.probe.members.hostlist import HostlistError, expand
 from dshealthd.probe.members.identity import local_addresses, own_name
 from dshealthd.probe.members.local_membership import hostname
@@ -57,7 +58,9 @@ class Reach(NamedTuple):
     def __str__(self) -> str:
         named = ", ".join(f"{name} {reason}" for name, reason in sorted(self.problems.items()))
         good = self.asked - len(self.problems)
-        return f"{good} of {self.asked} nodes of the job answer" + (f"; {named}" if named else "")
+        return f"{good} of {plural(self.asked, 'node')} of the job answered" + (
+            f"; {named}" if named else ""
+        )
 
 
 def neighbours(me: str, nodes: Sequence[str], most: int = MOST) -> list[str]:

@@ -11,6 +11,7 @@ import enum
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from dshealthd.plural import plural
 from dshealthd.slurm import budget
 from dshealthd.slurm.agent import AgentSilent
 from dshealthd.slurm.allocation import NotAsked
@@ -167,7 +168,7 @@ class NodeCheck:
             self._streaks.noted = False
             if turn and me.ours and me.state.drained:
                 self._slurm.undrain(me)
-                text = f"undrained after {checks} clean checks; was {me.reason}"
+                text = f"undrained after {plural(checks, 'clean check')}; was {me.reason}"
                 return CheckReport(NodeCheckResult.CLEAN, text)
         except ControllerError as error:
             return CheckReport(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.findings.finding import State
+from dshealthd.plural import plural
 from dshealthd.status.paint import duration, safe
 
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ def job_lines(job: Mapping[str, Any], paint: Paint) -> Iterator[str]:
     hang = job["hang"]
     failures = job.get("failures", ())  # which older agents do not tell
     state = State.CRITICAL if hang or failures or job["loss"] == "not finite" else State.OK
-    world = f" of {job['world_size']}" if job["world_size"] else ""
-    parts = [f"{job['ranks_here']}{world} ranks here"]
+    here, world = job["ranks_here"], job["world_size"]
+    number = f"{here} of {plural(world, 'rank')}" if world else plural(here, "rank")
+    parts = [f"{number} here"]
     if job["step"] is not None:
         parts.append(f"step {job['step']}")
     if job["steps_per_minute"] is not None:

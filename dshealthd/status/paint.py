@@ -25,11 +25,6 @@ def safe(text: object) -> str:
     return "".join(char if char.isprintable() else "\ufffd" for char in str(text))
 
 
-def plural(number: int, name: str) -> str:
-    """Return a number and what it counts."""
-    return f"{number} {name}{'' if number == 1 else 's'}"
-
-
 _LONG = ((172800, 86400, "d"), (7200, 3600, "h"), (120, 60, "min"))
 """From this many seconds on, in this unit: two of each, as fewer would be rounded too far."""
 

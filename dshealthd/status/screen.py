@@ -10,6 +10,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from dshealthd.plural import plural
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
@@ -53,6 +55,9 @@ class Screen:
         room = os.get_terminal_size(sys.stdout.fileno()).lines  # LINES may be old
         if len(lines) > room:
             left = len(lines) - room + 1
-            lines = [*lines[: room - 1], f"\u2026 {left} more lines: make the window higher"]
+            lines = [
+                *lines[: room - 1],
+                f"\u2026 {plural(left, 'more line')}: make the window higher",
+            ]
         sys.stdout.write(CLEAR + "\n".join(lines))
         sys.stdout.flush()

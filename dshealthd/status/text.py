@@ -6,8 +6,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.findings.finding import State
+from dshealthd.plural import plural
 from dshealthd.status.jobs import job_lines
-from dshealthd.status.paint import duration, plural, safe
+from dshealthd.status.paint import duration, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -101,7 +102,7 @@ def _gpus(document: Mapping[str, Any]) -> Iterator[str]:
             f"{_figure(_ratio(samples.value('gpu_utilization_ratio', gpu=gpu)), '%')} busy",
             f"{_figure(_gib(used), '')} of {_figure(_gib(total), 'GiB')}",
             _figure(samples.value("gpu_power_watts", gpu=gpu), "W"),
-            f"{sum(links):.0f}/{len(links)} NVLinks" if links else "no NVLink",
+            f"{sum(links):.0f}/{plural(len(links), 'NVLink')}" if links else "no NVLink",
         )
         yield "  ".join(column.rjust(width) for column, width in zip(columns, _WIDTHS, strict=True))
 

@@ -294,7 +294,7 @@ def test_odd_device_leaves_the_others_alone(bench: Bench) -> None:
     assert [(fault.part, fault.reason) for fault in result.faults] == [
         ("infiniband mlx5_1 port 1", Reason.IO_ERROR)
     ] * 2
-    assert result.faults[0].detail.endswith("and 1 more files")
+    assert result.faults[0].detail.endswith("and 1 more file")
     assert values(result, ERRORS)["mlx5_1", "1", "packet_seq_err"] == 29
     bench.reads.refused = {}
     assert not bench.collect().faults

@@ -17,7 +17,9 @@ from dshealthd.core.child import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
+    from pathlib import Path
 
+NOBODY = 65534
 SLEEP = (sys.executable, "-S", "-c", "import time; time.sleep(100)")
 
 
@@ -99,6 +101,27 @@ async def test_no_descriptors_for_a_child_is_named() -> None:
     with pytest.raises(StartError, match=r"a sleeper cannot be started: .*RLIMIT_NOFILE is \d+"):
         child.spawn("a sleeper", SLEEP)
     assert os.stat("/proc/self/fd").st_size == before
+
+
+@in_a_loop
+async def test_an_interpreter_of_another_user_is_named(tmp_path: Path) -> None:
+    """A user who may not enter the interpreter's directory gets its path and why."""
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    interpreter = locked / "python"
+    interpreter.symlink_to(sys.executable)
+    locked.chmod(0)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(NOBODY)
+    try:
+        with pytest.raises(StartError) as raised:
+            child.spawn("worker storage", [str(interpreter), "-c", ""])
+    finally:
+        os.seteuid(user)
+        locked.chmod(0o700)
+    assert str(raised.value).startswith("worker storage cannot be started: ")
+    assert str(raised.value).endswith(f"Permission denied: '{interpreter}'")
 
 
 @in_a_loop

@@ -285,7 +285,7 @@ def test_prolog_asks_the_nodes_of_the_job(tmp_path: Path) -> None:
         made.slurm.wait(lambda: job_state(made, job) == "COMPLETED", 120, "the job completes")
         for node in made.lab.nodes:
             said = (tmp_path / f"{node.name}.prolog.err").read_text()
-            assert "0 of 2 nodes of the job answer; " in said
+            assert "0 of 2 nodes of the job answered; " in said
             assert said.count(" refused") == 2
         rules = "table inet cut { chain out { type filter hook output priority 0; "
         rules += "tcp dport 10062 drop; }; }"

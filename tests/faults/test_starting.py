@@ -207,6 +207,33 @@ def test_the_soft_limit_of_descriptors_is_raised(tmp_path: Path) -> None:
         end(process)
 
 
+def test_an_interpreter_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+    """An agent whose interpreter may no longer be run says so by the worker and the file, serves all
+    the same, and does not take it for a port that it cannot have.
+    """
+    interpreter = tmp_path / "python"
+    interpreter.write_text("")
+    interpreter.chmod(0o600)
+    code = "import sys; sys.executable = sys.argv.pop(1); from dshealthd import cli; "
+    code += "sys.exit(cli.main(sys.argv[1:]))"
+
+    def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        python, _, _, *words = command  # PYTHON -m dshealthd ...
+        return subprocess.Popen([python, "-c", code, str(interpreter), *words], **options)
+
+    process, log = launch(tmp_path, CONFIG, popen=popen), tmp_path / "agent.log"
+    try:
+        agent = RunningAgent(process, announced_port(process, log), log)
+        agent.wait_log("worker storage cannot be started: ")
+        assert f"Permission denied: '{interpreter}'" in log.read_text()
+        assert "cannot serve on" not in log.read_text()
+        up = {"collector": "network", "reason": "cannot_start"}
+        agent.wait(lambda scrape: scrape.all("dshealthd_collector_failing", **up) == [1.0])
+        assert process.poll() is None
+    finally:
+        end(process)
+
+
 def _as_stranger(command: list[str], **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen([*BECOME_STRANGER, *command], **options)
 

@@ -119,6 +119,13 @@ def test_library_absent_then_there(node: Node) -> None:
     result = node.collect().results["gpu"]
     assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.NOT_FOUND)
     assert "8 NVIDIA GPUs on the PCI bus" in result.detail
+    bus = node.sysfs / "bus/pci/devices"
+    bus.rename(bus.with_name("away"))
+    bus.write_text("no directory")
+    detail = node.collect().results["gpu"].detail
+    assert detail.endswith("with an unknown number of NVIDIA GPUs on the PCI bus"), detail
+    bus.unlink()
+    bus.with_name("away").rename(bus)
     node.simulator.show_library()
     assert len(node.collect().values("gpu_up")) == 8
 

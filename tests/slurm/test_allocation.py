@@ -63,7 +63,7 @@ def test_eight_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             found = [await asyncio.to_thread(allocation.look, asking(members[0]), ALL)]
             assert found == [Reach(7, {NAMES[3]: "refused"}, 0)]
             assert not found[0].cut_off
-            assert str(found[0]) == f"6 of 7 nodes of the job answer; {NAMES[3]} refused"
+            assert str(found[0]) == f"6 of 7 nodes of the job answered; {NAMES[3]} refused"
 
     monkeypatch.setattr(allocation, "DEADLINE", PATIENT)
     asyncio.run(scene())

@@ -13,15 +13,18 @@ import pytest
 from dshealthd import cli
 from dshealthd.collectors.gpu import FAULT, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
+from dshealthd.collectors.job_environment import WORLD_SIZE
 from dshealthd.collectors.job_hang import CULPRIT, HANG, OVERDUE
 from dshealthd.collectors.job_logs import FAILURE
 from dshealthd.collectors.kernel import UPTIME
 from dshealthd.collectors.memory import AVAILABLE, TOTAL
+from dshealthd.collectors.nvlink import UP as LINK_UP
 from dshealthd.collectors.training import LOSS_FINITE, STEP, STEP_SECONDS
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.http import client
 from dshealthd.http.client import Client
+from tests.singular import ONE_OF_MANY
 from tests.web.certificates import authority, certificate
 from tests.web.serving import serving
 
@@ -158,6 +161,18 @@ def test_jobs(capsys: pytest.CaptureFixture[str]) -> None:
         assert run("jobs", f"127.0.0.1:{moves.port}") == 0
         assert "run-1  training  2 ranks here, step 1245, 12 steps/min" in capsys.readouterr().out
         assert run("jobs", "127.0.0.1:1") == 3
+
+
+def test_one_of_each(capsys: pytest.CaptureFixture[str]) -> None:
+    """One collector, GPU, NVLink and rank are in the singular."""
+    one = LINK_UP(1, "0", "GPU-a", "0"), STEP(7, "run-1", "0"), WORLD_SIZE(1, "run-1", "0")
+    with serving(snapshot(*HEALTHY, *one)) as served:
+        assert run("status", f"127.0.0.1:{served.port}") == 0
+    said = capsys.readouterr().out
+    assert "healthy, 1 collector OK" in said
+    assert "1/1 NVLink\n" in said
+    assert "1 of 1 rank here, step 7" in said
+    assert not ONE_OF_MANY.search(said), said
 
 
 def test_a_job_that_failed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,8 @@ from dshealthd.collectors.gpu import UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.job_hang import CULPRIT, HANG, OVERDUE
 from dshealthd.collectors.job_logs import FAILURE
+from dshealthd.collectors.rendezvous import LISTENERS
+from dshealthd.collectors.tcp import SOCKETS
 from dshealthd.collectors.training import INFO, LOSS_FINITE, STEP, STEP_SECONDS
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
@@ -69,6 +71,29 @@ def test_a_job_that_trains(browser: Browser) -> None:
         assert visit.page.locator(".verdict.good").count() == 1
         assert "Healthy" in visit.text(".verdict")
         assert "Hung" not in panel
+        assert visit.complaints == []
+        visit.page.close()
+
+
+def test_a_listener_whose_parent_ended_is_detached(browser: Browser) -> None:
+    """A listener without its parent is called detached, as torchrun with nohup is, and no orphan.
+
+    The page stays green: by itself that is no fault.
+    """
+    found = (SOCKETS(3, "time_wait"), LISTENERS(1, "false"), LISTENERS(2, "true"))
+    made = snapshot()
+    for name in ("tcp", "rendezvous"):
+        made.expect(name, 3600)
+    made.put("tcp", Result(CollectionOutcome.OK, found[:1]))
+    made.put("rendezvous", Result(CollectionOutcome.OK, found[1:]))
+    with serving(made, guarded=False) as served:
+        visit = Visit(browser, f"http://127.0.0.1:{served.port}/")
+        panel = visit.panel("Sockets")
+        assert "2 detached (parent process ended)" in panel
+        assert "orphan" not in panel.lower()
+        assert visit.page.locator(".verdict.good").count() == 1
+        made.put("rendezvous", Result(CollectionOutcome.OK, (LISTENERS(3, "false"),)))
+        visit.page.wait_for_selector("text=parent process ended", state="detached")
         assert visit.complaints == []
         visit.page.close()
 

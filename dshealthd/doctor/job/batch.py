@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.remedies import add_key, edit, find_key
+from dshealthd.plural import plural
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -82,13 +83,17 @@ def _judged(context: JobContext, name: str, given: dict[str, int]) -> Result:
     if context.layout.ranks is not None and copies is None:
         return Result(
             Outcome.CRITICAL,
-            f"{context.layout.ranks} ranks ({said}) cannot be split into groups of"
+            f"{plural(context.layout.ranks, 'rank')} ({said}) cannot be split into groups of"
             f" {context.model_parallel} (--model-parallel)",
             value=str(context.layout.ranks),
             limit=f"a multiple of {context.model_parallel}",
         )
     if train is None:
-        known = f" x {copies} ranks = {micro * (steps or 1) * copies}" if copies and micro else ""
+        known = (
+            f" x {plural(copies, 'rank')} = {micro * (steps or 1) * copies}"
+            if copies and micro
+            else ""
+        )
         return Result(
             Outcome.OK,
             f"{name}: {TRAIN} follows from {MICRO} {micro} x {ACCUMULATION} {steps or 1}{known}",
@@ -103,14 +108,14 @@ def _judged(context: JobContext, name: str, given: dict[str, int]) -> Result:
     if fits:
         return Result(
             Outcome.OK,
-            f"{name}: {TRAIN} {train} fits {copies} data-parallel ranks ({said})",
+            f"{name}: {TRAIN} {train} fits {plural(copies, 'data-parallel rank')} ({said})",
             source=SOURCE,
         )
     product = " x ".join(
         [
             *([f"{MICRO} {micro}"] if micro is not None else []),
             *([f"{ACCUMULATION} {steps}"] if steps is not None else []),
-            f"{copies} data-parallel ranks ({said})",
+            f"{plural(copies, 'data-parallel rank')} ({said})",
         ]
     )
     relation = "is not" if complete else "is no multiple of"
@@ -160,7 +165,7 @@ def _without_ranks(name: str, train: int, micro: int | None, steps: int | None) 
             component=f"{name}: {TRAIN}",
         )
     if micro is not None and steps is not None:
-        text = f"{name}: the batch is for {train // unit} data-parallel ranks"
+        text = f"{name}: the batch is for {plural(train // unit, 'data-parallel rank')}"
     else:
         text = f"{name}: {TRAIN} {train} must be a multiple of {unit} x the ranks"
     return Result(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.remedies import find_key, paste, show
+from dshealthd.plural import plural
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -51,11 +52,12 @@ def run(context: JobContext) -> Iterator[Result]:
     if not found:
         kind = "universal" if checkpoint.is_universal else f"ZeRO stage {_stage(checkpoint)}"
         ranks = max((len(one) for one in checkpoint.shards().values()), default=0)
-        saved = f", of {ranks} data-parallel ranks" if ranks else ""
+        saved = f", of {plural(ranks, 'data-parallel rank')}" if ranks else ""
         yield Result(
             Outcome.OK,
             printable(
-                f"{_place(checkpoint)}: {len(checkpoint.files)} files are complete, {kind}{saved}"
+                f"{_place(checkpoint)}: {plural(len(checkpoint.files), 'file is', 'files are')}"
+                f" complete, {kind}{saved}"
             ),
         )
 
@@ -120,11 +122,13 @@ def _files(checkpoint: Checkpoint) -> Iterator[Result]:
                 Outcome.CRITICAL,
                 printable(f"{place}/{name} {what}: it was not written to its end"),
                 remedy=paste("df", "-h", "--", checkpoint.directory),
-                value=f"{checkpoint.files[name]} bytes",
+                value=plural(checkpoint.files[name], "byte"),
                 component=printable(name),
             )
         if len(names) > MAX_NAMED:
-            yield Result(Outcome.CRITICAL, f"{len(names) - MAX_NAMED} more files: each {what}")
+            yield Result(
+                Outcome.CRITICAL, f"{plural(len(names) - MAX_NAMED, 'more file')}: each {what}"
+            )
     if checkpoint.is_universal:
         return
     for gap in checkpoint.gaps():
@@ -136,8 +140,8 @@ def _files(checkpoint: Checkpoint) -> Iterator[Result]:
             yield Result(
                 Outcome.CRITICAL,
                 printable(
-                    f"{place} has the parameters of {saved} ranks and the optimizer states of"
-                    f" {optimizers}"
+                    f"{place} has the parameters of {plural(saved, 'rank')} and the optimizer"
+                    f" states of {optimizers}"
                 ),
                 remedy=show(place),
                 component=printable(place),
@@ -222,8 +226,8 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
         yield Result(
             Outcome.CRITICAL,
             printable(
-                f"{place} was saved by {saved} data-parallel ranks, and the job has {copies}"
-                f" ({context.layout.source})"
+                f"{place} was saved by {plural(saved, 'data-parallel rank')}, and the job has"
+                f" {copies} ({context.layout.source})"
             ),
             remedy=convert,
             value=str(copies),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.inspected_config import inspected_config
 from dshealthd.doctor.job_sources.remedies import edit, find_key
+from dshealthd.plural import plural
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ def run(context: JobContext) -> Iterator[Result]:
         yield _unread(name, path, inspection, source)
     if not found:
         keys = len(document)
-        yield Result(Outcome.OK, f"{name}: all of {keys} top-level keys are read", source=source)
+        yield Result(
+            Outcome.OK, f"{name}: {keys} of {plural(keys, 'top-level key')} read", source=source
+        )
 
 
 def _refused(name: str, error: Mapping[str, str], inspection: Inspection, source: str) -> Result:

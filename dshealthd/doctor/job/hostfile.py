@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.layout import FilterError
 from dshealthd.doctor.job_sources.remedies import paste, show
+from dshealthd.plural import plural
 from dshealthd.printable import printable
 from dshealthd.probe.members.membership import MembershipError, parse_hostfile
 
@@ -79,7 +80,8 @@ def run(context: JobContext) -> Iterator[Result]:
         slots = sum(member.slots or 0 for member in members)
         yield Result(
             Outcome.OK,
-            f"{name}: {len(members)} hosts with {slots} slots, {layout.ranks or slots} ranks",
+            f"{name}: {plural(len(members), 'host')} with {plural(slots, 'slot')}, "
+            f"{plural(layout.ranks or slots, 'rank')}",
             source=SOURCE,
         )
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources import rendezvous
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,7 @@ def run(context: JobContext) -> Iterator[Result]:
     if rest := list(failed.values())[MAX_NAMED:]:
         yield Result(
             Outcome.UNKNOWN if all(one.is_unknown for one in rest) else Outcome.CRITICAL,
-            f"{len(rest)} more names do not resolve, of {len(names)}",
+            f"{plural(len(rest), 'more name does', 'more names do')} not resolve, of {len(names)}",
         )
     found = bool(failed)
     first: dict[str, str] = {}
@@ -57,7 +58,7 @@ def run(context: JobContext) -> Iterator[Result]:
                 )
                 break
     if not found:
-        yield Result(Outcome.OK, f"all {len(names)} names of the hostfile resolve")
+        yield Result(Outcome.OK, f"every name of the hostfile resolves, {len(names)} in all")
 
 
 CHECK: Check[JobContext] = Check(

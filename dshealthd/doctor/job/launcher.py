@@ -9,6 +9,7 @@ from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.remedies import paste
 from dshealthd.doctor.job_sources.slurm_script import gpus_per_node
 from dshealthd.jobs.environment import natural
+from dshealthd.plural import plural
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -43,9 +44,13 @@ def run(context: JobContext) -> Iterator[Result]:
         name = launcher.program if launcher else "environment"
         yield Result(
             Outcome.OK,
-            f"{name}: {context.layout.ranks or 'an unknown number of'} ranks on"
-            f" {context.layout.nodes or 'an unknown number of'} nodes",
+            f"{name}: {_count(context.layout.ranks, 'rank')} on"
+            f" {_count(context.layout.nodes, 'node')}",
         )
+
+
+def _count(number: int | None, name: str) -> str:
+    return plural(number, name) if number else f"an unknown number of {name}s"
 
 
 def _readable(context: JobContext) -> Iterator[Result]:
@@ -135,7 +140,8 @@ def _options(context: JobContext) -> Iterator[Result]:
         if gpus is not None and per_node is not None and per_node > gpus:
             yield Result(
                 Outcome.CRITICAL,
-                f"{program} starts {per_node} ranks on a node, and Slurm gives the job {gpus} GPUs",
+                f"{program} starts {plural(per_node, 'rank')} on a node, and Slurm gives the job "
+                f"{plural(gpus, 'GPU')}",
                 remedy=f"sbatch --gpus-per-node={per_node} ...",
                 value=str(per_node),
                 limit=str(gpus),
@@ -146,8 +152,8 @@ def _options(context: JobContext) -> Iterator[Result]:
         if program == "torchrun" and listed and context.layout.nodes not in (None, listed):
             yield Result(
                 Outcome.CRITICAL,
-                f"torchrun waits for {context.layout.nodes} nodes, and Slurm gives the job"
-                f" {listed}",
+                f"torchrun waits for {plural(context.layout.nodes or 0, 'node')}, and Slurm gives"
+                f" the job {listed}",
                 remedy=f"torchrun --nnodes={listed} ...",
                 value=str(context.layout.nodes),
                 limit=str(listed),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.remedies import paste
 from dshealthd.jobs.visible_devices import visible
+from dshealthd.plural import plural
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -35,9 +36,13 @@ def run(context: JobContext) -> Iterator[Result]:
     if not found:
         ranks = context.layout.ranks_per_node
         counted = (
-            f"{ranks} ranks a node ({context.layout.source})" if ranks else "no rank is counted"
+            f"{plural(ranks, 'rank')} a node ({context.layout.source})"
+            if ranks
+            else "no rank is counted"
         )
-        yield Result(Outcome.OK, f"{counted}, {context.gpus_per_node or 'unknown'} GPUs a node")
+        limit = context.gpus_per_node
+        gpus = plural(limit, "GPU") if limit else "an unknown number of GPUs"
+        yield Result(Outcome.OK, f"{counted}, {gpus} a node")
 
 
 def _order(context: JobContext) -> Iterator[Result]:
@@ -101,14 +106,15 @@ def _ranks(context: JobContext) -> Iterator[Result]:
     if limit is None:
         yield Result(
             Outcome.UNKNOWN,
-            f"{per_node} ranks a node ({context.layout.source}); how many GPUs a node has is not"
-            f" known: {_why(context)}",
+            f"{plural(per_node, 'rank')} a node ({context.layout.source}); how many GPUs a node"
+            f" has is not known: {_why(context)}",
         )
     elif per_node > limit:
         yield Result(
             Outcome.CRITICAL,
-            f"{per_node} ranks a node ({context.layout.source}) and {limit} visible GPUs: rank"
-            f" {limit} of a node ends with `invalid device ordinal`",
+            f"{plural(per_node, 'rank')} a node ({context.layout.source}) and"
+            f" {plural(limit, 'visible GPU')}: rank {limit} of a node ends with"
+            " `invalid device ordinal`",
             remedy="nvidia-smi -L",
             value=str(per_node),
             limit=str(limit),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources import remote
+from dshealthd.plural import plural
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def run(context: JobContext) -> Iterator[Result]:
     if len(bad) > MAX_NAMED:
         yield Result(
             Outcome.CRITICAL,
-            f"{len(bad) - MAX_NAMED} more hosts are not reachable, of {len(asked)}",
+            f"{plural(len(bad) - MAX_NAMED, 'more host is', 'more hosts are')} not reachable, "
+            f"of {len(asked)}",
         )
     short = False
     for name in asked:
@@ -57,7 +59,7 @@ def run(context: JobContext) -> Iterator[Result]:
             short = True
             yield Result(
                 Outcome.CRITICAL,
-                f"{name} has {gpus} GPUs and would get {hosts[name]} ranks",
+                f"{name} has {plural(gpus, 'GPU')} and would get {plural(hosts[name], 'rank')}",
                 remedy=f"ssh {name} nvidia-smi -L",
                 value=str(gpus),
                 limit=str(hosts[name]),
@@ -69,7 +71,8 @@ def run(context: JobContext) -> Iterator[Result]:
     if not bad and not short:
         known = sum(answers[name].gpus is not None for name in asked)
         yield Result(
-            Outcome.OK, f"{len(asked)} hosts take SSH; the GPUs of {known} of them were counted"
+            Outcome.OK,
+            f"{plural(len(asked), 'host takes', 'hosts take')} SSH; GPUs counted on {known}",
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 def _looked(context: NodeContext) -> str:
     stuck = sum(point.value for point in context.series("worker_stuck"))
-    return f"{stuck:g} workers cannot be killed"
+    return f"{plural(stuck, 'worker')} cannot be killed"
 
 
 CHECK = snapshot_check(

@@ -14,6 +14,7 @@ from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.node.software import prefix
 from dshealthd.jobs.deepspeed_operators import operators
 from dshealthd.linux.process_files import Root
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +60,7 @@ def _operator(context: NodeContext, place: str, offload: str) -> Result | None:
         return Result(Outcome.UNKNOWN, f"{place}: {why}", component=place)
     if built is None:
         return None
-    count = f"{sum(built.values())} of {len(built)} operators of DeepSpeed are built"
+    count = f"{sum(built.values())} of {plural(len(built), 'operator')} of DeepSpeed built"
     if built.get(OPERATOR):
         return Result(Outcome.OK, f"{place}: {count}, {OPERATOR} among them", component=place)
     if header or not offload:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import SnapshotCheck, snapshot_check
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +61,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
         elif int(output) < expected:
             yield Result(
                 Outcome.WARNING,
-                f"torch of {python} sees {output} GPUs, and NVML {expected:g}",
+                f"torch of {python} sees {plural(int(output), 'GPU')}, and NVML {expected:g}",
                 remedy=f"{python} -c 'import torch; torch.cuda.init()'; ls -l /dev/nvidia*",
                 value=output,
                 limit=f"{expected:g}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
@@ -15,8 +16,12 @@ def _looked(context: NodeContext) -> str:
     if not gpus:
         return "no GPU, and no error of one in the kernel log"
     counted = {point.labels["gpu"] for point in context.series("gpu_ecc_errors_total")}
-    without = f"; {gpus - len(counted)} do not count errors" if len(counted) < gpus else ""
-    return f"no uncorrected error, pending remap or recent Xid on {gpus} GPUs{without}"
+    without = (
+        f"; {plural(gpus - len(counted), 'does', 'do')} not count errors"
+        if len(counted) < gpus
+        else ""
+    )
+    return f"no uncorrected error, pending remap or recent Xid on {plural(gpus, 'GPU')}{without}"
 
 
 CHECK = snapshot_check(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 def _looked(context: NodeContext) -> str:
     expected = context.series.value("gpus_expected") or 0
     return (
-        f"{expected:g} NVIDIA GPUs on the PCI bus, and NVML answers"
+        f"{plural(expected, 'NVIDIA GPU')} on the PCI bus, and NVML answers"
         if expected
         else "no NVIDIA GPU on the PCI bus"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
@@ -18,7 +19,7 @@ def _looked(context: NodeContext) -> str:
     names = sorted({point.labels["name"] for point in series("gpu_info")})
     expected = series.value("gpus_expected")
     bus = "" if expected is None else f", {expected:g} on the PCI bus"
-    return f"{visible:g} GPUs in NVML{bus}: {', '.join(names)}"
+    return f"{plural(visible, 'GPU')} in NVML{bus}: {', '.join(names)}"
 
 
 CHECK = snapshot_check("gpu-lost", "gpus", "Every GPU answers", ("gpu_bus", "gpu", "mig"), _looked)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +52,8 @@ def _more(context: NodeContext) -> Iterator[Result]:
     if wanted and len(up) < wanted:
         yield Result(
             Outcome.CRITICAL,
-            f"{len(up)} InfiniBand ports are up, and there must be {wanted}",
+            f"{plural(len(up), 'InfiniBand port is', 'InfiniBand ports are')} up, and there "
+            f"must be {wanted}",
             remedy="ibstat; ip -br link",
             value=str(len(up)),
             limit=str(wanted),
@@ -102,8 +104,12 @@ def _looked(context: NodeContext) -> str:
     everything = len(list(context.series("infiniband_port_up")))
     if not everything:
         return "no InfiniBand"
-    other = f", {everything - len(ports)} are Ethernet (RoCE)" if everything > len(ports) else ""
-    return f"{up:g} of {len(ports)} InfiniBand ports are up{other}"
+    other = (
+        f", {plural(everything - len(ports), 'is', 'are')} Ethernet (RoCE)"
+        if everything > len(ports)
+        else ""
+    )
+    return f"{up:g} of {plural(len(ports), 'InfiniBand port')} up{other}"
 
 
 CHECK = snapshot_check(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 def _looked(context: NodeContext) -> str:
     jobs = {point.labels["job"] for point in context.series("job_ranks")}
-    return f"{len(jobs)} training jobs here, none is hung"
+    return f"{plural(len(jobs), 'training job')} here, none is hung"
 
 
 CHECK = snapshot_check(

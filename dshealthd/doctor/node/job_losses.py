@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
 
 def _looked(context: NodeContext) -> str:
     jobs = {point.labels["job"] for point in context.series("job_loss_finite")}
-    return f"{len(jobs)} training jobs report a loss, all of them numbers"
+    report = plural(len(jobs), "training job reports", "training jobs report")
+    return f"{report} a loss, none NaN or infinite"
 
 
 CHECK = snapshot_check(

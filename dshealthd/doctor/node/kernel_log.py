@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.linux.kernel_lines import event
 from dshealthd.linux.kmsg import KernelLogReader
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +75,7 @@ def _run(context: NodeContext) -> Iterator[Result]:
     for name, count in counts.items():
         yield Result(
             Outcome.WARNING,
-            f"{SERIOUS[name]}, {count} times in the last hour: {last[name][:200]}",
+            f"{SERIOUS[name]}, {plural(count, 'time')} in the last hour: {last[name][:200]}",
             remedy="journalctl -k --since -1h",
             value=str(count),
             component=name.replace("_", " "),
@@ -82,7 +83,9 @@ def _run(context: NodeContext) -> Iterator[Result]:
     if not reader.drained:
         yield Result(Outcome.UNKNOWN, f"not read to its end within {SECONDS:g} s")
     if not counts:
-        yield Result(Outcome.OK, f"nothing serious in the last hour among {records} records")
+        yield Result(
+            Outcome.OK, f"nothing serious in the last hour among {plural(records, 'record')}"
+        )
 
 
 CHECK: Check[NodeContext] = Check(

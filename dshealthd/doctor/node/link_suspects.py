@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 def _looked(context: NodeContext) -> str:
     rounds = sum(point.value for point in context.series("probe_rounds_total"))
-    return f"{rounds:g} rounds with other nodes, none that suspects a link of this node"
+    return f"{plural(rounds, 'round')} with other nodes, none that suspects a link of this node"
 
 
 CHECK = snapshot_check(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
@@ -16,8 +17,12 @@ def _looked(context: NodeContext) -> str:
     if not sum(up):
         return "no NVLink"
     states = [point.value for point in series("gpu_fabric_state")]
-    fabric = f"; {len(states)} GPUs are registered with the fabric" if states else ""
-    return f"{sum(up):g} NVLinks of {len(up)} GPUs are up{fabric}"
+    fabric = (
+        f"; {plural(len(states), 'GPU is', 'GPUs are')} registered with the fabric"
+        if states
+        else ""
+    )
+    return f"{plural(sum(up), 'NVLink')} of {plural(len(up), 'GPU')} up{fabric}"
 
 
 CHECK = snapshot_check(

@@ -9,6 +9,7 @@ from dshealthd.collectors.tcp_limits import parse_range, parse_reserved
 from dshealthd.core.host import read
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,8 +45,8 @@ def _looked(context: NodeContext) -> str:
     total = series.value("tcp_ephemeral_ports") or 0.0
     waiting = series.value("rendezvous_sockets", state="time_wait") or 0.0
     return (
-        f"{used:g} of {total:g} ephemeral ports in use, {waiting:g} sockets of rendezvous ports "
-        "in TIME_WAIT"
+        f"{used:g} of {total:g} ephemeral ports in use, {plural(waiting, 'socket')} of "
+        "rendezvous ports in TIME_WAIT"
     )
 
 

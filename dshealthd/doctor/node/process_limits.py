@@ -16,6 +16,7 @@ from dshealthd.core.options import Bytes
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.linux.process_limits import ProcessLimits, parse_limits
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,8 +53,8 @@ def _judge(context: NodeContext, who: str, limits: ProcessLimits) -> Iterator[Re
     if context.has_gpus and limits.files < options.open_files:
         yield Result(
             Outcome.WARNING,
-            f"{who} may open {limits.files:g} files: data loaders and sockets of a training run "
-            "out of them at random",
+            f"{who} may open {plural(limits.files, 'file')}: data loaders and sockets of a "
+            "training run out of them at random",
             remedy="systemctl edit slurmd  # [Service] LimitNOFILE=1048576"
             if slurm
             else "ulimit -n $(ulimit -Hn)",
@@ -88,7 +89,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
 def _looked(_context: NodeContext) -> str:
     own = _own()
     locked = "all memory" if own.locked == float("inf") else f"{own.locked / (1 << 20):g} MiB"
-    return f"user {os.geteuid()} may open {own.files:g} files and lock {locked}"
+    return f"user {os.geteuid()} may open {plural(own.files, 'file')} and lock {locked}"
 
 
 CHECK = snapshot_check(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,8 +19,8 @@ def _more(context: NodeContext) -> Iterator[Result]:
     if waiting:
         yield Result(
             Outcome.WARNING,
-            f"{waiting:g} connections to a rendezvous port have no answer yet: packets are dropped "
-            "by a firewall or a dead route, or MASTER_ADDR is wrong",
+            f"{plural(waiting, 'connection')} to a rendezvous port without an answer yet: packets "
+            "are dropped by a firewall or a dead route, or MASTER_ADDR is wrong",
             remedy="ss -tnpo state syn-sent",
             value=f"{waiting:g}",
             limit="0",
@@ -29,7 +30,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
 
 def _looked(context: NodeContext) -> str:
     connected = context.series.value("rendezvous_client_sockets", state="established") or 0.0
-    return f"{connected:g} connections to rendezvous ports, none that waits for an answer"
+    return f"{plural(connected, 'connection')} to rendezvous ports, none that waits for an answer"
 
 
 CHECK = snapshot_check(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +84,11 @@ def _run(context: NodeContext) -> Iterator[Result]:
             remedy="sudo dshealthd doctor --only stuck-processes",
         )
     if not found and not hidden:
-        yield Result(Outcome.OK, f"{len(stuck)} processes hang in the kernel, none with a GPU open")
+        yield Result(
+            Outcome.OK,
+            f"{plural(len(stuck), 'process hangs', 'processes hang')} in the kernel, "
+            "none with a GPU open",
+        )
 
 
 CHECK: Check[NodeContext] = Check(

@@ -133,7 +133,7 @@ FAULTS: dict[str, tuple[int, Callable[[Path], object], str]] = {
     "parameters": (
         3,
         _delete("zero_pp_rank_1_mp_rank_00_model_states.pt"),
-        "the parameters of 1 ranks and the optimizer states of 2",
+        "the parameters of 1 rank and the optimizer states of 2",
     ),
     "model": (1, _delete("mp_rank_00_model_states.pt"), "has no model"),
     "empty": (
@@ -168,7 +168,7 @@ def test_last_rank_is_missing(stage: Callable[[int], Path]) -> None:
     (directory / TAG / OPTIMIZER).unlink()
     (result,) = results("checkpoint", job(directory, stage=1))
     assert result.outcome is CRITICAL
-    assert "was saved by 1 data-parallel ranks, and the job has 2 (--ranks)" in result.text
+    assert "was saved by 1 data-parallel rank, and the job has 2 (--ranks)" in result.text
     assert "ds_to_universal" in result.remedy
 
 

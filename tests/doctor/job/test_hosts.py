@@ -51,7 +51,7 @@ def job(tmp_path: Path, hostfile: str, *arguments: str, ssh: str = "ssh") -> Job
     ("text", "mended", "outcome", "words"),
     [
         ("127.0.0.1 slots=8\n127.0.0.2 slots=8\n", "", OK, "2 hosts with 16 slots, 16 ranks"),
-        ("# head\n\n127.0.0.1 slots=8 # tail\n", "", OK, "1 hosts with 8 slots"),
+        ("# head\n\n127.0.0.1 slots=8 # tail\n", "", OK, "1 host with 8 slots"),
         ("127.0.0.1 slots=8\r\n127.0.0.2\tslots=4\r\n", "", OK, "12 ranks"),
         ("a slots=8\na slots=8\n", "a slots=8\n", CRITICAL, ':2: "a" is a duplicate of line 1'),
         ("a slot=8\n", "a slots=8\n", CRITICAL, ':1: "a slot=8" is not "NAME slots=COUNT"'),

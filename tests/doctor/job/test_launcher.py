@@ -328,7 +328,7 @@ def test_no_script() -> None:
             "deepspeed ignores CUDA_VISIBLE_DEVICES=6,7 because of --num_gpus",
         ),
         ("torchrun x.py", "", "CUDA_DEVICE_ORDER=PCI_BUS", "8", WARNING, "is no order"),
-        ("torchrun x.py", "", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "8", OK, "1 ranks a node"),
+        ("torchrun x.py", "", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "8", OK, "1 rank a node"),
         ("torchrun --nproc-per-node=2 x.py", "", "", "", UNKNOWN, "--gpus-per-node"),
     ],
 )
