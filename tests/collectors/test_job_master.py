@@ -21,6 +21,7 @@ from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome as Collected
 from dshealthd.core.result import attempt
+from tests.environments import wait_for_environment
 from tests.netns import connection, listener, network_namespace
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def network() -> Iterator[None]:
 def rank(number: int, port: int, address: str = HERE) -> Iterator[None]:
     """Run a rank that only waits."""
     process = subprocess.Popen(
-        ["sleep", "60"],
+        ["sleep", "600"],
         env={
             "PATH": os.defpath,
             "MASTER_ADDR": address,
@@ -57,6 +58,7 @@ def rank(number: int, port: int, address: str = HERE) -> Iterator[None]:
         },
     )
     try:
+        wait_for_environment(process.pid)
         yield
     finally:
         process.kill()

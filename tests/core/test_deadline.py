@@ -111,10 +111,18 @@ def test_a_call_that_returned_while_the_agent_was_stopped_has_returned() -> None
     asyncio.run(scene())
 
 
-async def stopped_until_readable(waiting: Coroutine[None, None, T], descriptor: int) -> T:
-    """Return what a coroutine does while whose deadline the loop stops, and an answer arrives."""
+async def stopped_until_readable(
+    waiting: Coroutine[None, None, T], descriptor: int, go: Path | None = None
+) -> T:
+    """Return what a coroutine does while whose deadline the loop stops, and an answer arrives.
+
+    Who answers waits for `go` where it is not asked: the loop would have taken an answer that is
+    there before.
+    """
     task = asyncio.ensure_future(waiting)
     await asyncio.sleep(0)  # it waits now
+    if go is not None:
+        go.touch()
     assert select.select([descriptor], [], [], 60.0)[0]
     time.sleep(2 * SECONDS)
     return await task
@@ -147,7 +155,11 @@ def test_a_worker_that_was_ready_while_the_agent_was_stopped_is_ready(
     """It is not ended as one that does not start; one that says nothing is."""
     monkeypatch.setattr(worker_process, "START_DEADLINE", SECONDS)
     frame = wire.pack({"ready": True})
-    told = f"import os, signal, sys; os.write(int(sys.argv[2]), {frame!r}); signal.pause()"
+    told = (
+        "import os, select, signal, sys; channel = int(sys.argv[2]); "
+        "select.select([channel], [], []); "  # the agent's greeting
+        f"os.write(channel, {frame!r}); signal.pause()"
+    )
 
     async def greeted(code: str, *, answers: bool) -> None:
         started = await worker_process.start("test", (sys.executable, "-S", "-c", code))
@@ -168,13 +180,17 @@ def test_a_worker_that_was_ready_while_the_agent_was_stopped_is_ready(
 
 
 FORKS = """
-import json, os, signal, socket, sys
+import json, os, signal, socket, sys, time
 control = socket.socket(fileno=int(sys.argv[-1]))
+while not os.path.exists(__file__ + ".ready"):
+    time.sleep(0.01)
 control.send(json.dumps({"ready": os.getpid(), "threads": 1}).encode())
 number = json.loads(socket.recv_fds(control, 4096, 2)[0])["fork"]
 pid = os.fork()
 if not pid:
     signal.pause()
+while not os.path.exists(__file__ + ".forked"):
+    time.sleep(0.01)
 answer = json.dumps({"forked": number, "pid": pid}).encode()
 socket.send_fds(control, [answer], [os.pidfd_open(pid)])
 signal.pause()
@@ -194,9 +210,13 @@ def test_a_fork_server_that_answered_while_the_agent_was_stopped_has_answered(
         server = ForkServer(sys.executable, str(program), {})
         channel = server._socket.fileno()
         try:
-            await stopped_until_readable(server.ready(SECONDS), channel)
+            await stopped_until_readable(
+                server.ready(SECONDS), channel, tmp_path / "program.py.ready"
+            )
             assert server.about["threads"] == 1
-            worker = await stopped_until_readable(server.fork(0, 0), channel)
+            worker = await stopped_until_readable(
+                server.fork(0, 0), channel, tmp_path / "program.py.forked"
+            )
             assert worker.state()
             worker.kill()
             with pytest.raises(ForkServerError, match="does not answer within"):

@@ -22,6 +22,7 @@ from dshealthd.evidence.bundle import make
 from dshealthd.evidence.collection import Collection
 from dshealthd.evidence.findings import HangCase
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
+from tests.environments import wait_for_environment
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
 
 if TYPE_CHECKING:
@@ -47,9 +48,10 @@ class Node:
     def rank(self, job: int, rank: int = 0, output: IO[str] | None = None, **variables: str) -> int:
         """Run a process of a rank, with that as its output, and return its pid."""
         environment = {"RANK": str(rank), "WORLD_SIZE": "3", "SLURM_JOB_ID": str(job), **variables}
-        process = subprocess.Popen(["sleep", "60"], env=environment, stdout=output, stderr=output)
+        process = subprocess.Popen(["sleep", "600"], env=environment, stdout=output, stderr=output)
         self.stack.callback(process.wait)
         self.stack.callback(process.kill)
+        wait_for_environment(process.pid)
         self.show(process.pid)
         return process.pid
 

@@ -22,6 +22,7 @@ from dshealthd.evidence.bundle import kept
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import BUNDLES, BYTES, INFO, KEPT, LAST, Evidence
+from tests.environments import wait_for_environment
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -93,9 +94,10 @@ class Node:
 def training_process() -> Iterator[int]:
     """Run a process that looks like a rank of a job, and give its pid."""
     with subprocess.Popen(
-        ["sleep", "60"], env={"RANK": "0", "WORLD_SIZE": "2", "SLURM_JOB_ID": "7"}
+        ["sleep", "600"], env={"RANK": "0", "WORLD_SIZE": "2", "SLURM_JOB_ID": "7"}
     ) as process:
         try:
+            wait_for_environment(process.pid)
             yield process.pid
         finally:
             process.kill()

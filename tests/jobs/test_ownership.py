@@ -16,6 +16,7 @@ from dshealthd.jobs.gpu_ranks import GpuRanks
 from dshealthd.jobs.ownership import claimed, scheduled_in
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ranks import Ranks
+from tests.environments import wait_for_environment
 from tests.jobs.machines import TORCH, Machine
 
 if TYPE_CHECKING:
@@ -151,6 +152,8 @@ def test_real_users() -> None:
     with subprocess.Popen(command, env=variables) as first:
         time.sleep(0.05)  # ages of processes are told in hundredths of a second
         with subprocess.Popen(command, env=variables, user=4321) as second:
+            for process in (first, second):
+                wait_for_environment(process.pid)
             context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
             found = {
                 process.pid: process.job

@@ -15,6 +15,7 @@ from dshealthd.jobs.environment import job, launch, launched_by
 from dshealthd.jobs.heartbeats.identity import Identity, identify
 from dshealthd.jobs.processes import ProcessTable, TrainingProcess
 from dshealthd.jobs.ranks import Ranks, Run
+from tests.environments import wait_for_environment
 from tests.netns import network_namespace
 
 if TYPE_CHECKING:
@@ -201,7 +202,9 @@ def test_one_localhost_in_two_network_namespaces(scheduler: dict[str, str]) -> N
 
     def start(number: int) -> subprocess.Popen[bytes]:
         ranked = environment | {"RANK": str(number), "LOCAL_RANK": str(number)}
-        return subprocess.Popen(["sleep", "60"], env=ranked)
+        process = subprocess.Popen(["sleep", "600"], env=ranked)
+        wait_for_environment(process.pid)
+        return process
 
     started = [start(0), start(1)]
     try:

@@ -28,6 +28,7 @@ from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.jobs.ras.options import NcclRasOptions
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
 from dshealthd.jobs.ras.watched import CLOSELY
+from tests.environments import wait_for_environment
 from tests.jobs.machines import Clock, Machine
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
 
@@ -438,12 +439,10 @@ def test_unknown_release_with_the_operators_word(node: Node) -> None:
 def test_job_without_nccl(node: Node) -> None:
     """A process that has not mapped NCCL is not asked."""
     process = subprocess.Popen(
-        ["sleep", "60"], env={"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": "1"}
+        ["sleep", "600"], env={"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": "1"}
     )
     try:
-        end = time.monotonic() + 30
-        while b"SLURM_JOB_ID" not in Path(f"/proc/{process.pid}/environ").read_bytes():
-            assert time.monotonic() < end  # exec has not put it there yet
+        wait_for_environment(process.pid)
         (node.root / "proc" / str(process.pid)).symlink_to(f"/proc/{process.pid}")
         assert values(node.sweep()) == {("ras_state", "not_loaded"): 1}
     finally:
