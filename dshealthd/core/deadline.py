@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import AsyncIterator, Awaitable
 
 T = TypeVar("T")
 MOMENT = 0.02
@@ -44,3 +45,18 @@ async def in_time(awaitable: Awaitable[T], seconds: float) -> T:
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
+
+
+@contextlib.asynccontextmanager
+async def time_limit(seconds: float) -> AsyncIterator[None]:
+    """Cancel what is inside after so many seconds, and raise TimeoutError; as `in_time`, but for
+    what must stay in its caller's task.
+    """
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as limit:
+        # Not before what had arrived by then has been read: both may come up in one turn.
+        timer = loop.call_later(seconds, lambda: limit.reschedule(loop.time() + MOMENT))
+        try:
+            yield
+        finally:
+            timer.cancel()

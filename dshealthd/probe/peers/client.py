@@ -17,7 +17,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import counter, gauge
-from dshealthd.core.deadline import in_time
+from dshealthd.core.deadline import time_limit
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers import schema
 from dshealthd.probe.peers.contract import (
@@ -127,8 +127,8 @@ class PeerClient:
             raise SchemaError(problem)
         progress, outcome = CallProgress(), Outcome.INCONCLUSIVE  # unless it is cancelled
         try:
-            asking = self._in_turn(peer, PREFIX + method, message, progress)
-            answer = await in_time(asking, deadline)
+            async with time_limit(deadline):
+                answer = await self._in_turn(peer, PREFIX + method, message, progress)
             answer_ = _read(answer, declared)
             outcome = Outcome.OK
         except PeerError as error:
