@@ -14,7 +14,7 @@ from dshealthd.jobs.shares import shared
 from dshealthd.training.message import StepStage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dshealthd.core.collector import Fault, Sample
     from dshealthd.jobs.hangs.hang import Hang, RankState
@@ -96,15 +96,31 @@ class JobHang(Collector):
         for job, ranks in detector.jobs.items():
             if any(rank.ended is None for rank in ranks):
                 yield from verdict(job, detector.hangs.get(job))
-        shown = [(job, rank) for job, ranks in detector.jobs.items() for rank in ranks]
-        for job, rank in shared(
-            shown,
-            MAX_RANKS,
+        for job, rank in shown(detector.jobs):
+            yield from samples(job, rank)
+
+
+def shown(jobs: Mapping[str, Sequence[RankState]]) -> list[tuple[str, RankState]]:
+    """Return the ranks that get series, each with its job.
+
+    Those that have ended take what the living leave: where some ranks of a hung job had no place,
+    the others would be compared without them, and the wrong ones would be behind.
+    """
+    found: list[tuple[str, RankState]] = []
+    for ended in (False, True):
+        found += shared(
+            (
+                (job, rank)
+                for job, ranks in jobs.items()
+                for rank in ranks
+                if (rank.ended is not None) == ended
+            ),
+            MAX_RANKS - len(found),
             lambda entry: entry[1].user,
             lambda entry: entry[0],
             lambda entry: entry[1].start,
-        ):
-            yield from samples(job, rank)
+        )
+    return found
 
 
 def verdict(job: str, hang: Hang | None) -> Iterator[Sample]:
