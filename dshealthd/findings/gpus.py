@@ -22,7 +22,7 @@ XIDS_RESET = frozenset(("46", "62", "109", "110", "119", "120", "136", "140", "1
 XIDS_NVLINK = frozenset(("144", "145", "146", "147", "148", "149", "150"))
 """Of these one line in the log has the severity; 74 is always fatal to the link."""
 _XID = "xid_last_timestamp_seconds"
-NVML = ("gpu", "ecc", "nvlink", "pcie", "mig", "gpu_processes")
+NVML = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "mig", "gpu_processes")
 """Collectors that call NVML."""
 
 
