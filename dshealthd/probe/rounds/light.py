@@ -56,14 +56,23 @@ async def measure(
     best, offset, transfer = float("inf"), 0.0, 0.0
     for payload in (*(b"",) * ECHOES, PAYLOAD):
         sent_at, sent = wall(), monotonic()
-        answer = await peers.call(peer, OP, {"clock": sent_at, "payload": payload}, DEADLINE)
+        clock = await echo(peers, peer, payload, sent_at, DEADLINE)
         seconds = monotonic() - sent
-        if answer["payload"] != payload:
-            raise PeerError(Outcome.CORRUPTED, "wrong_data")
         if payload:
             transfer = seconds
         else:
             times.append(seconds)
         if seconds < best:
-            best, offset = seconds, answer["clock"] - (sent_at + seconds / 2)
+            best, offset = seconds, clock - (sent_at + seconds / 2)
     return Echoes(statistics.median(times), transfer, offset)
+
+
+async def echo(peers: Peers, peer: str, payload: bytes, sent_at: float, deadline: float) -> float:
+    """Exchange one echo and return what the peer's clock said, in Unix time. Raises PeerError.
+
+    `sent_at` is the Unix time of this node; the answer may take `deadline` seconds.
+    """
+    answer = await peers.call(peer, OP, {"clock": sent_at, "payload": payload}, deadline)
+    if answer["payload"] != payload:
+        raise PeerError(Outcome.CORRUPTED, "wrong_data")
+    return float(answer["clock"])
