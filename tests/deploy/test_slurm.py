@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.deploy.machine import LONGEST
 from tests.deploy.slurm_nodes import REASON, cluster, job_state, program
 from tests.lab.hardware import gpu_lost
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 
 
 def test_bad_gpu_drains_its_node(tmp_path: Path) -> None:
@@ -29,7 +30,7 @@ def test_bad_gpu_drains_its_node(tmp_path: Path) -> None:
         job = made.slurm.command(
             *("sbatch", "--parsable", "-w", first.name, "-o", "/dev/null", "--wrap", "sleep 90")
         ).strip()
-        made.slurm.wait(lambda: job_state(made, job) == "RUNNING", 30, "the job runs")
+        made.slurm.wait(lambda: job_state(made, job) == "RUNNING", 300, "the job runs")
         made.bad(first)
         seconds = made.await_drain(first)
         print(f"drained after {seconds:.1f} s")
@@ -48,10 +49,7 @@ def test_real_agent(tmp_path: Path) -> None:
     """The same by a real agent and its NVML, which loses a GPU; killed, the agent drains nobody."""
     with cluster(tmp_path, 2, options="budget_ratio = 1.0") as made:
         first, second = made.lab.nodes
-        for node in made.lab.nodes:
-            made.agents[node.name].kill()
-            made.agents[node.name].wait()
-            node.start()
+        made.begin_agents()
         made.await_checks(first, 2)
         assert set(made.slurm.states().values()) == {"idle"}
         with gpu_lost(first, 3), gpu_lost(second, 3):
@@ -90,7 +88,7 @@ def test_budget(tmp_path: Path, options: str, budget: int) -> None:
         for node in bad:
             made.bad(node)
         most = 0
-        end = time.monotonic() + 400
+        end = time.monotonic() + 1200
         while min(len(made.checks(node)) for node in bad) < 4:
             assert time.monotonic() < end
             drained = [name for name, state in made.slurm.states().items() if "dra" in state]
@@ -122,17 +120,17 @@ def test_administrator_and_undrain(tmp_path: Path) -> None:
         assert made.slurm.show(second)["Reason"] == REASON
         made.bad(third)
         made.slurm.wait(
-            lambda: "budget" in made.slurm.show(third).get("Comment", ""), 90, "a note on it"
+            lambda: "budget" in made.slurm.show(third).get("Comment", ""), 300, "a note on it"
         )
         for node in made.lab.nodes:
             made.well(node)
         made.slurm.wait(
-            lambda: "DRAIN" not in made.slurm.show(second)["State"], 120, "second is undrained"
+            lambda: "DRAIN" not in made.slurm.show(second)["State"], 300, "second is undrained"
         )
         shown = made.slurm.show(second)
         assert "Reason" not in shown
         assert shown["Comment"] == "rack 7"
-        made.slurm.wait(lambda: "Comment" not in made.slurm.show(third), 60, "the note is gone")
+        made.slurm.wait(lambda: "Comment" not in made.slurm.show(third), 300, "the note is gone")
         made.await_checks(first, 4)
         assert made.slurm.show(first)["Reason"] == "bad cable"
         assert "DRAIN" in made.slurm.show(first)["State"]
@@ -157,7 +155,7 @@ def test_controller_that_does_not_answer(tmp_path: Path, how: str) -> None:
             check = first.station.popen(
                 [str(tmp_path / "health")], stdin=subprocess.DEVNULL, env={}
             )
-            assert check.wait(60) == 0
+            assert check.wait(300) == 0
         print(f"checks with slurmctld {how}: {made.checks(first)}")
         assert max(made.checks(first)) < 8  # 2 s for a command; the machine may be loaded
         said = (tmp_path / f"{first.name}.health.err").read_text()
@@ -166,5 +164,5 @@ def test_controller_that_does_not_answer(tmp_path: Path, how: str) -> None:
             made.slurm.start_controller()
         else:
             made.slurm.resume_controller()
-        made.await_drain(first, 120)
+        made.await_drain(first, 300)
         assert made.slurm.show(first)["Reason"] == REASON
