@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dshealthd
+from dshealthd.collection import registry
+from dshealthd.core.collector import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -130,6 +132,25 @@ def test_an_agent_without_probes_does_without_them() -> None:
         "dshealthd.probe.members.hostlist",
         "dshealthd.probe.options",
     }
+
+
+def test_workers_do_without_what_only_the_loop_needs() -> None:
+    """Each worker has its own copy of what it imports: asyncio and TLS would be 4 MiB of each."""
+    workers: dict[str, list[str]] = {}
+    for name, collector in registry.all_collectors().items():
+        if collector.worker is not None:
+            workers.setdefault(collector.worker, []).append(name)
+    assert len(workers) == len(Worker)
+    for names in workers.values():
+        code = (
+            "import sys; from dshealthd.collection import worker\n"
+            f"for name in {names}: worker.registry.load(name)\n"
+            "print(*sorted({'asyncio', 'ssl', 'subprocess', 'http', 'email'} & set(sys.modules)))"
+        )
+        loaded = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert loaded.stdout.split() == [], names
 
 
 def test_class_names_stand_in_one_module() -> None:
