@@ -22,7 +22,7 @@ from dshealthd.core.exposition import Format
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.evidence.service import Evidence
 from dshealthd.findings.catalogue import catalogue
-from dshealthd.findings.history import FirstSeen
+from dshealthd.findings.history import FirstSeen, ReturnedGpus
 from dshealthd.findings.judge import judge, series_of
 from dshealthd.jobs.overview import overview
 from dshealthd.jobs.service import Jobs
@@ -74,7 +74,7 @@ class Agent:
         self._snapshot = Snapshot(time.monotonic, time.time)
         self._telemetry = SelfMetrics(time.time())
         catalogue()  # reads files, which the loop must not
-        self._history = FirstSeen()
+        self._history, self._returned = FirstSeen(), ReturnedGpus()
         self._problems: dict[str, str] = {}
         """What is wrong with the agent itself, by what it concerns; each is one line."""
         self._probes = Probes(
@@ -259,6 +259,7 @@ class Agent:
     def _verdict(self, series: Series) -> Verdict:
         """Return what is wrong with this node now."""
         wall = time.time()
+        self._returned.settle(series, wall)
         verdict = judge(
             self._snapshot,
             series,

@@ -11,7 +11,8 @@
  * GPUs     gpus = 8            physical GPUs (at most 16)
  *          order = 0,1,3,4     physical GPUs now visible, in NVML's order; a handle of one left out answers 15
  *          order_latched = 1   count and order change at the next first init only, as with the real library
- *          profile = h100      h100 | a100 | v100 (retired pages, no row remapping) | b200 (NVLink 5 fields)
+ *          profile = h100      h100 | a100 | v100 (retired pages, no row remapping) | b200 (NVLink 5 fields) |
+ *                              gb200 (a b200 in an NVLink domain of several nodes)
  *          node = 0            mixed into UUIDs and serials, so that several simulated nodes differ
  * Values   12, 0xff, -3        what NVML returns, in NVML's units (mW, mJ, bytes, MHz, KiB/s, percent)
  *          40+2                BASE+STEP: 40 on GPU 0, 42 on GPU 1, ...
@@ -300,7 +301,7 @@ enum { RETURNS(AS_ENUM) };
     D(fabric_state, "3", NO, NO, "3") \
     D(fabric_status, "0", NO, NO, "0") \
     D(fabric_clique, "0", NO, NO, "1") \
-    D(fabric_health_mask, "0x40", NO, NO, "0x5556") \
+    D(fabric_health_mask, "0x2", NO, NO, "0x51aa") \
     D(fabric_health_summary, "1", NO, NO, "1") \
     D(mig_mode, "0", "0", NO, "0") \
     D(mig_pending, "0", "0", NO, "0") \
@@ -357,13 +358,20 @@ enum { RETURNS(AS_ENUM) };
     X(D, 296, nvlink_data_rate, "50000")
 #define AS_NVLINK5_DEFAULT(D, id, key, value) D(key, NO, NO, NO, value)
 
-static const char *const PROFILES[] = {"h100", "a100", "v100", "b200"};
-enum { PARTS = COUNT(PROFILES) };
+static const char *const PROFILES[] = {"h100", "a100", "v100", "b200", "gb200"};
+enum { B200 = 3, PARTS, GB200 = PARTS };
 struct default_value {
     const char *key, *parts[PARTS];
 };
 #define AS_DEFAULT(key, h100, a100, v100, b200) {#key, {h100, a100, v100, b200}},
 static const struct default_value DEFAULT_VALUES[] = {DEFAULTS(AS_DEFAULT)};
+/* Where a GB200 of an NVL72 differs from a B200. */
+static const char *const GB200_VALUES[][2] = {
+    {"name", "NVIDIA GB200"},
+    {"pci_device_id", "0x294110de"},
+    {"fabric_clique", "32766"},
+    {"fabric_cluster_uuid", "6f1c2d9a5b3e4870a1b2c3d4e5f60718"},
+};
 static const char *const OTHER_KEYS[] = {
     "gpus", "order", "order_latched", "profile", "node", "uuid", "serial", "pci", "processes", "graphics_processes",
     "mps_processes", "fabric_cluster_uuid", "no_driver", "trace", "calls", "device_file", "nvml_version",
@@ -515,17 +523,21 @@ static int part_of(int gpu)
     const char *name = find_for(gpu, "profile");
     if (!name)
         name = find("profile");
-    for (int i = 0; name && i < PARTS; i++)
+    for (size_t i = 0; name && i < COUNT(PROFILES); i++)
         if (strcmp(name, PROFILES[i]) == 0)
-            return i;
+            return (int)i;
     return 0;
 }
 
 static const char *default_of(int gpu, const char *key)
 {
+    int part = part_of(gpu);
+    for (size_t i = 0; part == GB200 && i < COUNT(GB200_VALUES); i++)
+        if (strcmp(GB200_VALUES[i][0], key) == 0)
+            return GB200_VALUES[i][1];
     for (size_t i = 0; i < COUNT(DEFAULT_VALUES); i++)
         if (strcmp(DEFAULT_VALUES[i].key, key) == 0)
-            return DEFAULT_VALUES[i].parts[part_of(gpu)];
+            return DEFAULT_VALUES[i].parts[part == GB200 ? B200 : part];
     return NULL;
 }
 

@@ -26,6 +26,7 @@ NEVER_ONE = {
     "DshealthdJobVersionsDiffer": "fires above one version",
     "DshealthdLossNotFinite": "counts ranks only above eight",
     "DshealthdMembersUnwatched": "more members than targets, and one target at least",
+    "DshealthdNvlinkDomainUnhealthy": "fires above one node",
     "DshealthdRanksShareGpu": "fires above one rank",
     "DshealthdRendezvousPortsInTimeWait": "above 100 sockets, unless the threshold is changed",
     "DshealthdTargetTwice": "fires above one target",

@@ -134,7 +134,7 @@ class Leader:
             if isinstance(answer, light.Echoes)
         }
         offsets = {name: echo.offset for name, echo in echoes.items()}
-        worst = max(echoes.values(), key=lambda echo: echo.round_trip, default=None)
+        worst = max(echoes.values(), key=lambda echo: echo.round_trip or 0.0, default=None)
         timings = () if worst is None else worst.timings
         if bad:
             return without(_said(bad), Stage.SIZES), offsets
@@ -147,7 +147,11 @@ class Leader:
     async def _measure(self, name: str) -> light.Echoes | PeerError:
         try:
             return await light.measure(
-                self._context.peers, name, self._context.monotonic, self._context.wall
+                self._context.peers,
+                name,
+                self._context.monotonic,
+                self._context.wall,
+                self._context.waited,
             )
         except PeerError as error:
             return error
