@@ -18,6 +18,7 @@ from dshealthd.collection.scheduler import Scheduler
 from dshealthd.config import ConfigError
 from dshealthd.core import background, state_file, state_writer
 from dshealthd.core.child import ErrorPipe, cause
+from dshealthd.core.collector import News
 from dshealthd.core.exposition import Format
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.evidence.service import Evidence
@@ -94,7 +95,13 @@ class Agent:
             monotonic=time.monotonic,
             wall=time.time,
         )
-        jobs = Jobs(time.monotonic, time.time, self._see, config.path.state)
+        jobs = Jobs(
+            time.monotonic,
+            time.time,
+            self._see,
+            config.path.state,
+            lambda job: self._scheduler.tell(News.HANG_SUSPECTED, job),
+        )
         self._scheduler = Scheduler(
             self._snapshot, time.monotonic, time.time, config.path.state, services=(jobs,)
         )
