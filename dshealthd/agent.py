@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from dshealthd import config as configuration
 from dshealthd import logs
 from dshealthd.collection.scheduler import Scheduler
-from dshealthd.config import ConfigError
 from dshealthd.core import background, state_file, state_writer
 from dshealthd.core.child import ErrorPipe, cause
 from dshealthd.core.collector import News
 from dshealthd.core.exposition import Format
+from dshealthd.core.options import ConfigError
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.evidence.service import Evidence
 from dshealthd.findings.catalogue import catalogue
