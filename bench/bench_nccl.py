@@ -85,8 +85,8 @@ class Trial:
     heartbeats: bool
     job: str = ""
     began: float = 0.0
-    named: dict[str, float] = field(default_factory=dict)
-    """Seconds after which RAS named a rank, by rank."""
+    named: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Seconds after which RAS named a rank, by rank and what is wrong with it."""
     paged: float = float("inf")
     alerts: list[Alert] = field(default_factory=list)
     """Of the job, in the order in which they came."""
@@ -105,7 +105,9 @@ class Trial:
 
     def __str__(self) -> str:
         """Tell in a line what came of it."""
-        named = ", ".join(f"rank {rank} {seconds:.1f} s" for rank, seconds in self.named.items())
+        named = ", ".join(
+            f"rank {rank} {what} {seconds:.1f} s" for (rank, what), seconds in self.named.items()
+        )
         told = "; ".join(
             " ".join(
                 alert.labels.get(name, "")
@@ -136,11 +138,15 @@ class Watch(threading.Thread):
                 continue
             scrape = self.node.scrape()
             now = time.monotonic()
-            for name in ("rank_trouble_info", "rank_operations_behind"):
-                for key in scrape.series.get(f"{PREFIX}{name}", {}):
-                    labels = dict(key)
-                    if (trial := trials.get(labels["job"])) is not None:
-                        trial.named.setdefault(labels["rank"], now - trial.began)
+            for key in scrape.series.get(f"{PREFIX}rank_trouble_info", {}):
+                labels = dict(key)
+                if (trial := trials.get(labels["job"])) is not None:
+                    trial.named.setdefault((labels["rank"], labels["trouble"]), now - trial.began)
+            for key, behind in scrape.series.get(f"{PREFIX}rank_operations_behind", {}).items():
+                labels = dict(key)
+                if (trial := trials.get(labels["job"])) is not None:
+                    what = f"behind by {behind:g}"
+                    trial.named.setdefault((labels["rank"], what), now - trial.began)
 
     def end(self) -> None:
         """Look no more."""
@@ -262,9 +268,15 @@ def rows(trials: Sequence[Trial]) -> list[list[object]]:
             if (trial.version, trial.fault, trial.heartbeats) == (version, fault, heartbeats)
         ]
         victim = str(FAULTS[fault].victim)
-        named = [trial.named.get(victim, float("inf")) for trial in of]
+        named = [
+            min(
+                (seconds for (rank, _), seconds in trial.named.items() if rank == victim),
+                default=float("inf"),
+            )
+            for trial in of
+        ]
         paged = [trial.paged for trial in of]
-        others = {rank for trial in of for rank in trial.named} - {victim}
+        others = sum(any(rank != victim for rank, _ in trial.named) for trial in of)
         found.append(
             [
                 version,
@@ -273,7 +285,7 @@ def rows(trials: Sequence[Trial]) -> list[list[object]]:
                 len(of),
                 *(f"{p95(values):.0f} ({max(values):.0f})" for values in (named, paged)),
                 f"{sum(trial.right() for trial in of)} of {len(of)}",
-                ", ".join(sorted(others)) or "none",
+                f"{others} of {len(of)}",
             ]
         )
     return found
@@ -298,7 +310,7 @@ def main() -> None:
     trials.sort(key=lambda trial: (trial.version, trial.fault))
     print(f"load {os.getloadavg()[0]:.0f}\n")
     head = ["NCCL", "fault", "heartbeats", "trials", "named, p95 (max) s", "page, p95 (max) s"]
-    head += ["page right", "others named"]
+    head += ["page right", "another named as well"]
     print(table(head, rows(trials)), flush=True)
 
 
