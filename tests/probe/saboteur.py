@@ -129,7 +129,7 @@ def checksum(device: Any, steps: dict[str, Any]) -> Any:
             product.view(torch.uint8)[1, 2] ^= 1
         return product
 
-    torch.mm = flipping
+    torch.mm = flipping  # type: ignore[assignment] # one overload is enough
     try:
         return honest_checksum(device, steps)
     finally:

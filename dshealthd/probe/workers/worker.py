@@ -440,7 +440,7 @@ def reproducible(device: torch.device) -> str:
 
     if device.type != "cuda" or torch.version.hip:
         return ""
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     version = cublas_version()
     if not version:
         return ""
