@@ -97,7 +97,7 @@ def serving(name: str, command: Sequence[str], port: int) -> Iterator[Server]:
     ) as process:
         server = Server(name, process, http.client.HTTPConnection("127.0.0.1", port, timeout=10))
         try:
-            for _ in range(100):
+            for _ in range(600):  # a minute: other work may have the CPUs
                 with contextlib.suppress(OSError):
                     server.scrape()
                     break
