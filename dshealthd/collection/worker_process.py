@@ -13,7 +13,7 @@ from dshealthd.core.collector import News, Reason
 from dshealthd.core.deadline import MOMENT, time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from dshealthd.core.collector import Fault, Metric
     from dshealthd.core.result import Result
@@ -95,12 +95,20 @@ class WorkerProcess:
         patience: Callable[[str, str], float],
         take: Callable[[str, Result], None],
         last: str = "",
+        heard: Collection[tuple[News, str]] = (),
     ) -> dict[str, Any]:
         """Send one request, hand each result to `take`, and return the closing frame; `Broken`.
 
-        Behind the part `last`, if any, no further one is touched.
+        Behind the part `last`, if any, no further one is touched. `heard` as in `Context.heard`.
         """
-        self.ask({"collect": names, "blocked": list(blocked.values()), "last": last})
+        self.ask(
+            {
+                "collect": names,
+                "blocked": list(blocked.values()),
+                "last": last,
+                "heard": sorted(heard),
+            }
+        )
         asked = self._monotonic()
         while True:
             message = await self.answer(asked, patience)
