@@ -26,7 +26,7 @@ from dshealthd.probe.members.schedule import epoch_at
 from dshealthd.probe.metrics import RoundMetrics
 from dshealthd.probe.node import PREPARATION
 from dshealthd.probe.peers.credentials import CredentialError, Credentials
-from dshealthd.probe.policy import Account, GpuOccupancy, Policy
+from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.requests import MAX_LISTED
 from dshealthd.probe.slots import ProbeState, SlotRunner
 from dshealthd.probe.verdicts.baseline import BaselineError, Baselines
@@ -107,8 +107,7 @@ class ProbeService:
         self._gpus = GpuOccupancy(snapshot, monotonic)
         self._absences = Absences(snapshot, wall)
         self._hung_jobs = HungJobs(summary, monotonic)
-        self._account = Account(options.policy.duty_ratio, monotonic)
-        self._policy = Policy(options.policy, self._gpus, self._account, wall)
+        self._policy = Policy(options.policy, self._gpus, monotonic, wall)
         self._worker_pool: WorkerPool | None = None
         if options.python is not None:
             self._worker_pool = WorkerPool(
@@ -166,7 +165,7 @@ class ProbeService:
         yield from self._metrics.samples(running.detector.suspects() if running is not None else ())
         yield from self._absences.samples()
         yield from self._hung_jobs.samples()
-        yield GPU_SECONDS(self._account.used)
+        yield GPU_SECONDS(self._policy.used)
         if running is not None:
             score = running.detector.score()
             if score is not None:
@@ -282,7 +281,6 @@ class ProbeService:
             options=options,
             local_membership=self._local_membership,
             gpus=self._gpus,
-            account=self._account,
             policy=self._policy,
             absences=self._absences,
             hung_jobs=self._hung_jobs,

@@ -19,7 +19,7 @@ from dshealthd.core.collector import Context
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.probe.policy import Account, GpuOccupancy, Policy
+from dshealthd.probe.policy import GpuOccupancy, Policy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,7 +105,7 @@ def objection(node: Node) -> str:
     """
     occupancy = GpuOccupancy(node.snapshot, time.monotonic)
     options = node.loaded.probe.policy
-    policy = Policy(options, occupancy, Account(1.0, time.monotonic), time.time)
+    policy = Policy(options, occupancy, time.monotonic, time.time)
     if reason := occupancy.objection() or policy.objection(scheduled=False):
         return f"the agent would not run a probe now either: {reason}"
     if busy := [one.labels[0] for one in node.samples(gpu.UTILIZATION) if one.value > 0]:
