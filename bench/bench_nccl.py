@@ -41,7 +41,7 @@ SIZE, EACH = 4, 2
 """Ranks, and those of a node."""
 STEP = 1.0
 """Seconds from one step of a training to the next."""
-STEPS = 40
+STEPS = 25
 """Steps before the fault, at least: what is usual is known after ten, and RAS has answered twice."""
 PHASE = 30.0
 """Faults begin within so many seconds, at any phase of queries, scrapes and evaluations."""
@@ -90,6 +90,7 @@ class Trial:
     paged: float = float("inf")
     alerts: list[Alert] = field(default_factory=list)
     """Of the job, in the order in which they came."""
+    done: bool = False
 
     def right(self) -> bool:
         """Tell whether all pages name the rank, and with heartbeats the class and the reason."""
@@ -181,8 +182,10 @@ def running(trial: Trial, nodes: Sequence[Node], folder: Path) -> Iterator[Job]:
         yield job
 
 
-def try_it(lab: Paging, watch: Watch, trial: Trial, folder: Path) -> None:
-    """Have a job train, break it, and wait for its page."""
+def try_it(lab: Paging, watch: Watch, trial: Trial, folder: Path, until: float) -> None:
+    """Have a job train, break it, and wait for its page; not where it is too late to begin."""
+    if time.monotonic() > until:
+        return
     with running(trial, lab.lab.nodes, folder) as job:
         watch.trials[trial.job] = trial
         ready = time.monotonic() + random.uniform(0, PHASE)
@@ -221,12 +224,12 @@ def try_it(lab: Paging, watch: Watch, trial: Trial, folder: Path) -> None:
         if found := pages():
             trial.paged = found[0][0] - trial.began
             trial.alerts = list({alert.fingerprint: alert for _, alert in found}.values())
-        trial.began = 0.0
+        trial.began, trial.done = 0.0, True
     print(trial, file=sys.stderr, flush=True)
 
 
-def run(trials: Sequence[Trial], at_once: int) -> None:
-    """Run trials, so many side by side."""
+def run(trials: Sequence[Trial], at_once: int, minutes: float) -> None:
+    """Run trials, so many side by side; none begins after so many minutes."""
     with (
         tempfile.TemporaryDirectory() as directory,
         Paging(
@@ -246,11 +249,12 @@ def run(trials: Sequence[Trial], at_once: int) -> None:
         lab.until_watched()
         watch = Watch(lab.lab.nodes[0])
         watch.start()
+        until = time.monotonic() + minutes * 60
         with ThreadPoolExecutor(at_once) as pool:
             done = []
             for number, trial in enumerate(trials):
                 folder = Path(directory) / f"job-{number}"
-                done.append(pool.submit(try_it, lab, watch, trial, folder))
+                done.append(pool.submit(try_it, lab, watch, trial, folder, until))
                 time.sleep(START)
             for future in done:
                 future.result()
@@ -259,7 +263,7 @@ def run(trials: Sequence[Trial], at_once: int) -> None:
 
 def rows(trials: Sequence[Trial]) -> list[list[object]]:
     """Return a row for each release and fault."""
-    found = []
+    found: list[list[object]] = []
     keys = dict.fromkeys((trial.version, trial.fault, trial.heartbeats) for trial in trials)
     for version, fault, heartbeats in keys:
         of = [
@@ -297,6 +301,7 @@ def main() -> None:
     parser.add_argument("versions", nargs="*", default=["2.30.7"], help="of NCCL (%(default)s)")
     parser.add_argument("--trials", type=int, default=20, help="of each fault (%(default)s)")
     parser.add_argument("--at-once", type=int, default=6, help="8 at most (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=60, help="at most (%(default)s)")
     parser.add_argument("--no-heartbeats", action="store_true", help="RAS alone")
     options = parser.parse_args()
     trials = [
@@ -306,8 +311,10 @@ def main() -> None:
         for fault in FAULTS
     ]
     random.shuffle(trials)
-    run(trials, options.at_once)
-    trials.sort(key=lambda trial: (trial.version, trial.fault))
+    run(trials, options.at_once, options.minutes)
+    trials = sorted(
+        (trial for trial in trials if trial.done), key=lambda trial: (trial.version, trial.fault)
+    )
     print(f"load {os.getloadavg()[0]:.0f}\n")
     head = ["NCCL", "fault", "heartbeats", "trials", "named, p95 (max) s", "page, p95 (max) s"]
     head += ["page right", "another named as well"]

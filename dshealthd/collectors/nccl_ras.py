@@ -170,7 +170,8 @@ LAG = gauge(
 TROUBLE = gauge(
     "dshealthd_job_nccl_rank_trouble_info",
     "1 for a rank that is dead, unresponsive or has an error; at most 8 a job, the dead "
-    "first. Labels as for a rank that is behind.",
+    "first. remote_error is a rank that lost its connection to another, which is the one to look "
+    "at. Labels as for a rank that is behind.",
     "job",
     "rank",
     "host",
