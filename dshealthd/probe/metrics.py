@@ -40,6 +40,11 @@ STARVED_ROUNDS = counter(
     "Rounds without a verdict, as a member got too little CPU to tell who was late; their outcome "
     "is inconclusive.",
 )
+UNTIMED_ROUNDS = counter(
+    "dshealthd_probe_untimed_rounds_total",
+    "Light rounds that this node led and that went well without a time, as the agent at one end "
+    "or the other waited for a CPU.",
+)
 DURATION = histogram(
     "dshealthd_probe_duration_seconds",
     "Time of a round from its invitation to its conclusion.",
@@ -97,6 +102,7 @@ METRICS = (
     ROUNDS,
     SKIPS,
     STARVED_ROUNDS,
+    UNTIMED_ROUNDS,
     DURATION,
     BANDWIDTH,
     OPERATION,
@@ -129,7 +135,7 @@ class RoundMetrics:
         """The last rounds as the status document has them, newest last."""
         self._ended: Counter[tuple[str, str]] = Counter()
         self._skips: Counter[str] = Counter()
-        self._starved = 0
+        self._starved = self._untimed = 0
         self._durations: dict[str, Buckets] = {}
         self._timings: OrderedDict[Operation, Timing] = OrderedDict()
         self._trips: deque[float] = deque(maxlen=LATEST)
@@ -148,6 +154,12 @@ class RoundMetrics:
         kind = str(observation.kind)
         self._ended[kind, str(observation.outcome)] += 1
         self._starved += observation.reason == STARVED
+        self._untimed += (
+            report.led
+            and observation.kind is Kind.LIGHT
+            and observation.outcome is Outcome.OK
+            and not observation.timings
+        )
         if (
             observation.kind is Kind.LIGHT
             and observation.reason
@@ -203,6 +215,7 @@ class RoundMetrics:
         for reason, count in self._skips.items():
             yield SKIPS(float(count), reason)
         yield STARVED_ROUNDS(float(self._starved))
+        yield UNTIMED_ROUNDS(float(self._untimed))
         for kind, buckets in self._durations.items():
             yield from buckets.samples(DURATION, kind)
         for labels, timing in self._timings.items():

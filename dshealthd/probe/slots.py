@@ -111,6 +111,8 @@ class ProbeState:
     """A page of this node's status document; see `fleet.status_pages`."""
     monotonic: Callable[[], float]
     wall: Callable[[], float]
+    waited: Callable[[], float | None]
+    """Seconds for which this agent has waited for a CPU."""
 
 
 class SlotRunner:
@@ -189,6 +191,7 @@ class SlotRunner:
             self._ended,
             monotonic=self._monotonic,
             wall=self._wall,
+            waited=probe_state.waited,
         )
         requests = PeerRequests(
             self._local_membership,

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import wire
-from dshealthd.core.deadline import in_time
+from dshealthd.core.deadline import time_limit
 from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import Outcome, Stage, Timing
 from dshealthd.probe.workers import worker as worker_file
@@ -147,7 +147,8 @@ class WorkerSession:
                             # arrived are still taken, in case it was the agent that was stopped.
                             await asyncio.wait({stage})
                     self._timeout = None
-                    await in_time(stage, 0.0)
+                    async with time_limit(0.0):
+                        await stage
                 finally:
                     self._timeout = None
                     stage.cancel()
