@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 ON_DEMAND = -1
 """The epoch of a round that no schedule asked for: a confirmation, or a person's."""
 PAIR = 2
-PROTOCOL = 2
-"""What the messages of a round mean; 2: each member gives its result to all others itself.
+PROTOCOL = 3
+"""What the messages of a round mean; 2: each member gives its result to all others itself; 3: an
+echo's answer to a root tells for how long the member has waited for a CPU.
 
 Members with another number decline each other's rounds as of another version.
 """
