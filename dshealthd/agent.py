@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from dshealthd import config as configuration
 from dshealthd import logs
 from dshealthd.collection.scheduler import Scheduler
-from dshealthd.config import ConfigError
 from dshealthd.core import background, state_file, state_writer
 from dshealthd.core.child import ErrorPipe, cause
+from dshealthd.core.collector import News
 from dshealthd.core.exposition import Format
+from dshealthd.core.options import ConfigError
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.evidence.service import Evidence
 from dshealthd.findings.catalogue import catalogue
@@ -94,7 +95,13 @@ class Agent:
             monotonic=time.monotonic,
             wall=time.time,
         )
-        jobs = Jobs(time.monotonic, time.time, self._see, config.path.state)
+        jobs = Jobs(
+            time.monotonic,
+            time.time,
+            self._see,
+            config.path.state,
+            lambda job: self._scheduler.tell(News.HANG_SUSPECTED, job),
+        )
         self._scheduler = Scheduler(
             self._snapshot, time.monotonic, time.time, config.path.state, services=(jobs,)
         )

@@ -143,10 +143,10 @@ def test_class_names_stand_in_one_module() -> None:
     assert len(shared) <= SHARED_CLASS_NAMES, shared
 
 
-def imported(file: Path, modules: Collection[str]) -> set[str]:
-    """Return those of `modules` that one imports."""
+def imported(file: Path, modules: Collection[str], *, at_once: bool = False) -> set[str]:
+    """Return those of `modules` that one imports; `at_once`, those that run with it alone."""
     found: set[str] = set()
-    for node in ast.walk(parsed(file)):
+    for node in parsed(file).body if at_once else ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -155,17 +155,34 @@ def imported(file: Path, modules: Collection[str]) -> set[str]:
     return found & set(modules)
 
 
-def test_no_module_imports_one_that_imports_it() -> None:
-    """Modules can be read from the bottom up, types that only annotations name included."""
-    modules = {
+def modules_of_source() -> dict[str, Path]:
+    """Return the file of each module."""
+    return {
         ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): (
             file
         )
         for file in FILES
     }
+
+
+def test_no_module_imports_one_that_imports_it() -> None:
+    """Modules can be read from the bottom up, types that only annotations name included."""
+    modules = modules_of_source()
     graph = {name: imported(file, modules) for name, file in modules.items()}
     order = tuple(graphlib.TopologicalSorter(graph).static_order())
     assert order.index("dshealthd.core.collector") < order.index("dshealthd.agent")
+
+
+def test_no_package_imports_one_that_imports_it() -> None:
+    """What runs at import goes one way between packages; a module beside them is one of its own."""
+    modules = modules_of_source()
+    graph: dict[str, set[str]] = {}
+    for name, file in modules.items():
+        package = name.split(".")[:2]
+        others = {".".join(other.split(".")[:2]) for other in imported(file, modules, at_once=True)}
+        graph.setdefault(".".join(package), set()).update(others - {".".join(package), "dshealthd"})
+    order = tuple(graphlib.TopologicalSorter(graph).static_order())
+    assert order.index("dshealthd.probe") < order.index("dshealthd.config")
 
 
 def tours() -> dict[str, list[str]]:

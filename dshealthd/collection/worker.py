@@ -8,12 +8,12 @@ touched:
 
     → {"worker": NAME, "host": {…}, "collectors": {NAME: {…options}}, "log_level": N}
     ← {"ready": PID}
-    → {"collect": [NAME, …], "blocked": [FAULT, …], "last": PART}
+    → {"collect": [NAME, …], "blocked": [FAULT, …], "last": PART, "heard": [[NEWS, JOB], …]}
     ← {"result": NAME, …} …, {"touched": [PART, …], "untried": [PART, …], "memory": {…}, "news": […]}
 
 Where a `last` part is named, none is touched behind it; those that would have been are `untried`.
 `memory` is what the worker wants its successor to know; it is given back in that one's first frame.
-`news` is what its collectors tell others.
+`news` is what its collectors tell others, `heard` what others tell them.
 
 The end of the socket is the order to stop: what is held is released, and the process ends.
 """
@@ -38,7 +38,7 @@ from dshealthd.core.collector import Collector, Context, Fault, News, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import attempt
-from dshealthd.logs import WorkerFormatter
+from dshealthd.printable import printable
 
 _UNTRIED = 64
 """Parts left untried that are named at most; there are scouts for a few."""
@@ -101,6 +101,7 @@ def main(page: int, descriptor: int) -> None:
         blocked = {
             part: Fault(part, Reason(reason), detail) for part, reason, detail in request["blocked"]
         }
+        context.heard = frozenset((News(news), about) for news, about in request["heard"])
         last, passed = request["last"], False
         for current in request["collect"]:
             progress.write(time.monotonic(), current, "")
@@ -124,6 +125,14 @@ def main(page: int, descriptor: int) -> None:
     for collector in collectors.values():
         collector.close()
     context.close()
+
+
+class WorkerFormatter(logging.Formatter):
+    """Writes the records of a worker, one line each but for a traceback."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
+        """Return the line of a record, whatever others wrote that it tells of."""
+        return printable(super().formatMessage(record))
 
 
 def _log(worker: str, level: int) -> None:

@@ -22,7 +22,7 @@ XIDS_RESET = frozenset(("46", "62", "109", "110", "119", "120", "136", "140", "1
 XIDS_NVLINK = frozenset(("144", "145", "146", "147", "148", "149", "150"))
 """Of these one line in the log has the severity; 74 is always fatal to the link."""
 _XID = "xid_last_timestamp_seconds"
-NVML = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "mig", "gpu_processes")
+NVML = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "mig", "gpu_processes", "gpm")
 """Collectors that call NVML."""
 
 
@@ -59,6 +59,19 @@ def _well(series: Series) -> set[str]:
 def _logged(series: Series, alert: str, xids: frozenset[str], wall: float) -> Iterator[Sign]:
     for labels, at in recent(series, xids, wall):
         yield Sign(alert=alert, labels=labels, source=f"dshealthd_{_XID}", since=at)
+
+
+def inforom(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield the GPUs whose infoROM is corrupted."""
+    name = "gpu_inforom_valid"
+    for labels, value in series(name):
+        if value == 0:
+            yield Sign(
+                alert="DshealthdGpuInforomCorrupted",
+                labels=labels,
+                value=value,
+                source=f"dshealthd_{name}",
+            )
 
 
 def _flags(series: Series, alert: str, *names: str) -> Iterator[Sign]:
@@ -222,4 +235,4 @@ def driver(series: Series, wall: float) -> Iterator[Sign]:
         )
 
 
-RULES = (gpus, memory, driver)
+RULES = (gpus, memory, inforom, driver)

@@ -18,6 +18,7 @@ from dshealthd.core.address import listen_address
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.state_writer import LatestWriter
+from dshealthd.linux import starvation
 from dshealthd.probe.hung_jobs import HungJobs
 from dshealthd.probe.members.absences import Absences
 from dshealthd.probe.members.local_membership import LocalMembership, hostname
@@ -87,16 +88,18 @@ class ProbeService:
         summary: Callable[[], dict[str, Any]],
         status_page: Callable[[int], dict[str, Any]],
         hostname: Callable[[], str] = hostname,
+        waited: Callable[[], float | None] = starvation.waited,
     ) -> None:
         """Prepare; nothing is read or opened before `start`.
 
         `state` is the directory for what outlives the agent. `summary` is what this node tells
-        other members of itself, `status_page` a page of its status document.
+        other members of itself, `status_page` a page of its status document. `waited` gives the
+        seconds for which the agent has waited for a CPU.
         """
         self.options = options
         self._host = host
         self._state = state
-        self._monotonic, self._wall = monotonic, wall
+        self._monotonic, self._wall, self._waited = monotonic, wall, waited
         self._summary, self._status_page = summary, status_page
         self._local_membership = LocalMembership(
             options.members, host, options.group_size, hostname, monotonic
@@ -291,6 +294,7 @@ class ProbeService:
             status_page=self._status_page,
             monotonic=self._monotonic,
             wall=self._wall,
+            waited=self._waited,
         )
         running = SlotRunner(probe_state, credentials, baselines, address)
         try:

@@ -111,6 +111,8 @@ class ProbeState:
     """A page of this node's status document; see `fleet.status_pages`."""
     monotonic: Callable[[], float]
     wall: Callable[[], float]
+    waited: Callable[[], float | None]
+    """Seconds for which this agent has waited for a CPU."""
 
 
 class SlotRunner:
@@ -189,6 +191,7 @@ class SlotRunner:
             self._ended,
             monotonic=self._monotonic,
             wall=self._wall,
+            waited=probe_state.waited,
         )
         requests = PeerRequests(
             self._local_membership,
@@ -484,6 +487,7 @@ class SlotRunner:
                 gpus, steps, device_steps=DeviceSteps() if gpus else None, deadlines=DEADLINES
             )
             results = await self._worker_pool.run(work, LocalStore(), lambda _rank, _stage: None)
+            self._metrics.take_checksums(results)
             findings = combine(plan, self._me, {self._me: MemberResult(tuple(results))}, {})
         observation = findings.observation(plan, self.node.scores(), self._wall())
         self._ended(RoundReport(observation, plan, self._monotonic() - begin, led=True))

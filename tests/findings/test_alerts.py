@@ -53,6 +53,7 @@ BY_HISTORY = {
     "DshealthdGpuThermallyLimited": "its alert looks at ten minutes",
     "DshealthdPathSlow": "its alert looks at five minutes",
     "DshealthdLoopbackSlow": "its alert looks at a minute",
+    "DshealthdGpuComputesWrong": "its alert compares nodes, and with the past",
     "DshealthdNvlinkFabricUnhealthy": "its alert leaves out nodes whose whole domain is off",
     "DshealthdNvlinkDomainMismatch": "its alert knows the domain of nodes with the same GPUs",
     "DshealthdNvlinkFault": "its alert knows how many links were up an hour or a day ago",

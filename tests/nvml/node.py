@@ -26,7 +26,7 @@ from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import Result, attempt
 from tests.nvml.simulator import Simulator
 
-GPU_COLLECTORS = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes", "mig")
+GPU_COLLECTORS = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes", "mig", "gpm")
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,8 @@ def main(directory: Path, options: Mapping[str, Mapping[str, object]]) -> None:
     encoder = wire.Encoder()
     for name in GPU_COLLECTORS:
         kind = registry.load(name)
-        collectors[name] = kind(decode(kind.Options, options.get(name, {}), "", Errors()), context)
+        chosen = {"enabled": True, **options.get(name, {})}
+        collectors[name] = kind(decode(kind.Options, chosen, "", Errors()), context)
     for line in sys.stdin:
         request = json.loads(line)
         clock[0] += request["advance"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.linux import starvation
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import Kind
 from dshealthd.probe.peers.contract import Refusal
@@ -52,7 +51,7 @@ class Rounds:
         *,
         monotonic: Callable[[], float],
         wall: Callable[[], float],
-        waited: Callable[[], float | None] = starvation.waited,
+        waited: Callable[[], float | None],
         progress: Callable[[int, Stage], None] = lambda _rank, _stage: None,
     ) -> None:
         """Each round that this node leads or takes part in ends with one call of `done`.
