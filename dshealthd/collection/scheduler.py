@@ -11,13 +11,13 @@ import errno
 import functools
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.collection import registry
 from dshealthd.collection.supervisor import Supervisor
 from dshealthd.core import background, state_file, state_writer
-from dshealthd.core.collector import Collector, CollectorOptions, Context
+from dshealthd.core.collector import Collector, CollectorOptions, Context, News
 from dshealthd.core.options import encode
 from dshealthd.core.result import attempt, not_available
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from dshealthd.config import Config
     from dshealthd.core.backoff import Backoff
-    from dshealthd.core.collector import News, Sample
+    from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,8 @@ class _Member:
     """When it is collected once more than its interval asks for, because there is news."""
     woken: float = -math.inf
     """When it was last collected, or is to be, because of news."""
+    heard: set[tuple[News, str]] = field(default_factory=set)
+    """News that it has not been collected for yet, and what each is about."""
 
     @property
     def next(self) -> float:
@@ -101,9 +103,12 @@ class _WorkerGroup:
             self._alarm = None
             timer.cancel()
 
-    def hear(self, news: News) -> None:
-        """Collect what waits for this news."""
-        self.wake(name for name, member in self.members.items() if news in member.kind.wakes_on)
+    def hear(self, news: News, about: str = "") -> None:
+        """Collect what waits for this news; `about` as in `Context.heard`."""
+        waiting = [name for name, member in self.members.items() if news in member.kind.wakes_on]
+        for name in waiting:
+            self.members[name].heard.add((news, about))
+        self.wake(waiting)
 
     def wake(self, names: Iterable[str]) -> None:
         """Collect these at once, or as soon as WAKE_SPACING allows; their interval goes on as it was."""
@@ -122,9 +127,12 @@ class _WorkerGroup:
         now = self._context.monotonic()
         due = [name for name, member in self.members.items() if member.next <= now + SLACK]
         present = []
+        heard: set[tuple[News, str]] = set()
         for name in due:
             member = self.members[name]
             member.extra = math.inf
+            heard |= member.heard
+            member.heard.clear()
             # Keep the grid, and after a pause (a stopped process, a suspended machine) do not catch
             # up.
             if member.due <= now + SLACK:
@@ -135,12 +143,12 @@ class _WorkerGroup:
             else:
                 present.append(name)
         if present:
-            await self.collect(present)
+            await self.collect(present, frozenset(heard))
         elif due:
             await self.rest()
 
-    async def collect(self, names: list[str]) -> None:
-        """Collect from these sources."""
+    async def collect(self, names: list[str], heard: frozenset[tuple[News, str]]) -> None:
+        """Collect from these sources, of which some are woken by what was `heard`."""
         raise NotImplementedError
 
     async def rest(self) -> None:
@@ -167,8 +175,9 @@ class _Inside(_WorkerGroup):
             name: member.kind(member.options, context) for name, member in members.items()
         }
 
-    async def collect(self, names: list[str]) -> None:
+    async def collect(self, names: list[str], heard: frozenset[tuple[News, str]]) -> None:
         self._context.sweep += 1
+        self._context.heard = heard
         for name in names:
             self._snapshot.put(name, attempt(self.collectors[name], self._context.monotonic))
             await asyncio.sleep(0)  # a scrape may come between two collectors
@@ -194,8 +203,8 @@ class _Outside(_WorkerGroup):
         self.supervisor = supervisor
         supervisor.on_hang = lambda collector: self.wake([collector])
 
-    async def collect(self, names: list[str]) -> None:
-        await self.supervisor.collect(names, self._snapshot.put)
+    async def collect(self, names: list[str], heard: frozenset[tuple[News, str]]) -> None:
+        await self.supervisor.collect(names, self._snapshot.put, heard)
 
     async def rest(self) -> None:
         if all(
@@ -296,6 +305,11 @@ class Scheduler:
         """Stop all groups side by side."""
         await asyncio.gather(*(self._stop(worker) for worker in list(self._groups)))
 
+    def tell(self, news: News, about: str = "") -> None:
+        """Pass news on to all groups; `about` as in `Context.heard`."""
+        for group, _, _ in self._groups.values():
+            group.hear(news, about)
+
     def samples(self) -> Iterator[Sample]:
         """Yield what is known of the workers."""
         for group, _, _ in self._groups.values():
@@ -331,11 +345,6 @@ class Scheduler:
             await task
         await group.close()
 
-    def _tell(self, news: News) -> None:
-        """Pass news on to all groups."""
-        for group, _, _ in self._groups.values():
-            group.hear(news)
-
     def _group(
         self,
         worker: str | None,
@@ -359,7 +368,7 @@ class Scheduler:
             state=self._state,
             read_state=read_saved,
             services=self._services,
-            tell=self._tell,
+            tell=self.tell,
         )
         if worker is None:
             return _Inside(members, self._snapshot, context)
@@ -385,6 +394,6 @@ class Scheduler:
                 self._monotonic,
                 self._backoff,
                 parallel=parallel,
-                tell=self._tell,
+                tell=self.tell,
             ),
         )

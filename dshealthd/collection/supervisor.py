@@ -141,10 +141,15 @@ class Supervisor:
         self._starts = 0
         self._failures: Counter[Reason] = Counter()
 
-    async def collect(self, names: Sequence[str], publish: Callable[[str, Result], None]) -> None:
+    async def collect(
+        self,
+        names: Sequence[str],
+        publish: Callable[[str, Result], None],
+        heard: Collection[tuple[News, str]] = (),
+    ) -> None:
         """Have the worker run collectors and publish each result as it comes.
 
-        Every name gets one, whatever happens.
+        Every name gets one, whatever happens. `heard` is told to them: see `Context.heard`.
         """
         pending = list(names)
         self._retried = self._due()
@@ -157,7 +162,7 @@ class Supervisor:
                 if hung:
                     await self._survey(process, pending, hung)
                     hung = ""
-                await self._exchange(process, pending, publish)
+                await self._exchange(process, pending, publish, heard)
             except Broken as broken:
                 if broken.process is not None and broken.process is self._process:
                     self._process = None
@@ -295,7 +300,11 @@ class Supervisor:
                 entry.stuck, entry.until = None, self._monotonic()
 
     async def _exchange(
-        self, process: WorkerProcess, pending: list[str], publish: Callable[[str, Result], None]
+        self,
+        process: WorkerProcess,
+        pending: list[str],
+        publish: Callable[[str, Result], None],
+        heard: Collection[tuple[News, str]],
     ) -> None:
         """Send one request and take its answers.
 
@@ -310,7 +319,9 @@ class Supervisor:
             if result.replace_worker:
                 replace = Broken(result.reason or Reason.INTERNAL, result.detail, process)
 
-        done = await process.collect(list(pending), self._blocked(), self._patience, take)
+        done = await process.collect(
+            list(pending), self._blocked(), self._patience, take, heard=heard
+        )
         if self._retried in done["touched"]:
             self._quarantine.pop(self._retried, None)
         self._memory = dict(done.get("memory", self._memory))

@@ -8,14 +8,16 @@ touched:
 
     → {"worker": NAME, "host": {…}, "collectors": {NAME: {…options}}, "log_level": N}
     ← {"ready": PID}
-    → {"collect": [NAME, …], "blocked": [FAULT, …], "last": PART}
+    → {"collect": [NAME, …], "blocked": [FAULT, …], "last": PART, "heard": [[NEWS, JOB], …]}
     ← {"result": NAME, …} …, {"touched": [PART, …], "untried": [PART, …], "memory": {…}, "news": […]}
 
 Where a `last` part is named, none is touched behind it; those that would have been are `untried`.
 `memory` is what the worker wants its successor to know; it is given back in that one's first frame.
-`news` is what its collectors tell others.
+`news` is what its collectors tell others, `heard` what others tell them.
 
 The end of the socket is the order to stop: what is held is released, and the process ends.
+
+Each of the workers pays for what it imports: neither asyncio nor ssl, which are half of one.
 """
 
 from __future__ import annotations
@@ -101,6 +103,7 @@ def main(page: int, descriptor: int) -> None:
         blocked = {
             part: Fault(part, Reason(reason), detail) for part, reason, detail in request["blocked"]
         }
+        context.heard = frozenset((News(news), about) for news, about in request["heard"])
         last, passed = request["last"], False
         for current in request["collect"]:
             progress.write(time.monotonic(), current, "")

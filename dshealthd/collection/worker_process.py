@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core import child, wire
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import News, Reason
-from dshealthd.core.deadline import MOMENT, in_time
+from dshealthd.core.deadline import MOMENT, time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from dshealthd.core.collector import Fault, Metric
     from dshealthd.core.result import Result
@@ -77,7 +77,8 @@ class WorkerProcess:
         """Send the first frame and wait until the worker is ready; `Broken`."""
         self.ask(hello)
         try:
-            await in_time(self._frame(), START_DEADLINE)
+            async with time_limit(START_DEADLINE):
+                await self._frame()
         except TimeoutError as error:
             raise self._broken(
                 Reason.TIMEOUT, f"worker {self.name} was not ready within {START_DEADLINE:g} s"
@@ -94,12 +95,20 @@ class WorkerProcess:
         patience: Callable[[str, str], float],
         take: Callable[[str, Result], None],
         last: str = "",
+        heard: Collection[tuple[News, str]] = (),
     ) -> dict[str, Any]:
         """Send one request, hand each result to `take`, and return the closing frame; `Broken`.
 
-        Behind the part `last`, if any, no further one is touched.
+        Behind the part `last`, if any, no further one is touched. `heard` as in `Context.heard`.
         """
-        self.ask({"collect": names, "blocked": list(blocked.values()), "last": last})
+        self.ask(
+            {
+                "collect": names,
+                "blocked": list(blocked.values()),
+                "last": last,
+                "heard": sorted(heard),
+            }
+        )
         asked = self._monotonic()
         while True:
             message = await self.answer(asked, patience)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import (
     Collector,
     Fault,
+    News,
     Reason,
     Sample,
     Worker,
@@ -169,7 +170,8 @@ LAG = gauge(
 TROUBLE = gauge(
     "dshealthd_job_nccl_rank_trouble_info",
     "1 for a rank that is dead, unresponsive or has an error; at most 8 a job, the dead "
-    "first. Labels as for a rank that is behind.",
+    "first. remote_error is a rank that lost its connection to another, which is the one to look "
+    "at. Labels as for a rank that is behind.",
     "job",
     "rank",
     "host",
@@ -189,6 +191,7 @@ class NcclRas(Collector):
     """
 
     worker = Worker.JOBS
+    wakes_on = frozenset({News.HANG_SUSPECTED, News.GPU_ERROR, News.GPU_MEMORY, News.NVLINK})
     Options = NcclRasOptions
 
     def __init__(self, options: NcclRasOptions, context: Context) -> None:
@@ -252,9 +255,20 @@ class NcclRas(Collector):
         if (fault := self.context.entering(f"job {job}")) is not None:
             return "failed", fault
         now = self.context.monotonic()
-        if not known.due(self.host, now, self.options.healthy_interval):
+        if not self._due(job, known, now):
             return None
         return self._question(job, known, members, process, now)
+
+    def _due(self, job: str, known: WatchedJob, now: float) -> bool:
+        """Tell whether to ask a job now. News brings forward the queries of those alone that it
+        concerns: all jobs of the node, where its hardware had an error.
+        """
+        heard = self.context.heard
+        if any(about in {"", job} for _, about in heard) and known.hurry(now):
+            return True
+        if heard and not known.rested(now, self.options.interval):
+            return False
+        return known.due(self.host, now, self.options.healthy_interval)
 
     def _question(
         self,

@@ -1,4 +1,4 @@
-"""Versions of what training stands on.
+"""Versions of the software that trainings use.
 
 Of the node, of the configured Python environments, and of those that jobs run in.
 """

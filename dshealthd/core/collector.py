@@ -95,6 +95,8 @@ class News(enum.StrEnum):
     """A GPU counts more uncorrectable memory errors, or could not replace a row."""
     NVLINK = "nvlink"
     """An NVLink went up or down."""
+    HANG_SUSPECTED = "hang_suspected"
+    """The heartbeats of a job, which the news is about, make a hang likely."""
 
 
 class Worker(enum.StrEnum):
@@ -258,6 +260,10 @@ class Context:
     """
     tell: Callable[[News], None] = field(default=lambda _news: None)
     """Have the collectors that wait for this news collect at once; see `Collector.wakes_on`."""
+    heard: frozenset[tuple[News, str]] = frozenset()
+    """News since the last collection of those that are collected now, each with the job that it is
+    about, or "" where it is about the node.
+    """
     state: Path | None = None
     """Directory for what must outlive the agent; None where there is none."""
     memory: dict[str, Any] = field(default_factory=dict)

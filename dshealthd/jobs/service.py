@@ -15,6 +15,7 @@ from dshealthd.core.collector import NotAvailable, Reason, SourceError
 from dshealthd.core.periodic import Periodic
 from dshealthd.jobs.hangs.detector import HangDetector
 from dshealthd.jobs.hangs.pace import Pace
+from dshealthd.jobs.hangs.suspicion import Suspicions
 from dshealthd.jobs.heartbeats.reception import Reception
 
 if TYPE_CHECKING:
@@ -44,15 +45,19 @@ class Jobs:
         wall: Callable[[], float],
         on_look: Callable[[Iterable[Hang]], object] = lambda _hangs: None,
         state: Path | None = None,
+        on_suspicion: Callable[[str], object] = lambda _job: None,
     ) -> None:
         """Prepare; `apply` starts.
 
-        `on_look` is called in the loop after each look, with all hangs that are confirmed by then;
-        it must return at once. `state` is the directory for what is usual for ranks, which an agent
+        `on_look` is called in the loop after each look, with all hangs that are confirmed by then,
+        and `on_suspicion` with a job that may hang (`dshealthd.jobs.hangs.suspicion`); both must
+        return at once. `state` is the directory for what is usual for ranks, which an agent
         that is started anew goes on from; None where nothing is to be kept.
         """
         self._clocks: dict[str, Callable[[], float]] = {"monotonic": monotonic, "wall": wall}
         self._on_look = on_look
+        self._on_suspicion = on_suspicion
+        self._suspicions = Suspicions()
         self._state = state
         self._pace: Pace | None = None
         self._heartbeat_options: HeartbeatOptions | None = None
@@ -157,6 +162,9 @@ class Jobs:
         if self._reception is None or self._detector is None or not self._receiving():
             return
         self._detector.look(self._reception.ranks())
+        for job in self._suspicions.look(self._detector.jobs, self._clocks["monotonic"]()):
+            # As those who are told of hangs: a defect of who is called is not one of the look.
+            asyncio.get_running_loop().call_soon(self._on_suspicion, job)
         if self._pace is not None:
             self._pace.keep(self._detector.rows(), self._clocks["monotonic"]())
         self._report()

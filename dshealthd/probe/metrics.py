@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
     from dshealthd.probe.observation import Suspect, Timing
     from dshealthd.probe.rounds.active_round import RoundReport
+    from dshealthd.probe.workers.job import Checksum, RankResult
 
 ROUNDS = counter(
     "dshealthd_probe_rounds_total",
@@ -84,6 +85,14 @@ SUSPECT = gauge(
     "NODE--NODE or the leaf's name.",
     *("kind", "component", "reason"),
 )
+CHECKSUM = gauge(
+    "dshealthd_probe_checksum",
+    "Checksum of matrix products with fixed operands, of the last round among this node's GPUs; "
+    "the same number on all GPUs with the same library (which names part, driver, torch and cuBLAS). "
+    "Absent where the library promises no equal bits.",
+    "gpu",
+    "library",
+)
 LAST = gauge(
     "dshealthd_probe_last_round_timestamp_seconds",
     "Unix time at which the last round ended.",
@@ -101,6 +110,7 @@ METRICS = (
     CLOCK_OFFSET,
     DISAGREES,
     SUSPECT,
+    CHECKSUM,
     LAST,
 )
 
@@ -132,6 +142,7 @@ class RoundMetrics:
         self._offsets: OrderedDict[str, float] = OrderedDict()
         self._disagreeing: OrderedDict[str, str] = OrderedDict()
         self._last: dict[str, float] = {}
+        self._checksums: dict[str, Checksum] = {}
 
     def skip(self, reason: str) -> None:
         """Count a round that was not run."""
@@ -184,6 +195,12 @@ class RoundMetrics:
                 self._disagreeing.pop(peer, None)
         self.rounds.append(_entry(report))
 
+    def take_checksums(self, results: Iterable[RankResult]) -> None:
+        """Keep the checksums of a round among this node's GPUs, and none of earlier rounds."""
+        self._checksums = {
+            result.part: result.checksum for result in results if result.checksum is not None
+        }
+
     def forget(self, names: Iterable[str]) -> None:
         """Drop what concerns members other than `names`."""
         kept = set(names)
@@ -215,6 +232,8 @@ class RoundMetrics:
             yield DISAGREES(1.0, peer, reason)
         for suspect in suspects:
             yield SUSPECT(1.0, suspect.part, suspect.component, suspect.reason)
+        for part, checksum in self._checksums.items():
+            yield CHECKSUM(float(checksum.number), part, checksum.library)
         for kind, at in self._last.items():
             yield LAST(at, kind)
 

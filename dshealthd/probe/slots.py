@@ -486,6 +486,7 @@ class SlotRunner:
                 gpus, steps, device_steps=DeviceSteps() if gpus else None, deadlines=DEADLINES
             )
             results = await self._worker_pool.run(work, LocalStore(), lambda _rank, _stage: None)
+            self._metrics.take_checksums(results)
             findings = combine(plan, self._me, {self._me: MemberResult(tuple(results))}, {})
         observation = findings.observation(plan, self.node.scores(), self._wall())
         self._ended(RoundReport(observation, plan, self._monotonic() - begin, led=True))

@@ -121,6 +121,35 @@ def test_news_wakes_who_waits_for_it() -> None:
     assert (asked(snapshot, "Counting"), asked(snapshot, "Listening")) == (2, 3)
 
 
+def test_news_says_what_it_is_about() -> None:
+    """The collection that news brought has the news, and the next one has not; what comes while
+    none is allowed yet is not lost.
+    """
+    inside, _, clock = group(Listening)
+    seen = []
+
+    async def once() -> None:
+        await inside.once()
+        seen.append(inside._context.heard)
+
+    asyncio.run(once())
+    clock.now += 1
+    inside.hear(News.NVLINK, "slurm-1")
+    inside.hear(News.GPU_MEMORY, "slurm-2")
+    asyncio.run(once())
+    inside.hear(News.NVLINK, "slurm-3")
+    clock.now = 1006.0  # also due by its interval
+    asyncio.run(once())
+    clock.now = 1010.0
+    asyncio.run(once())
+    assert seen == [
+        frozenset(),
+        {(News.NVLINK, "slurm-1")},
+        {(News.NVLINK, "slurm-3")},
+        frozenset(),
+    ]
+
+
 def test_a_flood_of_news_costs_one_collection_in_five_seconds() -> None:
     """News a hundred times a second for a minute: one collection every five seconds, none lost."""
     inside, snapshot, clock = group(Listening)

@@ -149,6 +149,25 @@ def test_samples_cross_the_pipe(play: Callable[..., None]) -> None:
     play(scene, hangs=False)
 
 
+def test_what_a_collection_is_for_reaches_the_worker(play: Callable[..., None]) -> None:
+    """News goes to the worker with the collection that it caused, and with no other."""
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text("- heard\n")
+        results: list[Result] = []
+        heard = frozenset({(News.HANG_SUSPECTED, "slurm-7"), (News.GPU_ERROR, "")})
+        await bench.supervisor.collect(
+            ["obstinate"], lambda _name, result: results.append(result), heard
+        )
+        assert values(results[0]) == {
+            "hang_suspected of slurm-7": 1.0,
+            "gpu_error of the node": 1.0,
+        }
+        assert values(await bench.sweep()) == {}
+
+    play(scene, hangs=False)
+
+
 def test_news_cross_the_pipe(play: Callable[..., None]) -> None:
     """What a worker's collectors tell arrives once, in the sweep in which they tell it."""
 

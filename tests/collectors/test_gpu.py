@@ -42,7 +42,7 @@ def test_exposition(tmp_path: Path, profile: str) -> None:
         node.simulator.set(None, "throttle_reasons", "0x48")
         node.simulator.set(1, "processes", "4194305:1048576, 4194306:2097152")
         seen = node.collect()
-    for name in ("gpu", "ecc", "nvlink", "pcie", "gpu_processes"):
+    for name in ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes"):
         result = seen.results[name]
         text = render(result.samples, Format.PROMETHEUS)
         assert text == (FIXTURES / name / f"{profile}.prom").read_text(encoding="utf-8")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 TOOLS = ("slurmctld", "slurmd", "munged", "scontrol", "sinfo", "sbatch")
 CHECK_SECONDS = 10
 """`HealthCheckInterval` of the cluster, in seconds."""
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 _CONF = """
 ClusterName=lab
 SlurmctldHost={controller}({controller_address})
@@ -144,7 +144,7 @@ class SlurmCluster:
             stderr=subprocess.DEVNULL,
         )
         try:
-            self.wait((self.directory / "munge.socket").exists, 20, "munge listens")
+            self.wait((self.directory / "munge.socket").exists, START_SECONDS, "munge listens")
             self.start_controller()
             for node in self.lab.nodes:
                 self.start_daemon(node)

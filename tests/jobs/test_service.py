@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -138,6 +139,29 @@ def test_hangs_that_are_watched_no_longer_are_over(tmp_path: Path) -> None:
             await asyncio.sleep(0.3)
             assert len(calls) == before
             assert calls[-1] == []
+
+    asyncio.run(run())
+
+
+def test_suspicions_are_handed_on(tmp_path: Path) -> None:
+    """A rank that is stopped makes its job suspected, once and once more, and that is all."""
+    heartbeats = HeartbeatOptions(socket=str(tmp_path / "h.sock"))
+    watching = configured(heartbeats, HangOptions(interval=OFTEN))
+    told: list[str] = []
+
+    async def run() -> None:
+        service = Jobs(time.monotonic, time.time, on_suspicion=told.append)
+        await service.apply(watching)
+        with sending(tmp_path / "h.sock", TORCH) as sender:
+            sender.tell(Message(step=1, sent=time.monotonic()))
+            await until(lambda: bool(service.hangs().jobs))
+            looks = service.hangs().jobs
+            await until(lambda: service.hangs().jobs is not looks)
+            assert told == []
+            os.kill(sender.pid, signal.SIGSTOP)
+            await until(lambda: len(told) == 2)
+            assert set(told) == set(service.hangs().jobs)
+        await service.close()
 
     asyncio.run(run())
 

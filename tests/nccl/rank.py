@@ -7,20 +7,30 @@ Each line of standard input is a call of NCCL, and is answered by one line, `ok 
     split COMM NEW COLOR KEY    ncclCommSplit; COLOR -1 takes no part
     do COMM OPERATION TIMES     a collective, or SendN and RecvN to and from rank N
     sync                        wait for the stream
+    train COMM                  a step of a training: a collective, waited for, and its heartbeats
+    skip                        the same without the collective, and the next step begun
     destroy COMM                ncclCommDestroy
     exit                        end as a program ends that destroys nothing
 
-Needs nothing but Python; `NCCLSIM_LIB` is the folder of the libraries.
+Needs nothing but Python, and for heartbeats `dshealthd.training`; `NCCLSIM_LIB` is the folder of the
+libraries.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dshealthd.training.heartbeat import Heartbeat
 
 COUNT, FLOAT, SUM, ROOT = 1024, 7, 0, 0
 NO_COLOR = -1
+MODEL = SimpleNamespace(parameters=lambda: iter(()))
 LIB = os.environ["NCCLSIM_LIB"]
 cuda = ctypes.CDLL(f"{LIB}/libcudart.so", mode=ctypes.RTLD_GLOBAL)
 nccl = ctypes.CDLL(f"{LIB}/libnccl.so.2")
@@ -81,12 +91,44 @@ class Rank:
                     self.launch(self.communicators[name], operation)
             case ["sync"]:
                 cuda.cudaStreamSynchronize(self.stream)
+            case ["train", name]:
+                self.forward_and_backward()
+                self.launch(self.communicators[name], "AllReduce")
+                check(cuda.cudaStreamSynchronize(self.stream))
+                self.heartbeat.step()
+            case ["skip"]:
+                self.forward_and_backward()
+                self.heartbeat.step()
+                self.heartbeat.forward_began(MODEL, computes=True)
             case ["destroy", name]:
                 check(nccl.ncclCommDestroy(self.communicators.pop(name)))
             case _:
                 message = f"not understood: {words}"
                 raise Failure(message)
         return ""
+
+    @functools.cached_property
+    def heartbeat(self) -> Heartbeat:
+        """The heartbeat of this process, which asks torch whether it uses a GPU."""
+        used = {"all": {"current": 1 << 30, "peak": 1 << 30}}
+        torch = SimpleNamespace(
+            cuda=SimpleNamespace(
+                is_initialized=lambda: True,
+                memory_stats_as_nested_dict=lambda: {
+                    "allocated_bytes": used,
+                    "reserved_bytes": used,
+                },
+            )
+        )
+        sys.modules.setdefault("torch", torch)  # type: ignore[arg-type] # all that is asked
+        from dshealthd.training.heartbeat import Heartbeat
+
+        return Heartbeat()
+
+    def forward_and_backward(self) -> None:
+        """Compute nothing, as a training without a GPU, and say so."""
+        self.heartbeat.forward_began(MODEL, computes=True)
+        self.heartbeat.forward_ended(computes=True)
 
     def launch(self, communicator: Pointer, operation: str) -> None:
         """Launch one operation."""

@@ -55,6 +55,10 @@ class Obstinate(Collector):
             if action == "tell":
                 self.context.tell(News(arguments[0]))
                 continue
+            if action == "heard":
+                for news, about in sorted(self.context.heard):
+                    yield VALUE(1.0, f"{news} of {about or 'the node'}")
+                continue
             act(action, *arguments)
             if action == "pid":
                 yield VALUE(float(os.getpid()), part)

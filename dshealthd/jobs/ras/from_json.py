@@ -13,6 +13,7 @@ from typing import Any
 from dshealthd.jobs.ras.status import (
     OPERATIONS,
     OTHER,
+    REMOTE_ERROR,
     Communicator,
     Lag,
     MalformedAnswer,
@@ -113,6 +114,9 @@ def _communicator(entry: dict[str, Any], at: str) -> Communicator:
         if state is not RasRankState.NOT_MEMBER:
             troubles.append(trouble)
     spreads = _spreads(counts)
+    # NCCL refuses what a rank launches after such an error: that it is behind follows.
+    broken = {trouble.rank for trouble in troubles if trouble.what == REMOTE_ERROR}
+    may_lag = {rank: counted for rank, counted in counts.items() if rank not in broken}
     return Communicator(
         name=f"{match[1]:0>16} {_text(entry, 'secondary_hash', at)[:40]}",
         size=_integer(entry, "size", at),
@@ -120,7 +124,7 @@ def _communicator(entry: dict[str, Any], at: str) -> Communicator:
         operations=spreads,
         marks={rank: sum(operations.values()) for rank, (operations, _) in counts.items()},
         errors=dict(errors),
-        behind=_behind(counts, spreads),
+        behind=_behind(may_lag, spreads),
         troubles=first_troubles(troubles),
     )
 

@@ -32,13 +32,15 @@ whatever answers.
 """
 ANY = "any"
 """Stands for all operations together: NCCL 2.24 and 2.25 do not tell them apart."""
+REMOTE_ERROR = "remote_error"
+"""A rank whose connection to another one broke: it waits for that one, and is not the cause."""
 ERRORS = {
     1: "unhandled_cuda_error",
     2: "system_error",
     3: "internal_error",
     4: "invalid_argument",
     5: "invalid_usage",
-    6: "remote_error",
+    6: REMOTE_ERROR,
     8: "timeout",
 }
 """Results of NCCL that are errors, by number (`nccl.h`); 0 is success and 7 is "in progress"."""
@@ -187,9 +189,10 @@ def error_name(code: int) -> str | None:
 
 def severity(what: str) -> int:
     """Return an order of troubles: a dead process is more certain than an error, and an error more
-    than silence.
+    than silence; what another rank has brought about comes last.
     """
-    return {RasRankState.DEAD.value: 0, RasRankState.UNRESPONSIVE.value: 2}.get(what, 1)
+    order = {RasRankState.DEAD.value: 0, RasRankState.UNRESPONSIVE.value: 2, REMOTE_ERROR: 3}
+    return order.get(what, 1)
 
 
 def first_troubles(troubles: Iterable[Trouble]) -> tuple[Trouble, ...]:

@@ -2,7 +2,8 @@
 
 A query goes through all processes of a job, so that one that is well is asked rarely. It is asked
 at the next look where its last answer was no answer, showed ranks in trouble or no progress, or
-where a rank of this node has ended or is stopped.
+where a rank of this node has ended or is stopped; and at once, but seldom, where heartbeats or
+hardware make a hang likely.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ CLOSELY = 40
 
 10 minutes at 15 s: a hang has been paged for by then, and a job that is idle on purpose, or whose
 operations NCCL does not count (CUDA graphs, send and receive), must not be asked closely for ever.
+"""
+HURRIES, HURRY_WINDOW = 2, 60.0
+"""So many queries may be brought forward in so many seconds: enough for two answers that can be
+compared, and no more where a suspicion comes and goes, or a driver logs errors all the time.
 """
 _JITTER = 1.0
 """Seconds by which a look may come early, measured from the one before.
@@ -60,7 +65,10 @@ class WatchedJob:
     """Pids on this node that an answer has called dead, as their own namespaces number them."""
     _looked: float | None = None
     _rarely: bool = False
+    _refused: bool = False
     _starts: frozenset[Process] = frozenset()
+    _hurried: tuple[float, ...] = ()
+    """When queries were brought forward."""
 
     def due(self, host: Host, now: float, healthy_interval: float) -> bool:
         """Tell whether to ask at `now`, by the monotonic clock."""
@@ -69,6 +77,26 @@ class WatchedJob:
         if now - self._looked >= healthy_interval - _JITTER:
             return True
         return any(_in_trouble(host, process) for process in self._starts)
+
+    def rested(self, now: float, seconds: float) -> bool:
+        """Tell whether so many seconds have passed since the last query, or since the last look at
+        its libraries.
+        """
+        return self._looked is None or now - self._looked >= seconds - _JITTER
+
+    def hurry(self, now: float) -> bool:
+        """Tell whether a query may be brought forward to `now`, and count it if so.
+
+        One that is not asked, or whose parts of RAS contradict each other, has nothing to tell
+        sooner.
+        """
+        if self.split or self._refused:
+            return False
+        recent = tuple(at for at in self._hurried if now - at < HURRY_WINDOW)
+        if len(recent) == HURRIES:
+            return False
+        self._hurried = (*recent, now)
+        return True
 
     def looked(self, loaded: Loaded, starts: frozenset[Process], now: float) -> None:
         """Take what its processes have loaded.
@@ -81,11 +109,11 @@ class WatchedJob:
             self.ended, self.status, self.split = "", None, False
             self._dead.clear()
         self.loaded, self._starts, self._looked = loaded, starts, now
-        self._rarely = False
+        self._rarely = self._refused = False
 
     def refused(self) -> None:
         """Note that it may not be asked: it is looked at rarely."""
-        self._rarely = True
+        self._rarely = self._refused = True
 
     def answered(self, status: Status, now: float, answerer: int | None) -> None:
         """Take an answer that can be true, given at `now`, in Unix time.

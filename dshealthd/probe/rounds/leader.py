@@ -10,6 +10,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.deadline import time_limit
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.contract import PeerError
@@ -244,7 +245,7 @@ class Leader:
             return [name for name in names if name not in active.shares]
 
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with time_limit(seconds):
                 while missing():
                     active.arrived.clear()
                     await active.arrived.wait()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.observation import Outcome, Timing
 from dshealthd.probe.peers.contract import PeerError
@@ -93,10 +93,8 @@ async def measure(
 
     async def exchange(payload: bytes) -> _Echo:
         before, sent_at, sent = waited(), wall(), monotonic()
-        answer = await peers.call(peer, OP, {"clock": sent_at, "payload": payload}, DEADLINE)
+        answer = await echo(peers, peer, payload, sent_at, DEADLINE)
         seconds = monotonic() - sent
-        if answer["payload"] != payload:
-            raise PeerError(Outcome.CORRUPTED, "wrong_data")
         after = waited()
         return _Echo(
             payload,
@@ -136,3 +134,16 @@ def _undisturbed(echoes: Sequence[_Echo]) -> Iterator[_Echo]:
         there = max(0.0, after.there - before.there)
         if echo.here + there <= WAITED * echo.seconds:
             yield echo
+
+
+async def echo(
+    peers: Peers, peer: str, payload: bytes, sent_at: float, deadline: float
+) -> dict[str, Any]:
+    """Exchange one echo and return the answer. Raises PeerError.
+
+    `sent_at` is the Unix time of this node; the answer may take `deadline` seconds.
+    """
+    answer = await peers.call(peer, OP, {"clock": sent_at, "payload": payload}, deadline)
+    if answer["payload"] != payload:
+        raise PeerError(Outcome.CORRUPTED, "wrong_data")
+    return answer

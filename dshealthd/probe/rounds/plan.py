@@ -69,7 +69,7 @@ class RoundPlan:
         return tuple(name for name in self.members if name != me)
 
     def has_ranks(self, member: str, ranks: Iterable[int]) -> bool:
-        """Tell whether these are all the ranks of a member."""
+        """Tell whether these are all the ranks that the plan gives a member."""
         first = self.members.index(member) * self.ranks
         return sorted(ranks) == list(range(first, first + self.ranks))
 

@@ -18,16 +18,17 @@ import pytest
 from bench.processes import free_port
 from dshealthd.collection.registry import all_collectors
 from dshealthd.collectors.nccl_ras import IMPLAUSIBLE, STATE, NcclRas
-from dshealthd.core.collector import Context, Fault, Reason
+from dshealthd.core.collector import Context, Fault, News, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.evidence.nccl_ras import PAUSE
 from dshealthd.evidence.options import EvidenceOptions
+from dshealthd.jobs.hangs.suspicion import AGAIN_AFTER, SHARE
 from dshealthd.jobs.ras.options import NcclRasOptions
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
-from dshealthd.jobs.ras.watched import CLOSELY
+from dshealthd.jobs.ras.watched import CLOSELY, HURRIES, HURRY_WINDOW
 from tests.environments import wait_for_environment
 from tests.jobs.machines import Clock, Machine
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
@@ -538,6 +539,48 @@ def test_job_that_is_well_is_asked_rarely(node: Node, interval: float) -> None:
     assert job.popen.poll() is None
 
 
+def test_suspicion_brings_a_query_forward(node: Node) -> None:
+    """Of the job that it is about and of no other; of all where hardware had an error. What comes
+    and goes all the time brings no more forward than `HURRIES` in `HURRY_WINDOW`.
+    """
+    clock = Clock()
+    node.context.monotonic = clock
+    node.collector = NcclRas(NcclRasOptions(timeout=Duration(2)), node.context)
+    answers = [
+        document(
+            Communicator([Rank(0, counts={"AllReduce": 1000 + more}), Rank(1, pid=1), Rank(2)])
+        )
+        for more in range(40)
+    ]
+    node.process("json", *answers, job=1)
+    node.record = node.root / "record of the other"
+    node.process("json", *answers, job=2)
+
+    def asked(*heard: tuple[News, str], after: float) -> tuple[int, int]:
+        clock.now += after
+        node.context.heard = frozenset(heard)
+        found = node.sweep()
+        assert [values(found, job)["ras_state", "answered"] for job in (1, 2)] == [1, 1]
+        records = (node.root / "record", node.record)
+        first, second = (place.read_bytes().count(b"VERBOSE STATUS\n") for place in records)
+        return first, second
+
+    hang = (News.HANG_SUSPECTED, "slurm-1")
+    assert asked(after=0) == (1, 1)
+    assert asked(after=15) == (2, 2)
+    assert asked(hang, after=5) == (3, 2)
+    assert asked(hang, after=5) == (4, 2)
+    assert asked((News.GPU_ERROR, ""), after=5) == (4, 3)
+    # 15 s since the other's last query are no reason to ask one that is well.
+    assert asked((News.HANG_SUSPECTED, "slurm-3"), after=15) == (4, 3)
+    begin = asked(after=HURRY_WINDOW)
+    for _ in range(int(HURRY_WINDOW / 5)):
+        last = asked(hang, (News.GPU_ERROR, ""), after=5)
+    usual = HURRY_WINDOW / float(NcclRasOptions().healthy_interval)
+    for before, now in zip(begin, last, strict=True):
+        assert usual <= now - before <= usual + HURRIES
+
+
 def test_documented_pace() -> None:
     """docs/jobs.md has the pace of queries that the options and the job's memory have."""
     text = (Path(__file__).parents[3] / "docs/jobs.md").read_text(encoding="utf-8")
@@ -548,7 +591,10 @@ def test_documented_pace() -> None:
     assert f"| {closely:g} s (`interval`) |" in table
     assert f"after {CLOSELY} such answers in a row, {CLOSELY * closely / 60:g} min" in table
     assert f"{3600 / rarely:g} queries an hour" in table
-    assert f"{3600 / closely:g} at most" in table
+    hurried = 3600 / HURRY_WINDOW * HURRIES
+    assert f"{3600 / closely + hurried:g} at most" in table
+    assert f"and {AGAIN_AFTER:g} s later, {HURRIES} times in {HURRY_WINDOW:g} s at most" in table
+    assert f"{SHARE:.0%} of the silence" in table
     assert f"{options.timeout:g} s until NCCL has answered" in table
     assert f"{2 * rarely:g} s at most" in table
     evidence = EvidenceOptions()

@@ -101,6 +101,22 @@ def test_rank_behind() -> None:
     )
 
 
+def test_rank_that_lost_its_connection_to_another() -> None:
+    """The one that is gone is named first, and who cannot launch any more for that is not behind."""
+    ranks = [Rank(0, async_error=6, counts={"AllReduce": 999}), *FOUR[1:3]]
+    gone = Rank(3, pid=4003, gpu=3, flags=("unresponsive",))
+    (communicator,) = parse_json(document(Communicator(ranks, [gone]))).communicators
+    assert [(trouble.rank, trouble.what) for trouble in communicator.troubles] == [
+        (3, "unresponsive"),
+        (0, "remote_error"),
+    ]
+    assert communicator.behind == ()
+    assert communicator.operations["AllReduce"] == Spread(999, 1000)
+    lagging = [Rank(0, async_error=1, counts={"AllReduce": 999}), *FOUR[1:]]
+    (communicator,) = parse_json(document(Communicator(lagging))).communicators
+    assert [lag.rank for lag in communicator.behind] == [0]
+
+
 def test_states_and_errors() -> None:
     """States follow NCCL's own rules: abort goes before finalize, and that before init.
 
@@ -128,9 +144,9 @@ def test_states_and_errors() -> None:
         ("async", "other"): 1,
     }
     assert [(trouble.rank, trouble.what) for trouble in communicator.troubles] == [
-        (3, "remote_error"),
         (5, "system_error"),
         (6, "other"),
+        (3, "remote_error"),
     ]
 
 

@@ -345,9 +345,9 @@ def test_errors() -> None:
     }
     assert world.troubles == (
         Trouble(2, "system_error", RankLocation("192.0.2.1", 4002, 2)),
+        Trouble(6, "other", RankLocation("192.0.2.1", 4006, 6)),
         Trouble(4, "remote_error", RankLocation("192.0.2.1", 4004, 4)),
         Trouble(5, "remote_error", None),
-        Trouble(6, "other", RankLocation("192.0.2.1", 4006, 6)),
     )
 
 

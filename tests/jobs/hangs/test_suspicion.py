@@ -1,0 +1,61 @@
+"""Which jobs are suspected to hang, and how often each suspicion is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dshealthd.jobs.hangs.activity import ThreadState
+from dshealthd.jobs.hangs.exits import ExitKind
+from dshealthd.jobs.hangs.hang import RankState
+from dshealthd.jobs.hangs.suspicion import AGAIN_AFTER, SHARE, Suspicions, suspicious
+from dshealthd.training.message import Phase, StepStage
+
+BOUND = 30.0
+HEARD = RankState(
+    rank=0,
+    pid=100,
+    start=7,
+    step=50,
+    phase=Phase.TRAINING,
+    stage=StepStage.BACKWARD,
+    silence=1.0,
+    bound=BOUND,
+    state=ThreadState.SLEEPING,
+)
+SILENT = replace(HEARD, silence=SHARE * BOUND + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([SILENT, SILENT], True),
+        ([SILENT, HEARD], False),  # a rank that waits for nobody: an uneven step
+        ([HEARD, HEARD], False),
+        ([replace(SILENT, bound=40.0)] * 2, False),  # was as silent before
+        ([HEARD, replace(HEARD, state=ThreadState.STOPPED)], True),
+        ([HEARD, replace(HEARD, ended=ExitKind.KILLED)], True),
+        ([HEARD, replace(HEARD, ended=ExitKind.FAILED)], True),
+        ([HEARD, replace(HEARD, ended=ExitKind.ENDED)], False),
+        ([SILENT, replace(HEARD, ended=ExitKind.ENDED)], True),
+        ([replace(SILENT, ended=ExitKind.KILLED)], False),  # nobody is left to wait
+        ([], False),
+    ],
+)
+def test_suspicious(ranks: list[RankState], expected: object) -> None:
+    """All who live are silent for longer than is usual, or one is stopped or has failed."""
+    assert suspicious(ranks) is expected
+
+
+def test_each_suspicion_is_told_twice() -> None:
+    """At once and after a while, and anew only once it was over; one job is not another."""
+    suspicions, told = Suspicions(), []
+    for now in range(60):
+        silent = SILENT if now not in range(30, 33) else HEARD
+        jobs = {"a": [silent], "b": [HEARD], "c": [SILENT if now >= 10 else HEARD]}
+        told += [(job, now) for job in suspicions.look(jobs, float(now))]
+    again = int(AGAIN_AFTER)
+    assert [now for job, now in told if job == "a"] == [0, again, 33, 33 + again]
+    assert [now for job, now in told if job == "c"] == [10, 10 + again]
+    assert {job for job, _ in told} == {"a", "c"}
