@@ -4,7 +4,8 @@
 
 The strategies of `probe_liars` against the probes of real agents: each on an address of its own of
 127.0.0.0/8, with its schedule, its listener, its credentials and its verdicts as they are shipped.
-Only the collectives are played (see `liar.PlayedWorkers`), as two cores have no fabric to time. What
+Only the collectives are played (see `liar.PlayedWorkers`), as two cores have no fabric to time;
+echoes are real, and judged as shipped. What
 is usual is learnt in a minute of epochs of a second; the lies are told at the shipped period. An
 accusation is wrong where an honest agent names what no liar has a share in. All cases run at once,
 in a process each.
@@ -17,7 +18,6 @@ import asyncio
 import contextlib
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,14 +27,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.liar import Liar, PlayedService, PlayedWorkers
-from bench.processes import table
+from bench.processes import free_port, table
 from dshealthd.collectors import gpu_bus, gpu_processes
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.probe.options import (
-    BaselineOptions,
     MembershipOptions,
     PeerOptions,
     ProbeOptions,
@@ -47,10 +46,6 @@ if TYPE_CHECKING:
 GPUS = 2
 LEARNING = 70
 """Epochs of a second in which the agents learn what is usual."""
-LIGHT_RATIO = 1e6
-"""Times of echoes, the only ones that are not played, are learnt and never judged: two cores that
-other work shares make them jump by a hundred times, with liars and without.
-"""
 STRATEGIES = ("honest", "frame", "poison", "silence")
 PAIRS = ("honest", "collude", "poison", "silence")
 COUNTED = ("dshealthd_probe_rounds_total", "dshealthd_probe_skips_total")
@@ -117,9 +112,7 @@ class Cluster:
         self.strategy = strategy
         self.liars: dict[str, Liar] = {}
         self.services: dict[str, PlayedService] = {}
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = int(probe.getsockname()[1])
+        port = free_port()
         victims = self.members[liars : liars + 1]
         for number, name in enumerate(self.members):
             state = directory / f"state-{name}"
@@ -129,7 +122,6 @@ class Cluster:
                     period=Duration(period),
                     members=MembershipOptions(nodes=self.members, name=name),
                     peer=peers(directory, kind, name, port),
-                    baseline=BaselineOptions(light_ratio=LIGHT_RATIO),
                 ),
                 host=Host(),
                 state=state,

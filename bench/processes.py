@@ -97,7 +97,7 @@ def serving(name: str, command: Sequence[str], port: int) -> Iterator[Server]:
     ) as process:
         server = Server(name, process, http.client.HTTPConnection("127.0.0.1", port, timeout=10))
         try:
-            for _ in range(100):
+            for _ in range(600):  # a minute: other work may have the CPUs
                 with contextlib.suppress(OSError):
                     server.scrape()
                     break
@@ -109,8 +109,8 @@ def serving(name: str, command: Sequence[str], port: int) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def agent(config: str) -> Iterator[Server]:
-    """Run dshealthd on the text of a configuration."""
+def agent(config: str, name: str = "dshealthd", python: str = sys.executable) -> Iterator[Server]:
+    """Run dshealthd on the text of a configuration; `python` is one that has it installed."""
     port = free_port()
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "dshealthd.toml")
@@ -123,9 +123,8 @@ def agent(config: str) -> Iterator[Server]:
             "--path.state",
             directory,
         ]
-        with serving(
-            "dshealthd", [sys.executable, "-m", "dshealthd", "run", *flags], port
-        ) as server:
+        # Without -P this checkout would be what another one's interpreter imports.
+        with serving(name, [python, "-P", "-m", "dshealthd", "run", *flags], port) as server:
             yield server
 
 

@@ -46,9 +46,9 @@ def _run(words: list[str] | None) -> int:
 
         return explain.main(words[1:])
     if words[:1] == ["doctor"]:  # exit statuses of its own, for bad usage too
-        from dshealthd.doctor import command as doctor
+        from dshealthd import doctor_command
 
-        return doctor.main(words[1:])
+        return doctor_command.main(words[1:])
     if words[:1] == ["free-port"]:  # starts processes and becomes one: no thread of the log
         from dshealthd import free_port_command
 

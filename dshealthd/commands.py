@@ -16,7 +16,7 @@ from typing import Any
 
 from dshealthd import __version__, arguments, config, config_warnings, logs
 from dshealthd.arguments import ACCESS, Command
-from dshealthd.config import Config, ConfigError
+from dshealthd.core.options import ConfigError
 from dshealthd.flags import EXIT_UNKNOWN, FlagParser, tables
 from dshealthd.notify import ServiceManager
 from dshealthd.status_line import first_of
@@ -24,6 +24,7 @@ from dshealthd.status_line import first_of
 if typing.TYPE_CHECKING:
     from pathlib import Path
 
+    from dshealthd.config import Config
     from dshealthd.http.client import Access
 
 MAX_FILES = 16_384

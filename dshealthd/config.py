@@ -17,7 +17,16 @@ from dshealthd.collection import registry
 from dshealthd.core.address import listen_address
 from dshealthd.core.collector import CollectorOptions
 from dshealthd.core.host import Host
-from dshealthd.core.options import Bytes, Duration, Errors, decode, join, option, unknown
+from dshealthd.core.options import (
+    Bytes,
+    ConfigError,
+    Duration,
+    Errors,
+    decode,
+    join,
+    option,
+    unknown,
+)
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.nvrx.options import NvrxOptions
@@ -26,17 +35,6 @@ from dshealthd.slurm.options import SlurmOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-class ConfigError(Exception):
-    """A configuration that cannot be used.
-
-    `errors` has one `key: reason` for each thing that is wrong.
-    """
-
-    def __init__(self, source: str, errors: list[str]) -> None:
-        super().__init__("\n".join(f"{source}: {error}" for error in errors))
-        self.errors = errors
 
 
 @dataclass(frozen=True, kw_only=True)

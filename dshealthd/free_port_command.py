@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from dshealthd import config, flags
 from dshealthd.collectors.rendezvous import parse_ports
-from dshealthd.config import ConfigError
 from dshealthd.core.host import read
+from dshealthd.core.options import ConfigError
 from dshealthd.doctor.hosts import HostsError, command, last_line, names, run
 from dshealthd.doctor.processes import Pool
 from dshealthd.free_port import Held, NoPort, candidates, free, hold

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from dshealthd.core import background
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import counter
-from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,14 +42,6 @@ class _Formatter(logging.Formatter):
         if self._json:
             return json.dumps(fields)
         return " ".join(f"{key}={_quoted(value)}" for key, value in fields.items())
-
-
-class WorkerFormatter(logging.Formatter):
-    """Writes the records of a worker, one line each but for a traceback."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
-        """Return the line of a record, whatever others wrote that it tells of."""
-        return printable(super().formatMessage(record))
 
 
 def _quoted(value: str) -> str:

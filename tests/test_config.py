@@ -10,9 +10,9 @@ import pytest
 
 from dshealthd import config, reference
 from dshealthd.collection import registry
-from dshealthd.config import Config, ConfigError
+from dshealthd.config import Config
 from dshealthd.core.address import listen_address
-from dshealthd.core.options import Bytes, Duration, Errors, decode, encode
+from dshealthd.core.options import Bytes, ConfigError, Duration, Errors, decode, encode
 
 BAD = {
     "[wbe]": "wbe: unknown key; did you mean web?",

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dshealthd
+from dshealthd.collection import registry
+from dshealthd.core.collector import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -52,7 +54,7 @@ such as the finding of the node and that of a log.
 """
 
 
-def parsed(file: Path) -> ast.AST:
+def parsed(file: Path) -> ast.Module:
     """Return a module as a tree."""
     return ast.parse(file.read_text(encoding="utf-8"))
 
@@ -132,6 +134,25 @@ def test_an_agent_without_probes_does_without_them() -> None:
     }
 
 
+def test_workers_do_without_what_only_the_loop_needs() -> None:
+    """Each worker has its own copy of what it imports: asyncio and TLS would be 4 MiB of each."""
+    workers: dict[str, list[str]] = {}
+    for name, collector in registry.all_collectors().items():
+        if collector.worker is not None:
+            workers.setdefault(collector.worker, []).append(name)
+    assert len(workers) == len(Worker)
+    for names in workers.values():
+        code = (
+            "import sys; from dshealthd.collection import worker\n"
+            f"for name in {names}: worker.registry.load(name)\n"
+            "print(*sorted({'asyncio', 'ssl', 'subprocess', 'http', 'email'} & set(sys.modules)))"
+        )
+        loaded = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert loaded.stdout.split() == [], names
+
+
 def test_class_names_stand_in_one_module() -> None:
     """Who reads a class's name knows which is meant, without a look at the imports."""
     modules: dict[str, set[Path]] = {}
@@ -143,10 +164,10 @@ def test_class_names_stand_in_one_module() -> None:
     assert len(shared) <= SHARED_CLASS_NAMES, shared
 
 
-def imported(file: Path, modules: Collection[str]) -> set[str]:
-    """Return those of `modules` that one imports."""
+def imported(file: Path, modules: Collection[str], *, at_once: bool = False) -> set[str]:
+    """Return those of `modules` that one imports; `at_once`, those that run with it alone."""
     found: set[str] = set()
-    for node in ast.walk(parsed(file)):
+    for node in parsed(file).body if at_once else ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -155,17 +176,34 @@ def imported(file: Path, modules: Collection[str]) -> set[str]:
     return found & set(modules)
 
 
-def test_no_module_imports_one_that_imports_it() -> None:
-    """Modules can be read from the bottom up, types that only annotations name included."""
-    modules = {
+def modules_of_source() -> dict[str, Path]:
+    """Return the file of each module."""
+    return {
         ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): (
             file
         )
         for file in FILES
     }
+
+
+def test_no_module_imports_one_that_imports_it() -> None:
+    """Modules can be read from the bottom up, types that only annotations name included."""
+    modules = modules_of_source()
     graph = {name: imported(file, modules) for name, file in modules.items()}
     order = tuple(graphlib.TopologicalSorter(graph).static_order())
     assert order.index("dshealthd.core.collector") < order.index("dshealthd.agent")
+
+
+def test_no_package_imports_one_that_imports_it() -> None:
+    """What runs at import goes one way between packages; a module beside them is one of its own."""
+    modules = modules_of_source()
+    graph: dict[str, set[str]] = {}
+    for name, file in modules.items():
+        package = name.split(".")[:2]
+        others = {".".join(other.split(".")[:2]) for other in imported(file, modules, at_once=True)}
+        graph.setdefault(".".join(package), set()).update(others - {".".join(package), "dshealthd"})
+    order = tuple(graphlib.TopologicalSorter(graph).static_order())
+    assert order.index("dshealthd.probe") < order.index("dshealthd.config")
 
 
 def tours() -> dict[str, list[str]]:

@@ -165,6 +165,13 @@ def test_exposure(drop_in: str | None, limit: float, tmp_path: Path) -> None:
     found = re.search(r"exposure level for dshealthd.service: (\d+\.\d)", done.stdout)
     assert found is not None, done.stderr
     assert float(found[1]) <= limit
+    if drop_in is None:
+        # A right that is granted has its reason in the documentation.
+        page = (PROJECT / "docs/install.md").read_text(encoding="utf-8").replace("\\|", "|")
+        granted = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("✗")]
+        assert len(granted) > 10
+        for name in granted:
+            assert f"`{name.rpartition('~')[2]}`" in page, name
     unknown = [line for line in done.stderr.splitlines() if "Unknown" in line]
     later = ("RestartSteps", "RestartMaxDelaySec")  # systemd 254
     assert all(any(name in line for name in later) for line in unknown), unknown

@@ -8,7 +8,7 @@ import logging
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.logs import WorkerFormatter
+from dshealthd.collection.worker import WorkerFormatter
 from dshealthd.printable import printable, printable_lines
 
 HOSTILE = "a\x1b]0;owned\x07\x1b[2J\nINFO all is well\u202egpj\u200b\x9b31m\udc80"

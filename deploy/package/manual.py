@@ -12,12 +12,11 @@ import json
 import typing
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import __version__, free_port_command
+from dshealthd import __version__, doctor_command, free_port_command
 from dshealthd.collection import registry
 from dshealthd.commands import parser as command_line
 from dshealthd.config import SECTIONS
 from dshealthd.core.options import Duration
-from dshealthd.doctor import command as doctor_command
 from dshealthd.explain import command as explain_command
 
 if TYPE_CHECKING:

@@ -16,6 +16,8 @@ Where a `last` part is named, none is touched behind it; those that would have b
 `news` is what its collectors tell others, `heard` what others tell them.
 
 The end of the socket is the order to stop: what is held is released, and the process ends.
+
+Each of the workers pays for what it imports: neither asyncio nor ssl, which are half of one.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from dshealthd.core.collector import Collector, Context, Fault, News, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import attempt
-from dshealthd.logs import WorkerFormatter
+from dshealthd.printable import printable
 
 _UNTRIED = 64
 """Parts left untried that are named at most; there are scouts for a few."""
@@ -125,6 +127,14 @@ def main(page: int, descriptor: int) -> None:
     for collector in collectors.values():
         collector.close()
     context.close()
+
+
+class WorkerFormatter(logging.Formatter):
+    """Writes the records of a worker, one line each but for a traceback."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
+        """Return the line of a record, whatever others wrote that it tells of."""
+        return printable(super().formatMessage(record))
 
 
 def _log(worker: str, level: int) -> None:

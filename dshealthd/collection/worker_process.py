@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core import child, wire
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import News, Reason
-from dshealthd.core.deadline import MOMENT, in_time
+from dshealthd.core.deadline import MOMENT, time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -77,7 +77,8 @@ class WorkerProcess:
         """Send the first frame and wait until the worker is ready; `Broken`."""
         self.ask(hello)
         try:
-            await in_time(self._frame(), START_DEADLINE)
+            async with time_limit(START_DEADLINE):
+                await self._frame()
         except TimeoutError as error:
             raise self._broken(
                 Reason.TIMEOUT, f"worker {self.name} was not ready within {START_DEADLINE:g} s"

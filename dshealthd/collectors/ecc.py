@@ -82,6 +82,12 @@ SRAM_UNITS = counter(
     *_ID,
     "unit",
 )
+INFOROM = gauge(
+    "dshealthd_gpu_inforom_valid",
+    "1 if the driver can use the GPU's infoROM, which keeps its remapped rows and error counts, 0 if "
+    "that is corrupted: nvmlDeviceGetInforomConfigurationChecksum, once a minute.",
+    *_ID,
+)
 BANKS = gauge(
     "dshealthd_gpu_row_remapper_exhausted_banks",
     "Memory banks with few or no spare rows left (low and none of NVML's histogram). The next row "
@@ -163,6 +169,8 @@ class Ecc(GpuCollector):
             yield REPAIR_PENDING(float(any(pending)), *gpu.labels)
         broken = device.ask("nvmlDeviceGetUnrepairableMemoryFlag_v1")
         yield from told(UNREPAIRABLE, None if broken is None else float(broken > 0), *gpu.labels)
+        inforom = device.keep(("inforom",), device.inforom_valid)
+        yield from told(INFOROM, None if inforom is None else float(inforom), *gpu.labels)
         sram = device.fill("nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t")
         if sram is not None:
             yield from _sram(gpu, ("corrected", "volatile"), sram.volatileCor)

@@ -119,7 +119,8 @@ ACTIVITY = gauge(
 )
 POWER = gauge(
     "dshealthd_gpu_power_watts",
-    "Power drawn by the board; a one-second average from Ampere on.",
+    "Power drawn by the board: a one-second average from Ampere on, but for GA100 (A100), where it "
+    "is that of the moment, as before Ampere.",
     *_ID,
 )
 MODULE_POWER = gauge(

@@ -1,6 +1,6 @@
 """NVLinks of every GPU, from NVML.
 
-Whether each is up, its errors, the GPU's traffic over all of them, and the fabric they make.
+Whether each is up, its errors, the GPU's traffic over all of them, and the links to its CPU.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import News, counter, gauge
 from dshealthd.core.options import option
 from dshealthd.nvml.collector import GpuCollector, SlowGpuCollectorOptions
 from dshealthd.nvml.signs import LINK_COUNT, LINK_STATE, LINK_UP
-from dshealthd.nvml.values import ALL_LINKS, Fields, number, told
+from dshealthd.nvml.values import ALL_LINKS, Fields, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -104,24 +104,6 @@ LINKS_UP = gauge(
     *_ID,
 )
 
-FABRIC_STATE = gauge(
-    "dshealthd_gpu_fabric_state",
-    "Registration with the NVLink fabric: 0 not supported, 1 not started, 2 in progress, 3 "
-    "completed. 0 is a fault where links of NVLink 5 lead to a switch.",
-    *_ID,
-)
-FABRIC_HEALTHY = gauge(
-    "dshealthd_gpu_fabric_healthy",
-    "1 if the registration with the NVLink fabric succeeded and the fabric calls itself healthy.",
-    *_ID,
-)
-FABRIC_CLIQUE = gauge(
-    "dshealthd_gpu_fabric_clique",
-    "Clique of GPUs that reach each other over NVLink; only for a fabric of several nodes, which "
-    "has a cluster UUID.",
-    *_ID,
-)
-
 _WHOLE: Mapping[str, str | tuple[str, int]] = {
     "count": LINK_COUNT,
     "speed": "NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON",
@@ -166,7 +148,6 @@ _C2C_ERRORS = {
 _VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 _REMOTES = {0: "gpu", 1: "npu", 2: "switch"}
 _KIB = 1024
-_REGISTERED = 3
 
 
 @functools.cache
@@ -204,6 +185,40 @@ class NvlinkOptions(SlowGpuCollectorOptions):
     )
 
 
+class ErrorSums:
+    """Sums of errors over a GPU's links that grow by new errors alone, whichever links answer.
+
+    A link that falls silent counts with what it last told: a sum that drops reads as a counter that
+    was reset. One that answers for the first time after others did brings errors of the past, which
+    are left out: a sum that jumps reads as errors of now.
+    """
+
+    def __init__(self, memory: dict[str, dict[str, dict[str, list[float]]]]) -> None:
+        """Go on with `memory`: by GPU, type and link, what the link had at first and has now.
+
+        It outlives the worker process; without it a sum would be another one after a restart.
+        """
+        self._memory = memory
+
+    def add(self, uuid: str, kind: str, counts: Sequence[float | None]) -> float | None:
+        """Return the sum of one type of error now; None where no link tells.
+
+        `counts` are those of the GPU's links, None where a link does not tell.
+        """
+        if all(count is None for count in counts):
+            return None
+        known = self._memory.setdefault(uuid, {})
+        first_look = kind not in known
+        links = known.setdefault(kind, {})
+        for link, count in enumerate(counts):
+            if count is None:
+                continue
+            past, last = links.get(str(link), (0.0 if first_look else count, count))
+            # A counter that was reset no longer holds the past.
+            links[str(link)] = [past if count >= last else 0.0, count]
+        return sum(last - past for past, last in links.values())
+
+
 class Nvlink(GpuCollector):
     """Reads all links of a GPU in one or two calls."""
 
@@ -211,16 +226,12 @@ class Nvlink(GpuCollector):
     wakes_on = frozenset({News.GPU_ERROR, News.NVLINK})
 
     def __init__(self, options: NvlinkOptions, context: Context) -> None:
-        """Have read no link yet."""
+        """Have read no link but those that earlier workers read."""
         super().__init__(options, context)
-        self._last: dict[tuple[str, str], dict[int, float]] = {}
-        """What each link last told, by GPU and type of error: without one that falls silent a sum
-        would drop, which reads as a counter that was reset.
-        """
+        self._counted = ErrorSums(context.memory.setdefault("nvlink_errors", {}))
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield what a GPU's links tell; nothing where it has none."""
-        yield from _fabric(gpu, device)
         yield from _c2c(gpu, device)
         whole = dict(zip(_WHOLE, device.fields(_GPU), strict=True))
         count = int(whole["count"] or 0)
@@ -272,11 +283,7 @@ class Nvlink(GpuCollector):
     ) -> Iterator[Sample]:
         """Yield the sum of each type of error, and the errors of the links that have any."""
         for kind, counts in errors.items():
-            last = self._last.setdefault((gpu.uuid, kind), {})
-            told_now = {link: count for link, count in enumerate(counts) if count is not None}
-            last.update(told_now)
-            if told_now:
-                yield SUMS(sum(last.values()), *gpu.labels, kind)
+            yield from told(SUMS, self._counted.add(gpu.uuid, kind, counts), *gpu.labels, kind)
         for link, label in enumerate(labels):
             of_link = {kind: counts[link] for kind, counts in errors.items()}
             if self.options.links or any(of_link.values()):
@@ -314,26 +321,3 @@ def _c2c(gpu: Gpu, device: Device) -> Iterator[Sample]:
         yield C2C(sum(state == 1 for state in states), *gpu.labels, "up")
     for kind, name in _C2C_ERRORS.items():
         yield from told(C2C_ERRORS, _sum(field[name]), *gpu.labels, kind)
-
-
-def _fabric(gpu: Gpu, device: Device) -> Iterator[Sample]:
-    fabric = device.fill("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t")
-    fabric = fabric or device.fill("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t")
-    if fabric is None or number(fabric.state) is None:
-        return
-    yield FABRIC_STATE(fabric.state, *gpu.labels)
-    if fabric.state == _REGISTERED:
-        yield FABRIC_HEALTHY(float(fabric.status == 0 and _healthy(fabric)), *gpu.labels)
-        if any(fabric.clusterUuid):
-            yield FABRIC_CLIQUE(fabric.cliqueId, *gpu.labels)
-
-
-def _healthy(fabric: Any) -> bool:
-    """Judge by NVML's own summary; where it has none, by the bits that name a trouble."""
-    summary = getattr(fabric, "healthSummary", 0)
-    if summary:
-        return bool(summary == 1)
-    configuration = fabric.healthMask >> 8 & 0xF
-    return configuration in (0, 1) and not any(
-        fabric.healthMask >> shift & 0x3 == 1 for shift in (0, 2, 4, 6)
-    )

@@ -122,7 +122,7 @@ class CounterFile:
         self.writer = LatestWriter(self._replace, name)
 
     def load(self) -> dict[str, Any] | None:
-        """Return what this boot saved; None if it has not saved yet.
+        """Return the counters that this boot saved; None if it has not saved any yet.
 
         OSError or ValueError if the file cannot be understood.
         """

@@ -101,6 +101,17 @@ def option(
     return dataclasses.field(default=default, metadata={**metadata, "default": default})
 
 
+class ConfigError(Exception):
+    """A configuration that cannot be used.
+
+    `errors` has one `key: reason` for each thing that is wrong.
+    """
+
+    def __init__(self, source: str, errors: list[str]) -> None:
+        super().__init__("\n".join(f"{source}: {error}" for error in errors))
+        self.errors = errors
+
+
 class Errors(list[str]):
     """What is wrong with a config, one `key: reason` a line."""
 

@@ -13,7 +13,7 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.deadline import in_time
+from dshealthd.core.deadline import time_limit
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.examination import ORDER, Examined, accept
 from dshealthd.doctor.facts import facts
@@ -116,7 +116,8 @@ async def _ask(loaded: Config, me: str, name: str) -> dict[str, Any]:
     """Return a node's status document. PeerError; TimeoutError."""
     client = member_client(loaded, me)
     try:
-        return unpacked(await in_time(_packed(client, name), CALL_DEADLINE))
+        async with time_limit(CALL_DEADLINE):
+            return unpacked(await _packed(client, name))
     finally:
         await client.close()
 

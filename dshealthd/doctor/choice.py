@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.config import ConfigError
-from dshealthd.core.options import unknown
+from dshealthd.core.options import ConfigError, unknown
 from dshealthd.doctor import node
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.config import Config
 from dshealthd.core.collector import Metric, MetricKind, Sample
 from dshealthd.findings.series import Series
 
 if TYPE_CHECKING:
+    from dshealthd.config import Config  # noqa: TC004 - which is above: nothing evaluates this type
     from dshealthd.core.host import Host
 
 

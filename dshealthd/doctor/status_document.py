@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.collection.scheduler import Scheduler
 from dshealthd.collection.supervisor import PATIENCE
-from dshealthd.core.deadline import in_time
+from dshealthd.core.deadline import time_limit
 from dshealthd.core.options import Duration
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.judge import judge, series_of
@@ -63,7 +63,8 @@ async def _collect(config: Config) -> dict[str, Any]:
     scheduler = Scheduler(snapshot, time.monotonic, time.time)
     started = time.time()
     with contextlib.suppress(TimeoutError):  # what has not answered has no result, see findings
-        await in_time(scheduler.once(_hurried(config)), COLLECT_DEADLINE)
+        async with time_limit(COLLECT_DEADLINE):
+            await scheduler.once(_hurried(config))
     own = list(scheduler.samples())
     wall, monotonic = time.time(), time.monotonic()
     node = os.uname().nodename
@@ -80,7 +81,8 @@ async def _collect(config: Config) -> dict[str, Any]:
         sections=verdict.document(),
     )
     with contextlib.suppress(TimeoutError):  # a worker in D state is left behind
-        await in_time(scheduler.close(), CLOSE_DEADLINE)
+        async with time_limit(CLOSE_DEADLINE):
+            await scheduler.close()
     found: dict[str, Any] = json.loads(body)
     return found
 

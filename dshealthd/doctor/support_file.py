@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -10,7 +11,6 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.config import SECTIONS
 from dshealthd.core.options import encode
 
 if TYPE_CHECKING:
@@ -62,7 +62,11 @@ def write(path: str, report: Report, loaded: Config) -> None:
     document = {
         "versions": _versions(),
         "doctor": report.document(),
-        "configuration": {name: encode(getattr(loaded, name)) for name in SECTIONS}
+        "configuration": {
+            section.name: encode(getattr(loaded, section.name))
+            for section in dataclasses.fields(loaded)
+            if section.name != "collectors"
+        }
         | {"collectors": {name: encode(one) for name, one in loaded.collectors.items()}},
     }
     body = json.dumps(without_secrets(document), indent=1, default=str) + "\n"

@@ -213,7 +213,9 @@ class Collection:
                 rank=rank.rank,
                 environment=environment,
             )
-            yield self._step(f"recorder {rank.pid}", 15.0, recorded, flight_recorder.MAX_DUMP + 1)
+            patience = flight_recorder.PATIENCE + 5.0
+            size = flight_recorder.MAX_DUMP + 1
+            yield self._step(f"recorder {rank.pid}", patience, recorded, size)
 
     def _ask_ras(self) -> Function | None:
         """Return the step that asks NCCL's RAS; None where another node does, or nobody can."""

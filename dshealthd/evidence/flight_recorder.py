@@ -11,19 +11,22 @@ written to `<TORCH_FR_DUMP_TEMP_FILE><rank>` (`DebugInfoWriter` in `FlightRecord
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import stat
 import time
 from typing import TYPE_CHECKING
 
+from dshealthd.core.host import read_bytes
 from dshealthd.core.watched_file import signature
 from dshealthd.evidence import privileges
 from dshealthd.evidence.findings import file_of
 from dshealthd.evidence.step import Missing
 from dshealthd.linux.process_files import Irregular, Root, read
+from dshealthd.linux.process_stat import parse_stat
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from dshealthd.core.host import Host
     from dshealthd.core.watched_file import Signature
@@ -36,9 +39,9 @@ MAX_DUMP = 32 << 20
 """Bytes. 2,000 entries, torch's default, take some 2 MiB."""
 QUIET = 0.5
 """Seconds for which a dump must not have changed to count as whole; torch writes it at one go."""
-PATIENCE = 10.0
-"""Seconds for a dump to appear: torch looks at the FIFO once a second, resolves stacks, and may
-write to a slow file system.
+PATIENCE = 30.0
+"""Seconds for a dump to appear: torch looks at the FIFO once a second and, for its first dump,
+imports what resolves stacks, 2 s of CPU in 2.12.0, which took 13 to 16 s on a busy machine.
 """
 _LOOK_EVERY = 0.1
 
@@ -71,13 +74,15 @@ def take(
         if prefix
         else f"{PIPE} is not set, so that none could be asked for"
     )
-    fresh = not asked and _wait(root, place, before)
+    fresh = not asked and _wait(root, place, before, functools.partial(_stopped, host, pid))
     if not fresh and before is None:
         raise Missing(
             asked
             or (
-                f"no dump appeared within {PATIENCE:g} s: the thread that writes it may stand "
-                "still too"
+                "the process is stopped by a signal and cannot dump"
+                if _stopped(host, pid)
+                else f"no dump appeared within {PATIENCE:g} s: the thread that writes it may be "
+                "hung too"
             )
         )
     try:
@@ -128,9 +133,20 @@ def _ask(root: Root, place: str) -> str:
     return ""
 
 
-def _wait(root: Root, place: str, before: object) -> bool:
+def _stopped(host: Host, pid: int) -> bool:
+    """Tell whether a process is stopped by a signal, so that it cannot dump.
+
+    A stop for a tracer is none: py-spy, which takes its stacks at the same time, makes short ones.
+    """
+    try:
+        return parse_stat(read_bytes(host.proc(f"{pid}/stat"), 4096)).state == "T"
+    except (OSError, ValueError):
+        return False  # it has ended, or says nothing: what it wrote is waited for
+
+
+def _wait(root: Root, place: str, before: object, stopped: Callable[[], bool]) -> bool:
     """Wait until another dump is there than before, with something in it, and has not changed for a
-    moment.
+    moment; a process that is stopped is not waited for.
     """
     end = time.monotonic() + PATIENCE
     last, since = before, time.monotonic()
@@ -140,6 +156,8 @@ def _wait(root: Root, place: str, before: object) -> bool:
             last, since = current, now
         elif current is not None and current != before and now - since >= QUIET:
             return True
+        if stopped():
+            break
         time.sleep(_LOOK_EVERY)
     return last is not None and last != before
 

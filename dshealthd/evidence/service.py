@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core import background, state_file, wire
 from dshealthd.core.collector import counter, gauge
-from dshealthd.core.deadline import in_time
+from dshealthd.core.deadline import time_limit
 from dshealthd.core.options import encode
 from dshealthd.evidence.bundle import bundles, parse_name
 from dshealthd.evidence.findings import HangCase
@@ -244,7 +244,8 @@ class Evidence:
             return answer
 
         try:
-            answer = await in_time(collected(), self.options.deadline)
+            async with time_limit(self.options.deadline):
+                answer = await collected()
             self._sizes = {str(name): int(size) for name, size in answer["kept"].items()}
             return self._count(Taken(str(answer["outcome"]), str(answer["detail"]), bundle))
         except TimeoutError:

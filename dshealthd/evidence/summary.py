@@ -85,11 +85,25 @@ def _lines(findings: CollectedEvidence) -> Iterator[str]:
     yield from _indented(f"{name:34} {meaning}" for name, meaning in FILES)
 
 
+def _stopped(findings: CollectedEvidence) -> Iterator[str]:
+    """Yield ranks whose process is stopped by a signal, where nobody has named them yet.
+
+    A job without heartbeats has no other sign of it: such a rank leaves no dump, and its peers' say
+    only that all of them have entered.
+    """
+    named = {rank for rank, _ in findings.case.culprits}
+    for rank in findings.ranks:
+        state = rank.facts.get("kernel", {}).get("state")
+        if state == "stopped" and rank.rank not in named:
+            yield f"rank {rank.rank} (pid {rank.pid}): its process is stopped by a signal"
+
+
 def _blame(findings: CollectedEvidence, series: exposition_text.Series) -> Iterator[str]:
     """Yield what says who the others wait for, the surest first."""
     found = False
     for line in (
         *(f"rank {rank}: {why}" for rank, why in findings.case.culprits),
+        *_stopped(findings),
         *findings.logs,
         *findings.collectives,
         *_by_ras(findings.ras),

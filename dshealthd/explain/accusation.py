@@ -64,6 +64,9 @@ def accused(
         if named:
             places = [place for _, place in case.found.ledger.named[:2]]
             return tuple(named), tuple(places), f"{root.says}; {listed(named)} did not take part"
+        if (blocked := _blocked_alone(alike, case)) is not None:
+            own = tuple(event.place for event in alike if event.rank == blocked)
+            return (blocked,), own[:4], f"rank {blocked}: {root.says}"
         if verdicts:
             case.missing.append(f"logs of the other ranks ({verdicts[0].says})")
             return (), verdicts[0].proof[:3], verdicts[0].says
@@ -89,6 +92,17 @@ def _summary(case: Case, root: Event) -> list[int]:
     left = [failure for failure in own if failure.rank not in ranked] or own
     times = sorted(left, key=lambda failure: failure.time)
     return [times[0].rank] if times and times[0].rank is not None else []
+
+
+def _blocked_alone(events: Sequence[Event], case: Case) -> int | None:
+    """Return the one rank whose watchdog was blocked; None where there are several, or it is not clear.
+
+    A watchdog that first reports a collective may be blocked by ending it, which is no cause.
+    """
+    blocked = {event.rank for event in events if event.pattern == "nccl-timeout/heartbeat"}
+    reported = {event.rank for event in events if event.pattern == "nccl-timeout/watchdog"}
+    alone = len(blocked) == 1 and not blocked & reported and len(case.seen) > 1
+    return blocked.pop() if alone else None
 
 
 def left_silently(case: Case) -> Event | None:

@@ -51,7 +51,7 @@ class Case:
     """The same by time, of each clock."""
 
     def when(self, event: Event) -> float | None:
-        """Return the time of an event by the clock that those of all hosts are compared with."""
+        """Return when an event of the case was, by the clock that all hosts are compared with."""
         if event.time is None:
             return None
         return self.clocks.right(clocks.clock_of(event.origin), event.time)

@@ -16,7 +16,7 @@ MAX_STEP = 400
 
 @functools.cache
 def remedy(slug: str) -> tuple[str, str, str]:
-    """Return title, first step and the path of the runbook; the path is empty if there is none."""
+    """Return what a runbook advises: title, first step and its path, empty if there is none."""
     file = resources.files("dshealthd.symptoms").joinpath(f"{slug}.md")
     if not file.is_file():
         title, step = patterns.load().titles.get(slug, (slug, ""))

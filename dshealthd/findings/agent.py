@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
@@ -10,7 +11,7 @@ from dshealthd.findings.limits import LIMITS, PREFIX
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.findings.series import Series
+    from dshealthd.findings.series import Point, Series
 
 FILES = {
     "config_last_reload_successful": "configuration",
@@ -104,6 +105,26 @@ def accused(series: Series, name: str) -> Iterator[Sign]:
         )
 
 
+def checksums(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield the GPU whose matrix products have other bits than those of this node's others.
+
+    With two GPUs, or several that differ, nobody here can tell which is right.
+    """
+    numbers: dict[str, list[Point]] = {}
+    for point in series("probe_checksum"):
+        numbers.setdefault(point.labels["library"], []).append(point)
+    for points in numbers.values():
+        usual, agree = Counter(point.value for point in points).most_common(1)[0]
+        if len(points) > 2 and len(points) - agree == 1:  # noqa: PLR2004 - two name neither
+            odd = next(point for point in points if point.value != usual)
+            yield Sign(
+                alert="DshealthdGpuComputesWrong",
+                labels=odd.labels,
+                value=1,
+                source="dshealthd_probe_checksum",
+            )
+
+
 def maintenance(series: Series, wall: float) -> Iterator[Sign]:
     """Yield that the node is in maintenance, and for how many seconds more."""
     name = "maintenance_end_timestamp_seconds"
@@ -117,4 +138,4 @@ def maintenance(series: Series, wall: float) -> Iterator[Sign]:
         )
 
 
-RULES = (workings, maintenance)
+RULES = (workings, checksums, maintenance)

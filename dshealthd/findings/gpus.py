@@ -22,7 +22,7 @@ XIDS_RESET = frozenset(("46", "62", "109", "110", "119", "120", "136", "140", "1
 XIDS_NVLINK = frozenset(("144", "145", "146", "147", "148", "149", "150"))
 """Of these one line in the log has the severity; 74 is always fatal to the link."""
 _XID = "xid_last_timestamp_seconds"
-NVML = ("gpu", "ecc", "nvlink", "pcie", "mig", "gpu_processes")
+NVML = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "mig", "gpu_processes", "gpm")
 """Collectors that call NVML."""
 
 
@@ -35,9 +35,43 @@ def recent(
             yield labels, at
 
 
+def off_bus(series: Series, wall: float) -> Iterator[tuple[dict[str, str], float]]:
+    """Yield the Xids 79 of GPUs that are off the bus at Unix time `wall`, and when each was logged.
+
+    An Xid counts for ten minutes whatever NVML says, and then for as long as something is amiss,
+    but not against a GPU that NVML reads again.
+    """
+    down, well = series.parts("gpu_fault", "gpu"), _well(series)
+    expected, visible = series.value("gpus_expected"), series.value("gpus_visible")
+    fewer = expected is not None and visible is not None and visible < expected
+    for labels, at in series(_XID, xid="79"):
+        recently = at > wall - LIMITS["xid_recent_seconds"]
+        if recently or ((fewer or (labels["gpu"],) in down) and labels["gpu"] not in well):
+            yield labels, at
+
+
+def _well(series: Series) -> set[str]:
+    """Return the GPUs that NVML reads without an error."""
+    read = {point.labels["gpu"] for point in series("gpu_up") if point.value}
+    return read - {gpu for (gpu,) in series.parts("gpu_fault", "gpu")}
+
+
 def _logged(series: Series, alert: str, xids: frozenset[str], wall: float) -> Iterator[Sign]:
     for labels, at in recent(series, xids, wall):
         yield Sign(alert=alert, labels=labels, source=f"dshealthd_{_XID}", since=at)
+
+
+def inforom(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield the GPUs whose infoROM is corrupted."""
+    name = "gpu_inforom_valid"
+    for labels, value in series(name):
+        if value == 0:
+            yield Sign(
+                alert="DshealthdGpuInforomCorrupted",
+                labels=labels,
+                value=value,
+                source=f"dshealthd_{name}",
+            )
 
 
 def _flags(series: Series, alert: str, *names: str) -> Iterator[Sign]:
@@ -50,22 +84,15 @@ def _flags(series: Series, alert: str, *names: str) -> Iterator[Sign]:
 
 def gpus(series: Series, wall: float) -> Iterator[Sign]:
     """Yield what is wrong with single GPUs, as far as they answer or are known to have gone."""
-    down = series.parts("gpu_fault", "gpu")
     expected, visible = series.value("gpus_expected"), series.value("gpus_visible")
     fewer = expected is not None and visible is not None and visible < expected
-    well = {point.labels["gpu"] for point in series("gpu_up") if point.value}
-    well -= {gpu for (gpu,) in down}
+    well = _well(series)
     for labels, value in series("gpu_fault"):
         lost = labels["reason"] == "gpu_lost" or (labels["reason"] == "not_found" and not fewer)
         if value and lost:
             yield Sign(alert="DshealthdGpuLost", labels=labels, source="dshealthd_gpu_fault")
-    yield from _logged(series, "DshealthdGpuLost", frozenset(("79",)), wall)
-    for labels, at in series(_XID, xid="79"):
-        # It stands for as long as something is amiss, but not against a GPU that NVML reads again.
-        if (fewer or (labels["gpu"],) in down) and labels["gpu"] not in well:
-            yield Sign(
-                alert="DshealthdGpuLost", labels=labels, source=f"dshealthd_{_XID}", since=at
-            )
+    for labels, at in off_bus(series, wall):
+        yield Sign(alert="DshealthdGpuLost", labels=labels, source=f"dshealthd_{_XID}", since=at)
     fallen = {labels["gpu"] for labels, _ in series(_XID, xid="79")} - well
     fallen |= {labels["gpu"] for labels, _ in recent(series, frozenset(("79",)), wall)}
     unread = {point.labels["gpu"] for point in series("gpu_up") if not point.value}
@@ -187,8 +214,7 @@ def driver(series: Series, wall: float) -> Iterator[Sign]:
     """Yield NVML that hangs or cannot be loaded, and GPUs at which nobody looks."""
     hung = [*series("collector_failing", collector=NVML, reason=HUNG)]
     hung += [point for point in series("worker_stuck", worker="device") if point.value > 0]
-    fell = any(recent(series, frozenset(("79",)), wall))
-    if hung and not fell:
+    if hung and not any(off_bus(series, wall)):
         yield Sign(alert="DshealthdNvmlHung", source="dshealthd_collector_failing")
     up = series.value("collector_up", collector="gpu")
     for labels, _ in series("collector_failing", collector="gpu"):
@@ -209,4 +235,4 @@ def driver(series: Series, wall: float) -> Iterator[Sign]:
         )
 
 
-RULES = (gpus, memory, driver)
+RULES = (gpus, memory, inforom, driver)

@@ -1,10 +1,17 @@
-"""Since when each finding has been there, where its source does not say so."""
+"""What the judgement remembers: since when each finding has been there, and which GPUs are back."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Finding, Verdict
+from dshealthd.findings.limits import LIMITS
+
+if TYPE_CHECKING:
+    from dshealthd.findings.series import Series
+
+_XID = "xid_last_timestamp_seconds"
 
 
 class FirstSeen:
@@ -28,3 +35,39 @@ class FirstSeen:
         if finding.since is not None:
             return finding
         return dataclasses.replace(finding, since=self._first[finding.key])
+
+
+class ReturnedGpus:
+    """Remembers GPUs that NVML has read again since they fell off the bus.
+
+    The kernel log keeps their Xid 79 until the next boot. Without this memory, a GPU that hangs in
+    NVML days later would count as lost by it. The alert has the same from Prometheus
+    (`dshealthd:gpu:returned_timestamp_seconds`), and so knows it over a restart of the agent.
+    """
+
+    def __init__(self) -> None:
+        """Know of none."""
+        self._until: dict[str, float] = {}
+        """Unix time of the last Xid 79 that is over, by PCI address."""
+
+    def settle(self, series: Series, wall: float) -> None:
+        """Take from `series` the Xids 79 that are over; `wall` is the Unix time in seconds."""
+        read = {
+            (point.labels["gpu"], point.labels["uuid"]) for point in series("gpu_up") if point.value
+        }
+        # By address: while one GPU is missing, those behind it have its index.
+        back = {
+            point.labels["pci"]
+            for point in series("gpu_info")
+            if (point.labels["gpu"], point.labels["uuid"]) in read
+        }
+        for labels, at in series(_XID, xid="79"):
+            if labels["pci"] in back and at <= wall - LIMITS["xid_recent_seconds"]:
+                self._until[labels["pci"]] = at
+        series.drop(
+            _XID,
+            lambda point: (
+                point.labels["xid"] == "79"
+                and point.value <= self._until.get(point.labels["pci"], 0.0)
+            ),
+        )

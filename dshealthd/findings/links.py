@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
@@ -92,6 +93,36 @@ def nvlink(series: Series, wall: float) -> Iterator[Sign]:
             )
 
 
+def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield GPUs outside the NVLink domain of the node's others, and IMEX where it should run."""
+    uptime = series.value("uptime_seconds")
+    if uptime is None or uptime <= LIMITS["nvlink_settle_seconds"]:
+        return
+    cliques = {
+        point.labels["gpu"]: (point.labels["domain"], point.labels["clique"])
+        for point in series("nvlink_domain_info")
+    }
+    if not cliques:
+        return
+    registered = {
+        point.labels["gpu"]
+        for point in series("gpu_fabric_state")
+        if point.value == FABRIC_COMPLETE
+    }
+    _, most = Counter(cliques.values()).most_common(1)[0]
+    if outside := len(registered | cliques.keys()) - most:
+        yield Sign(
+            alert="DshealthdNvlinkDomainMismatch",
+            value=outside,
+            limit=0,
+            source="dshealthd_nvlink_domain_info",
+        )
+    nodes = series.value("imex_nodes")
+    for name in ("imex_running", "imex_listening"):
+        if nodes is not None and nodes > 1 and series.value(name) == 0:
+            yield Sign(alert="DshealthdImexDown", value=0, source=f"dshealthd_{name}")
+
+
 def pcie(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield GPUs whose PCIe link is narrower than it can be, or slower while they are busy."""
     busy = {
@@ -137,4 +168,4 @@ def infiniband(series: Series, _wall: float) -> Iterator[Sign]:
             )
 
 
-RULES = (nvlink, pcie, infiniband)
+RULES = (nvlink, nvlink_domain, pcie, infiniband)

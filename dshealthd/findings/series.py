@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from dshealthd.core.collector import Sample
 
@@ -55,6 +55,16 @@ class Series:
 
         A name that begins with `process_` is the agent's own, and stands for itself.
         """
+        for point in self._named(name):
+            if all(
+                point.labels.get(key) == wanted
+                if isinstance(wanted, str)
+                else point.labels.get(key) in wanted
+                for key, wanted in labels.items()
+            ):
+                yield point
+
+    def _named(self, name: str) -> list[Point]:
         points = self._points.get(name)
         if points is None:
             points = self._points[name] = [
@@ -63,14 +73,11 @@ class Series:
                     name if name.startswith("process_") else f"dshealthd_{name}", ()
                 )
             ]
-        for point in points:
-            if all(
-                point.labels.get(key) == wanted
-                if isinstance(wanted, str)
-                else point.labels.get(key) in wanted
-                for key, wanted in labels.items()
-            ):
-                yield point
+        return points
+
+    def drop(self, name: str, over: Callable[[Point], bool]) -> None:
+        """Leave out the series of `dshealthd_NAME` that are `over`."""
+        self._points[name] = [point for point in self._named(name) if not over(point)]
 
     def value(self, name: str, **labels: str | Collection[str]) -> float | None:
         """Return the value of the first such series; None where it is not known."""

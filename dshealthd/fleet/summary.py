@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
 from dshealthd.findings.finding import State
-from dshealthd.probe.peers.messages import MAX_FINDINGS, MAX_JOBS, MAX_SUMMARY_TEXT
+from dshealthd.probe.peers.messages import MAX_FINDINGS, MAX_JOBS, summary_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -51,16 +51,16 @@ def summary(verdict: Verdict, jobs: Iterable[Mapping[str, Any]]) -> dict[str, An
     """Return what is told of a verdict and of the jobs of the node, hung ones first."""
     found = verdict.findings
     return {
-        "version": text(__version__),
+        "version": summary_text(__version__),
         "verdict": str(verdict.state),
         "problems": sum(finding.severity is not State.UNKNOWN for finding in found),
         "unreadable": sum(finding.severity is State.UNKNOWN for finding in found),
         "findings": [
             {
-                "slug": text(finding.slug),
+                "slug": summary_text(finding.slug),
                 "severity": str(finding.severity),
-                "part": text(finding.part),
-                "summary": text(finding.summary),
+                "part": summary_text(finding.part),
+                "summary": summary_text(finding.summary),
             }
             for finding in found[:MAX_FINDINGS]
         ],
@@ -70,25 +70,19 @@ def summary(verdict: Verdict, jobs: Iterable[Mapping[str, Any]]) -> dict[str, An
 
 def _job(job: Mapping[str, Any]) -> dict[str, Any]:
     told: dict[str, Any] = {
-        "job": text(job["job"]),
-        "state": text(job["state"]),
+        "job": summary_text(job["job"]),
+        "state": summary_text(job["state"]),
         "ranks": job["ranks_here"],
-        "loss": text(job["loss"]),
+        "loss": summary_text(job["loss"]),
     }
     for name, most in MAX_NUMBERS.items():
         if job[name] is not None and 0 <= job[name] <= most:
             told[name] = job[name]
     if job["hang"]:
-        told["cause"] = text(job["hang"]["cause"])[:MAX_CAUSE]
+        told["cause"] = summary_text(job["hang"]["cause"])[:MAX_CAUSE]
         ranks = [entry["rank"] for entry in job["hang"]["culprits"]]
         told["culprits"] = [rank for rank in ranks if rank <= MAX_RANK][:MAX_CULPRITS]
     if job["slowest_rank"] and job["slowest_rank"]["rank"] <= MAX_RANK:
         told["slowest"] = job["slowest_rank"]["rank"]
         told["slowest_ratio"] = job["slowest_rank"]["ratio"]
     return told
-
-
-def text(value: object) -> str:
-    """Return a text as peers take it: printable ASCII, of a bounded length."""
-    shown = str(value)[:MAX_SUMMARY_TEXT]
-    return "".join(char if char.isascii() and char.isprintable() else "?" for char in shown)

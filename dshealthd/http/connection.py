@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_response import Response
 
+from dshealthd.core import deadline
 from dshealthd.http.connection_limiter import CloseReason, reset_on_close
 
 if TYPE_CHECKING:
@@ -168,7 +169,11 @@ class Connection(RequestHandler):
 
     def _allow(self, seconds: float, otherwise: CloseReason) -> None:
         self._stop_timer()
-        self._timer = self._loop.call_later(seconds, self._expire, otherwise)
+        self._timer = self._loop.call_later(seconds, self._time_is_up, otherwise)
+
+    def _time_is_up(self, otherwise: CloseReason) -> None:
+        # What had arrived by then is read first: it may have been the agent that was stopped.
+        self._timer = self._loop.call_later(deadline.MOMENT, self._expire, otherwise)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -8,7 +8,6 @@ Only the variables named here are ever kept of an environment; the rest may hold
 from __future__ import annotations
 
 import enum
-import hashlib
 import itertools
 import re
 from dataclasses import dataclass
@@ -249,6 +248,8 @@ def job(environment: Mapping[str, str], machine: str) -> str:
     address = parts[0] = parts[0].strip().lower()
     if is_loopback(address) or not (address or any(parts[-len(_MPI_JOBS) :])):
         parts.append(machine)
+    import hashlib  # with OpenSSL behind it; on nodes of a scheduler no worker needs it
+
     return f"run-{hashlib.blake2b(chr(0).join(parts).encode(errors='replace'), digest_size=6).hexdigest()}"
 
 

@@ -9,7 +9,6 @@ Ranks that disagree about one of these are in different runs.
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,6 +29,8 @@ Key = tuple[int, int]
 
 def digest(*parts: str) -> int:
     """Return 48 bits of a digest: a number that a float holds exactly."""
+    import hashlib  # with OpenSSL behind it: half a MiB in each worker that reads ranks
+
     return int.from_bytes(
         hashlib.blake2b("\0".join(parts).encode(errors="replace"), digest_size=6).digest(), "big"
     )

@@ -87,7 +87,7 @@ def bus(host: Host) -> Bus:
 
 
 def gpus_absent(release_file: Path, host: Host) -> str | None:
-    """Say why there is nothing for NVML to do here, or None.
+    """Say from the PCI bus why there is nothing for NVML to do here, or None.
 
     Cheap, touches no device; for `Collector.absent`.
 

@@ -94,6 +94,16 @@ def parse_run_queue(data: bytes) -> RunQueue:
     return RunQueue(running / 1e9, waiting / 1e9)
 
 
+def waited() -> float | None:
+    """Return for how many seconds the calling thread was ready to run and had no CPU, since it
+    began; None where the kernel does not tell.
+    """
+    try:
+        return parse_run_queue(read_bytes("/proc/thread-self/schedstat", 4096)).waiting
+    except (OSError, ValueError):
+        return None
+
+
 def run_queue(pid: int) -> RunQueue | None:
     """Return how a child of ours fared until now; None where the kernel does not tell."""
     try:

@@ -90,7 +90,7 @@ class GpuCollector(Collector):
         """Read one GPU that is known to answer."""
 
     def overview(self, session: Session) -> Iterator[Sample | Fault]:  # noqa: ARG002 - for the subclass
-        """Yield what concerns the GPUs as a whole."""
+        """Yield the samples of an NVML collector that belong to no single GPU."""
         yield from ()
 
     def verdict(self, gpu: Gpu, faults: list[Fault]) -> Iterator[Sample]:  # noqa: ARG002 - for the subclass

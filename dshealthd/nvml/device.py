@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pynvml
 
@@ -21,6 +21,8 @@ from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+T = TypeVar("T")
 
 Call = tuple[str | int, ...]
 """A function of pynvml and its arguments after the handle.
@@ -153,6 +155,40 @@ class Device:
             made = _named(function)
             self._calls[key] = made and (made, (ctypes.byref(filled),))
         return None if self.ask(*key) is None else filled
+
+    def perform(self, name: str, call: Callable[[], T]) -> T | None:
+        """Return what `call` returns, which asks NVML of this device by the function `name`.
+
+        None as `ask`, which it is for where handle and result are not all there is.
+        """
+        key: Call = (name,)
+        if (fault := self._slow.get(key)) is not None:
+            self.notes.append(fault)
+            return None
+        if key in self._calls:
+            return None
+        started = self._monotonic()
+        try:
+            return call()
+        except pynvml.NVMLError as error:
+            self._failed(error, key, key, started)
+            return None
+
+    def inforom_valid(self) -> bool | None:
+        """Return whether the infoROM can be used, None where the device does not tell.
+
+        By the checksum of its configuration, which the driver knows; `nvmlDeviceValidateInforom`
+        would read the flash.
+        """
+
+        def read() -> bool:
+            try:
+                pynvml.nvmlDeviceGetInforomConfigurationChecksum(self.handle)
+            except pynvml.NVMLError_CorruptedInforom:
+                return False
+            return True
+
+        return self.perform("nvmlDeviceGetInforomConfigurationChecksum", read)
 
     def fields(self, fields: Fields) -> list[float | None]:
         """Return the value of each field, None where there is none, in one call of NVML."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.child import StartError, channel, environment, python, spawn
 from dshealthd.core.collector import counter, gauge
-from dshealthd.core.deadline import in_time
+from dshealthd.core.deadline import time_limit
 from dshealthd.nvrx.answer import response
 from dshealthd.nvrx.fitness import FitnessCheck
 from dshealthd.nvrx.frames import ANSWER, LENGTH, QUESTION, READY, UNKNOWN
@@ -177,7 +177,8 @@ class HealthCheckService:
     async def _listen(self, channel: socket.socket) -> None:
         """Wait until the server listens."""
         try:
-            said = await in_time(asyncio.get_running_loop().sock_recv(channel, 1), START_DEADLINE)
+            async with time_limit(START_DEADLINE):
+                said = await asyncio.get_running_loop().sock_recv(channel, 1)
         except TimeoutError as error:
             message = f"nvrx: nothing listens on {self.options.socket} after {START_DEADLINE:g} s"
             raise ServerError(message) from error

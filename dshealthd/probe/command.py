@@ -14,7 +14,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.config import ConfigError
+from dshealthd.core.options import ConfigError
 from dshealthd.probe import report
 from dshealthd.probe.local_probe import local, show_local
 from dshealthd.probe.observation import Kind, Outcome

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import counter
-from dshealthd.fleet.summary import text
 from dshealthd.jobs.hangs.hang import HangClass
 from dshealthd.probe.peers.contract import PeerError
+from dshealthd.probe.peers.messages import summary_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -113,7 +113,8 @@ class HungJobs:
     def _is_all_here(self, job: str) -> bool:
         """Tell whether all ranks of a job are on this node."""
         return any(
-            entry["job"] == text(job) and entry["ranks"] >= entry.get("world_size", float("inf"))
+            entry["job"] == summary_text(job)
+            and entry["ranks"] >= entry.get("world_size", float("inf"))
             for entry in self._summary()["jobs"]
         )
 
@@ -134,7 +135,7 @@ class HungJobs:
                     summary = await around.ask(name)
                 except PeerError:
                     return None
-            return any(entry["job"] == text(job) for entry in summary["jobs"])
+            return any(entry["job"] == summary_text(job) for entry in summary["jobs"])
 
         found = await asyncio.gather(*map(has_job, others))
         silent = [name for name, has in zip(others, found, strict=True) if has is None]

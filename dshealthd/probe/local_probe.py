@@ -17,7 +17,7 @@ from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
-from dshealthd.probe.rounds.plan import ON_DEMAND, RoundPlan, local_job, new_round
+from dshealthd.probe.rounds.plan import ON_DEMAND, PAIR, RoundPlan, local_job, new_round
 from dshealthd.probe.workers.job import DeviceSteps
 from dshealthd.probe.workers.store import LocalStore
 from dshealthd.probe.workers.worker_pool import WorkerPool
@@ -107,6 +107,11 @@ async def local(
         "reason": found.reason,
         "units": report.UNITS,
         "timings": [report.fields(timing) for timing in collectives],
+        "checksums": [
+            {"gpu": one.part, "library": one.checksum.library, "checksum": one.checksum.number}
+            for one in results
+            if one.checksum is not None
+        ],
         "failures": [failure(result) for result in results if result.outcome is not Outcome.OK],
     }
 
@@ -121,6 +126,18 @@ def replace_parts(found: RoundResult) -> list[Any]:
         elif timing.seconds > getattr(slowest.get((timing.op, timing.size)), "seconds", 0.0):
             slowest[timing.op, timing.size] = replace(timing, part="")
     return [*slowest.values(), *sorted(alone, key=lambda timing: (timing.op, timing.part))]
+
+
+def checksums(entries: list[dict[str, Any]]) -> list[str]:
+    """Return what the checksums of the GPUs come to: nothing where there are not two to compare."""
+    if len(entries) < PAIR:
+        return []
+    if len({(entry["library"], entry["checksum"]) for entry in entries}) == 1:
+        return [f"# checksums of matrix products: equal on {len(entries)} GPUs"]
+    return [
+        "# checksums of matrix products differ: a GPU computes wrongly, unless its library differs",
+        *("# gpu {gpu}: {checksum:08x}, {library}".format(**entry) for entry in entries),
+    ]
 
 
 def failure(result: RankResult) -> dict[str, Any]:
@@ -165,6 +182,7 @@ def show_local(document: dict[str, Any]) -> str:
     if document["timings"]:
         lines.append(report.table([report.timing_of(entry) for entry in document["timings"]]))
         lines.append(report.sums(Outcome(document["outcome"])))
+    lines += checksums(document["checksums"])
     rank = "# rank {rank}: {outcome} at {stage}: {reason}: {detail}"
     lines += [rank.format(**entry) for entry in document["failures"]]
     if document["reason"] in {"no_torch", "no_python"}:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
     from dshealthd.probe.observation import Suspect, Timing
     from dshealthd.probe.rounds.active_round import RoundReport
+    from dshealthd.probe.workers.job import Checksum, RankResult
 
 ROUNDS = counter(
     "dshealthd_probe_rounds_total",
@@ -38,6 +39,11 @@ STARVED_ROUNDS = counter(
     "dshealthd_probe_starved_rounds_total",
     "Rounds without a verdict, as a member got too little CPU to tell who was late; their outcome "
     "is inconclusive.",
+)
+UNTIMED_ROUNDS = counter(
+    "dshealthd_probe_untimed_rounds_total",
+    "Light rounds that this node led and that went well without a time, as the agent at one end "
+    "or the other waited for a CPU.",
 )
 DURATION = histogram(
     "dshealthd_probe_duration_seconds",
@@ -79,6 +85,14 @@ SUSPECT = gauge(
     "NODE--NODE or the leaf's name.",
     *("kind", "component", "reason"),
 )
+CHECKSUM = gauge(
+    "dshealthd_probe_checksum",
+    "Checksum of matrix products with fixed operands, of the last round among this node's GPUs; "
+    "the same number on all GPUs with the same library (which names part, driver, torch and cuBLAS). "
+    "Absent where the library promises no equal bits.",
+    "gpu",
+    "library",
+)
 LAST = gauge(
     "dshealthd_probe_last_round_timestamp_seconds",
     "Unix time at which the last round ended.",
@@ -88,6 +102,7 @@ METRICS = (
     ROUNDS,
     SKIPS,
     STARVED_ROUNDS,
+    UNTIMED_ROUNDS,
     DURATION,
     BANDWIDTH,
     OPERATION,
@@ -95,6 +110,7 @@ METRICS = (
     CLOCK_OFFSET,
     DISAGREES,
     SUSPECT,
+    CHECKSUM,
     LAST,
 )
 
@@ -119,13 +135,14 @@ class RoundMetrics:
         """The last rounds as the status document has them, newest last."""
         self._ended: Counter[tuple[str, str]] = Counter()
         self._skips: Counter[str] = Counter()
-        self._starved = 0
+        self._starved = self._untimed = 0
         self._durations: dict[str, Buckets] = {}
         self._timings: OrderedDict[Operation, Timing] = OrderedDict()
         self._trips: deque[float] = deque(maxlen=LATEST)
         self._offsets: OrderedDict[str, float] = OrderedDict()
         self._disagreeing: OrderedDict[str, str] = OrderedDict()
         self._last: dict[str, float] = {}
+        self._checksums: dict[str, Checksum] = {}
 
     def skip(self, reason: str) -> None:
         """Count a round that was not run."""
@@ -137,6 +154,12 @@ class RoundMetrics:
         kind = str(observation.kind)
         self._ended[kind, str(observation.outcome)] += 1
         self._starved += observation.reason == STARVED
+        self._untimed += (
+            report.led
+            and observation.kind is Kind.LIGHT
+            and observation.outcome is Outcome.OK
+            and not observation.timings
+        )
         if (
             observation.kind is Kind.LIGHT
             and observation.reason
@@ -172,6 +195,12 @@ class RoundMetrics:
                 self._disagreeing.pop(peer, None)
         self.rounds.append(_entry(report))
 
+    def take_checksums(self, results: Iterable[RankResult]) -> None:
+        """Keep the checksums of a round among this node's GPUs, and none of earlier rounds."""
+        self._checksums = {
+            result.part: result.checksum for result in results if result.checksum is not None
+        }
+
     def forget(self, names: Iterable[str]) -> None:
         """Drop what concerns members other than `names`."""
         kept = set(names)
@@ -186,6 +215,7 @@ class RoundMetrics:
         for reason, count in self._skips.items():
             yield SKIPS(float(count), reason)
         yield STARVED_ROUNDS(float(self._starved))
+        yield UNTIMED_ROUNDS(float(self._untimed))
         for kind, buckets in self._durations.items():
             yield from buckets.samples(DURATION, kind)
         for labels, timing in self._timings.items():
@@ -202,6 +232,8 @@ class RoundMetrics:
             yield DISAGREES(1.0, peer, reason)
         for suspect in suspects:
             yield SUSPECT(1.0, suspect.part, suspect.component, suspect.reason)
+        for part, checksum in self._checksums.items():
+            yield CHECKSUM(float(checksum.number), part, checksum.library)
         for kind, at in self._last.items():
             yield LAST(at, kind)
 

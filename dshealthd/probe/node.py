@@ -83,8 +83,9 @@ class ThisNode:
 
     def objection(self, plan: RoundPlan) -> str:
         """Return why no workers may run for another node's plan now."""
-        reason = self.obstacle(scheduled=plan.epoch != ON_DEMAND)
-        if reason or plan.epoch != ON_DEMAND:
+        on_demand = plan.epoch == ON_DEMAND
+        reason = self.obstacle(scheduled=not on_demand, asked=on_demand)
+        if reason or not on_demand:
             return reason
         now = self._monotonic()
         while self._extra and now - self._extra[0] > 60.0:  # noqa: PLR2004 - a minute
@@ -94,14 +95,14 @@ class ThisNode:
         self._extra.append(now)
         return ""
 
-    def obstacle(self, *, scheduled: bool) -> str:
+    def obstacle(self, *, scheduled: bool, asked: bool = False) -> str:
         """Return why no workers may run now, as a slug; empty if they may.
 
         Where they only have to be prepared, that is begun.
         """
         if self._worker_pool is None:
             return NO_PYTHON
-        reason = self._policy.objection(scheduled=scheduled)
+        reason = self._policy.objection(scheduled=scheduled, asked=asked)
         if reason:
             return reason
         if not self._worker_pool.ready:

@@ -187,6 +187,13 @@ class PolicyOptions:
         minimum=0.0,
         maximum=1.0,
     )
+    on_demand_ratio: float = option(
+        0.1,
+        "The same for rounds beside the schedule: where they have used up their share, this node "
+        "refuses those that other nodes ask for.",
+        minimum=0.0,
+        maximum=1.0,
+    )
     confirmations_per_minute: int = option(
         6, "Extra rounds in a minute that confirm or clear a suspicion.", minimum=0, maximum=60
     )

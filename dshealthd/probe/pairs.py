@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.config import ConfigError
 from dshealthd.core.address import listen_address
+from dshealthd.core.options import ConfigError
 from dshealthd.probe import report
 from dshealthd.probe.members.identity import local_addresses, own_name
 from dshealthd.probe.members.local_membership import hostname

@@ -136,25 +136,38 @@ class Policy:
         self,
         options: PolicyOptions,
         gpus: GpuOccupancy,
-        account: Account,
+        monotonic: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
         self._options = options
         self._gpus = gpus
-        self._account = account
+        # Apart, so that rounds that a member asks for never use up the share of the schedule.
+        self._scheduled = Account(options.duty_ratio, monotonic)
+        self._on_demand = Account(options.on_demand_ratio, monotonic)
         self._wall = wall
 
-    def objection(self, *, scheduled: bool) -> str:
+    @property
+    def used(self) -> float:
+        """Seconds used since the start, of the GPU used longest in each round."""
+        return self._scheduled.used + self._on_demand.used
+
+    def spend(self, seconds: float, *, scheduled: bool) -> None:
+        """Count the GPU time of a round."""
+        (self._scheduled if scheduled else self._on_demand).spend(seconds)
+
+    def objection(self, *, scheduled: bool, asked: bool = False) -> str:
         """Return why a round may not use the GPUs now, as a slug, or nothing.
 
-        Only scheduled rounds are limited in their share of time.
+        Limited in their share of time are scheduled rounds, and those that another node has `asked`
+        for; not what this node needs to confirm a suspicion of its own.
         """
         if self._options.gpus == "never":
             return NEVER
         if not in_window(self._options.minutes, self._wall()):
             return WINDOW
         busy = self._gpus.objection() if self._options.gpus == "idle" else ""
-        return busy or (DUTY if scheduled and not self._account.open else "")
+        spent = (scheduled and not self._scheduled.open) or (asked and not self._on_demand.open)
+        return busy or (DUTY if spent else "")
 
 
 def in_window(minutes: tuple[int, int] | None, now: float) -> bool:

@@ -18,6 +18,7 @@ from dshealthd.core.address import listen_address
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.state_writer import LatestWriter
+from dshealthd.linux import starvation
 from dshealthd.probe.hung_jobs import HungJobs
 from dshealthd.probe.members.absences import Absences
 from dshealthd.probe.members.local_membership import LocalMembership, hostname
@@ -25,7 +26,7 @@ from dshealthd.probe.members.schedule import epoch_at
 from dshealthd.probe.metrics import RoundMetrics
 from dshealthd.probe.node import PREPARATION
 from dshealthd.probe.peers.credentials import CredentialError, Credentials
-from dshealthd.probe.policy import Account, GpuOccupancy, Policy
+from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.requests import MAX_LISTED
 from dshealthd.probe.slots import ProbeState, SlotRunner
 from dshealthd.probe.verdicts.baseline import BaselineError, Baselines
@@ -87,16 +88,18 @@ class ProbeService:
         summary: Callable[[], dict[str, Any]],
         status_page: Callable[[int], dict[str, Any]],
         hostname: Callable[[], str] = hostname,
+        waited: Callable[[], float | None] = starvation.waited,
     ) -> None:
         """Prepare; nothing is read or opened before `start`.
 
         `state` is the directory for what outlives the agent. `summary` is what this node tells
-        other members of itself, `status_page` a page of its status document.
+        other members of itself, `status_page` a page of its status document. `waited` gives the
+        seconds for which the agent has waited for a CPU.
         """
         self.options = options
         self._host = host
         self._state = state
-        self._monotonic, self._wall = monotonic, wall
+        self._monotonic, self._wall, self._waited = monotonic, wall, waited
         self._summary, self._status_page = summary, status_page
         self._local_membership = LocalMembership(
             options.members, host, options.group_size, hostname, monotonic
@@ -104,8 +107,7 @@ class ProbeService:
         self._gpus = GpuOccupancy(snapshot, monotonic)
         self._absences = Absences(snapshot, wall)
         self._hung_jobs = HungJobs(summary, monotonic)
-        self._account = Account(options.policy.duty_ratio, monotonic)
-        self._policy = Policy(options.policy, self._gpus, self._account, wall)
+        self._policy = Policy(options.policy, self._gpus, monotonic, wall)
         self._worker_pool: WorkerPool | None = None
         if options.python is not None:
             self._worker_pool = WorkerPool(
@@ -163,7 +165,7 @@ class ProbeService:
         yield from self._metrics.samples(running.detector.suspects() if running is not None else ())
         yield from self._absences.samples()
         yield from self._hung_jobs.samples()
-        yield GPU_SECONDS(self._account.used)
+        yield GPU_SECONDS(self._policy.used)
         if running is not None:
             score = running.detector.score()
             if score is not None:
@@ -279,7 +281,6 @@ class ProbeService:
             options=options,
             local_membership=self._local_membership,
             gpus=self._gpus,
-            account=self._account,
             policy=self._policy,
             absences=self._absences,
             hung_jobs=self._hung_jobs,
@@ -291,6 +292,7 @@ class ProbeService:
             status_page=self._status_page,
             monotonic=self._monotonic,
             wall=self._wall,
+            waited=self._waited,
         )
         running = SlotRunner(probe_state, credentials, baselines, address)
         try:

@@ -31,7 +31,7 @@ from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.peers.server import PeerServer
-from dshealthd.probe.policy import Account, GpuOccupancy, Policy
+from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.requests import PeerRequests
 from dshealthd.probe.rounds.active_round import Decline, RoundReport
 from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
@@ -96,7 +96,6 @@ class ProbeState:
     options: ProbeOptions
     local_membership: LocalMembership
     gpus: GpuOccupancy
-    account: Account
     policy: Policy
     absences: Absences
     hung_jobs: HungJobs
@@ -111,6 +110,8 @@ class ProbeState:
     """A page of this node's status document; see `fleet.status_pages`."""
     monotonic: Callable[[], float]
     wall: Callable[[], float]
+    waited: Callable[[], float | None]
+    """Seconds for which this agent has waited for a CPU."""
 
 
 class SlotRunner:
@@ -130,11 +131,11 @@ class SlotRunner:
         options = probe_state.options
         self.credentials = credentials
         self.baselines = baselines
-        self._options, self._local_membership, self._gpus, self._account = (
+        self._options, self._local_membership, self._gpus, self._policy = (
             options,
             probe_state.local_membership,
             probe_state.gpus,
-            probe_state.account,
+            probe_state.policy,
         )
         self._metrics, self._worker_pool, self._again, self._save = (
             probe_state.metrics,
@@ -159,7 +160,7 @@ class SlotRunner:
         )
         self.node = ThisNode(
             self._local_membership,
-            probe_state.policy,
+            self._policy,
             self._gpus,
             self._worker_pool,
             self.detector,
@@ -189,6 +190,7 @@ class SlotRunner:
             self._ended,
             monotonic=self._monotonic,
             wall=self._wall,
+            waited=probe_state.waited,
         )
         requests = PeerRequests(
             self._local_membership,
@@ -484,6 +486,7 @@ class SlotRunner:
                 gpus, steps, device_steps=DeviceSteps() if gpus else None, deadlines=DEADLINES
             )
             results = await self._worker_pool.run(work, LocalStore(), lambda _rank, _stage: None)
+            self._metrics.take_checksums(results)
             findings = combine(plan, self._me, {self._me: MemberResult(tuple(results))}, {})
         observation = findings.observation(plan, self.node.scores(), self._wall())
         self._ended(RoundReport(observation, plan, self._monotonic() - begin, led=True))
@@ -500,7 +503,10 @@ class SlotRunner:
         if observation.backend == Backend.NCCL:
             now = self._monotonic()
             self._gpus.used(now - report.seconds, now)
-            self._account.spend(report.plan.gpu_seconds(observation.timings))
+            self._policy.spend(
+                report.plan.gpu_seconds(observation.timings),
+                scheduled=observation.epoch != ON_DEMAND,
+            )
         for name in observation.members:
             if name in observation.late and observation.outcome in _GONE:
                 # A round on demand has no epoch of its own.

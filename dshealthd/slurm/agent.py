@@ -139,7 +139,7 @@ def _part(component: str, part: str) -> str:
 
 
 def _xid(document: dict[str, Any], gpu: str) -> str:
-    """Return the last Xid of a GPU, if it is recent."""
+    """Return a GPU's last Xid from the agent's answer, if it is recent."""
     family = document.get("metrics", {}).get("dshealthd_xid_last_timestamp_seconds", {})
     logged = [
         (float(sample["value"]), str(sample["labels"]["xid"]))

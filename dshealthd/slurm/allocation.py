@@ -1,8 +1,9 @@
 """The other nodes of a job, asked right before it starts: echoes between their agents.
 
-The light round of `dshealthd.probe`, without a GPU, from this node to some others. A node blames
-nobody but itself: it is cut off where no packet of several nodes comes back. A peer whose agent is
-dead, or does not accept the key, has answered.
+Light rounds as those of `dshealthd.probe`, without a GPU, from this node to some others at once: an
+empty echo, then one with data. A node blames nobody but itself: it is cut off where no packet of
+several nodes comes back, and loses data where several nodes answer small messages and none a large
+one. A peer whose agent is dead, hung, or does not accept the key has shown that packets pass.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.address import listen_address
+from dshealthd.core.deadline import time_limit
 from dshealthd.linux.starvation import LoopLag
 from dshealthd.plural import plural
 from dshealthd.probe.members.hostlist import HostlistError, expand
@@ -22,6 +24,7 @@ from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.peers.credentials import CredentialError
+from dshealthd.probe.rounds import light
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,10 +34,19 @@ if TYPE_CHECKING:
 MOST = 8
 """Nodes that one node asks: a job of a thousand nodes makes no million of echoes."""
 LEAST = 2
-"""Silent nodes from which on the fault is taken to be this node's: one may itself be cut off."""
+"""Nodes from which on the fault is taken to be this node's: one may itself be cut off."""
 DEADLINE = 2.0
-"""Seconds for all echoes of one look, which are sent at once."""
-SILENT = frozenset((Outcome.UNREACHABLE, Outcome.HUNG))
+"""Seconds for one echo; all nodes are asked at once."""
+ROUND = 3.5
+"""Seconds for all echoes with one node: two such looks, the pause between them and the question to
+slurmctld add up to 10 s."""
+LOST = "bulk_transfer"
+"""What is wrong with a node that answers small messages before and after it misses a large one."""
+CUT_OFF = "node-cut-off"
+"""What a node is drained for that reaches no other node of its job."""
+BULK_FAILED = "bulk-transfer-failed"
+"""What a node is drained for whose large messages arrive at no other: a wrong MTU, as a rule."""
+_TIMED_OUT = frozenset((Outcome.UNREACHABLE, Outcome.HUNG))
 
 
 class NotAsked(Exception):
@@ -48,12 +60,15 @@ class Reach(NamedTuple):
     problems: dict[str, str]
     """What is wrong with each node that did not answer well."""
     silent: int
-    """How many of them gave no sign of life."""
+    """Of how many of them no packet came back."""
 
     @property
-    def cut_off(self) -> bool:
-        """Whether this node is what is wrong: none of several others gave a sign of life."""
-        return self.asked >= LEAST and self.silent == self.asked
+    def fault(self) -> str:
+        """What this node is drained for; empty where the fault may be elsewhere."""
+        if self.asked >= LEAST and self.silent == self.asked:
+            return CUT_OFF
+        lost = sum(reason == LOST for reason in self.problems.values())
+        return BULK_FAILED if lost >= LEAST and len(self.problems) == self.asked else ""
 
     def __str__(self) -> str:
         named = ", ".join(f"{name} {reason}" for name, reason in sorted(self.problems.items()))
@@ -71,7 +86,7 @@ def neighbours(me: str, nodes: Sequence[str], most: int = MOST) -> list[str]:
 
 
 def look(config: Config, expression: str) -> Reach:
-    """Send an echo to other nodes of an allocation, in Slurm's notation. NotAsked.
+    """Have light rounds with other nodes of an allocation, in Slurm's notation. NotAsked.
 
     Nodes that are no members of the probes have no agent that could answer, and are left out.
     """
@@ -93,25 +108,39 @@ def look(config: Config, expression: str) -> Reach:
 
 
 async def _ask(config: Config, me: str, others: Sequence[str], port: int) -> Reach:
-    """Send all echoes at once."""
+    """Have all light rounds at once."""
     client = PeerClient(config.probe.peer, me, lambda name: (name, port))
-    problems: dict[str, str] = {}
-    silent = 0
-
-    async def one(name: str) -> None:
-        nonlocal silent
-        try:
-            await client.call(name, "echo", {"clock": time.time(), "payload": b""}, DEADLINE)
-        except PeerError as error:
-            problems[name] = error.reason or str(error.outcome)
-            silent += error.outcome in SILENT
-
     with LoopLag() as lag:
         try:
-            await asyncio.gather(*map(one, others))
+            found = await asyncio.gather(*(_round(client, name) for name in others))
         finally:
             await client.close()
-    if silent and lag.starved:
+    problems = {name: problem for name, (problem, _) in zip(others, found, strict=True) if problem}
+    if problems and lag.starved:
         message = f"this node is too busy to tell who is silent: no CPU for {lag.longest:.1f} s"
         raise NotAsked(message)
-    return Reach(len(others), problems, silent)
+    return Reach(len(others), problems, sum(silent for _, silent in found))
+
+
+async def _round(client: PeerClient, name: str) -> tuple[str, bool]:
+    """Return what is wrong with a node (empty: nothing), and whether no packet came back from it."""
+    answered = False
+    try:
+        async with time_limit(ROUND):
+            await light.echo(client, name, b"", time.time(), DEADLINE)
+            answered = True
+            try:
+                await light.echo(client, name, light.PAYLOAD, time.time(), DEADLINE)
+            except PeerError as error:
+                if error.outcome not in _TIMED_OUT:
+                    raise
+                # Raises in its turn where the agent has ended or hung meanwhile.
+                await light.echo(client, name, b"", time.time(), DEADLINE)
+                return LOST, False
+    except PeerError as error:
+        # A hung agent's kernel acknowledges, and a name server's word is none of the node's.
+        lost = error.outcome is Outcome.UNREACHABLE and error.reason != "name_unknown"
+        return error.reason or str(error.outcome), lost and not answered
+    except TimeoutError:
+        return "slow", False
+    return "", False

@@ -34,8 +34,6 @@ MAX_LOOKS = 5
 REACH_AGAIN = 1.0
 """Seconds after which a node that reaches no other looks again: a link that is down for less is not
 drained for."""
-CUT_OFF = "node-cut-off"
-"""What a node is drained for that reaches no other node of its job."""
 _NAMED = 3
 """Findings that a reason names; one is enough to find the others."""
 
@@ -96,17 +94,18 @@ class NodeCheck:
     def reaches(self, look: Callable[[], Reach]) -> CheckReport:
         """Look whether this node reaches others of its job, as the prolog does where asked to.
 
-        Only a node that reaches none of several, twice, is drained. What others lack is told.
+        Only a node that has the same fault with all of several, twice, is drained. What others
+        lack is told.
         """
         try:
             reach = look()
-            if reach.cut_off:
+            if before := reach.fault:
                 self._sleep(REACH_AGAIN)
                 reach = look()
-            if not reach.cut_off:
+            if not before or reach.fault != before:
                 result = NodeCheckResult.BAD if reach.problems else NodeCheckResult.CLEAN
                 return CheckReport(result, str(reach) if reach.problems else "")
-            return self._drain(f"{PREFIX}{CUT_OFF} peers=0/{reach.asked}")
+            return self._drain(f"{PREFIX}{reach.fault} peers=0/{reach.asked}")
         except (NotAsked, ControllerError) as error:
             return CheckReport(NodeCheckResult.UNKNOWN, f"nothing done: {error}")
 

@@ -64,7 +64,7 @@ def keep(directory: Path, slurm: NodeSource, name: str, now: float) -> None:
 
 
 def _written(place: Path) -> Maintenance | None:
-    """Return what was written last; None where there is nothing that can be used."""
+    """Return the maintenance that Slurm's last run wrote; None if there is nothing usable."""
     try:
         return parse(read(str(place), LIMIT))
     except (FileNotFoundError, ValueError):

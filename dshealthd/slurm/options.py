@@ -54,8 +54,9 @@ class SlurmOptions:
     )
     prolog_probe: bool = option(
         False,
-        "Whether the prolog sends echoes to other nodes of the job (probe.peer), for 5 s at most; "
-        "a node that reaches none of several is drained, within the budget.",
+        "Whether the prolog has light rounds with up to eight other nodes of the job (probe.peer), "
+        "for 10 s at most; a node that reaches none of several, or none with data, is drained "
+        "within the budget.",
     )
     undrain: bool = option(False, "Whether a node that dshealthd has drained is undrained again.")
     clean_checks: int = option(

@@ -22,7 +22,7 @@ SEVERITIES = ("critical", "warning", "info")
 
 `none` is the Watchdog's, which tells that alerts arrive.
 """
-COMPONENTS = ("node", "gpu", "nic", "link", "leaf", "path", "job", "fleet")
+COMPONENTS = ("node", "gpu", "nic", "link", "nvlink_domain", "leaf", "path", "job", "fleet")
 AUDIENCES = ("operator", "owner")
 """Who can repair it: whoever runs the cluster, or the owner of the training job."""
 MEANS = ("alert", "doctor", "explain", "job")

@@ -180,7 +180,7 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Mark what is no training: `evaluation`, `checkpoint`, `compile` or `other`.
+        """Mark in the heartbeat what is no training: `evaluation`, `checkpoint`, `compile` or `other`.
 
         It counts neither as a hang nor as step time.
         """

@@ -17,10 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.config import ConfigError
 from dshealthd.core import background
 from dshealthd.core.child import StartError
-from dshealthd.core.options import Errors, unknown
+from dshealthd.core.options import ConfigError, Errors, unknown
 from dshealthd.core.watched_file import signatures
 from dshealthd.http import tls
 from dshealthd.web import auth

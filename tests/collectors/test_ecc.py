@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dshealthd.core.collector import Reason
 from tests.nvml.node import Node
 
 if TYPE_CHECKING:
@@ -164,3 +165,25 @@ def test_inactive_rows(tmp_path: Path) -> None:
         }
     with Node(tmp_path / "h100", gpus=1) as node:
         assert not node.collect("ecc").values("gpu_remapped_rows_inactive")
+
+
+def test_inforom(tmp_path: Path) -> None:
+    """A corrupted infoROM is 0 and no failing call; one that is not told of is absent."""
+    with Node(tmp_path, gpus=3) as node:
+        node.simulator.set(1, "inforom_checksum", "error:14")
+        node.simulator.set(2, "inforom_checksum", "unsupported")
+        seen = node.collect("ecc")
+        assert {labels[0]: value for labels, value in seen.values("gpu_inforom_valid").items()} == {
+            "0": 1,
+            "1": 0,
+        }
+        assert not seen.reasons("ecc")
+        node.simulator.set(1, "inforom_checksum", 7)
+        node.simulator.fault(
+            "fail", 999, gpu=0, function="nvmlDeviceGetInforomConfigurationChecksum"
+        )
+        seen = node.collect("ecc", advance=61.0)
+        assert {labels[0]: value for labels, value in seen.values("gpu_inforom_valid").items()} == {
+            "1": 1
+        }
+        assert seen.reasons("ecc") == {"gpu 0": Reason.UNKNOWN_ERROR}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collectors.gpu import THROTTLE_REASONS
+from dshealthd.collectors.gpu import POWER, THROTTLE_REASONS
 from dshealthd.core.exposition import Format, render
 from tests.nvml.node import GPU_COLLECTORS, Node
 
@@ -42,7 +42,7 @@ def test_exposition(tmp_path: Path, profile: str) -> None:
         node.simulator.set(None, "throttle_reasons", "0x48")
         node.simulator.set(1, "processes", "4194305:1048576, 4194306:2097152")
         seen = node.collect()
-    for name in ("gpu", "ecc", "nvlink", "pcie", "gpu_processes"):
+    for name in ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes"):
         result = seen.results[name]
         text = render(result.samples, Format.PROMETHEUS)
         assert text == (FIXTURES / name / f"{profile}.prom").read_text(encoding="utf-8")
@@ -309,3 +309,8 @@ def test_power_of_a_module(tmp_path: Path) -> None:
         assert seen.value("gpu_module_power_watts", gpu="1", uuid=node.uuid(1)) == 1250
         assert not seen.values("gpu_module_power_watts", gpu="0")
         assert not seen.reasons("gpu")
+
+
+def test_help_of_power_names_the_exception() -> None:
+    """NVML averages power over a second from Ampere on, but not on GA100."""
+    assert "GA100" in POWER.help

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.collectors.nvlink import bit_error_ratio
+from dshealthd.collectors.nvlink import ErrorSums, bit_error_ratio
 from tests.nvml.node import Node
 
 if TYPE_CHECKING:
@@ -89,6 +90,35 @@ def test_errors_of_a_link_that_falls_silent(node: Node) -> None:
     assert seen.value("gpu_nvlink_errors_total", gpu="0", type="crc") == 0
 
 
+def test_errors_of_a_link_that_answers_late(node: Node) -> None:
+    """A link that tells only after others did adds its new errors, and not those of its past."""
+
+    def replays() -> float:
+        return node.collect("nvlink").value("gpu_nvlink_errors_total", gpu="0", type="replay")
+
+    node.simulator.set(0, "nvlink4_replay", "na")
+    node.simulator.set(0, "nvlink5_replay", 2)
+    assert replays() == 2
+    node.simulator.set(0, "nvlink4_replay", 1000)
+    assert replays() == 2
+    node.simulator.set(0, "nvlink4_replay", 1003)
+    assert replays() == 5
+    node.simulator.set(0, "nvlink4_replay", 1)  # the GPU was reset
+    assert replays() == 3
+
+
+def test_sums_outlive_the_worker() -> None:
+    """The worker that replaces another goes on with its sums: they neither drop nor jump."""
+    memory: dict[str, Any] = {}
+    before = ErrorSums(memory)
+    assert before.add("GPU-0", "replay", [3, 2, None]) == 5
+    assert before.add("GPU-0", "replay", [3, None, 1000]) == 5
+    after = ErrorSums(json.loads(json.dumps(memory)))
+    assert after.add("GPU-0", "replay", [3, None, 1001]) == 6
+    assert after.add("GPU-0", "crc", [None, None, None]) is None
+    assert ErrorSums({}).add("GPU-0", "replay", [3, None, 1001]) == 1004
+
+
 def test_every_link_as_an_option(tmp_path: Path) -> None:
     """With the option `links` those without errors are there as well."""
     with Node(tmp_path, gpus=2, options={"nvlink": {"links": True}}) as node:
@@ -160,7 +190,6 @@ def test_remote_ends(node: Node) -> None:
 def test_gpu_without_links(node: Node) -> None:
     """A GPU without NVLink has no such series and is no fault."""
     node.simulator.set(None, "nvlink_count", "unsupported")
-    node.simulator.set(None, "fabric_state", "unsupported")
     seen = node.collect("nvlink")
     assert seen.results["nvlink"].samples == ()
     assert not seen.reasons("nvlink")
@@ -221,38 +250,3 @@ def test_links_to_the_cpu(node: Node) -> None:
     node.simulator.set(0, "field.171", 0)
     assert node.collect("nvlink").value("gpu_c2c_links", gpu="0", state="up") == 0
     assert not node.collect("nvlink").values("gpu_c2c_links", gpu="1")
-
-
-@pytest.mark.parametrize(
-    ("state", "status", "summary", "mask", "healthy"),
-    [
-        (3, 0, 1, 0x0, 1),
-        (3, 0, 2, 0x0, 0),
-        (3, 0, 3, 0x0, 0),
-        (3, 999, 1, 0x0, 0),
-        (3, 0, 0, 0x1, 0),
-        (3, 0, 0, 0xAA, 1),
-        (3, 0, 0, 0x300, 0),
-        (2, 0, 1, 0x0, None),
-        (0, 0, 1, 0x0, None),
-    ],
-)
-def test_fabric(
-    node: Node, state: int, status: int, summary: int, mask: int, healthy: int | None
-) -> None:
-    """The fabric is healthy by its own summary, or by its mask where there is none.
-
-    Before the registration ends nothing is said.
-    """
-    for key, value in {
-        "state": state,
-        "status": status,
-        "health_summary": summary,
-        "health_mask": mask,
-    }.items():
-        node.simulator.set(0, f"fabric_{key}", value)
-    seen = node.collect("nvlink")
-    assert seen.value("gpu_fabric_state", gpu="0") == state
-    assert seen.values("gpu_fabric_healthy", gpu="0", uuid=node.uuid(0)) == (
-        {} if healthy is None else {(): healthy}
-    )

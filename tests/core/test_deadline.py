@@ -17,7 +17,7 @@ from dshealthd.collection import worker_process
 from dshealthd.collection.worker_process import WorkerProcess
 from dshealthd.config import load
 from dshealthd.core import background, child, deadline, wire
-from dshealthd.core.deadline import happens, in_time
+from dshealthd.core.deadline import happens, time_limit
 from dshealthd.core.host import Host
 from dshealthd.doctor import agents, status_document
 from dshealthd.evidence.findings import HangCase
@@ -29,6 +29,7 @@ from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.workers.fork_server import ForkServer, ForkServerError
 from dshealthd.probe.workers.store import LocalStore
+from tests.suspension import Suspension, turns
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -136,14 +137,13 @@ def test_what_had_arrived_is_read_after_the_deadline() -> None:
             reader, writer = await child.streams(ours)
 
             async def read() -> bytes:
-                return await reader.readexactly(2) + await reader.readexactly(3)
+                async with time_limit(SECONDS):
+                    return await reader.readexactly(2) + await reader.readexactly(3)
 
             theirs.sendall(b"hello")
-            assert await stopped_until_readable(in_time(read(), SECONDS), ours.fileno()) == b"hello"
-            unanswered = asyncio.ensure_future(read())
+            assert await stopped_until_readable(read(), ours.fileno()) == b"hello"
             with pytest.raises(TimeoutError):
-                await in_time(unanswered, SECONDS)
-            assert unanswered.cancelled()
+                await read()
             writer.close()
 
     asyncio.run(scene())
@@ -227,30 +227,6 @@ def test_a_fork_server_that_answered_while_the_agent_was_stopped_has_answered(
                 await server.ended.wait()
 
     asyncio.run(scene())
-
-
-class Suspension:
-    """Makes the running loop's clock jump, as a suspended machine's does, and reading take long.
-
-    Deadlines are as long as they are in earnest, so that no machine is too slow for what comes
-    before the jump.
-    """
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._jump = 0.0
-        monkeypatch.setattr(deadline, "MOMENT", 60.0)
-        loop = asyncio.get_running_loop()
-        monkeypatch.setattr(loop, "time", lambda: time.monotonic() + self._jump)
-
-    def resume(self, seconds: float) -> None:
-        """Go on after so many seconds, without a turn of the loop in between."""
-        self._jump += seconds
-
-
-async def turns() -> None:
-    """Let what can run without waiting come to where it waits."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 class Peer:

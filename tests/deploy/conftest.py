@@ -18,7 +18,7 @@ BEFORE = "0.0.9"
 def build(output: Path, *flags: str, kind: str = "deb") -> Path:
     """Build the package of a kind and return it."""
     command = [sys.executable, str(BUILD), "--format", kind, "--output", str(output), *flags]
-    subprocess.run(command, check=True, timeout=900)
+    subprocess.run(command, check=True, timeout=1800)
     (made,) = output.glob(f"*.{kind}")
     return made
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 TOOLS = ("slurmctld", "slurmd", "munged", "scontrol", "sinfo", "sbatch")
 CHECK_SECONDS = 10
 """`HealthCheckInterval` of the cluster, in seconds."""
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 _CONF = """
 ClusterName=lab
 SlurmctldHost={controller}({controller_address})
@@ -65,7 +65,7 @@ KillWait=5
 MinJobAge=600
 SlurmctldTimeout=30
 SlurmdTimeout={slurmd_timeout}
-MessageTimeout=10
+MessageTimeout=60
 PrologFlags=Alloc
 {programs}
 {nodes}
@@ -91,7 +91,7 @@ class SlurmCluster:
         directory: Path,
         *,
         programs: Mapping[str, str] | None = None,
-        slurmd_timeout: int = 60,
+        slurmd_timeout: int = 600,
     ) -> None:
         """Prepare; `programs` are further lines of slurm.conf, such as `HealthCheckProgram`."""
         self.lab, self.directory = lab, directory
@@ -144,7 +144,7 @@ class SlurmCluster:
             stderr=subprocess.DEVNULL,
         )
         try:
-            self.wait((self.directory / "munge.socket").exists, 20, "munge listens")
+            self.wait((self.directory / "munge.socket").exists, START_SECONDS, "munge listens")
             self.start_controller()
             for node in self.lab.nodes:
                 self.start_daemon(node)
@@ -229,12 +229,15 @@ class SlurmCluster:
         return str(out)
 
     def states(self) -> dict[str, str]:
-        """Return the state of every node as sinfo writes it; empty without an answer."""
+        """Return the state of every node as sinfo writes it; empty without an answer.
+
+        Without the `*` of a node that has not answered for a moment, as on a busy machine.
+        """
         try:
             output = self.command("sinfo", "-h", "-N", "-o", "%N|%T")
         except subprocess.CalledProcessError:
             return {}
-        return dict(line.split("|", 1) for line in output.splitlines())
+        return dict(line.rstrip("*").split("|", 1) for line in output.splitlines())
 
     def show(self, node: Node) -> dict[str, str]:
         """Return the fields of `scontrol show node`; a reason is without who set it and when."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.deploy.machine import booted
+from tests.deploy.machine import LONGEST, booted
 from tests.web import certificates
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.deploy.machine import Machine
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 
 ROOT = Path(__file__).parents[2]
 ANSIBLE = ROOT / "deploy" / "ansible"
@@ -88,7 +88,7 @@ class Nodes:
             capture_output=True,
             text=True,
             check=False,
-            timeout=900,
+            timeout=1800,
             cwd=ANSIBLE,
             env={
                 "PATH": os.environ["PATH"],

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from tests.deploy.bare import measure
-from tests.deploy.machine import require_tools
+from tests.deploy.machine import LONGEST, require_tools
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 
 
 def test_the_first_hour() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.jobs.hangs.silence import FIRST_STEPS
-from tests.deploy.machine import booted
+from tests.deploy.machine import LONGEST, booted
 from tests.deploy.test_package import CONFIG, install, main_pid
 from tests.nvml.simulator import Simulator
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.deploy.machine import Machine
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 
 DROP_IN = "/etc/systemd/system/dshealthd.service.d/test.conf"
 QUICK = """
@@ -193,7 +193,7 @@ def evidence_of_a_stop(machine: Machine, pid: int) -> tuple[str, ...]:
         done = evidence["state"] == "ok" and len(evidence["bundles"]) > before
         return str(evidence["bundles"][0]) if done else ""
 
-    folder = f"/var/lib/dshealthd/evidence/{machine.wait(bundle, 'a bundle', 120)}"
+    folder = f"/var/lib/dshealthd/evidence/{machine.wait(bundle, 'a bundle')}"
     summary = machine.sh(f"cat {folder}/summary.txt")
     assert f"rank-0-{pid}.stacks.txt" in machine.sh(f"ls {folder}").split(), summary
     views = (machine.sh(f"cat {folder}/rank-0-{pid}.{name}.txt") for name in ("stacks", "kernel"))

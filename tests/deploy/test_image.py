@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from tests.deploy.machine import tree
+from tests.deploy.machine import LONGEST, tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "deploy" / "kubernetes" / "base"
@@ -46,7 +46,7 @@ class Store:
 
     @staticmethod
     def _run(command: list[str]) -> str:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout.strip()
 
@@ -74,7 +74,7 @@ def store(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 def answer(port: int, path: str) -> str | None:
     """Return what the agent answers; None where it does not, or not yet."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as response:
             return str(response.read().decode())
     except (urllib.error.URLError, OSError):
         return None
@@ -104,7 +104,7 @@ def test_runs_with_the_rights_of_the_base(store: Store, tmp_path: Path) -> None:
         "localhost/dshealthd",
     )
     try:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 300
         while answer(port, "/-/ready") != "ready\n":
             assert time.monotonic() < end, store.podman("logs", name)
             time.sleep(0.5)

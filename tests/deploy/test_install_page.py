@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.deploy.machine import FETCH, booted
+from tests.deploy.machine import FETCH, LONGEST, booted
 from tests.deploy.test_hardened import good_rounds, wire
 from tests.web import certificates
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["wire"]
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "install.md"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")

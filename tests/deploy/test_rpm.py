@@ -12,7 +12,7 @@ import pytest
 
 from dshealthd import __version__
 from tests.deploy.conftest import BEFORE, build
-from tests.deploy.machine import booted, require_tools
+from tests.deploy.machine import LONGEST, booted, require_tools
 from tests.deploy.test_package import CONFIG, FAST, main_pid
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.deploy.machine import Machine
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 
 OF_DEB, OF_RPM = "/usr/share/zsh/vendor-completions/_dshealthd", "/usr/share/zsh/site-functions"
 

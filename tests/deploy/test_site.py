@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from dshealthd.symptoms import rules
+from tests.deploy.machine import LONGEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 LOADED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src")}
 """What a browser loads with a page; `link` but for the ones that only name a place."""
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 
 
 class Page(HTMLParser):
@@ -50,7 +51,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def site() -> Path:
     """Build the site as `make docs` does, without a proxy to anywhere while it is built."""
-    subprocess.run([ROOT / "dev", "docs"], cwd=ROOT, check=True, timeout=600)
+    subprocess.run([ROOT / "dev", "docs"], cwd=ROOT, check=True, timeout=1800)
     return ROOT / "build/site/html"
 
 
@@ -104,6 +105,6 @@ def test_it_builds_without_a_network(site: Path) -> None:
         pytest.skip("a network namespace takes root")
     command = ["unshare", "--net", ROOT / "build/docs/bin/python", ROOT / "deploy/site/build.py"]
     ended = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, check=False, timeout=300
+        list(map(str, command)), capture_output=True, text=True, check=False, timeout=600
     )
     assert ended.returncode == 0, ended.stderr

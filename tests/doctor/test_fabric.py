@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
 
+from bench.processes import free_port
 from dshealthd.core.host import Host
 from dshealthd.doctor.node import cuda_devices, imex
+from dshealthd.linux.imex import DAEMON, NODES
 from tests.doctor.looks import look, outcomes, results
 
 if TYPE_CHECKING:
@@ -27,31 +30,39 @@ def test_imex(make_machine: Callable[..., Machine], tmp_path: Path) -> None:
     """Set up for several nodes and not running is found in such a fabric alone; running, it passes."""
     machine = make_machine(4, "b200")
     root = tmp_path / "root"
-    nodes = root / imex.NODES.lstrip("/")
+    nodes = root / NODES.lstrip("/")
     nodes.parent.mkdir(parents=True)
     processes = tmp_path / "proc"  # without those of other tests, which may run such a daemon
     processes.mkdir()
+    for name in ("1", "uptime", "loadavg"):
+        (processes / name).symlink_to(f"/proc/{name}")
     host = Host(sysfs=machine.sys, dev=machine.dev, rootfs=root, procfs=processes)
+    (processes / "uptime").unlink()
+    (processes / "uptime").write_text("90000.00 90000.00\n")
+    sources = ("kernel", "nvlink_domain")
     nodes.write_text("# nodes of the rack\n10.0.0.1\n10.0.0.2\n")
-    assert outcomes(imex.CHECK, look("nvlink", host=host)) == ["ok"]
+    assert outcomes(imex.CHECK, look(*sources, host=host)) == ["ok"]
     machine.simulator.set(None, "fabric_cluster_uuid", "0123456789abcdef0123456789abcdef")
-    in_fabric = look("nvlink", host=host)
-    (found,) = results(imex.CHECK, in_fabric)
-    assert (found.outcome.value, found.component) == ("warning", "imex")
+    (found,) = results(imex.CHECK, look(*sources, host=host))
+    assert found.outcome.value == "warning"
+    assert "for 2 nodes" in found.text
     assert "systemctl restart nvidia-imex" in found.remedy
-    daemon = tmp_path / imex.DAEMON
+    daemon = tmp_path / DAEMON
     shutil.copy("/bin/sleep", daemon)
     with subprocess.Popen([daemon, "600"]) as process:
         (processes / str(process.pid)).symlink_to(f"/proc/{process.pid}")
         try:
-            end = time.monotonic() + 60
-            while outcomes(imex.CHECK, in_fabric) != ["ok"]:  # until its name is its own
-                assert time.monotonic() < end
-                time.sleep(0.05)
+            with socket.create_server(("127.0.0.1", free_port())) as server:
+                (nodes.parent / "config.cfg").write_text(f"SERVER_PORT={server.getsockname()[1]}\n")
+                end = time.monotonic() + 60
+                # Until its name is its own.
+                while outcomes(imex.CHECK, look(*sources, host=host)) != ["ok"]:
+                    assert time.monotonic() < end
+            assert outcomes(imex.CHECK, look(*sources, host=host)) == ["warning"]
         finally:
             process.kill()
     nodes.write_text("# none yet\n")
-    assert outcomes(imex.CHECK, in_fabric) == ["ok"]
+    assert outcomes(imex.CHECK, look(*sources, host=host)) == ["ok"]
 
 
 def test_torch_that_does_not_see_the_gpus(

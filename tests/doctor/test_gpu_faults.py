@@ -124,7 +124,7 @@ def test_gpus_that_are_released(make_machine: Callable[..., Machine]) -> None:
     file.touch()
     released = "".join(
         f'[collectors.{name}]\nrelease_file = "{file}"\n'
-        for name in ("gpu", "ecc", "nvlink", "pcie", "mig", "gpu_processes")
+        for name in ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "mig", "gpu_processes")
     )
     machine.config.write_text(released, encoding="utf-8")
     answer = machine.examine()
@@ -147,7 +147,7 @@ def test_nvlinks_and_their_fabric(make_machine: Callable[..., Machine]) -> None:
     machine = make_machine()
     gpus = machine.simulator
     host = Host(procfs=FIXTURES / "kernel/proc", sysfs=machine.sys, dev=machine.dev)
-    sources = ("kernel", "gpu", "nvlink")
+    sources = ("kernel", "gpu", "nvlink", "nvlink_domain")
     gpus.set(3, "nvlink7_state", 0)
     gpus.set(None, "fabric_state", 2)
     found = {one.component: one for one in results(nvlink.CHECK, look(*sources, host=host))}

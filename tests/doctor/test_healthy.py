@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.doctor.node import imex
+from bench.processes import free_port
+from dshealthd.linux import imex
 from tests.doctor.machine import OF_THIS_MACHINE, Answer
 
 if TYPE_CHECKING:
@@ -109,7 +111,10 @@ def test_gb200_with_imex(make_machine: Callable[..., Machine], tmp_path: Path) -
             while Path(f"/proc/{process.pid}/comm").read_text().strip() != imex.DAEMON:
                 assert time.monotonic() < end
                 time.sleep(0.02)
-            answer = machine.examine("--path.rootfs", str(root))
+            with socket.create_server(("127.0.0.1", free_port())) as server:
+                settings = f"SERVER_PORT={server.getsockname()[1]}\n"
+                (nodes.parent / "config.cfg").write_text(settings)
+                answer = machine.examine("--path.rootfs", str(root))
         finally:
             process.kill()
     assert answer.found == {}

@@ -57,7 +57,7 @@ ROUND = (("probe_rounds_total", 1, "pair", "ok"), ("probe_up", 1))
         ),
         (
             listeners.CHECK,
-            (("rendezvous_listeners", 1, "no"), ("rendezvous_ports", 1)),
+            (("rendezvous_listeners", 1, "false"), ("rendezvous_ports", 1)),
             "1 listener on 1 rendezvous port, none left behind",
         ),
         (

@@ -67,9 +67,12 @@ def seen(check: SnapshotCheck, scene: Scene) -> NodeContext:
     return dataclasses.replace(look(), document={**json.loads(body), "source": "agent"})
 
 
+ROUNDS = ("probe_up", 1), ("probe_rounds_total", 40, "pair", "ok")
+
+
 def suspect(kind: str, component: str, reason: str, value: float) -> Scene:
     """Return what probes say after rounds over this node."""
-    return (("suspect", value, kind, component, reason), ("probe_up", 1))
+    return (("suspect", value, kind, component, reason), *ROUNDS)
 
 
 MEMBERS = ("members", 4), ("probe_up", 1)

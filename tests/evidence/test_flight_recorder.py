@@ -157,6 +157,14 @@ def test_a_rank_that_is_stopped_leaves_its_old_dump_and_a_word(place: Path) -> N
     assert step.answer["note"].endswith("not of now: no new one")
 
 
+def test_a_rank_that_is_stopped_and_never_dumped_is_said_to_be(place: Path) -> None:
+    """Who cannot dump is not waited for as long as one who may."""
+    with rank(place) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        step, files = take(pid, place)
+    assert (step.problem, files) == ("the process is stopped by a signal and cannot dump", {})
+
+
 def test_a_rank_without_the_variables_is_said_to_be(place: Path) -> None:
     """Most trainings set nothing; that is a reason, not an error."""
     with rank(place, pipe=False) as pid:

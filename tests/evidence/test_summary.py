@@ -71,6 +71,18 @@ def test_the_summary_says_who_is_at_fault_at_the_top() -> None:
     assert "  rank 1 (pid 4712), flight recorder: nobody reads it" in lines
 
 
+def test_a_stopped_rank_is_named_where_there_are_no_heartbeats() -> None:
+    """Evidence that was asked for by hand knows no culprit; whom the detector named is told once."""
+    found = findings()
+    found.ranks[0].facts = {"kernel": {"state": "stopped", "waits": "do_signal_stop", "cpu": 0.0}}
+    found.ranks[1].facts["kernel"] = {"state": "stopped", "waits": "do_signal_stop", "cpu": 0.0}
+    lines = summary.write(found).splitlines()
+    assert lines[5:7] == [
+        "  rank 1: input",
+        "  rank 0 (pid 4711): its process is stopped by a signal",
+    ]
+
+
 def test_what_is_not_known_is_not_made_up() -> None:
     """Steps, states and stacks that nobody knows are said to be unknown, and nobody is accused."""
     found = CollectedEvidence(

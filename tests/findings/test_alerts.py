@@ -39,6 +39,7 @@ LEFT_TO_PROMETHEUS = {
     "DshealthdRulesFailing": "is about Prometheus",
     "DshealthdInfinibandDevicesFewer": HISTORY,
     "DshealthdGpusWaiting": HISTORY,
+    "DshealthdNvlinkDomainUnhealthy": FLEET,
 }
 """Critical alerts that no finding stands for, and why."""
 STANDS = "its alert knows whether the GPU was reset since its Xid"
@@ -52,6 +53,9 @@ BY_HISTORY = {
     "DshealthdGpuThermallyLimited": "its alert looks at ten minutes",
     "DshealthdPathSlow": "its alert looks at five minutes",
     "DshealthdLoopbackSlow": "its alert looks at a minute",
+    "DshealthdGpuComputesWrong": "its alert compares nodes, and with the past",
+    "DshealthdNvlinkFabricUnhealthy": "its alert leaves out nodes whose whole domain is off",
+    "DshealthdNvlinkDomainMismatch": "its alert knows the domain of nodes with the same GPUs",
     "DshealthdNvlinkFault": "its alert knows how many links were up an hour or a day ago",
     "DshealthdInfinibandPortDown": "its alert knows whether the port was up, here and elsewhere",
     "DshealthdJobHang": "its alert knows the job's ranks on other nodes",

@@ -7,16 +7,17 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dshealthd.collectors.gpu import FAULT, UP, VISIBLE
+from dshealthd.collectors.gpu import FAULT, INFO, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.kernel_log import LAST_XID
 from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.findings.history import FirstSeen
+from dshealthd.findings.history import FirstSeen, ReturnedGpus
 from dshealthd.findings.judge import judge, series_of
 
 if TYPE_CHECKING:
+    from dshealthd.core.collector import Sample
     from dshealthd.findings.finding import Verdict
 
 DOCUMENT = Path(__file__).parents[2] / "docs/status-api.md"
@@ -134,3 +135,48 @@ def test_texts_are_bounded() -> None:
     detail = "\ud800" + "x" * 100_000
     document = verdict({**gpus(), "ecc": failed(Reason.IO_ERROR, detail)}).document()
     assert len(json.dumps(document).encode()) < 5000
+
+
+PCI = "0000:02:00.0"
+HANGS = (UP(0, "1", "GPU-b"), FAULT(1, "1", "GPU-b", "timeout"))
+READ = (UP(1, "1", "GPU-b"), INFO(1, "1", "GPU-b", "H100", PCI, "", "", ""))
+
+
+def after_xid(returned: ReturnedGpus, age: float, *samples: Sample) -> set[str]:
+    """Return the alerts of which there are findings, with an Xid 79 of GPU 1 that is so old."""
+    snapshot = Snapshot(lambda: NOW, lambda: WALL)
+    logged = (LAST_XID(WALL - age, "1", PCI, "79"),)
+    faults = (Fault("gpu 1", Reason.TIMEOUT, "no answer"),) if samples == HANGS else ()
+    for name, result in {
+        **gpus(),
+        "gpu": Result(CollectionOutcome.OK, (UP(1, "0", "GPU-a"), VISIBLE(2), *samples), faults),
+        "kernel_log": Result(CollectionOutcome.OK, logged),
+    }.items():
+        assert result is not None
+        snapshot.expect(name, 15)
+        snapshot.put(name, result)
+    series = series_of(snapshot, ())
+    returned.settle(series, WALL)
+    found = judge(snapshot, series, node="node-17", name="", monotonic=NOW, wall=WALL)
+    return {finding.alert for finding in found.findings}
+
+
+def test_hang_of_a_gpu_that_was_lost_once() -> None:
+    """A GPU that NVML has read again after its Xid 79 is not lost anew when NVML hangs on it: one
+    finding, the hang. Another Xid 79 counts.
+    """
+    returned = ReturnedGpus()
+    assert after_xid(returned, 3600, *READ) == set()
+    assert after_xid(returned, 3600, *HANGS) == {"DshealthdNvmlHung"}
+    assert after_xid(returned, 60, *HANGS) == {"DshealthdGpuLost"}
+
+
+def test_gpu_that_was_never_read_again_stays_lost() -> None:
+    """A GPU on which NVML hangs since its Xid 79 is lost for as long as that lasts: one finding.
+
+    Nor was it back where NVML read it within ten minutes only, as a dying GPU may answer for a while.
+    """
+    returned = ReturnedGpus()
+    assert after_xid(returned, 60, *READ) == {"DshealthdGpuLost"}
+    for age in (60, 3600):
+        assert after_xid(returned, age, *HANGS) == {"DshealthdGpuLost"}

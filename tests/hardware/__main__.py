@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dshealthd import __version__
-from dshealthd.config import ConfigError
+from dshealthd.core.options import ConfigError
 from dshealthd.probe.members.local_membership import hostname
 from tests.hardware import checks, collectives
 from tests.hardware.item import Item, State, not_run

@@ -19,7 +19,7 @@ from dshealthd.core.collector import Context
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.probe.policy import Account, GpuOccupancy, Policy
+from dshealthd.probe.policy import GpuOccupancy, Policy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Metric, Sample
     from dshealthd.core.result import Result
 
-ON_GPUS = ("gpu", "ecc", "nvlink", "pcie", "gpu_processes", "mig")
+ON_GPUS = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes", "mig", "gpm")
 """Collectors that call NVML."""
 NO_RAS = {"collectors": {"nccl_ras": {"enabled": False}}}
 
@@ -105,7 +105,7 @@ def objection(node: Node) -> str:
     """
     occupancy = GpuOccupancy(node.snapshot, time.monotonic)
     options = node.loaded.probe.policy
-    policy = Policy(options, occupancy, Account(1.0, time.monotonic), time.time)
+    policy = Policy(options, occupancy, time.monotonic, time.time)
     if reason := occupancy.objection() or policy.objection(scheduled=False):
         return f"the agent would not run a probe now either: {reason}"
     if busy := [one.labels[0] for one in node.samples(gpu.UTILIZATION) if one.value > 0]:

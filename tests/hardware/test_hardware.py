@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT = Path(__file__).parents[2]
-READ = {"gpu", "gpu_bus", "gpu_processes", "ecc", "nvlink", "pcie", "mig", "infiniband"}
+READ = {
+    "gpu",
+    "gpu_bus",
+    "gpu_processes",
+    "ecc",
+    "nvlink",
+    "nvlink_domain",
+    "pcie",
+    "mig",
+    "infiniband",
+}
 """Collectors that run: of simulated hardware alone, so that nothing here depends on this machine."""
 
 

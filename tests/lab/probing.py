@@ -250,7 +250,7 @@ def begun(lab: Probing, least: int = 3) -> Probing:
 
 
 def echoes_are_known(lab: Lab) -> Callable[[Mapping[str, Scrape]], bool]:
-    """Return the condition that every node has led KNOWN good scheduled rounds.
+    """Return the condition that every node has led and timed KNOWN good scheduled rounds.
 
     Only the leader times an echo, and who leads is drawn in every epoch: of as many rounds a node
     may have led so few that it does not know what is usual. It learns a fault as such then, says
@@ -264,7 +264,10 @@ def echoes_are_known(lab: Lab) -> Callable[[Mapping[str, Scrape]], bool]:
             for node in lab.nodes
             if node.name in scrapes
             for entry in history(node)
-            if entry["led"] and entry["outcome"] == "ok" and entry["epoch"] is not None
+            if entry["led"]
+            and entry["outcome"] == "ok"
+            and entry["epoch"] is not None
+            and entry["timings"]  # none where an agent waited for a CPU
         )
         counts = Counter(name for name, _ in led)
         return all(counts[node.name] >= KNOWN for node in lab.nodes)
@@ -274,7 +277,7 @@ def echoes_are_known(lab: Lab) -> Callable[[Mapping[str, Scrape]], bool]:
 
 def until_echoes_are_known(lab: Probing) -> None:
     """Wait until every node knows how long its echoes usually take."""
-    lab.await_(echoes_are_known(lab), 10 * KNOWN, f"{KNOWN} rounds led by every node")
+    lab.await_(echoes_are_known(lab), 40 * KNOWN, f"{KNOWN} rounds led and timed by every node")
 
 
 def until_both_lead(lab: Probing, one: Node, two: Node) -> None:

@@ -30,7 +30,7 @@ def test_slow_node(tmp_path: Path) -> None:
         if lab.lab.limits:
             pytest.skip("; ".join(lab.lab.limits))
         lab.until_watched()
-        lab.lab.wait(echoes_are_known(lab.lab), 60 + 10 * KNOWN * PERIOD)
+        lab.lab.wait(echoes_are_known(lab.lab), 60 + 40 * KNOWN * PERIOD)
         assert [str(alert) for alert in lab.receiver.told()] == []
         node, begin = lab.lab.nodes[1], time.monotonic()
         with fault.inject(lab, node):

@@ -80,6 +80,7 @@ SINGLE = {
     ("linux/socket_owner.py", "f'{procfs}/self/net/{table}'"): "procfs",
     ("linux/sockets.py", "namespace"): "procfs",
     ("linux/starvation.py", "f'/proc/{pid}/schedstat'"): "procfs, of the agent's own child",
+    ("linux/starvation.py", "'/proc/thread-self/schedstat'"): "procfs, of the agent itself",
 }
 _WAYS_OUT = re.compile(r"(^|/)(root|cwd)/|/(root|cwd)$")
 

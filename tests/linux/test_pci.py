@@ -97,7 +97,16 @@ def test_released(host: Host, tmp_path: Path) -> None:
     (tmp_path / "run/dshealthd").mkdir(parents=True)
     (tmp_path / "run/dshealthd/release-gpus").touch()
     kinds = [kind for kind in registry.all_collectors().values() if kind.worker == "device"]
-    assert {kind.name for kind in kinds} == {"gpu", "ecc", "nvlink", "pcie", "gpu_processes", "mig"}
+    assert {kind.name for kind in kinds} == {
+        "gpu",
+        "ecc",
+        "nvlink",
+        "nvlink_domain",
+        "pcie",
+        "gpu_processes",
+        "mig",
+        "gpm",
+    }
     assert {kind.absent(kind.Options(), host) for kind in kinds} == {f"released by {RELEASE}"}
     assert all(issubclass(kind.Options, GpuCollectorOptions) for kind in kinds)
 

@@ -92,7 +92,7 @@ def build(version: str, jobs: int = 1) -> Path:
         return out / "lib"
     cuda = 13 if int(version.split(".")[1]) >= FIRST_OF_CUDA_13 else 12
     source = unpack(release, TOP / "src")
-    made = Build(release, source, out, cuda, _headers(cuda))
+    made = Build(release, source, out, cuda, headers(cuda))
     for name in ("include", "obj", "gensrc", "lib"):
         (made.out / name).mkdir(parents=True, exist_ok=True)
     _generate(made)
@@ -111,13 +111,13 @@ def _digest(release: Release) -> str:
     return found.hexdigest()
 
 
-def _headers(cuda: int) -> list[Path]:
+def headers(cuda: int) -> list[Path]:
     """Return the folders of CUDA's headers, fetched from the package index by hash if need be."""
     place = TOP / f"cuda-{cuda}"
     if not place.is_dir():
         part = TOP / f"cuda-{cuda}.part"
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--require-hashes"]
-        _run([*pip, "--target", str(part), "-r", str(HERE / f"cuda-{cuda}.txt")])
+        run([*pip, "--target", str(part), "-r", str(HERE / f"cuda-{cuda}.txt")])
         part.rename(place)
     folders = sorted(place.glob("nvidia/*/include"))
     return [*folders, *(folder / "cccl" for folder in folders if (folder / "cccl").is_dir())]
@@ -140,11 +140,11 @@ def _generate(made: Build) -> None:
     (made.out / "include/nccl.h").write_text(header)
     source = made.source / "src"
     if not (made.out / "gensrc/host_table.cc").is_file():
-        _run([sys.executable, "device/generate.py", str(made.out / "gensrc"), ""], source)
+        run([sys.executable, "device/generate.py", str(made.out / "gensrc"), ""], source)
         if (source / "device/symmetric/generate.py").is_file():
             place = made.out / "gensrc/symmetric"
             place.mkdir(exist_ok=True)
-            _run([sys.executable, "device/symmetric/generate.py", str(place)], source)
+            run([sys.executable, "device/symmetric/generate.py", str(place)], source)
     if (source / "misc/generate_git_version.py").is_file():
         # Ends with an error outside of a git clone, and has then written the header all the same.
         script = [sys.executable, "misc/generate_git_version.py"]
@@ -168,7 +168,7 @@ def _compile(made: Build, jobs: int) -> None:
         target = made.out / "obj" / (str(file.relative_to(root)).replace("/", "_") + ".o")
         if not target.is_file():
             part = target.with_suffix(".part")
-            _run(["g++", *flags, "-c", str(file), "-o", str(part)], source)
+            run(["g++", *flags, "-c", str(file), "-o", str(part)], source)
             part.rename(target)
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -184,28 +184,28 @@ def _link(made: Build) -> None:
     library += [f"-I{folder}" for folder in made.headers]
     for name, file in (("libcuda.so.1", "cuda.c"), ("libnvidia-ml.so.1", "nvml.c")):
         output = ["-o", str(made.lib / name), str(HERE / "sim" / file)]
-        _run([*library, f"-Wl,-soname,{name}", *output])
+        run([*library, f"-Wl,-soname,{name}", *output])
     cudart = [*library, "-Wl,-soname,libcudart.so", "-o", str(runtime)]
     cudart += [str(HERE / "sim/cudart.c")]
-    _run([*cudart, "-lpthread"])
+    run([*cudart, "-lpthread"])
     # What is left undefined but for CUDA and the system is what device code defines.
     trial = made.out / "trial.so"
-    _run(["g++", "-shared", "-o", str(trial), *objects, "-Wl,--unresolved-symbols=ignore-all"])
-    kernels = [name for name in _symbols(trial, "--undefined-only") if not _NOT_OURS.search(name)]
+    run(["g++", "-shared", "-o", str(trial), *objects, "-Wl,--unresolved-symbols=ignore-all"])
+    kernels = [name for name in symbols(trial, "--undefined-only") if not _NOT_OURS.search(name)]
     trial.unlink()
     stubs = made.out / "kernels.s"
     lines = (f".globl {name}\n.hidden {name}\n{name}: xorl %eax, %eax\n ret" for name in kernels)
     end = '.section .note.GNU-stack,"",@progbits'
     stubs.write_text("\n".join([".text", *lines, end, ""]))
-    _run(["gcc", "-c", "-o", str(made.out / "kernels.o"), str(stubs)])
+    run(["gcc", "-c", "-o", str(made.out / "kernels.o"), str(stubs)])
     extra = [str(made.out / "kernels.o")]
     if "ncclKernelCommAndChannels" in (made.source / "src/include/device.h").read_text():
         extra.append(str(made.out / "progress.o"))
-        _run(["g++", *made.flags(), "-c", str(HERE / "sim/progress.cc"), "-o", extra[-1]])
+        run(["g++", *made.flags(), "-c", str(HERE / "sim/progress.cc"), "-o", extra[-1]])
     command = ["g++", "-shared", "-Wl,-soname,libnccl.so.2", "-o", str(nccl), *objects, *extra]
-    _run([*command, str(runtime), "-ldl", "-lpthread", "-lrt"])
+    run([*command, str(runtime), "-ldl", "-lpthread", "-lrt"])
     # Calls that NCCL links to and that no scene reaches answer "not supported".
-    missing = set(_symbols(nccl, "--undefined-only")) - set(_symbols(runtime, "--defined-only"))
+    missing = set(symbols(nccl, "--undefined-only")) - set(symbols(runtime, "--defined-only"))
     rest = made.out / "unsupported.c"
     rest.write_text(
         "".join(
@@ -214,15 +214,17 @@ def _link(made: Build) -> None:
             if name.startswith("cuda")
         )
     )
-    _run([*cudart, str(rest), "-lpthread"])
+    run([*cudart, str(rest), "-lpthread"])
 
 
-def _symbols(library: Path, which: str) -> list[str]:
-    listed = _run(["nm", "-D", which, str(library)]).splitlines()
+def symbols(library: Path, which: str) -> list[str]:
+    """Return the names in a library's table of dynamic symbols, but for weak ones."""
+    listed = run(["nm", "-D", which, str(library)]).splitlines()
     return sorted({line.split()[-1] for line in listed if line.split()[-2] != "w"})
 
 
-def _run(command: list[str], place: Path | None = None) -> str:
+def run(command: list[str], place: Path | None = None) -> str:
+    """Return what a command prints. Raises BuildFailed."""
     done = subprocess.run(
         command,
         cwd=place,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.nccl import build
 from tests.nccl.job import Job
+from tests.nccl.pytorch import wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,3 +36,11 @@ def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     yield make
     for job in jobs:
         job.close()
+
+
+@pytest.fixture
+def cuda_torch() -> wheel.Wheel:
+    """Return PyTorch's CUDA wheel, ready to run; skip where nobody says where it is."""
+    if not os.environ.get(wheel.FOLDER):
+        pytest.skip(f"{wheel.FOLDER} names no folder with PyTorch's CUDA wheel")
+    return wheel.prepare()

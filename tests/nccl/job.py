@@ -31,6 +31,23 @@ RAS_PORT = 28028
 GPUS = 8
 
 
+def loopback() -> dict[str, str]:
+    """Return what NCCL needs to take loopback and shared memory, with small buffers as no data moves."""
+    return {
+        "NCCL_SOCKET_IFNAME": "=lo",
+        "NCCL_NET": "Socket",
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_P2P_DISABLE": "1",
+        "NCCL_CUMEM_ENABLE": "0",
+        "NCCL_CUMEM_HOST_ENABLE": "0",
+        "NCCL_NVLS_ENABLE": "0",
+        "NCCL_MIN_NCHANNELS": "1",
+        "NCCL_MAX_NCHANNELS": "1",
+        "NCCL_BUFFSIZE": "65536",
+        "NCCL_WORK_FIFO_BYTES": "65536",
+    }
+
+
 class Fate(enum.Enum):
     """What was done to a process."""
 
@@ -137,18 +154,7 @@ class Job:
             "NCCLSIM_LIB": str(lib),
             "NCCLSIM_CONTROL": str(control),
             "NCCLSIM_GPUS": str(GPUS),
-            # Loopback and shared memory; small buffers, as no data moves.
-            "NCCL_SOCKET_IFNAME": "=lo",
-            "NCCL_NET": "Socket",
-            "NCCL_IB_DISABLE": "1",
-            "NCCL_P2P_DISABLE": "1",
-            "NCCL_CUMEM_ENABLE": "0",
-            "NCCL_CUMEM_HOST_ENABLE": "0",
-            "NCCL_NVLS_ENABLE": "0",
-            "NCCL_MIN_NCHANNELS": "1",
-            "NCCL_MAX_NCHANNELS": "1",
-            "NCCL_BUFFSIZE": "65536",
-            "NCCL_WORK_FIFO_BYTES": "65536",
+            **loopback(),
             "NCCL_RAS_ADDR": f"{self.address}:{RAS_PORT}",
             # Standard output is the rank's own.
             "NCCL_DEBUG": "WARN",

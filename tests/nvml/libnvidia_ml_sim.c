@@ -11,7 +11,8 @@
  * GPUs     gpus = 8            physical GPUs (at most 16)
  *          order = 0,1,3,4     physical GPUs now visible, in NVML's order; a handle of one left out answers 15
  *          order_latched = 1   count and order change at the next first init only, as with the real library
- *          profile = h100      h100 | a100 | v100 (retired pages, no row remapping) | b200 (NVLink 5 fields)
+ *          profile = h100      h100 | a100 | v100 (retired pages, no row remapping) | b200 (NVLink 5 fields) |
+ *                              gb200 (a b200 in an NVLink domain of several nodes)
  *          node = 0            mixed into UUIDs and serials, so that several simulated nodes differ
  * Values   12, 0xff, -3        what NVML returns, in NVML's units (mW, mJ, bytes, MHz, KiB/s, percent)
  *          40+2                BASE+STEP: 40 on GPU 0, 42 on GPU 1, ...
@@ -49,7 +50,7 @@
  *          calls = PATH        one line a call: the symbol
  *          device_file = PATH  held open between first init and last shutdown, as /dev/nvidiactl would be
  *
- * Not here: anything that changes a device, events, vGPU, GPM, units. Such a symbol is absent, which pynvml reports as
+ * Not here: anything that changes a device, events, vGPU, units. Such a symbol is absent, which pynvml reports as
  * FunctionNotFound.
  */
 #define _GNU_SOURCE
@@ -140,6 +141,11 @@ enum { RETURNS(AS_ENUM) };
     D(inforom_oem, "2.1", "2.0", "1.1", "2.1") \
     D(inforom_ecc, "7.16", "6.16", "5.0", "7.16") \
     D(inforom_power, NO, NO, NO, NO) \
+    D(inforom_checksum, "0x1d0c", "0x1d0b", "0x1d0a", "0x1d0d") \
+    D(gpm_sm_util, "61+2", NO, NO, "61+2") \
+    D(gpm_sm_occupancy, "23+2", NO, NO, "23+2") \
+    D(gpm_tensor_util, "41+2", NO, NO, "41+2") \
+    D(gpm_dram_util, "33+2", NO, NO, "33+2") \
     D(driver_version, "570.133.20", "570.133.20", "570.133.20", "570.133.20") \
     D(library_version, "", "", "", "") \
     D(cuda_version, "12080", "12080", "12080", "12080") \
@@ -300,7 +306,7 @@ enum { RETURNS(AS_ENUM) };
     D(fabric_state, "3", NO, NO, "3") \
     D(fabric_status, "0", NO, NO, "0") \
     D(fabric_clique, "0", NO, NO, "1") \
-    D(fabric_health_mask, "0x40", NO, NO, "0x5556") \
+    D(fabric_health_mask, "0x2", NO, NO, "0x51aa") \
     D(fabric_health_summary, "1", NO, NO, "1") \
     D(mig_mode, "0", "0", NO, "0") \
     D(mig_pending, "0", "0", NO, "0") \
@@ -357,13 +363,20 @@ enum { RETURNS(AS_ENUM) };
     X(D, 296, nvlink_data_rate, "50000")
 #define AS_NVLINK5_DEFAULT(D, id, key, value) D(key, NO, NO, NO, value)
 
-static const char *const PROFILES[] = {"h100", "a100", "v100", "b200"};
-enum { PARTS = COUNT(PROFILES) };
+static const char *const PROFILES[] = {"h100", "a100", "v100", "b200", "gb200"};
+enum { B200 = 3, PARTS, GB200 = PARTS };
 struct default_value {
     const char *key, *parts[PARTS];
 };
 #define AS_DEFAULT(key, h100, a100, v100, b200) {#key, {h100, a100, v100, b200}},
 static const struct default_value DEFAULT_VALUES[] = {DEFAULTS(AS_DEFAULT)};
+/* Where a GB200 of an NVL72 differs from a B200. */
+static const char *const GB200_VALUES[][2] = {
+    {"name", "NVIDIA GB200"},
+    {"pci_device_id", "0x294110de"},
+    {"fabric_clique", "32766"},
+    {"fabric_cluster_uuid", "6f1c2d9a5b3e4870a1b2c3d4e5f60718"},
+};
 static const char *const OTHER_KEYS[] = {
     "gpus", "order", "order_latched", "profile", "node", "uuid", "serial", "pci", "processes", "graphics_processes",
     "mps_processes", "fabric_cluster_uuid", "no_driver", "trace", "calls", "device_file", "nvml_version",
@@ -515,17 +528,21 @@ static int part_of(int gpu)
     const char *name = find_for(gpu, "profile");
     if (!name)
         name = find("profile");
-    for (int i = 0; name && i < PARTS; i++)
+    for (size_t i = 0; name && i < COUNT(PROFILES); i++)
         if (strcmp(name, PROFILES[i]) == 0)
-            return i;
+            return (int)i;
     return 0;
 }
 
 static const char *default_of(int gpu, const char *key)
 {
+    int part = part_of(gpu);
+    for (size_t i = 0; part == GB200 && i < COUNT(GB200_VALUES); i++)
+        if (strcmp(GB200_VALUES[i][0], key) == 0)
+            return GB200_VALUES[i][1];
     for (size_t i = 0; i < COUNT(DEFAULT_VALUES); i++)
         if (strcmp(DEFAULT_VALUES[i].key, key) == 0)
-            return DEFAULT_VALUES[i].parts[part_of(gpu)];
+            return DEFAULT_VALUES[i].parts[part == GB200 ? B200 : part];
     return NULL;
 }
 
@@ -1323,6 +1340,12 @@ API int nvmlDeviceGetUUID(const struct device *device, char *out, uint size)
     return leave(put_text(uuid, out, size));
 }
 
+API int nvmlDeviceGetInforomConfigurationChecksum(const struct device *device, uint *out)
+{
+    int rc = enter_device(__func__, device, out);
+    return leave(rc == OK ? get_uint(device, "inforom_checksum", out) : rc);
+}
+
 API int nvmlDeviceGetInforomVersion(const struct device *device, uint object, char *out, uint size)
 {
     int rc = enter_device(__func__, device, out);
@@ -1937,6 +1960,84 @@ API int nvmlDeviceGetFieldValues(const struct device *device, int count, struct 
         values[i].timestamp = (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
         values[i].latency = 1 + i;
         answer_field(device, &values[i]);
+    }
+    return leave(rc);
+}
+
+/* ---------------------------------------------------------------- GPM: averages between two samples */
+
+struct gpm_support {
+    uint version, supported;
+};
+struct gpm_sample {
+    const struct device *device;
+    double taken;
+};
+struct gpm_metric {
+    uint id, rc;
+    double value;
+    const char *names[3];
+};
+struct gpm_metrics {
+    uint version, count;
+    struct gpm_sample *samples[2];
+    struct gpm_metric metrics[];
+};
+static const struct {
+    uint id;
+    const char *key;
+} GPM_METRICS[] = {{2, "gpm_sm_util"}, {3, "gpm_sm_occupancy"}, {5, "gpm_tensor_util"}, {10, "gpm_dram_util"}};
+enum { GPM_V1 = 1 };
+
+API int nvmlGpmQueryDeviceSupport(const struct device *device, struct gpm_support *io)
+{
+    ull value;
+    int rc = enter_device(__func__, device, io);
+    if (rc == OK)
+        rc = check_version(&io->version, GPM_V1);
+    if (rc == OK)
+        io->supported = get_ull(device, "gpm_sm_util", &value) == OK;
+    return leave(rc);
+}
+
+API int nvmlGpmSampleAlloc(struct gpm_sample **out)
+{
+    int rc = enter_initialised(__func__, -1);
+    if (rc == OK)
+        *out = calloc(1, sizeof **out);
+    return leave(rc == OK && !*out ? MEMORY : rc);
+}
+
+API int nvmlGpmSampleFree(struct gpm_sample *sample)
+{
+    int rc = enter_initialised(__func__, -1);
+    free(sample);
+    return leave(rc);
+}
+
+API int nvmlGpmSampleGet(const struct device *device, struct gpm_sample *out)
+{
+    int rc = enter_device(__func__, device, out);
+    if (rc == OK)
+        *out = (struct gpm_sample){device, uptime(device->gpu)};
+    return leave(rc);
+}
+
+API int nvmlGpmMetricsGet(struct gpm_metrics *io)
+{
+    int rc = enter_initialised(__func__, io->samples[1] && io->samples[1]->device ? io->samples[1]->device->gpu : -1);
+    if (rc == OK)
+        rc = check_version(&io->version, GPM_V1);
+    if (rc == OK && (!io->samples[0] || !io->samples[1] || !io->samples[0]->device ||
+                     io->samples[0]->device != io->samples[1]->device || io->samples[0] == io->samples[1]))
+        rc = INVALID_ARGUMENT;
+    for (uint i = 0; rc == OK && i < io->count; i++) {
+        ull value = 0;
+        io->metrics[i].rc = NOT_SUPPORTED;
+        for (size_t k = 0; k < COUNT(GPM_METRICS); k++)
+            if (GPM_METRICS[k].id == io->metrics[i].id)
+                io->metrics[i].rc = (uint)get_ull(io->samples[1]->device, GPM_METRICS[k].key, &value);
+        io->metrics[i].value = value == UINT64_MAX ? NAN : (double)value;
     }
     return leave(rc);
 }

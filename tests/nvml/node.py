@@ -26,7 +26,7 @@ from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import Result, attempt
 from tests.nvml.simulator import Simulator
 
-GPU_COLLECTORS = ("gpu", "ecc", "nvlink", "pcie", "gpu_processes", "mig")
+GPU_COLLECTORS = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes", "mig", "gpm")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,10 @@ class Round:
 
 
 class Node:
-    """Eight simulated GPUs, the sysfs that goes with them, and a process with the collectors."""
+    """Eight simulated GPUs, the sysfs that goes with them, and a process with the collectors.
+
+    A directory `proc` that is there at the start stands for `/proc`.
+    """
 
     def __init__(
         self,
@@ -155,7 +158,13 @@ def main(directory: Path, options: Mapping[str, Mapping[str, object]]) -> None:
         gone = 0.0 if running_since is None else time.monotonic() - running_since
         return clock[0] + gone
 
-    host = Host(sysfs=directory / "sys", dev=directory / "dev", rootfs=directory / "root")
+    procfs = directory / "proc"
+    host = Host(
+        procfs=procfs if procfs.exists() else Path("/proc"),
+        sysfs=directory / "sys",
+        dev=directory / "dev",
+        rootfs=directory / "root",
+    )
     context = Context(
         host=host, monotonic=monotonic, wall=time.time, entering=entering, tell=news.append
     )
@@ -163,7 +172,8 @@ def main(directory: Path, options: Mapping[str, Mapping[str, object]]) -> None:
     encoder = wire.Encoder()
     for name in GPU_COLLECTORS:
         kind = registry.load(name)
-        collectors[name] = kind(decode(kind.Options, options.get(name, {}), "", Errors()), context)
+        chosen = {"enabled": True, **options.get(name, {})}
+        collectors[name] = kind(decode(kind.Options, chosen, "", Errors()), context)
     for line in sys.stdin:
         request = json.loads(line)
         clock[0] += request["advance"]

@@ -51,7 +51,7 @@ def test_code_of_one_gpu(node: Node, code: int, reason: Reason) -> None:
     node.collect()
     node.simulator.fault("fail", code, gpu=3)
     seen = node.collect()
-    for name in ("gpu", "ecc", "nvlink", "pcie", "gpu_processes", "mig"):
+    for name in ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes", "mig"):
         assert seen.results[name].outcome is CollectionOutcome.OK
         assert seen.reasons(name) == {"gpu 3": reason}
     assert seen.value("gpu_up", gpu="3", uuid=node.uuid(3)) == 0
@@ -370,7 +370,7 @@ def test_link_calls_that_fail(node: Node) -> None:
         ("pcie", "nvmlDeviceGetCurrPcieLinkWidth"),
         ("mig", "nvmlDeviceGetMigMode"),
         ("gpu_processes", "nvmlDeviceGetComputeRunningProcesses"),
-        ("nvlink", "nvmlDeviceGetGpuFabricInfoV"),
+        ("nvlink_domain", "nvmlDeviceGetGpuFabricInfoV"),
     ],
 )
 def test_failure_names_its_gpu(node: Node, name: str, function: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from dataclasses import replace
 from types import ModuleType
@@ -151,6 +152,7 @@ class Companion:
         options: PeerOptions,
         ports: dict[str, int],
         workers: Workers | None,
+        waited: Callable[[], float | None] = lambda: 0.0,
     ) -> None:
         self.name = name
         self.node = FakeNode(name, names)
@@ -164,6 +166,7 @@ class Companion:
             self.reports.append,
             monotonic=time.monotonic,
             wall=self.wall,
+            waited=waited,
         )
         self.server = PeerServer(options, name, self.node.membership, self.rounds.handlers())
         self._ports = ports
@@ -222,10 +225,12 @@ async def company(
     workers: Callable[[str], Workers | None] = lambda _: FakeWorkers(),
     keys: dict[str, str] | None = None,
     silent: bool = False,
+    waited: Callable[[str], float] = lambda _: 0.0,
 ) -> AsyncIterator[list[Companion]]:
     """Run so many nodes; `keys` gives some of them a key of their own.
 
-    All have time to answer. Unless one is `silent`, they have it for their shares too.
+    `waited` gives for how many seconds a node has waited for a CPU by now: for none as it is. All
+    have time to answer. Unless one is `silent`, they have it for their shares too.
     """
     names = NAMES[:count]
     ports: dict[str, int] = {}
@@ -241,6 +246,7 @@ async def company(
                 PeerOptions(listen_address=f"{name}:0", key_file=key),
                 ports,
                 workers(name),
+                functools.partial(waited, name),
             )
             await companion.open()
             stack.push_async_callback(companion.close)

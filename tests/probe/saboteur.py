@@ -1,12 +1,15 @@
 """A probe worker that goes wrong: the real one, whose seat's `adapter` says what to do to whom.
 
-`stage:NAME:ACTION` acts as a stage begins, `collective:N:ACTION` before the Nth all-reduce. This
-file is the tests' own; the worker that ships knows no such thing.
+`stage:NAME:ACTION` acts as a stage begins, `collective:N:ACTION` before the Nth all-reduce,
+`checksum:WHICH` has the CPU count as a device with equal bits, and flips one in `all` its products,
+in every `second` or in `none`. This file is the tests' own; the worker that ships knows no such
+thing.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import signal
 import subprocess
@@ -27,6 +30,7 @@ honest_all_reduce = worker.all_reduce
 honest_versions = worker.versions
 honest_stage = worker.AgentChannel.stage
 honest_prepare = worker.prepare_environment
+honest_checksum = worker.checksum
 plan: list[str] = []
 
 
@@ -108,6 +112,30 @@ def versions(job: dict[str, Any]) -> str:
     return "gloo torch 1.0" if plan == ["versions"] else str(honest_versions(job))
 
 
+def reproducible(_device: Any) -> str:
+    """Promise equal bits if asked to."""
+    return "a simulated library" if plan[:1] == ["checksum"] else ""
+
+
+def checksum(device: Any, steps: dict[str, Any]) -> Any:
+    """Multiply with a bit flipped in some of the products."""
+    import torch
+
+    honest_mm, count = torch.mm, itertools.count()
+
+    def flipping(left: Any, right: Any) -> Any:
+        product = honest_mm(left, right)
+        if plan[1] == "all" or (plan[1] == "second" and next(count) % 2):
+            product.view(torch.uint8)[1, 2] ^= 1
+        return product
+
+    torch.mm = flipping  # type: ignore[assignment] # one overload is enough
+    try:
+        return honest_checksum(device, steps)
+    finally:
+        torch.mm = honest_mm
+
+
 class RankRound(worker.RankRound):  # type: ignore[name-defined,misc] # a module that was loaded by path
     """Notes the plan."""
 
@@ -122,6 +150,8 @@ worker.__dict__.update(
     all_reduce=all_reduce,
     versions=versions,
     prepare_environment=prepare_environment,
+    reproducible=reproducible,
+    checksum=checksum,
 )
 worker.AgentChannel.stage = stage
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.config import Config, ConfigError
+from dshealthd.config import Config
+from dshealthd.core.options import ConfigError
 from dshealthd.probe import local_probe, pairs, report
 from dshealthd.probe.observation import Kind, Outcome, Stage, Timing
 from dshealthd.probe.options import MembershipOptions

@@ -19,7 +19,6 @@ from dshealthd.probe.policy import (
     SAVED,
     UNKNOWN,
     WINDOW,
-    Account,
     GpuOccupancy,
     Policy,
     in_window,
@@ -31,12 +30,7 @@ from tests.probe.services import snapshot
 def policy(shot: Snapshot, clock: Time | None = None, **given: str) -> Policy:
     """Return a policy over what the collectors saw."""
     options = PolicyOptions(**given)  # type: ignore[arg-type] # options by name
-    return Policy(
-        options,
-        GpuOccupancy(shot, time.monotonic),
-        Account(options.duty_ratio, clock or Time()),
-        time.time,
-    )
+    return Policy(options, GpuOccupancy(shot, time.monotonic), clock or Time(), time.time)
 
 
 def test_idle() -> None:
@@ -110,9 +104,9 @@ def test_window(window: str, moment: str, inside: bool) -> None:  # noqa: FBT001
     options = PolicyOptions(window=window)
     assert list(options.check()) == []
     assert in_window(options.minutes, now) is inside
-    assert Policy(
-        options, GpuOccupancy(snapshot(), time.monotonic), Account(1, Time()), lambda: now
-    ).objection(scheduled=True) == ("" if inside else WINDOW)
+    assert Policy(options, GpuOccupancy(snapshot(), time.monotonic), Time(), lambda: now).objection(
+        scheduled=True
+    ) == ("" if inside else WINDOW)
 
 
 @pytest.mark.parametrize(
@@ -129,17 +123,36 @@ def test_duty() -> None:
     One that was expensive is paid off by light ones. On demand is free of it.
     """
     clock = Time()
-    options = PolicyOptions()
-    account = Account(options.duty_ratio, clock)
-    limited = Policy(options, GpuOccupancy(snapshot(), time.monotonic), account, time.time)
+    ratio = PolicyOptions().duty_ratio
+    limited = policy(snapshot(), clock)
     full = light = 0
     for _ in range(5000):
         if limited.objection(scheduled=True) == DUTY:
             assert limited.objection(scheduled=False) == ""
             light += 1
         else:
-            account.spend(0.03)
+            limited.spend(0.03, scheduled=True)
             full += 1
         clock.now += 10.0
     assert full / (full + light) == pytest.approx(1 / 3, rel=0.05)
-    assert account.used / (5000 * 10.0) <= options.duty_ratio * (1 + SAVED / 50_000) + 0.03 / 50_000
+    assert limited.used / (5000 * 10.0) <= ratio * (1 + SAVED / 50_000) + 0.03 / 50_000
+
+
+def test_what_others_ask_for() -> None:
+    """A member that orders one round after the other gets a share of the GPUs' time, and takes
+    nothing from the schedule, nor from what this node itself wants to confirm.
+    """
+    clock = Time()
+    ratio = PolicyOptions().on_demand_ratio
+    asked = policy(snapshot(), clock)
+    refused = 0
+    for _ in range(5000):
+        if asked.objection(scheduled=False, asked=True) == DUTY:
+            refused += 1
+        else:
+            asked.spend(8.0, scheduled=False)
+        assert asked.objection(scheduled=True) == ""
+        assert asked.objection(scheduled=False) == ""
+        clock.now += 1.0
+    assert refused > 4000
+    assert asked.used / 5000 <= ratio * (1 + SAVED / 5000) + 8.0 / 5000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,12 @@ import pytest
 
 from dshealthd import config
 from dshealthd.linux import starvation
+from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import MembershipOptions
 from dshealthd.probe.peers.client import PeerClient
+from dshealthd.probe.peers.contract import PeerError
 from dshealthd.slurm import allocation
-from dshealthd.slurm.allocation import NotAsked, Reach
+from dshealthd.slurm.allocation import BULK_FAILED, CUT_OFF, LOST, NotAsked, Reach
 from dshealthd.slurm.check import REACH_AGAIN, CheckReport, NodeCheck, NodeCheckResult
 from dshealthd.slurm.controller import ControllerError
 from dshealthd.slurm.options import SlurmOptions
@@ -37,6 +40,7 @@ AS_SHIPPED = starvation.LAG
 ALL = "127.0.0.[21-28]"
 GONE = Reach(7, dict.fromkeys("abcdefg", "connect_timeout"), 7)
 PARTLY = Reach(7, {"a": "connect_timeout"}, 1)
+BULK = Reach(3, {"a": LOST, "b": LOST, "c": "refused"}, 0)
 GOOD = Reach(7, {}, 0)
 
 
@@ -62,39 +66,140 @@ def test_eight_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             await members[3].service.close()
             found = [await asyncio.to_thread(allocation.look, asking(members[0]), ALL)]
             assert found == [Reach(7, {NAMES[3]: "refused"}, 0)]
-            assert not found[0].cut_off
+            assert not found[0].fault
             assert str(found[0]) == f"6 of 7 nodes of the job answered; {NAMES[3]} refused"
 
     monkeypatch.setattr(allocation, "DEADLINE", PATIENT)
+    monkeypatch.setattr(allocation, "ROUND", PATIENT)
     asyncio.run(scene())
 
 
 @contextlib.asynccontextmanager
-async def among_silent_nodes(directory: Path) -> AsyncIterator[Config]:
-    """Run an agent, the other members of which accept connections and say nothing."""
+async def among_listeners(directory: Path, *, full: bool) -> AsyncIterator[Config]:
+    """Run an agent, the other members of which accept connections and say nothing.
+
+    As hung agents do; where their queues are `full`, the kernel drops all further packets.
+    """
     async with agents(directory, 1) as (agent,):
         loaded = asking(agent)
         port = int(loaded.probe.peer.listen_address.rpartition(":")[2])
         members = MembershipOptions(nodes=NAMES, name=agent.name)
         with contextlib.ExitStack() as stack:
             for name in NAMES[1:]:
-                stack.enter_context(listener(name, port))
+                stack.enter_context(listener(name, port, 0 if full else 64))
+                if full:
+                    stack.enter_context(socket.create_connection((name, port)))
             yield replace(loaded, probe=replace(loaded.probe, members=members))
 
 
+def looks(config: Config, number: int) -> list[Reach]:
+    """Return what a node finds that looks so many times."""
+    return [allocation.look(config, ALL) for _ in range(number)]
+
+
 def test_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that gets no answer from any other knows within two looks, in less than ten seconds."""
+    """A node none of whose packets arrives knows within two looks, in less than ten seconds."""
 
     async def scene() -> None:
-        async with among_silent_nodes(tmp_path) as loaded:
+        async with among_listeners(tmp_path, full=True) as loaded:
             watch = Stopwatch()
-            found = [await asyncio.to_thread(allocation.look, loaded, ALL) for _ in range(2)]
+            found = await asyncio.to_thread(looks, loaded, 2)
             assert watch.seconds() + REACH_AGAIN < 10
-            assert [(reach.asked, reach.silent, reach.cut_off) for reach in found] == [
-                (7, 7, True)
-            ] * 2
+            assert found == [Reach(7, dict.fromkeys(NAMES[1:], "connect_timeout"), 7)] * 2
+            assert found[0].fault == CUT_OFF
 
     monkeypatch.setattr(starvation, "LAG", PATIENT)  # not what this is about
+    asyncio.run(scene())
+
+
+def test_hung_agents_are_no_fault_of_this_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents that are hung on all other nodes are named: their kernels acknowledge what is sent."""
+
+    async def scene() -> None:
+        async with among_listeners(tmp_path, full=False) as loaded:
+            (found,) = await asyncio.to_thread(looks, loaded, 1)
+            assert found == Reach(7, dict.fromkeys(NAMES[1:], "no_answer"), 0)
+            assert not found.fault
+
+    monkeypatch.setattr(starvation, "LAG", PATIENT)
+    asyncio.run(scene())
+
+
+TIMEOUT = PeerError(Outcome.HUNG, "no_answer")
+UNACKNOWLEDGED = PeerError(Outcome.UNREACHABLE, "not_acknowledged")
+REFUSED = PeerError(Outcome.REFUSED, "refused")
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([None, None], ("", False)),
+        ([UNACKNOWLEDGED], ("not_acknowledged", True)),
+        ([PeerError(Outcome.UNREACHABLE, "name_unknown")], ("name_unknown", False)),
+        ([PeerError(Outcome.UNAUTHORIZED, "rejected")], ("rejected", False)),
+        # The agent answers small messages before and after a large one is lost, there or back.
+        ([None, UNACKNOWLEDGED, None], (LOST, False)),
+        ([None, TIMEOUT, None], (LOST, False)),
+        # It hung, ended or was cut off meanwhile: nothing is known of large messages.
+        ([None, TIMEOUT, TIMEOUT], ("no_answer", False)),
+        ([None, TIMEOUT, REFUSED], ("refused", False)),
+        ([None, UNACKNOWLEDGED, UNACKNOWLEDGED], ("not_acknowledged", False)),
+        ([None, REFUSED], ("refused", False)),
+    ],
+)
+def test_what_a_round_tells(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: list[PeerError | None],
+    expected: tuple[str, bool],
+) -> None:
+    """Only a node of which no packet came back is silent; only one that lives loses data."""
+    left = list(answers)
+
+    class Scripted(PeerClient):
+        """Answers as told."""
+
+        async def call(self, *arguments: Any) -> dict[str, Any]:
+            """Answer."""
+            body = arguments[2]
+            assert bool(body["payload"]) is (len(answers) - len(left) == 1)
+            if (answer := left.pop(0)) is not None:
+                raise answer
+            return dict(body)
+
+    async def scene() -> None:
+        async with agents(tmp_path, 2) as (first, second):
+            found = await asyncio.to_thread(allocation.look, asking(first), ALL)
+            problems = {second.name: expected[0]} if expected[0] else {}
+            assert found == Reach(1, problems, int(expected[1]))
+            assert not left
+
+    monkeypatch.setattr(allocation, "PeerClient", Scripted)
+    monkeypatch.setattr(starvation, "LAG", PATIENT)
+    asyncio.run(scene())
+
+
+def test_a_round_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node whose every answer takes nearly as long as it may costs no more than one round."""
+
+    class Slow(PeerClient):
+        """Never answers, and does not give up."""
+
+        async def call(self, *arguments: Any) -> dict[str, Any]:
+            """Hang."""
+            await asyncio.get_running_loop().create_future()
+            raise AssertionError(arguments)
+
+    async def scene() -> None:
+        async with agents(tmp_path, 2) as (first, second):
+            found = await asyncio.to_thread(allocation.look, asking(first), ALL)
+            assert found == Reach(1, {second.name: "slow"}, 0)
+
+    monkeypatch.setattr(allocation, "PeerClient", Slow)
+    monkeypatch.setattr(allocation, "ROUND", 0.2)
+    monkeypatch.setattr(starvation, "LAG", PATIENT)
     asyncio.run(scene())
 
 
@@ -115,7 +220,7 @@ def test_a_node_without_a_cpu_blames_nobody(
             return await super().call(*arguments)
 
     async def scene() -> None:
-        async with among_silent_nodes(tmp_path) as loaded:
+        async with among_listeners(tmp_path, full=True) as loaded:
             monkeypatch.setattr(starvation, "LAG", AS_SHIPPED)
             with pytest.raises(NotAsked, match=r"too busy to tell .* no CPU for \d+\.\d s"):
                 await asyncio.to_thread(allocation.look, loaded, ALL)
@@ -137,8 +242,17 @@ def test_who_is_asked() -> None:
 
 def test_one_silent_neighbour_is_not_this_nodes_fault() -> None:
     """In a job of two nodes nobody can tell which of them is cut off."""
-    assert not Reach(1, {"b": "connect_timeout"}, 1).cut_off
-    assert not Reach(0, {}, 0).cut_off
+    assert not Reach(1, {"b": "connect_timeout"}, 1).fault
+    assert not Reach(0, {}, 0).fault
+    assert not Reach(1, {"b": LOST}, 0).fault
+
+
+def test_lost_data() -> None:
+    """It is this node's fault where several nodes lack it and none has it."""
+    assert Reach(2, {"b": LOST, "c": LOST}, 0).fault == BULK_FAILED
+    assert Reach(3, {"b": LOST, "c": LOST, "d": "connect_timeout"}, 1).fault == BULK_FAILED
+    assert not Reach(3, {"b": LOST, "c": LOST}, 0).fault
+    assert not Reach(2, {"b": LOST, "c": "refused"}, 0).fault
 
 
 def test_not_configured(tmp_path: Path) -> None:
@@ -176,10 +290,14 @@ def prolog(cluster: Cluster, *found: Reach | Exception) -> tuple[CheckReport, fl
 
 def test_cut_off_twice_drains() -> None:
     """A node that reaches nobody, twice, is drained by name; its job goes elsewhere."""
-    cluster = Cluster(node("n1"), node("n2"))
-    outcome, slept = prolog(cluster, GONE, GONE)
-    assert (outcome.result, slept) == (NodeCheckResult.DRAINED, REACH_AGAIN)
-    assert cluster.table["n1"].reason == "dshealthd: node-cut-off peers=0/7"
+    for found, reason in (
+        (GONE, "node-cut-off peers=0/7"),
+        (BULK, "bulk-transfer-failed peers=0/3"),
+    ):
+        cluster = Cluster(node("n1"), node("n2"))
+        outcome, slept = prolog(cluster, found, found)
+        assert (outcome.result, slept) == (NodeCheckResult.DRAINED, REACH_AGAIN)
+        assert cluster.table["n1"].reason == f"dshealthd: {reason}"
 
 
 def test_everything_else_drains_nobody() -> None:
@@ -190,6 +308,8 @@ def test_everything_else_drains_nobody() -> None:
         ((PARTLY,), NodeCheckResult.BAD),
         ((GONE, PARTLY), NodeCheckResult.BAD),
         ((GONE, GOOD), NodeCheckResult.CLEAN),
+        ((GONE, BULK), NodeCheckResult.BAD),
+        ((BULK, PARTLY), NodeCheckResult.BAD),
         *(((error,), NodeCheckResult.UNKNOWN) for error in unknown),
     ]
     for found, expected in cases:

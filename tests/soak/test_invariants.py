@@ -16,7 +16,7 @@ from tests.soak.node import GPUS
 if TYPE_CHECKING:
     from tests.soak.node import Node
 
-SLOW_COLLECTORS = ("ecc", "gpu_processes", "mig", "nvlink", "pcie")
+SLOW_COLLECTORS = ("ecc", "gpu_processes", "mig", "nvlink", "nvlink_domain", "pcie")
 """Those that read every 15 s, where `gpu` reads every 5."""
 LIMIT = round(1200 * (1 + MAX_SERIES_GROWTH))
 """Series that may be shown at the end of a soak whose reference moment has 1,200."""

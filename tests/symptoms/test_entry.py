@@ -43,7 +43,8 @@ BAD = {
         severity='"page"'
     ): 'x.md: alerts[0].severity: "page" is not one of critical, warning, info',
     entry(component='"host"'): (
-        'x.md: alerts[0].component: "host" is not one of node, gpu, nic, link, leaf, path, job, '
+        'x.md: alerts[0].component: "host" is not one of node, gpu, nic, link, '
+        "nvlink_domain, leaf, path, job, "
         "fleet"
     ),
     entry(for_='"5"'): 'x.md: alerts[0].for: "5" is not a duration such as "5s", "10m" or "1h"',

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 ALERTS = [alert for symptom in all_symptoms().values() for alert in symptom.alerts]
 NEVER_ONE = {
     "DshealthdAgentRestarts": "fires above two restarts",
+    "DshealthdChecksumsDisagree": "two GPUs at least",
     "DshealthdCollectiveStalled": "20 answers of NCCL's RAS, unless the threshold is changed",
     "DshealthdCollectiveStuck": "4 answers of NCCL's RAS, unless the threshold is changed",
     "DshealthdFabricSlow": "a ratio above 1",
@@ -26,6 +27,7 @@ NEVER_ONE = {
     "DshealthdJobVersionsDiffer": "fires above one version",
     "DshealthdLossNotFinite": "counts ranks only above eight",
     "DshealthdMembersUnwatched": "more members than targets, and one target at least",
+    "DshealthdNvlinkDomainUnhealthy": "fires above one node",
     "DshealthdRanksShareGpu": "fires above one rank",
     "DshealthdRendezvousPortsInTimeWait": "above 100 sockets, unless the threshold is changed",
     "DshealthdTargetTwice": "fires above one target",

@@ -53,6 +53,7 @@ class Node:
             "gpu",
             "ecc",
             "nvlink",
+            "nvlink_domain",
             "pcie",
             "gpu_processes",
             "infiniband",

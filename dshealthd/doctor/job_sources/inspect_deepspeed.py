@@ -486,7 +486,7 @@ def attempt(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer the request on standard input."""
+    """Inspect DeepSpeed as the request on standard input asks."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     output = os.dup(1)
     os.dup2(2, 1)  # what libraries print is no answer

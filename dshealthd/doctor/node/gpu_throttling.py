@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import snapshot_check
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dshealthd.doctor.node_context import NodeContext
+
+
+def _more(context: NodeContext) -> Iterator[Result]:
+    """Yield the GPUs that do not say what slows them down."""
+    telling = {(point.labels["gpu"],) for point in context.series("gpu_throttle_active")}
+    for (gpu,) in sorted(context.series.parts("gpu_up", "gpu") - telling):
+        yield Result(
+            Outcome.UNKNOWN,
+            f"GPU {gpu} does not say whether something slows it down",
+            remedy=f"nvidia-smi -i {gpu} -q -d PERFORMANCE,TEMPERATURE",
+            component=f"gpu {gpu}",
+        )
 
 
 def _looked(context: NodeContext) -> str:
@@ -15,7 +30,10 @@ def _looked(context: NodeContext) -> str:
         (point.value for point in context.series("gpu_temperature_celsius", sensor="core")),
         default=None,
     )
-    return "no GPU" if hottest is None else f"no GPU is slowed down; the hottest has {hottest:g} °C"
+    if not context.series.parts("gpu_up", "gpu"):
+        return "no GPU"
+    degrees = "none tells its temperature" if hottest is None else f"the hottest has {hottest:g} °C"
+    return f"no GPU is slowed down; {degrees}"
 
 
 CHECK = snapshot_check(
@@ -24,4 +42,5 @@ CHECK = snapshot_check(
     "GPUs are neither hot nor slowed down",
     ("gpu",),
     _looked,
+    _more,
 )

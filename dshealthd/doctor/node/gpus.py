@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.plural import plural
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dshealthd.doctor.node_context import NodeContext
+
+
+def _more(context: NodeContext) -> Iterator[Result]:
+    """Yield GPUs that nobody has asked: there is no NVML."""
+    expected = context.series.value("gpus_expected")
+    if expected and context.series.value("gpus_visible") is None:
+        yield Result(
+            Outcome.UNKNOWN,
+            f"{plural(expected, 'NVIDIA GPU')} on the PCI bus, and no NVML to ask them",
+            remedy="nvidia-smi; dmesg | grep -i nvrm",
+        )
 
 
 def _looked(context: NodeContext) -> str:
@@ -22,4 +36,6 @@ def _looked(context: NodeContext) -> str:
     return f"{plural(visible, 'GPU')} in NVML{bus}: {', '.join(names)}"
 
 
-CHECK = snapshot_check("gpu-lost", "gpus", "Every GPU answers", ("gpu_bus", "gpu", "mig"), _looked)
+CHECK = snapshot_check(
+    "gpu-lost", "gpus", "Every GPU answers", ("gpu_bus", "gpu", "mig"), _looked, _more
+)

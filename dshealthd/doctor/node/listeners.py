@@ -4,11 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dshealthd.collectors.rendezvous import parse_ports
+from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.plural import plural
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dshealthd.doctor.node_context import NodeContext
+
+
+def _more(context: NodeContext) -> Iterator[Result]:
+    """Yield the listeners of which nobody knows whether they are orphans."""
+    unknown = context.series.value("rendezvous_listeners", orphaned="unknown")
+    if unknown:
+        first, last = parse_ports(getattr(context.config.collectors["rendezvous"], "ports", ""))
+        yield Result(
+            Outcome.UNKNOWN,
+            f"the owner of {plural(unknown, 'listener')} on rendezvous ports is not known: it was "
+            "not found in time, is another user's, or is in a container",
+            remedy=f"sudo ss -ltnp 'sport >= :{first} and sport <= :{last}'",
+            value=f"{unknown:g}",
+            limit="0",
+            source="dshealthd_rendezvous_listeners",
+        )
 
 
 def _looked(context: NodeContext) -> str:
@@ -25,4 +45,5 @@ CHECK = snapshot_check(
     "No orphan holds a rendezvous port",
     ("rendezvous",),
     _looked,
+    _more,
 )

@@ -29,7 +29,7 @@ CHECK = snapshot_check(
     "bad-link",
     "nvlink",
     "NVLinks and their fabric are up",
-    ("nvlink",),
+    ("nvlink", "nvlink_domain"),
     _looked,
     alerts="DshealthdNv",
 )

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dshealthd.doctor.probed import looked, unless_probed
 from dshealthd.doctor.snapshot_check import snapshot_check
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
 
 
 def _looked(context: NodeContext) -> str:
-    rounds = sum(point.value for point in context.series("probe_rounds_total"))
-    return f"{plural(rounds, 'round')} with other nodes, none that accuses this node of failing"
+    return looked(context, "accuses this node of failing")
 
 
 CHECK = snapshot_check(
@@ -22,4 +21,5 @@ CHECK = snapshot_check(
     "Probes reach the other nodes",
     (),
     _looked,
+    unless_probed,
 )

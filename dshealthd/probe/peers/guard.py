@@ -5,7 +5,6 @@ What costs little comes first, and nothing that a stranger sends is parsed beyon
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import ipaddress
 from collections import Counter
@@ -15,6 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
 from aiohttp.web_protocol import RequestPayloadError
 
+from dshealthd.core.deadline import time_limit
 from dshealthd.probe.peers.contract import (
     ABSENT,
     MAX_BODY,
@@ -175,7 +175,7 @@ class Guard:
         One whose name cannot be looked up is nowhere: it could not be called either.
         """
         try:
-            async with asyncio.timeout(self._options.header_timeout):
+            async with time_limit(self._options.header_timeout):
                 known = await resolver.addresses(sender)
         except (LookupFailed, TimeoutError):
             return False
@@ -183,7 +183,7 @@ class Guard:
 
     async def _read(self, request: BaseRequest) -> bytes:
         try:
-            async with asyncio.timeout(self._options.header_timeout):
+            async with time_limit(self._options.header_timeout):
                 return await request.read()
         except TimeoutError as error:
             raise RequestRejected(Rejection.SLOW) from error

@@ -66,6 +66,8 @@ ROUND = Text(64)
 CLOCK = Number(0, 1e11)
 """Unix time in seconds."""
 SECONDS = Number(0, 1e6)
+WAITED = Number(0, 1e10)
+"""Seconds that an agent has waited for a CPU since it began."""
 MAX_SCORES = 512
 SCORES = Array(Record({"component": Text(520), "score": Number(0, 1e6)}), MAX_SCORES)
 """What a node says of itself and of those it met; see `evidence.tell`."""
@@ -207,7 +209,8 @@ METHODS: Mapping[str, Method] = {
             {"clock": CLOCK, "payload": Data(MAX_PAYLOAD)}, {"digest": Text(12), "scores": SCORES}
         ),
         Record(
-            {"clock": CLOCK, "payload": Data(MAX_PAYLOAD)}, {"digest": Text(12), "scores": SCORES}
+            {"clock": CLOCK, "payload": Data(MAX_PAYLOAD)},
+            {"digest": Text(12), "scores": SCORES, "waited": WAITED},
         ),
     ),
     "status": Method(
@@ -253,3 +256,9 @@ METHODS: Mapping[str, Method] = {
         ),
     ),
 }
+
+
+def summary_text(value: object) -> str:
+    """Return a text as summaries hold it: printable ASCII, of a bounded length."""
+    shown = str(value)[:MAX_SUMMARY_TEXT]
+    return "".join(char if char.isascii() and char.isprintable() else "?" for char in shown)

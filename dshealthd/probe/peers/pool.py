@@ -13,7 +13,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.address import listen_address
-from dshealthd.core.deadline import in_time
+from dshealthd.core.deadline import time_limit
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.contract import PeerError, certificate_names
 from dshealthd.probe.peers.link import Link
@@ -152,7 +152,8 @@ class ConnectionPool:
     async def _connect(self, places: tuple[Address, ...], port: int) -> socket.socket:
         for place in places[:-1]:
             try:
-                return await in_time(self._connect_one(place, port), FIRST_PATIENCE)
+                async with time_limit(FIRST_PATIENCE):
+                    return await self._connect_one(place, port)
             except OSError:  # TimeoutError is one; what the last address says counts
                 continue
         return await self._connect_one(places[-1], port)

@@ -18,6 +18,7 @@ from aiohttp.web_server import Server as Connections
 
 from dshealthd.core.address import listen_address
 from dshealthd.core.collector import counter, gauge
+from dshealthd.core.deadline import time_limit
 from dshealthd.http.listener import Listener
 from dshealthd.http.tls import Tls
 from dshealthd.probe.peers import schema
@@ -230,7 +231,7 @@ class PeerServer:
             return self._reject(call, connection, rejected.reason)
         result, code = "ok", HTTPStatus.OK
         try:
-            async with asyncio.timeout(HANDLER_TIMEOUT):
+            async with time_limit(HANDLER_TIMEOUT):
                 answer = schema.dumps(await handler(call.claim.sender, message), method.answer)
         except Refusal as refusal:
             result, code, answer = "declined", HTTPStatus.CONFLICT, _refusal(refusal.reason)

@@ -157,6 +157,7 @@ class RoundContext:
     workers: Workers | None
     monotonic: Callable[[], float]
     wall: Callable[[], float]
+    waited: Callable[[], float | None]
     progress: Callable[[int, Stage], None]
 
     async def ask(

@@ -10,6 +10,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.deadline import time_limit
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.contract import PeerError
@@ -134,7 +135,7 @@ class Leader:
             if isinstance(answer, light.Echoes)
         }
         offsets = {name: echo.offset for name, echo in echoes.items()}
-        worst = max(echoes.values(), key=lambda echo: echo.round_trip, default=None)
+        worst = max(echoes.values(), key=lambda echo: echo.round_trip or 0.0, default=None)
         timings = () if worst is None else worst.timings
         if bad:
             return without(_said(bad), Stage.SIZES), offsets
@@ -147,7 +148,11 @@ class Leader:
     async def _measure(self, name: str) -> light.Echoes | PeerError:
         try:
             return await light.measure(
-                self._context.peers, name, self._context.monotonic, self._context.wall
+                self._context.peers,
+                name,
+                self._context.monotonic,
+                self._context.wall,
+                self._context.waited,
             )
         except PeerError as error:
             return error
@@ -240,7 +245,7 @@ class Leader:
             return [name for name in names if name not in active.shares]
 
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with time_limit(seconds):
                 while missing():
                     active.arrived.clear()
                     await active.arrived.wait()

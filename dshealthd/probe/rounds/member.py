@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.deadline import time_limit
 from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.contract import PeerError
@@ -89,11 +90,10 @@ class Participant:
         """Wait for the end of a light round, whose echoes are answered as all echoes are."""
         active.plan = active.plan.light()
         try:
-            async with asyncio.timeout(LIGHT_ROUND):
+            async with time_limit(LIGHT_ROUND):
                 await asyncio.shield(active.told)
         except TimeoutError:
-            if not active.told.done():  # else both came in the same turn of the loop
-                return RoundResult(Outcome.HUNG, Stage.SIZES, (), (active.plan.root,), SILENT)
+            return RoundResult(Outcome.HUNG, Stage.SIZES, (), (active.plan.root,), SILENT)
         return await self._conclude(active)
 
     # Giving
@@ -211,7 +211,7 @@ class Participant:
             return [name for name in self._others(active) if name not in active.shares]
 
         try:
-            async with asyncio.timeout(STRAGGLERS):
+            async with time_limit(STRAGGLERS):
                 while missing() and not active.decided:
                     active.arrived.clear()
                     await active.arrived.wait()

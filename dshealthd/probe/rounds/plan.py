@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 ON_DEMAND = -1
 """The epoch of a round that no schedule asked for: a confirmation, or a person's."""
 PAIR = 2
-PROTOCOL = 2
-"""What the messages of a round mean; 2: each member gives its result to all others itself.
+PROTOCOL = 3
+"""What the messages of a round mean; 2: each member gives its result to all others itself; 3: an
+echo's answer to a root tells for how long the member has waited for a CPU.
 
 Members with another number decline each other's rounds as of another version.
 """
@@ -68,7 +69,7 @@ class RoundPlan:
         return tuple(name for name in self.members if name != me)
 
     def has_ranks(self, member: str, ranks: Iterable[int]) -> bool:
-        """Tell whether these are all the ranks of a member."""
+        """Tell whether these are all the ranks that the plan gives a member."""
         first = self.members.index(member) * self.ranks
         return sorted(ranks) == list(range(first, first + self.ranks))
 

@@ -51,18 +51,21 @@ class Rounds:
         *,
         monotonic: Callable[[], float],
         wall: Callable[[], float],
+        waited: Callable[[], float | None],
         progress: Callable[[int, Stage], None] = lambda _rank, _stage: None,
     ) -> None:
         """Each round that this node leads or takes part in ends with one call of `done`.
 
-        Without `workers` all rounds are light.
+        Without `workers` all rounds are light. `waited` gives the seconds for which this agent has
+        waited for a CPU.
         """
         self._node = node
         self._workers = workers
         self._done = done
         self._monotonic = monotonic
         self._wall = wall
-        context = RoundContext(node, peers, workers, monotonic, wall, progress)
+        self._waited = waited
+        context = RoundContext(node, peers, workers, monotonic, wall, waited, progress)
         self._leader = Leader(context)
         self._member = Participant(context)
         self._current: ActiveRound | None = None
@@ -231,12 +234,18 @@ class Rounds:
         active.told.set_result(body)
         return {}
 
-    async def _echo(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        return {
+    async def _echo(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = {
             "clock": self._wall(),
             "payload": body["payload"],
             "digest": self._node.membership().digest,
         }
+        # Other releases may ask too, to set their clocks beside this one's, and would refuse a
+        # field that they do not know. Who leads a round here is of this release.
+        if any(active.plan.root == sender for active in self._parts.values()):
+            waited = self._waited()
+            answer |= {} if waited is None else {"waited": waited}
+        return answer
 
     def _led(self, sender: str, body: Mapping[str, Any]) -> ActiveRound:
         """Return the round of a message that a member sends to its root."""

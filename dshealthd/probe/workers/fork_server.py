@@ -17,7 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.child import StartError, channel, how_ended, spawn
-from dshealthd.core.deadline import happens, in_time
+from dshealthd.core.deadline import happens, time_limit
 from dshealthd.core.host import read_bytes
 from dshealthd.linux.process_stat import parse_stat
 from dshealthd.probe.workers import launch, worker
@@ -175,7 +175,8 @@ class ForkServer:
         """Return when torch is imported; raises ForkServerError, with the process killed."""
         try:
             # Shielded, as `_receive` or `_end` still settle it when nobody waits any more.
-            self.about = await in_time(asyncio.shield(self._ready), deadline)
+            async with time_limit(deadline):
+                self.about = await asyncio.shield(self._ready)
         except TimeoutError as error:
             self.kill()
             detail = f"torch was not imported within {deadline:g} s"
@@ -192,7 +193,8 @@ class ForkServer:
         future = self._forks[number] = self._loop.create_future()
         try:
             self._send({"fork": number}, channel, board)
-            return await in_time(future, FORK_DEADLINE)
+            async with time_limit(FORK_DEADLINE):
+                return await future
         except (TimeoutError, BlockingIOError) as error:
             self.kill()
             detail = f"the parent of the workers does not answer within {FORK_DEADLINE:g} s"

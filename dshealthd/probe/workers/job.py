@@ -110,6 +110,16 @@ OWN = frozenset(
 """Reasons that concern the rank itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """Of a device's matrix products with fixed operands."""
+
+    library: str
+    """What it depends on: part, driver and libraries; equal on all devices where this is equal."""
+    number: int
+    """CRC-32."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
     """How one worker ended."""
@@ -135,6 +145,10 @@ class RankResult:
     """Collectives that it came back from (on a GPU: that it queued)."""
     versions: str = ""
     """Of torch and CUDA."""
+    part: str = ""
+    """The GPU's index in a round of one node."""
+    checksum: Checksum | None = None
+    """None where the device's libraries do not promise equal bits, or the rank did not come so far."""
 
     @property
     def own_finding(self) -> bool:

@@ -126,7 +126,7 @@ def prefixes(python: str) -> list[str]:
 
 
 def libraries(prefix: str) -> list[str]:
-    """Return the folders under a prefix that modules come from."""
+    """Return the folders of a training environment from which a worker imports."""
     found = []
     for lib in ("lib", "lib64"):
         folder = os.path.join(prefix, lib)

@@ -14,11 +14,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import wire
-from dshealthd.core.deadline import in_time
+from dshealthd.core.deadline import time_limit
 from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import Outcome, Stage, Timing
 from dshealthd.probe.workers import worker as worker_file
-from dshealthd.probe.workers.job import RankResult, RankSpec, WorkerJob
+from dshealthd.probe.workers.job import Checksum, RankResult, RankSpec, WorkerJob
 from dshealthd.probe.workers.store import StoreError, StoreHandler
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ deadline is what ends a worker.
 MAX_FRAME = 1 << 20
 MAX_STORE_SECONDS = 600.0
 MAX_DETAIL = 1000
+MAX_LIBRARY = 200
+"""Characters of what a checksum depends on: a label."""
 STARVABLE = frozenset({"connection_lost", "deadline", "store", "timeout", "unkillable"})
 """Reasons that a worker without a CPU gives, or is given, too."""
 _OUTCOMES = {"refused": Outcome.REFUSED, "no_route": Outcome.UNREACHABLE}
@@ -89,6 +91,7 @@ class WorkerSession:
         self.stage = Stage.IMPORT
         self.outcome, self.reason, self.detail = Outcome.FAILED, "", ""
         self.timings: list[Timing] = []
+        self.checksum: Checksum | None = None
         self._over = False
         self._timeout: asyncio.Timeout | None = None
         self._own = True
@@ -121,6 +124,8 @@ class WorkerSession:
             entered=entered,
             left=left,
             versions=versions,
+            part=self.rank_spec.part,
+            checksum=self.checksum,
         )
 
     async def follow(self, channel: socket.socket) -> None:
@@ -142,7 +147,8 @@ class WorkerSession:
                             # arrived are still taken, in case it was the agent that was stopped.
                             await asyncio.wait({stage})
                     self._timeout = None
-                    await in_time(stage, 0.0)
+                    async with time_limit(0.0):
+                        await stage
                 finally:
                     self._timeout = None
                     stage.cancel()
@@ -202,6 +208,10 @@ class WorkerSession:
             self.timings.append(
                 Timing(str(op), int(size), float(seconds), float(bandwidth), self.rank_spec.part)
             )
+            return True
+        if "checksum" in message:
+            library, number = message["checksum"]
+            self.checksum = Checksum(_line(str(library))[:MAX_LIBRARY], int(number))
             return True
         if "end" not in message:
             self.stage = Stage(message["stage"])

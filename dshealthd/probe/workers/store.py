@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from dshealthd.core.deadline import in_time
+from dshealthd.core.deadline import time_limit
 
 StoreHandler = Callable[[str, str, bytes | int | None, float], Awaitable[bytes | int | bool]]
 """Carries out `set`, `get`, `add`, `check`, `wait` or `delete` (op, key, value, seconds).
@@ -81,7 +81,8 @@ class LocalStore:
             self._changed.notify_all()
 
     async def _wait(self, key: str, seconds: float) -> None:
-        await in_time(self._appearance(key), seconds)
+        async with time_limit(seconds):
+            await self._appearance(key)
 
     async def _appearance(self, key: str) -> None:
         async with self._changed:

@@ -21,6 +21,7 @@ A worker's channel carries frames: four bytes of length, big-endian, and JSON. I
 the agent is the job; then
 
     ← {"stage": STAGE}   ← {"timing": [OP, BYTES, SECONDS, BUS BANDWIDTH]}
+    ← {"checksum": [LIBRARY, NUMBER]}
     ← {"end": OUTCOME, "stage": STAGE, "reason": SLUG, "detail": TEXT}
     ← {"id": N, "store": OP, "key": KEY, "value": BASE64 | INT | null, "timeout": SECONDS}
     → {"id": N, "value": …} or {"id": N, "error": TEXT}
@@ -53,6 +54,7 @@ import sys
 import threading
 import time
 import traceback
+import zlib
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -269,6 +271,10 @@ class RankRound:
             for op, size, seconds, wrong in device_steps(self.device, self.job["device_steps"]):
                 self.note(wrong)
                 self.report(op, size, seconds, 1.0)
+            if libraries := reproducible(self.device):
+                number, wrong = checksum(self.device, self.job["device_steps"])
+                self.note(wrong)
+                self.agent.send({"checksum": [libraries, number]})
         self.begin("verify")
         for size in sizes:
             self.reduce_and_check(size, 1)
@@ -422,6 +428,89 @@ def device_steps(
         yield op, count * 4, seconds, difference(op, target.cpu(), host)
 
 
+def reproducible(device: torch.device) -> str:
+    """Return what equal bits of a device's matrix products depend on; empty where nobody promises
+    any.
+
+    cuBLAS does, for one version of it, one architecture and number of multiprocessors, in one
+    stream (its documentation, "Results reproducibility"). Libraries of CPUs choose by the processor
+    and how memory is aligned, those of AMD say nothing.
+    """
+    import torch
+
+    if device.type != "cuda" or torch.version.hip:
+        return ""
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    version = cublas_version()
+    if not version:
+        return ""
+    gpu = torch.cuda.get_device_properties(device)
+    try:
+        with open("/sys/module/nvidia/version", encoding="ascii") as file:
+            driver = file.read().strip()
+    except OSError:
+        driver = "unknown"
+    return (
+        f"{gpu.name}, {gpu.multi_processor_count} SM {gpu.major}.{gpu.minor}, driver {driver}, "
+        f"torch {torch.__version__}, cuBLAS {version}"
+    )
+
+
+def cublas_version() -> str:
+    """Return the version of the cuBLAS that this process has loaded; empty where it has none."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        paths = [line.split(maxsplit=5)[5].strip() for line in file if "/libcublas.so" in line]
+    if not paths:
+        return ""
+    library = ctypes.CDLL(paths[0])
+    number, parts = ctypes.c_int(), []
+    for which in range(3):  # major, minor, patch
+        if library.cublasGetProperty(which, ctypes.byref(number)):
+            return ""
+        parts.append(str(number.value))
+    return ".".join(parts)
+
+
+def checksum(device: torch.device, steps: dict[str, Any]) -> tuple[int, str]:
+    """Return the checksum of matrix products whose bits are the same on all devices alike, and what
+    differs when they are repeated.
+
+    The operands fill the mantissa, so that each product is rounded: a unit that rounds or carries
+    wrongly shows, which products of small integers do not use. In bfloat16, on tensor cores, and in
+    single precision, on the others.
+    """
+    import torch
+
+    if device.type == "cuda":
+        if hasattr(torch.backends.cuda, "preferred_blas_library"):
+            torch.backends.cuda.preferred_blas_library("cublas")
+        matmul = torch.backends.cuda.matmul
+        matmul.allow_tf32 = matmul.allow_bf16_reduced_precision_reduction = False
+    order = int(steps["order"])
+    # Exact, as all are integers below 2^16 divided by 2^15; the period has no factor in common with
+    # the order.
+    period = 65521
+    places = torch.arange(period, dtype=torch.int64)
+    number, wrong = 0, ""
+    for kind in (torch.bfloat16, torch.float32):
+        left, right = (
+            ((places * factor % period - 32760).to(torch.float32) / 32768)
+            .to(kind)
+            .repeat(-(-order * order // period))[: order * order]
+            .reshape(order, order)
+            .to(device)
+            for factor in (48271, 16807)
+        )
+        first = torch.mm(left, right)
+        for _ in range(int(steps["repetitions"])):
+            if not wrong and not torch.equal(torch.mm(left, right), first):
+                wrong = f"matrix product of order {order} in {kind}: other bits when repeated"
+        host = first.cpu()
+        size = host.numel() * host.element_size()
+        number = zlib.crc32((ctypes.c_char * size).from_address(host.data_ptr()), number)
+    return number, wrong
+
+
 def prepare_environment(job: dict[str, Any]) -> None:
     """Set what NCCL and CUDA read when they start.
 
@@ -430,6 +519,7 @@ def prepare_environment(job: dict[str, Any]) -> None:
     os.environ.update(
         {
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # devices are numbered as NVML numbers them
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # equal bits in each run, says cuBLAS
             "NCCL_DEBUG": "WARN",
             "NCCL_RAS_ENABLE": "0",  # no listener on port 28028, where the jobs' own is expected
             "NCCL_SOCKET_IFNAME": "=" + job["interface"],

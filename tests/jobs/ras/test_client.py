@@ -212,6 +212,34 @@ def test_stopped_process_is_passed_by(
     pytest.fail("none of 400 connections met the stopped one")
 
 
+@pytest.mark.parametrize(("stopped", "answered"), [(5, True), (6, False)])
+def test_attempts_as_shipped(
+    serve: Callable[..., Process], stopped: int, *, answered: bool
+) -> None:
+    """Five connections in a row may meet stopped processes, and the sixth is answered; there is no
+    seventh.
+
+    Here each attempt has an address of its own, in place of the kernel's draw.
+    """
+    process, alive = serve("json"), serve("json")
+    os.kill(process.popen.pid, signal.SIGSTOP)
+    endpoints = [Endpoint("127.0.0.1", process.port)] * stopped
+    asked = Query(
+        [*endpoints, Endpoint("127.0.0.1", alive.port)], lambda _connection: True, LIMIT, Form.JSON
+    )
+    now = 0.0
+
+    def clock() -> float:
+        """Let a greeting's time pass at each look, but not while the process that is well answers."""
+        nonlocal now
+        now += ras_client.GREETING if asked.connections <= stopped else 0.0
+        return now
+
+    ask([asked], 1e6, clock)
+    assert asked.connections == ATTEMPTS == 6
+    assert isinstance(asked.outcome, RasAnswer if answered else Unanswered), asked.outcome
+
+
 def test_mute_process_alone(serve: Callable[..., Process]) -> None:
     """One that never greets is tried a bounded number of times, for a second each."""
     asked = query(serve("mute"))

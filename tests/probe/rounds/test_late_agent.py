@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.probe.rounds import member
 from dshealthd.probe.rounds.leader import Leader
 from dshealthd.probe.rounds.member import Participant
+from tests.suspension import Suspension, turns
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     import pytest
 
 SECONDS = 0.05
@@ -68,3 +71,37 @@ def test_a_light_round_whose_end_was_told_while_the_member_was_stopped(
         assert await one.await_light(active) is concluded
 
     asyncio.run(scene())
+
+
+def test_shares_that_are_read_only_after_the_deadline_have_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither the root nor a member misses the share of one that sent it in time."""
+
+    def as_root(active: Any) -> Coroutine[Any, Any, list[str]]:
+        return Leader._wait_for_shares(active, ["b", "c"], 600.0)
+
+    def as_member(active: Any) -> Coroutine[Any, Any, list[str]]:
+        monkeypatch.setattr(Participant, "_others", staticmethod(lambda _active: ["b", "c"]))
+        context: Any = SimpleNamespace()
+        return Participant(context)._wait_for_shares(active)
+
+    async def scene(wait: Callable[[Any], Coroutine[Any, Any, list[str]]]) -> None:
+        suspension = Suspension(monkeypatch)
+        active: Any = SimpleNamespace(shares={}, arrived=asyncio.Event(), decided=False)
+        waiting = asyncio.ensure_future(wait(active))
+        await turns()
+        loop = asyncio.get_running_loop()
+
+        def arrive(name: str) -> None:
+            active.shares[name] = object()
+            active.arrived.set()
+
+        # Two turns of the loop apart, as two requests are.
+        loop.call_soon(arrive, "b")
+        loop.call_soon(lambda: loop.call_soon(loop.call_soon, arrive, "c"))
+        suspension.resume(601.0)
+        assert await waiting == []
+
+    asyncio.run(scene(as_root))
+    asyncio.run(scene(as_member))

@@ -77,6 +77,27 @@ def test_difference() -> None:
     )
 
 
+def test_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checksum is the same each time, and another one for a single bit in either precision."""
+    steps = {"repetitions": 2, "order": 64}
+    device = torch.device("cpu")
+    number, wrong = worker.checksum(device, steps)
+    assert (number, wrong) == (*worker.checksum(device, steps)[:1], "")
+    multiply = torch.mm
+    for kind in (torch.bfloat16, torch.float32):
+
+        def flipping(left: Any, right: Any, kind: Any = kind) -> Any:
+            product = multiply(left, right)
+            if product.dtype == kind:
+                product.view(torch.uint8)[63, 5] ^= 1
+            return product
+
+        monkeypatch.setattr(torch, "mm", flipping)
+        other, wrong = worker.checksum(device, steps)
+        assert (other != number, wrong) == (True, "")
+    assert worker.reproducible(device) == ""
+
+
 def test_device_steps() -> None:
     """The operations of a device are timed and their results are right."""
     steps = list(

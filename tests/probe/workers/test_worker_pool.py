@@ -15,13 +15,17 @@ import subprocess
 import sys
 import time
 import venv
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dshealthd.core.backoff import Backoff
+from dshealthd.findings import agent
+from dshealthd.findings.series import Series
 from dshealthd.linux import starvation
+from dshealthd.probe.metrics import RoundMetrics
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
@@ -246,6 +250,39 @@ def test_devices(scene: Scene) -> None:
         ("device_copy", 1 << 16),
         ("host_to_device", 1 << 16),
     ]
+
+
+ALONE = DeviceSteps(repetitions=3, order=64, bytes=1 << 16)
+
+
+def test_flipped_bit(scene: Scene) -> None:
+    """A device that flips one bit in each product is the odd one out of three, which no rank could
+    know of itself; the node's findings name it. Of two nobody is named.
+    """
+    plans = ("checksum:none", "checksum:all", "checksum:none")
+    results = scene.play(*plans, device_steps=ALONE)
+    assert outcomes(results) == [(Outcome.OK, "")] * 3, results
+    numbers = [result.checksum.number for result in results if result.checksum is not None]
+    assert numbers[0] == numbers[2] != numbers[1]
+    metrics = RoundMetrics()
+    metrics.take_checksums(replace(result, part=str(gpu)) for gpu, result in enumerate(results))
+    series = Series(metrics.samples(()))
+    assert [sign.labels["gpu"] for sign in agent.checksums(series, 0.0)] == ["1"]
+    metrics.take_checksums(replace(result, part=str(result.rank)) for result in results[:2])
+    assert not list(agent.checksums(Series(metrics.samples(())), 0.0))
+
+
+def test_bit_that_flips_now_and_then(scene: Scene) -> None:
+    """A device whose product has other bits when repeated is wrong by itself."""
+    results = scene.play("checksum:none", "checksum:second", device_steps=ALONE)
+    assert outcomes(results) == [(Outcome.OK, ""), (Outcome.CORRUPTED, "wrong_data")], results
+    assert "other bits when repeated" in results[1].detail
+
+
+def test_no_checksum_without_a_promise(scene: Scene) -> None:
+    """A CPU's libraries promise no equal bits, so that nothing is compared."""
+    results = scene.play("", "", device_steps=ALONE)
+    assert [result.checksum for result in results] == [None, None]
 
 
 def test_single_rank(scene: Scene) -> None:

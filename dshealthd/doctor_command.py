@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dshealthd import config, flags
-from dshealthd.config import ConfigError
+from dshealthd.core.options import ConfigError
 from dshealthd.doctor import callers, node
 from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.choice import chosen, of_the_job

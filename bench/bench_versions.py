@@ -1,0 +1,106 @@
+"""CPU, memory and scrapes of this checkout's agent beside those of another checkout's.
+
+    python -m bench.bench_versions CHECKOUT [--ticks 24] [--scrapes 100]
+
+CHECKOUT has a `.venv` with its own dependencies. Both agents run at once and as shipped, on the
+same eight simulated GPUs, and then without any; they are scraped in turn. The collector `training`
+is off in both, as one agent alone can have its socket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from bench.bench_agent import INTERVAL, measure
+from bench.bench_memory import sizes
+from bench.processes import Server, agent, median, table
+from tests.nvml.simulator import Simulator
+
+PAUSE = 0.05
+"""Seconds between two scrapes that are timed."""
+CONFIG = "[collectors.training]\nenabled = false\n"
+
+
+def scrapes(servers: list[Server], count: int) -> dict[str, tuple[float, float, int]]:
+    """Return latency and CPU of a scrape in milliseconds, medians, and the number of series.
+
+    Scraped in turn, as often as `count` says.
+    """
+    found: dict[str, list[tuple[float, float]]] = {server.name: [] for server in servers}
+    series: dict[str, int] = {}
+    for _ in range(count):
+        for server in servers:
+            time.sleep(PAUSE)
+            before, began = server.cpu(), time.perf_counter()
+            text = server.scrape()
+            took = time.perf_counter() - began
+            found[server.name].append((1000 * took, 1000 * (server.cpu() - before)))
+            series[server.name] = sum(
+                not line.startswith(b"#") for line in text.splitlines() if line
+            )
+    return {
+        name: (*(median(column) for column in zip(*rows, strict=True)), series[name])  # type: ignore[misc] # three of them
+        for name, rows in found.items()
+    }
+
+
+def compared(old: Server, new: Server, ticks: int, count: int) -> list[list[object]]:
+    """Return the rows of what two agents cost that run side by side."""
+    spent = measure([old, new], ticks)
+    rows: list[list[object]] = [
+        _row("CPU, ms a second, median", *(median(spent[one.name]) for one in (old, new))),
+        _row("CPU, ms a second, mean", *(sum(spent[x.name]) / ticks for x in (old, new))),
+    ]
+    memory = [[sizes(pid) for pid in one.tree()] for one in (old, new)]
+    rows += [
+        _row("PSS of all processes, MiB", *(sum(pss for pss, _ in one) for one in memory)),
+        _row("private memory of all, MiB", *(sum(own for _, own in one) for one in memory)),
+        _row("private memory of the agent alone, MiB", *(one[0][1] for one in memory)),
+    ]
+    scraped = scrapes([old, new], count)
+    for number, what in enumerate(
+        ("scrape, ms", "CPU of a scrape, ms, idle work included", "series")
+    ):
+        rows.append(_row(what, *(float(scraped[one.name][number]) for one in (old, new))))
+    return rows
+
+
+def _row(what: str, old: float, new: float) -> list[object]:
+    return [what, old, new, new / old]
+
+
+def main() -> None:
+    """Print a table with GPUs and one without."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--ticks", type=int, default=24, help=f"of {INTERVAL:g} s each")
+    parser.add_argument("--scrapes", type=int, default=100)
+    arguments = parser.parse_args()
+    other = str(arguments.checkout / ".venv/bin/python")
+    for gpus in (8, 0):
+        with contextlib.ExitStack() as stack:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            config = CONFIG
+            if gpus:
+                simulator = Simulator(directory, gpus)
+                simulator.pci_sysfs(directory / "sys")
+                os.environ.update(simulator.environment())
+                config += f'[path]\nsysfs = "{directory / "sys"}"\n'
+            old = stack.enter_context(agent(config, "old", other))
+            new = stack.enter_context(agent(config, "new"))
+            rows = compared(old, new, arguments.ticks, arguments.scrapes)
+            for name in simulator.environment() if gpus else ():
+                del os.environ[name]
+        print(f"{gpus} simulated GPUs, {arguments.ticks} ticks of {INTERVAL:g} s\n")
+        print(table(["", "other checkout", "this one", "ratio"], rows), flush=True)
+
+
+if __name__ == "__main__":
+    main()

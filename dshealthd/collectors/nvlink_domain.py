@@ -1,0 +1,177 @@
+"""The NVLink domain of this node's GPUs, from NVML: the fabric that they are registered with.
+
+Where it spans several nodes (GB200 NVL72 and the like) also IMEX, which such jobs need; elsewhere
+the service may be installed and idle, and nothing is said of it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.core.collector import Fault, News, Reason, gauge
+from dshealthd.core.result import os_reason
+from dshealthd.linux import imex
+from dshealthd.nvml.collector import GpuCollector
+from dshealthd.nvml.values import number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.core.collector import Context, Sample
+    from dshealthd.nvml.collector import SlowGpuCollectorOptions
+    from dshealthd.nvml.device import Device, Gpu
+
+_ID = ("gpu", "uuid")
+STATE = gauge(
+    "dshealthd_gpu_fabric_state",
+    "Registration with the NVLink fabric: 0 not supported, 1 not started, 2 in progress, 3 "
+    "completed. 0 is a fault where links of NVLink 5 lead to a switch.",
+    *_ID,
+)
+HEALTHY = gauge(
+    "dshealthd_gpu_fabric_healthy",
+    "1 if the registration with the NVLink fabric succeeded and the fabric calls itself healthy.",
+    *_ID,
+)
+PROBLEM = gauge(
+    "dshealthd_gpu_fabric_problem",
+    "1; what the NVLink fabric says is wrong for this GPU: registration_failed (NVML's status), "
+    "limited_capacity, or a bit of NVML's health mask. Absent while there is none.",
+    *_ID,
+    "problem",
+)
+CLIQUE = gauge(
+    "dshealthd_gpu_fabric_clique",
+    "Clique of GPUs that reach each other over NVLink; only for a fabric of several nodes, which "
+    "has a cluster UUID.",
+    *_ID,
+)
+DOMAIN = gauge(
+    "dshealthd_nvlink_domain_info",
+    "1; the cluster UUID of the NVLink fabric of several nodes that the GPU is registered with, and "
+    "its clique there. GPUs with both in common reach each other over NVLink.",
+    *_ID,
+    "domain",
+    "clique",
+)
+NODES = gauge(
+    "dshealthd_imex_nodes",
+    "Nodes that IMEX is to share GPU memory between, as its nodes_config.cfg lists them; 0 where "
+    "it is not set up. Only in an NVLink domain of several nodes, as all of IMEX.",
+)
+RUNNING = gauge(
+    "dshealthd_imex_running",
+    "1 if the service nvidia-imex runs, by its process.",
+)
+LISTENING = gauge(
+    "dshealthd_imex_listening",
+    "1 if IMEX's port (SERVER_PORT, 50000 unless set) is listened on where the service runs.",
+)
+CHANNELS = gauge(
+    "dshealthd_imex_channels",
+    "IMEX channels, of which a job on several nodes needs one: files below "
+    "/dev/nvidia-caps-imex-channels.",
+)
+
+REGISTERED = 3
+"""NVML_GPU_FABRIC_STATE_COMPLETED."""
+_LIMITED = 3
+"""NVML_GPU_FABRIC_HEALTH_SUMMARY_LIMITED_CAPACITY."""
+_TWO_BITS = {
+    # Where the bits begin, and the value of these two that is a problem.
+    "degraded_bandwidth": (0, 1),
+    "route_recovery": (2, 1),
+    "route_unhealthy": (4, 1),
+    "access_timeout_recovery": (6, 1),
+    "no_partition_assigned": (12, 2),
+    "manager_disconnected": (14, 2),
+}
+_CONFIGURATION = {
+    2: "incorrect_system_guid",
+    3: "incorrect_chassis_serial",
+    4: "no_partition",
+    5: "insufficient_nvlinks",
+    6: "incompatible_firmware",
+    7: "invalid_location",
+    8: "gpu_state_invalid",
+}
+"""NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_*, bits 8-11."""
+
+
+class NvlinkDomain(GpuCollector):
+    """Asks each GPU for its fabric, and the machine for IMEX where that is of several nodes."""
+
+    wakes_on = frozenset({News.GPU_ERROR, News.NVLINK})
+
+    def __init__(self, options: SlowGpuCollectorOptions, context: Context) -> None:
+        """Have seen no domain yet."""
+        super().__init__(options, context)
+        self._several_nodes = False
+        self._daemon: int | None = None
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Yield what each GPU says of its fabric, and then what there is of IMEX."""
+        self._several_nodes = False
+        yield from super().collect()
+        if self._several_nodes:
+            yield from self._imex()
+
+    def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
+        """Yield the fabric of one GPU; nothing where its driver knows of none."""
+        fabric = device.fill("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t")
+        fabric = fabric or device.fill("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t")
+        if fabric is None or number(fabric.state) is None:
+            return
+        yield STATE(fabric.state, *gpu.labels)
+        if fabric.state != REGISTERED:
+            return
+        yield HEALTHY(float(fabric.status == 0 and _healthy(fabric)), *gpu.labels)
+        for problem in _problems(fabric):
+            yield PROBLEM(1.0, *gpu.labels, problem)
+        if any(fabric.clusterUuid):
+            self._several_nodes = True
+            domain = str(uuid.UUID(bytes=bytes(fabric.clusterUuid)))
+            yield CLIQUE(fabric.cliqueId, *gpu.labels)
+            yield DOMAIN(1.0, *gpu.labels, domain, str(fabric.cliqueId))
+
+    def _imex(self) -> Iterator[Sample | Fault]:
+        """Yield the state of IMEX."""
+        try:
+            settings = imex.settings(self.host)
+            nodes = len(imex.nodes(self.host, settings))
+            yield NODES(nodes)
+            yield CHANNELS(imex.channels(self.host))
+            if not nodes:
+                return
+            self._daemon = imex.daemon(self.host, self._daemon)
+            yield RUNNING(float(self._daemon is not None))
+            if self._daemon is not None:
+                port = int(settings.get("SERVER_PORT") or imex.PORT)
+                yield LISTENING(float(imex.listens(self.host, self._daemon, port)))
+        except OSError as error:
+            yield Fault("imex", os_reason(error), str(error))
+        except ValueError as error:
+            yield Fault("imex", Reason.MALFORMED, str(error))
+
+
+def _problems(fabric: Any) -> Iterator[str]:
+    """Yield the names of what is wrong, as NVML tells it."""
+    if fabric.status:
+        yield "registration_failed"
+    if getattr(fabric, "healthSummary", 0) == _LIMITED:
+        yield "limited_capacity"
+    for problem, (shift, bad) in _TWO_BITS.items():
+        if fabric.healthMask >> shift & 0x3 == bad:
+            yield problem
+    configuration = fabric.healthMask >> 8 & 0xF
+    if configuration > 1:
+        yield _CONFIGURATION.get(configuration, "incorrect_configuration")
+
+
+def _healthy(fabric: Any) -> bool:
+    """Judge by NVML's own summary; where it has none, by the bits that name a trouble."""
+    summary = getattr(fabric, "healthSummary", 0)
+    if summary:
+        return bool(summary == 1)
+    return next(_problems(fabric), None) is None

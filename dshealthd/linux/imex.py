@@ -1,0 +1,111 @@
+"""IMEX, the service by which CUDA shares GPU memory between the nodes of an NVLink domain.
+
+Read from its files and `/proc`, without its command: `nvidia-imex-ctl` calls other nodes and may
+hang. https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/config.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from dshealthd.core.host import read
+from dshealthd.linux.netlink import TcpState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.core.host import Host
+
+CONFIG = "/etc/nvidia-imex/config.cfg"
+NODES = "/etc/nvidia-imex/nodes_config.cfg"
+CHANNELS = "nvidia-caps-imex-channels"
+"""Directory below `/dev`; jobs need a channel in it."""
+DAEMON = "nvidia-imex"
+PORT = 50000
+_MOST_SOCKETS = 1 << 23
+"""Bytes of a table of sockets that are read: some 50,000 sockets."""
+
+
+def parse_settings(text: str) -> dict[str, str]:
+    """Return the settings of a config.cfg."""
+    lines = (line.partition("#")[0].partition("=") for line in text.splitlines())
+    return {key.strip(): value.strip() for key, equals, value in lines if equals}
+
+
+def parse_nodes(text: str) -> list[str]:
+    """Return the addresses of a nodes_config.cfg."""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def parse_listening(text: str) -> Iterator[int]:
+    """Yield the ports that are listened on, of `/proc/PID/net/tcp` or `tcp6`. ValueError."""
+    for line in text.splitlines()[1:]:
+        fields = line.split(maxsplit=4)
+        if len(fields) < 4:  # noqa: PLR2004 - number, local and remote address, state
+            message = f"no line of a table of sockets: {line!r}"
+            raise ValueError(message)
+        if int(fields[3], 16) == TcpState.LISTEN:
+            yield int(fields[1].rpartition(":")[2], 16)
+
+
+def settings(host: Host) -> dict[str, str]:
+    """Return the service's settings; none where it is not installed. OSError."""
+    try:
+        return parse_settings(read(host.root(CONFIG)))
+    except FileNotFoundError:
+        return {}
+
+
+def nodes(host: Host, configured: dict[str, str]) -> list[str]:
+    """Return the nodes that share memory; none where nobody has listed them. OSError."""
+    try:
+        return parse_nodes(read(host.root(configured.get("IMEX_NODE_CONFIG_FILE") or NODES)))
+    except FileNotFoundError:
+        return []
+
+
+def channels(host: Host) -> int:
+    """Return the number of channels that are there for jobs. OSError."""
+    try:
+        return sum(name.startswith("channel") for name in os.listdir(host.device(CHANNELS)))
+    except FileNotFoundError:
+        return 0
+
+
+def daemon(host: Host, last: int | None = None) -> int | None:
+    """Return the pid of the service, None if it does not run; `last` is where it was before.
+
+    OSError if other users' processes cannot be seen, so that nothing is known.
+    """
+    if last is not None and _is_daemon(host, last):
+        return last
+    read(host.proc("1/comm"))
+    return next((pid for pid in _pids(host) if _is_daemon(host, pid)), None)
+
+
+def listens(host: Host, pid: int, port: int) -> bool:
+    """Tell whether somebody listens on a TCP port in a process's network namespace.
+
+    OSError, ValueError.
+    """
+    for table in ("tcp", "tcp6"):
+        # A machine without IPv6 has no such table.
+        with contextlib.suppress(FileNotFoundError):
+            if port in parse_listening(read(host.proc(f"{pid}/net/{table}"), _MOST_SOCKETS)):
+                return True
+    return False
+
+
+def _pids(host: Host) -> Iterator[int]:
+    return (int(name) for name in os.listdir(host.procfs) if name.isdecimal())
+
+
+def _is_daemon(host: Host, pid: int) -> bool:
+    """Tell whether a process is the service: by name and owner, as any user may choose a name."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+        place = host.proc(str(pid))
+        return read(f"{place}/comm").strip() == DAEMON and os.stat(place).st_uid == 0
+    return False

@@ -1,0 +1,74 @@
+"""GPU Performance Monitoring: how busy the units of a GPU were between two samples; Hopper and later.
+
+https://docs.nvidia.com/deploy/nvml-api/group__nvmlGpmFunctions.html
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pynvml
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dshealthd.nvml.device import Device
+
+
+class Samples:
+    """The two samples of one GPU, which outlive its handle.
+
+    Never given back: there are two for each GPU that the process has seen.
+    """
+
+    def __init__(self) -> None:
+        """Allocate nothing yet."""
+        self._older: Any = None
+        self._newer: Any = None
+
+    def between(self, device: Device, metrics: Sequence[str]) -> list[float | None] | None:
+        """Take a sample, and return the averages since the one before; None where there is none.
+
+        `metrics` are names of pynvml's constants; percentages come as percent.
+        """
+        supported = device.keep(
+            ("gpm",), lambda: device.perform("nvmlGpmQueryDeviceSupport", lambda: _support(device))
+        )
+        if not supported:
+            return None
+        first = self._newer is None
+        self._older, self._newer = self._newer, self._older
+        taken = device.perform("nvmlGpmSampleGet", lambda: self._take(device))
+        if taken is None:
+            self._newer = self._older = None
+            return None
+        if first:
+            return None
+        return device.perform("nvmlGpmMetricsGet", lambda: self._averages(metrics))
+
+    def _take(self, device: Device) -> bool:
+        if self._newer is None:
+            self._newer = pynvml.nvmlGpmSampleAlloc()
+        pynvml.nvmlGpmSampleGet(device.handle, self._newer)
+        return True
+
+    def _averages(self, metrics: Sequence[str]) -> list[float | None]:
+        asked = pynvml.c_nvmlGpmMetricsGet_t()
+        asked.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        asked.numMetrics = len(metrics)
+        asked.sample1, asked.sample2 = self._older, self._newer
+        for place, name in enumerate(metrics):
+            asked.metrics[place].metricId = getattr(pynvml, name)
+        pynvml.nvmlGpmMetricsGet(asked)
+        answers = asked.metrics[: len(metrics)]
+        return [
+            one.value
+            if one.nvmlReturn == pynvml.NVML_SUCCESS and math.isfinite(one.value)
+            else None
+            for one in answers
+        ]
+
+
+def _support(device: Device) -> bool:
+    return bool(pynvml.nvmlGpmQueryDeviceSupport(device.handle).isSupportedDevice)

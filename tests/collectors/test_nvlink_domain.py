@@ -1,0 +1,216 @@
+"""The NVLink domain of a node's GPUs: registration, health, clique; IMEX where it spans nodes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import socket
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bench.processes import free_port
+from dshealthd.core.collector import Reason
+from dshealthd.linux import imex
+from tests.nvml.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DOMAIN = "6f1c2d9a-5b3e-4870-a1b2-c3d4e5f60718"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """Give two H100."""
+    with Node(tmp_path, gpus=2) as made:
+        yield made
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Iterator[Node]:
+    """Give the four GPUs of a GB200 node, whose processes are those of `tmp_path/proc`."""
+    (tmp_path / "proc/1").mkdir(parents=True)
+    (tmp_path / "proc/1/comm").write_text("systemd\n")
+    with Node(tmp_path, profile="gb200", gpus=4) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "summary", "mask", "healthy"),
+    [
+        (3, 0, 1, 0x0, 1),
+        (3, 0, 2, 0x0, 0),
+        (3, 0, 3, 0x0, 0),
+        (3, 999, 1, 0x0, 0),
+        (3, 0, 0, 0x1, 0),
+        (3, 0, 0, 0x2000, 0),
+        (3, 0, 0, 0x51AA, 1),
+        (3, 0, 0, 0xAA, 1),
+        (3, 0, 0, 0x300, 0),
+        (2, 0, 1, 0x0, None),
+        (0, 0, 1, 0x0, None),
+    ],
+)
+def test_fabric(
+    node: Node, state: int, status: int, summary: int, mask: int, healthy: int | None
+) -> None:
+    """The fabric is healthy by its own summary, or by its mask where there is none.
+
+    Before the registration ends nothing is said.
+    """
+    for key, value in {
+        "state": state,
+        "status": status,
+        "health_summary": summary,
+        "health_mask": mask,
+    }.items():
+        node.simulator.set(0, f"fabric_{key}", value)
+    seen = node.collect("nvlink_domain")
+    assert seen.value("gpu_fabric_state", gpu="0") == state
+    assert seen.values("gpu_fabric_healthy", gpu="0", uuid=node.uuid(0)) == (
+        {} if healthy is None else {(): healthy}
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "summary", "mask", "problems"),
+    [
+        (0, 1, 0x51AA, set()),
+        (0, 0, 0x0, set()),
+        (0, 3, 0x51AA, {"limited_capacity"}),
+        (999, 2, 0x51AA, {"registration_failed"}),
+        (
+            0,
+            2,
+            0x55,
+            {"degraded_bandwidth", "route_recovery", "route_unhealthy", "access_timeout_recovery"},
+        ),
+        (0, 2, 0xA4AA, {"no_partition_assigned", "manager_disconnected", "no_partition"}),
+        (0, 2, 0x0F00, {"incorrect_configuration"}),
+    ],
+)
+def test_problems(node: Node, status: int, summary: int, mask: int, problems: set[str]) -> None:
+    """What the fabric says is wrong has a name of its own; what it does not tell has none."""
+    for key, value in {"status": status, "health_summary": summary, "health_mask": mask}.items():
+        node.simulator.set(0, f"fabric_{key}", value)
+    seen = node.collect("nvlink_domain").values("gpu_fabric_problem", gpu="0", uuid=node.uuid(0))
+    assert {problem for (problem,) in seen} == problems
+
+
+def test_driver_without_a_fabric(node: Node) -> None:
+    """A driver that knows of no fabric is a machine without one: nothing is said, and no fault."""
+    node.simulator.fault("fail", 13, function="nvmlDeviceGetGpuFabricInfoV")
+    seen = node.collect("nvlink_domain")
+    assert seen.results["nvlink_domain"].samples == ()
+    assert not seen.reasons("nvlink_domain")
+
+
+def test_fabric_of_one_node(node: Node) -> None:
+    """A fabric of one node has no cluster UUID, so no domain, and IMEX is not looked for."""
+    seen = node.collect("nvlink_domain")
+    assert seen.value("gpu_fabric_state", gpu="0") == 3
+    assert not seen.values("nvlink_domain_info")
+    assert not seen.values("gpu_fabric_clique")
+    assert not seen.values("imex_nodes")
+
+
+def test_domain_of_several_nodes(rack: Node) -> None:
+    """GPUs of a GB200 tell their domain and clique; one that lost them is the only one without."""
+    seen = rack.collect("nvlink_domain")
+    assert set(seen.values("nvlink_domain_info")) == {
+        (str(gpu), rack.uuid(gpu), DOMAIN, "32766") for gpu in range(4)
+    }
+    assert seen.value("gpu_fabric_clique", gpu="0") == 32766
+    rack.simulator.set(2, "fabric_cluster_uuid", "0" * 32)
+    rack.simulator.set(3, "fabric_clique", 7)
+    seen = rack.collect("nvlink_domain")
+    assert {labels[0]: labels[3] for labels in seen.values("nvlink_domain_info")} == {
+        "0": "32766",
+        "1": "32766",
+        "3": "7",
+    }
+
+
+@contextmanager
+def daemon(directory: Path) -> Iterator[int]:
+    """Run a process of IMEX's name; its pid."""
+    program = directory / imex.DAEMON
+    shutil.copy("/bin/sleep", program)
+    with subprocess.Popen([program, "3600"]) as process:
+        try:
+            end = time.monotonic() + 60
+            while Path(f"/proc/{process.pid}/comm").read_text().strip() != imex.DAEMON:
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            (directory / f"proc/{process.pid}").symlink_to(f"/proc/{process.pid}")
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def configure(directory: Path, port: int, *nodes: str) -> None:
+    """Write the files of IMEX."""
+    place = directory / "root/etc/nvidia-imex"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "config.cfg").write_text(
+        f"# of the service\nSERVER_PORT={port}\nIMEX_NODE_CONFIG_FILE={imex.NODES}\n"
+    )
+    (place / "nodes_config.cfg").write_text("".join(f"{node}\n" for node in nodes))
+
+
+def test_imex(rack: Node, tmp_path: Path) -> None:
+    """The service is there, or not, and listens, or not; where nobody lists nodes it is not judged."""
+    seen = rack.collect("nvlink_domain")
+    assert (seen.value("imex_nodes"), seen.value("imex_channels")) == (0, 0)
+    assert not seen.values("imex_running")
+    port = free_port()
+    configure(tmp_path, port, "10.0.0.1", "10.0.0.2")
+    channels = tmp_path / "dev" / imex.CHANNELS
+    channels.mkdir(parents=True)
+    (channels / "channel0").touch()
+    seen = rack.collect("nvlink_domain")
+    assert (seen.value("imex_nodes"), seen.value("imex_channels")) == (2, 1)
+    assert seen.value("imex_running") == 0
+    assert not seen.values("imex_listening")
+    with daemon(tmp_path):
+        seen = rack.collect("nvlink_domain")
+        assert (seen.value("imex_running"), seen.value("imex_listening")) == (1, 0)
+        with socket.create_server(("127.0.0.1", port)):
+            assert rack.collect("nvlink_domain").value("imex_listening") == 1
+        assert rack.collect("nvlink_domain").value("imex_listening") == 0
+    for _ in itertools.repeat(None, 2):
+        assert rack.collect("nvlink_domain").value("imex_running") == 0
+    assert not rack.collect("nvlink_domain").reasons("nvlink_domain")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's process needs root")
+def test_process_of_a_user_is_not_the_service(rack: Node, tmp_path: Path) -> None:
+    """A user's process may have the service's name, and hides no fault by it."""
+    configure(tmp_path, free_port(), "10.0.0.1", "10.0.0.2")
+    other = tmp_path / "proc/4194304"
+    other.mkdir()
+    (other / "comm").write_text(f"{imex.DAEMON}\n")
+    assert rack.collect("nvlink_domain").value("imex_running") == 1
+    os.chown(other, 65534, 65534)
+    assert rack.collect("nvlink_domain").value("imex_running") == 0
+
+
+def test_imex_that_cannot_be_known(rack: Node, tmp_path: Path) -> None:
+    """Hidden processes and a broken setting are faults with a reason, and no service that is down."""
+    configure(tmp_path, 0, "10.0.0.1", "10.0.0.2")
+    (tmp_path / "proc/1/comm").unlink()
+    seen = rack.collect("nvlink_domain")
+    assert not seen.values("imex_running")
+    assert seen.reasons("nvlink_domain") == {"imex": Reason.NOT_FOUND}
+    (tmp_path / "proc/1/comm").write_text("systemd\n")
+    (tmp_path / "root/etc/nvidia-imex/config.cfg").write_text("SERVER_PORT=many\n")
+    with daemon(tmp_path):
+        seen = rack.collect("nvlink_domain")
+    assert not seen.values("imex_listening")
+    assert seen.reasons("nvlink_domain") == {"imex": Reason.MALFORMED}

@@ -1,0 +1,193 @@
+"""Nodes of a lab with slurmd, an agent each, and the shipped programs in slurm.conf."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.deploy.slurm import CHECK_SECONDS, SlurmCluster, require
+from tests.lab.lab import Lab
+from tests.lab.node import PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.lab.node import Node
+
+DEPLOY = Path(__file__).parents[2] / "deploy" / "slurm"
+STUB = Path(__file__).with_name("stub_agent.py")
+TIMED = Path(__file__).with_name("timed_command.py")
+REASON = "dshealthd: gpu-lost gpu=3 xid=79"
+
+
+class Cluster:
+    """Nodes with slurmd and a stub agent each."""
+
+    def __init__(self, lab: Lab, slurm: SlurmCluster, directory: Path) -> None:
+        self.lab, self.slurm, self.directory = lab, slurm, directory
+        self.agents: dict[str, subprocess.Popen[bytes]] = {}
+
+    def begin(self) -> None:
+        """Start a healthy agent on every node."""
+        for node in self.lab.nodes:
+            self.well(node)
+            self.agents[node.name] = node.station.popen(
+                [
+                    *(sys.executable, "-I", "-S", str(STUB), node.address, str(PORT)),
+                    str(self._document(node)),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+
+        for node in self.lab.nodes:
+            self.slurm.wait(lambda node=node: listens(node), 300, "the agents")  # type: ignore[misc] # bound here
+
+    def begin_agents(self) -> None:
+        """Start a real agent on every node in place of its stub."""
+        for node in self.lab.nodes:
+            self.agents[node.name].kill()
+            self.agents[node.name].wait()
+            node.begin()
+        for node in self.lab.nodes:
+            node.finish()
+
+    def said(self, node: Node, hook: str) -> str:
+        """Return what a hook has said on a node."""
+        place = self.directory / f"{node.name}.{hook}.err"
+        return place.read_text() if place.exists() else ""
+
+    def _document(self, node: Node) -> Path:
+        return self.directory / f"{node.name}.json"
+
+    def _write(self, node: Node, **other: object) -> None:
+        new = self._document(node).with_suffix(".new")
+        new.write_text(json.dumps({"time": time.time(), "schema": 1, **other}), encoding="utf-8")
+        new.replace(self._document(node))
+
+    def well(self, node: Node) -> None:
+        """Have the agent find nothing."""
+        self._write(node, verdict="ok", findings=[])
+
+    def bad(self, node: Node) -> None:
+        """Have the agent find a GPU lost."""
+        finding = {
+            "slug": "gpu-lost",
+            "alert": "DshealthdGpuLost",
+            "severity": "critical",
+            "component": "gpu",
+            "part": "GPU 3",
+        }
+        sample = {"labels": {"gpu": "3", "xid": "79"}, "value": time.time()}
+        metrics = {"dshealthd_xid_last_timestamp_seconds": {"samples": [sample]}}
+        self._write(node, verdict="critical", findings=[finding], metrics=metrics)
+
+    def checks(self, node: Node) -> list[float]:
+        """Return how long each check of the node took, in seconds."""
+        place = self.directory / f"{node.name}.checks"
+        return [float(line) for line in place.read_text().split()] if place.exists() else []
+
+    def await_checks(self, node: Node, number: int) -> None:
+        """Wait for so many more checks of a node."""
+        before = len(self.checks(node))
+        self.slurm.wait(
+            lambda: len(self.checks(node)) >= before + number,
+            (number + 2) * CHECK_SECONDS * 12,
+            f"{number} checks of {node.name}",
+        )
+
+    def await_drain(self, node: Node, seconds: float = 60) -> float:
+        """Wait until a node is drained with our reason; return after how many seconds."""
+        return self.slurm.wait(
+            lambda: "DRAIN" in self.slurm.show(node)["State"], seconds, f"{node.name} is drained"
+        )
+
+
+def listens(node: Node) -> bool:
+    """Tell whether something answers at the place of a node's agent."""
+    try:
+        node.connect((node.address, PORT)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def program(directory: Path, hook: str) -> Path:
+    """Write what slurm.conf names: the shipped program, with the paths of this test.
+
+    Each run notes how long it took; slurmd gives it neither PATH nor HOME.
+    """
+    tools = directory / "bin"
+    tools.mkdir(exist_ok=True)
+    command = tools / "dshealthd"
+    command.write_text(
+        f'#!/bin/sh\nexec {sys.executable} {TIMED} "$NOTES" "$@"\n', encoding="utf-8"
+    )
+    command.chmod(0o755)
+    place = directory / hook
+    place.write_text(
+        "#!/bin/sh\n"
+        f"export PATH={tools}:/usr/bin:/bin PYTHONPATH={DEPLOY.parents[1]}\n"
+        "name=$(/bin/hostname)\n"
+        f"export DSHEALTHD_CONFIG={directory}/lab/$name/dshealthd.toml\n"
+        f"export NOTES={directory}/$name.checks\n"
+        f"[ -x {command} ] || echo 0 >>$NOTES\n"  # a node without dshealthd has its checks, too
+        f"{DEPLOY}/dshealthd-{hook} 2>>{directory}/$name.{hook}.err\n",
+        encoding="utf-8",
+    )
+    place.chmod(0o755)
+    return place
+
+
+@contextmanager
+def cluster(
+    directory: Path,
+    nodes: int,
+    *,
+    options: str | Callable[[Node], str] = "",
+    hooks: tuple[str, ...] = ("health",),
+    interval: int = CHECK_SECONDS,
+    **lines: str,
+) -> Iterator[Cluster]:
+    """Run a cluster; `options` are lines of the table [slurm], or what gives a node's."""
+    require()
+    keys = {"health": "HealthCheckProgram", "prolog": "Prolog", "epilog": "Epilog"}
+    programs = {keys[hook]: str(program(directory, hook)) for hook in hooks}
+    if "health" in hooks:
+        programs |= {"HealthCheckInterval": str(interval)}
+
+    def configured(node: Node) -> str:
+        return (
+            f'[web]\nlisten_address = "{node.address}:{PORT}"\n'
+            f'[slurm]\nconf_file = "{directory}/slurm/slurm.conf"\n'
+            f'run_directory = "{directory}/{node.name}.run"\n{options if isinstance(options, str) else options(node)}\n'
+        )
+
+    with (
+        Lab(directory / "lab", nodes, start=False, config=configured) as lab,
+        SlurmCluster(lab, directory / "slurm", programs={**programs, **lines}) as slurm,
+    ):
+        if not all(node.has_network for node in lab.nodes):
+            pytest.skip("; ".join(lab.limits))
+        made = Cluster(lab, slurm, directory)
+        made.begin()
+        yield made
+
+
+def job_state(made: Cluster, job: str) -> str:
+    """Return the state of a job."""
+    output = made.slurm.command("scontrol", "show", "job", job)
+    return output.partition("JobState=")[2].split()[0]
+
+
+def job_node(made: Cluster, job: str) -> str:
+    """Return where a job runs or ran."""
+    return made.slurm.command("scontrol", "show", "job", job).partition(" NodeList=")[2].split()[0]

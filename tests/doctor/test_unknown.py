@@ -1,0 +1,100 @@
+"""Checks that could not look, and do not say ok."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.doctor.node import (
+    gpu_throttling,
+    gpus,
+    link_suspects,
+    listeners,
+    pcie_width,
+    probe_failures,
+    straggling,
+)
+from tests.doctor.looks import results
+from tests.doctor.test_snapshot_checks import seen
+
+if TYPE_CHECKING:
+    from dshealthd.doctor.snapshot_check import SnapshotCheck
+    from tests.doctor.test_snapshot_checks import Scene
+
+GPU = ("gpu_up", 1, "3", "GPU-d")
+PORTS = ("rendezvous_ports", 101)
+OWNED = (("rendezvous_listeners", 2, "false"), ("rendezvous_listeners", 0, "unknown"), PORTS)
+WIDTHS = (("pcie_link_width", 16, "3", "GPU-d"), ("pcie_link_width_max", 16, "3", "GPU-d"))
+PROBES = ("probe_up", 1)
+OF_PROBES = (link_suspects.CHECK, probe_failures.CHECK, straggling.CHECK)
+
+
+@pytest.mark.parametrize(
+    ("check", "scene", "said", "well"),
+    [
+        pytest.param(
+            listeners.CHECK,
+            (("rendezvous_listeners", 2, "false"), ("rendezvous_listeners", 1, "unknown"), PORTS),
+            "the owner of 1 listener on rendezvous ports is not known",
+            OWNED,
+            id="a listener whose owner is not found",
+        ),
+        pytest.param(
+            gpus.CHECK,
+            (("gpus_expected", 8),),
+            "8 NVIDIA GPUs on the PCI bus, and no NVML to ask them",
+            (("gpus_expected", 8), ("gpus_visible", 8)),
+            id="GPUs without a driver's library",
+        ),
+        pytest.param(
+            gpu_throttling.CHECK,
+            (GPU, ("gpu_temperature_celsius", 60, "3", "GPU-d", "core")),
+            "GPU 3 does not say whether something slows it down",
+            (GPU, ("gpu_throttle_active", 0, "3", "GPU-d", "hw_slowdown")),
+            id="a GPU that does not tell what slows it down",
+        ),
+        pytest.param(
+            pcie_width.CHECK,
+            (GPU, WIDTHS[0]),
+            "GPU 3 does not say how wide its PCIe link is",
+            (GPU, *WIDTHS),
+            id="a GPU that does not tell how wide its link could be",
+        ),
+        *(
+            pytest.param(
+                check,
+                (PROBES, ("probe_rounds_total", 9, "light", outcome)),
+                "no round with another node has told anything yet",
+                (PROBES, ("probe_rounds_total", 1, "light", "ok")),
+                id=f"{check.name}, all rounds {outcome}",
+            )
+            for check in OF_PROBES
+            for outcome in ("declined", "inconclusive")
+        ),
+        *(
+            pytest.param(
+                check,
+                (PROBES,),
+                "no round with another node has told anything yet",
+                (PROBES, ("probe_rounds_total", 1, "light", "hung")),
+                id=f"{check.name}, no round",
+            )
+            for check in OF_PROBES
+        ),
+    ],
+)
+def test_unknown(check: SnapshotCheck, scene: Scene, said: str, well: Scene) -> None:
+    """What nothing is known of is unknown, with a command to look oneself, and ok once it is known."""
+    (found,) = results(check, seen(check, scene))
+    assert (found.outcome.value, said in found.text) == ("unknown", True), found
+    assert found.remedy
+    (found,) = results(check, seen(check, well))
+    assert found.outcome.value == "ok", found
+
+
+@pytest.mark.parametrize("check", OF_PROBES)
+def test_no_probes(check: SnapshotCheck) -> None:
+    """Where no probes are configured that is said, and no number of rounds."""
+    (found,) = results(check, seen(check, ()))
+    assert (found.outcome.value, found.text) == ("ok", "no probes are configured")

@@ -1,0 +1,1 @@
+"""PyTorch's CUDA build on genuine NCCL and the simulated CUDA runtime."""

@@ -1,0 +1,195 @@
+"""Whose time an echo tells: the network's, or that for which an agent waited for a CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.probe.metrics import UNTIMED_ROUNDS, RoundMetrics
+from dshealthd.probe.observation import Kind, Outcome
+from dshealthd.probe.rounds import light
+from tests.probe.company import EPOCH, NAMES, all_have, company, same
+from tests.probe.peering import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+USUAL = 0.0005
+"""Seconds of an echo, whatever its payload."""
+
+
+class ScriptedPeer:
+    """A peer on a clock of its own; both ends wait for a CPU as is set for each echo in turn.
+
+    `before` and `after` is what the peer waits for before it reads its own time and while it sends
+    its answer, `here` what this agent waits for.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: float = USUAL,
+        here: Iterable[float] = (),
+        before: Iterable[float] = (),
+        after: Iterable[float] = (),
+        tells: bool = True,
+    ) -> None:
+        self.now = self.here = self.there = 0.0
+        self.calls = 0
+        self._network = network
+        self._tells = tells
+        self._waits = [
+            itertools.chain(waits, itertools.repeat(0.0)) for waits in (here, before, after)
+        ]
+
+    async def call(
+        self, _peer: str, _method: str, body: Mapping[str, Any], _deadline: float
+    ) -> dict[str, Any]:
+        """Answer an echo."""
+        self.calls += 1
+        here, before, after = map(next, self._waits)
+        self.now += self._network + here + before + after
+        self.here += here
+        told = self.there + before
+        self.there = told + after
+        answer = {"clock": body["clock"], "payload": body["payload"]}
+        return answer | {"waited": told} if self._tells else answer
+
+    def measure(self, waited: Callable[[], float | None] | None = None) -> light.Echoes:
+        """Return what echoes with it tell."""
+        monotonic = wall = lambda: self.now
+        return asyncio.run(light.measure(self, "b", monotonic, wall, waited or (lambda: self.here)))
+
+
+def test_nobody_waits() -> None:
+    """On CPUs that are free five echoes do: one to begin with, the payload, three empty ones."""
+    peer = ScriptedPeer()
+    found = peer.measure()
+    assert found.round_trip == pytest.approx(USUAL)
+    assert found.transfer == pytest.approx(USUAL)
+    assert peer.calls == 5
+
+
+def waits(end: str, seconds: Iterable[float]) -> ScriptedPeer:
+    """Return a peer at which one end waits for so long in each echo."""
+    return ScriptedPeer(
+        here=seconds if end == "here" else (),
+        before=seconds if end == "before" else (),
+        after=seconds if end == "after" else (),
+    )
+
+
+@pytest.mark.parametrize("end", ["here", "before", "after"])
+def test_waits_now_and_then(end: str) -> None:
+    """Echoes in which an end waited are left out, whichever end and at which moment of it."""
+    peer = waits(end, (0.0, 0.02, 0.0, 0.03, 0.0, 0.0, 0.0))
+    found = peer.measure()
+    assert found.round_trip == pytest.approx(USUAL)
+    assert found.transfer == pytest.approx(USUAL)
+
+
+@pytest.mark.parametrize("end", ["here", "before", "after"])
+def test_always_waits(end: str) -> None:
+    """Where an end waits each time, no time is known, and the echoes come to an end."""
+    peer = waits(end, itertools.repeat(0.02))
+    found = peer.measure()
+    assert (found.round_trip, found.transfer, found.timings) == (None, None, ())
+    assert peer.calls <= light.TRIES + 1
+
+
+def test_long_waits_end_early() -> None:
+    """Echoes that take long are not tried again and again."""
+    peer = ScriptedPeer(here=itertools.repeat(0.4))
+    assert peer.measure().timings == ()
+    assert peer.calls <= 4
+
+
+def test_slow_network() -> None:
+    """A path that has become a hundred times slower is timed, also where an end waits a little."""
+    peer = ScriptedPeer(network=100 * USUAL, here=itertools.repeat(0.005))
+    found = peer.measure()
+    assert found.round_trip == pytest.approx(100 * USUAL + 0.005)
+    assert [timing.size for timing in found.timings] == [0, len(light.PAYLOAD)]
+
+
+def test_waiting_alone_is_not_slow() -> None:
+    """The longest wait of an echo that counts does not make it three times the usual."""
+    wait = USUAL * light.WAITED / (1 - light.WAITED)
+    found = ScriptedPeer(here=itertools.repeat(0.999 * wait)).measure()
+    assert found.round_trip is not None
+    assert found.round_trip < 1.5 * USUAL
+    assert ScriptedPeer(here=itertools.repeat(1.001 * wait)).measure().timings == ()
+
+
+@pytest.mark.parametrize("told", [(5.0, 3.0, 1.0), (1e9, 0.0, 1e9)])
+def test_peer_that_tells_nonsense(told: tuple[float, ...]) -> None:
+    """What a peer says of its waits makes its own times unknown at most, and none shorter."""
+
+    class Liar(ScriptedPeer):
+        async def call(self, *given: Any) -> dict[str, Any]:
+            answer = await super().call(*given)
+            return answer | {"waited": told[self.calls % len(told)]}
+
+    for found in (Liar().measure(), Liar(here=itertools.repeat(0.02)).measure()):
+        for timing in found.timings:
+            assert timing.seconds >= USUAL * 0.999
+    assert Liar(here=itertools.repeat(0.02)).measure().timings == ()
+
+
+def test_kernel_that_does_not_tell() -> None:
+    """Where neither end knows its waits, every time counts."""
+    found = ScriptedPeer(here=itertools.repeat(0.02), tells=False).measure(lambda: None)
+    assert found.round_trip == pytest.approx(USUAL + 0.02)
+
+
+@pytest.mark.parametrize("starved", [0, 1, None])
+def test_round_without_a_cpu(tmp_path: Path, starved: int | None) -> None:
+    """A light round of which an end always waits for a CPU goes well, without a time to learn or to
+    judge, and is counted; the root's as much as the member's.
+    """
+    ticks = itertools.count()
+
+    async def scene() -> None:
+        async with company(
+            tmp_path,
+            2,
+            workers=lambda _: None,
+            waited=lambda name: (
+                float(next(ticks)) if starved is not None and name == NAMES[starved] else 0.0
+            ),
+        ) as companions:
+            root, member = companions
+            report = await root.rounds.lead(root.plan(member.name).light())
+            await all_have(companions)
+            observation = same(companions)
+            assert (observation.kind, observation.outcome) == (Kind.LIGHT, Outcome.OK)
+            assert report is not None
+            assert len(report.observation.timings) == (2 if starved is None else 0)
+            assert set(report.offsets) == {member.name}
+            for companion in companions:
+                metrics = RoundMetrics()
+                metrics.add(companion.reports[0], companion.name)
+                untimed = [s.value for s in metrics.samples(()) if s.metric is UNTIMED_ROUNDS]
+                assert untimed == [float(starved is not None and companion is root)]
+
+    run(scene())
+
+
+def test_only_the_root_is_told(tmp_path: Path) -> None:
+    """An agent tells its waits to the root of a round that it is in: one of another release, which
+    asks for the clock alone, would refuse the field.
+    """
+
+    async def scene() -> None:
+        async with company(tmp_path, 2, workers=lambda _: None, waited=lambda _: 7.0) as (one, two):
+            ping = {"clock": 1.0, "payload": b""}
+            assert "waited" not in await one.client.call(two.name, "echo", ping, 60.0)
+            plan = one.plan(two.name, epoch=EPOCH).light()
+            await one.client.call(two.name, "invite", {**plan.invitation(), "scores": ()}, 60.0)
+            assert (await one.client.call(two.name, "echo", ping, 60.0))["waited"] == 7.0
+
+    run(scene())
