@@ -91,6 +91,13 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
             "what the system allows.",
             ("max(dshealthd_threads{@node} / dshealthd_threads_limit{@node})", "threads"),
             (
+                (
+                    "max by (exported_job) (dshealthd_job_threads{@node} / "
+                    "dshealthd_job_threads_limit{@node})"
+                ),
+                "threads of {{exported_job}}",
+            ),
+            (
                 "max(dshealthd_aio_requests{@node} / dshealthd_aio_requests_limit{@node})",
                 "asynchronous I/O",
             ),
@@ -144,7 +151,8 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Limits of TCP",
-            "Sockets in TIME_WAIT and ephemeral ports in use, as shares of what there is.",
+            "Sockets in TIME_WAIT, ephemeral ports in use, and connections that the firewall follows, "
+            "as shares of what there may be.",
             (
                 (
                     'max(dshealthd_tcp_sockets{@node,state="time_wait"}) / '
@@ -158,6 +166,10 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
                     "dshealthd_tcp_ephemeral_ports{@node})"
                 ),
                 "ephemeral ports",
+            ),
+            (
+                "max(dshealthd_conntrack_entries{@node} / dshealthd_conntrack_entries_limit{@node})",
+                "connections of the firewall",
             ),
             unit="percentunit",
             steps=((limits["time_wait_ratio"], ORANGE),),
@@ -228,6 +240,27 @@ def _storage(source: Source) -> list[dashboard.Panel]:
             ("max by (path) (dshealthd_path_write_seconds{@node})", "{{path}}"),
             unit="s",
             steps=((limits["path_write_seconds"], ORANGE),),
+        ),
+        graph(
+            "Requests of disks",
+            "How long a request of a disk took on average, in the kernel's queue and in the disk.",
+            (
+                f"""topk({ROWS}, sum by (disk) (rate(dshealthd_disk_request_seconds_total{{@node}}[$__rate_interval]))
+                    / sum by (disk) (rate(dshealthd_disk_requests_total{{@node}}[$__rate_interval])))""",
+                "{{disk}}",
+            ),
+            unit="s",
+            steps=((limits["disk_request_seconds"], ORANGE),),
+        ),
+        graph(
+            "Waiting for disks",
+            "Requests that disks have not answered yet, and processes that hang in the kernel.",
+            (
+                f"topk({ROWS}, max by (disk) (dshealthd_disk_requests_in_flight{{@node}}))",
+                "{{disk}}",
+            ),
+            ("max(dshealthd_processes_stuck{@node})", "stuck processes"),
+            unit="none",
         ),
         rows(
             "Paths that fail",

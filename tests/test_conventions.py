@@ -54,7 +54,7 @@ such as the finding of the node and that of a log.
 """
 
 
-def parsed(file: Path) -> ast.AST:
+def parsed(file: Path) -> ast.Module:
     """Return a module as a tree."""
     return ast.parse(file.read_text(encoding="utf-8"))
 

@@ -126,6 +126,7 @@ def _but_no_shape(parser: Callable[..., object], *arguments: Any) -> object:
 HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any]]] = {
     (name, function): (plain(name, function), strategy)
     for name, function, strategy in (
+        ("collectors.disk", "parse_diskstats", LINES),
         ("collectors.kernel", "parse_boot_time", LINES),
         ("collectors.kernel", "parse_choice", LINES),
         ("collectors.kernel", "parse_command_line", LINES),
@@ -168,6 +169,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("jobs.ras.bootstrap", "parse_bound", BYTES),
         ("jobs.ras.from_json", "parse_json", BYTES),
         ("jobs.ras.from_text", "parse_text", BYTES),
+        ("linux.cgroup", "parse_pids_path", LINES),
         ("linux.credentials", "parse_user", BYTES),
         ("linux.imex", "parse_listening", LINES),
         ("linux.imex", "parse_nodes", LINES),

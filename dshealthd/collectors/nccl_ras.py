@@ -263,8 +263,10 @@ class NcclRas(Collector):
         """Tell whether to ask a job now. News brings forward the queries of those alone that it
         concerns: all jobs of the node, where its hardware had an error.
         """
-        heard = self.context.heard
-        if any(about in {"", job} for _, about in heard) and known.hurry(now):
+        heard = {about for _, about in self.context.heard}
+        if "" in heard:
+            known.watch_closely()
+        if job in heard and known.hurry(now):
             return True
         if heard and not known.rested(now, self.options.interval):
             return False
@@ -341,7 +343,7 @@ class NcclRas(Collector):
                 yield Fault(f"job {job}", Reason.MALFORMED, str(error))
             else:
                 answerer = query.responder and own_pid(self.host, query.responder)
-                known.answered(status, self.context.wall(), answerer)
+                known.answered(status, self.context.wall(), answerer, self.options.interval)
                 yield STATE(1, job, "split" if known.split else "answered")
                 if not known.split:
                     yield from _samples(job, status, known.progress, world_size)

@@ -58,7 +58,7 @@ DOMAIN = gauge(
 NODES = gauge(
     "dshealthd_imex_nodes",
     "Nodes that IMEX is to share GPU memory between, as its nodes_config.cfg lists them; 0 where "
-    "nobody has set it up. Only in an NVLink domain of several nodes, as all of IMEX.",
+    "it is not set up. Only in an NVLink domain of several nodes, as all of IMEX.",
 )
 RUNNING = gauge(
     "dshealthd_imex_running",

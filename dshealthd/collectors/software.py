@@ -33,7 +33,8 @@ from dshealthd.jobs.installation import Installations
 from dshealthd.jobs.loaded import libraries
 from dshealthd.jobs.loaded import versions as running
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.linux import selinux
+from dshealthd.linux import pci_topology, selinux
+from dshealthd.linux.firewall_configuration import firewall_configuration
 from dshealthd.linux.process_files import Root
 
 if TYPE_CHECKING:
@@ -253,6 +254,8 @@ class Software(Collector):
                 read(self.host.proc("driver/nvidia/params"))
             ),
             "nccl_configuration": self._nccl_configuration,
+            "firewall_configuration": lambda: firewall_configuration(self.host),
+            "topology": lambda: pci_topology.describe(self.host),
         }
         for component, look in (versions | settings).items():
             text = self._attempt(component, look)

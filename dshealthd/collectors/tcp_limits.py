@@ -66,7 +66,19 @@ BACKLOG = gauge(
     "Most connections that may wait to be accepted by one listener; somaxconn.",
 )
 
+CONNECTIONS = gauge(
+    "dshealthd_conntrack_entries",
+    "Connections that the kernel's firewall keeps in mind; nf_conntrack_count. Absent where it "
+    "keeps none.",
+)
+CONNECTIONS_LIMIT = gauge(
+    "dshealthd_conntrack_entries_limit",
+    "How many it may keep in mind; beyond it, packets of new ones are dropped. nf_conntrack_max.",
+)
+
 _SETTINGS = {
+    "net/netfilter/nf_conntrack_count": CONNECTIONS,
+    "net/netfilter/nf_conntrack_max": CONNECTIONS_LIMIT,
     "net/ipv4/tcp_max_tw_buckets": MAX_TIME_WAIT,
     "net/ipv4/tcp_tw_reuse": REUSE,
     "net/ipv4/tcp_fin_timeout": FIN_TIMEOUT,

@@ -135,3 +135,23 @@ def test_ranges() -> None:
     for malformed in ("", "1", "2 1", "a b"):
         with pytest.raises(ValueError, match=r".+"):
             parse_range(malformed)
+
+
+def test_connections_of_the_firewall(tmp_path: Path) -> None:
+    """A kernel that follows connections tells how many and of how many; another tells neither."""
+    place = tmp_path / "sys/net/netfilter"
+    place.mkdir(parents=True)
+    (tmp_path / "sys/net/core").mkdir()
+    (tmp_path / "sys/net/core/somaxconn").write_text("4096\n")
+
+    def told() -> dict[str, float]:
+        found = {sample.metric.name: sample.value for sample in collect(tmp_path).samples}
+        return {name: value for name, value in found.items() if "conntrack" in name}
+
+    assert told() == {}
+    (place / "nf_conntrack_count").write_text("260000\n")
+    (place / "nf_conntrack_max").write_text("262144\n")
+    assert told() == {
+        "dshealthd_conntrack_entries": 260000,
+        "dshealthd_conntrack_entries_limit": 262144,
+    }

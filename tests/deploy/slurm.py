@@ -65,7 +65,7 @@ KillWait=5
 MinJobAge=600
 SlurmctldTimeout=30
 SlurmdTimeout={slurmd_timeout}
-MessageTimeout=10
+MessageTimeout=60
 PrologFlags=Alloc
 {programs}
 {nodes}
@@ -91,7 +91,7 @@ class SlurmCluster:
         directory: Path,
         *,
         programs: Mapping[str, str] | None = None,
-        slurmd_timeout: int = 60,
+        slurmd_timeout: int = 600,
     ) -> None:
         """Prepare; `programs` are further lines of slurm.conf, such as `HealthCheckProgram`."""
         self.lab, self.directory = lab, directory
@@ -229,12 +229,15 @@ class SlurmCluster:
         return str(out)
 
     def states(self) -> dict[str, str]:
-        """Return the state of every node as sinfo writes it; empty without an answer."""
+        """Return the state of every node as sinfo writes it; empty without an answer.
+
+        Without the `*` of a node that has not answered for a moment, as on a busy machine.
+        """
         try:
             output = self.command("sinfo", "-h", "-N", "-o", "%N|%T")
         except subprocess.CalledProcessError:
             return {}
-        return dict(line.split("|", 1) for line in output.splitlines())
+        return dict(line.rstrip("*").split("|", 1) for line in output.splitlines())
 
     def show(self, node: Node) -> dict[str, str]:
         """Return the fields of `scontrol show node`; a reason is without who set it and when."""

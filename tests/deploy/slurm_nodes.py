@@ -100,7 +100,7 @@ class Cluster:
         before = len(self.checks(node))
         self.slurm.wait(
             lambda: len(self.checks(node)) >= before + number,
-            (number + 2) * CHECK_SECONDS * 3,
+            (number + 2) * CHECK_SECONDS * 12,
             f"{number} checks of {node.name}",
         )
 

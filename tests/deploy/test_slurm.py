@@ -54,7 +54,7 @@ def test_real_agent(tmp_path: Path) -> None:
         assert set(made.slurm.states().values()) == {"idle"}
         with gpu_lost(first, 3), gpu_lost(second, 3):
             second.kill()
-            print(f"drained after {made.await_drain(first):.1f} s")
+            print(f"drained after {made.await_drain(first, 300):.1f} s")
             assert made.slurm.show(first)["Reason"].startswith("dshealthd: gpu-lost gpu=3")
             made.await_checks(second, 2)
             assert made.slurm.states()[second.name] == "idle"
@@ -116,7 +116,7 @@ def test_administrator_and_undrain(tmp_path: Path) -> None:
         made.await_checks(first, 3)
         assert made.slurm.show(first)["Reason"] == "bad cable"
         made.bad(second)
-        made.await_drain(second)
+        made.await_drain(second, 300)
         assert made.slurm.show(second)["Reason"] == REASON
         made.bad(third)
         made.slurm.wait(

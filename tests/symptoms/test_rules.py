@@ -283,3 +283,22 @@ def exists(name: str) -> bool:
         and METRICS[histogram].kind is MetricKind.HISTOGRAM
     )
     return name in METRICS or name in RECORDED or name in OF_PROMETHEUS or whole
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_texts_do_not_repeat_thresholds(name: str) -> None:
+    """A threshold can be changed in its one file: what an alert says must not name the old figure."""
+    text = RULES[0].read_text(encoding="utf-8")
+    values = dict(re.findall(r"record: (\S+)\n +expr: vector\(([\d.e+-]+)\)", text))
+    alert = ALERTS[name]
+    said = alert.description.partition("First step")[0]
+    for threshold in set(re.findall(r"dshealthd:threshold:\w+", alert.expr)):
+        value = float(values[threshold])
+        written = {
+            *([f"{value:g}"] if value >= 3 else []),  # one and two are words of their own
+            *([f"{100 * value:g} %", f"{100 * value:g}%"] if value < 1 else []),
+            *([f"{value / 60:g} min"] if value >= 60 else []),
+            *([f"{value / 3600:g} h"] if value >= 3600 else []),
+        }
+        found = [one for one in written if re.search(rf"(?<![\w.]){re.escape(one)}(?![\w.])", said)]
+        assert found == [], f"{threshold} is said in words"

@@ -1,6 +1,6 @@
 """No process hangs in the kernel with a GPU open.
 
-Only `comm`, `stat` and the links in `fd` are read: the command line and the maps of a process in
+Only `stat` and the links in `fd` are read: the command line and the maps of a process in
 uninterruptible sleep can block their reader.
 """
 
@@ -11,8 +11,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.linux.uninterruptible import sleeping
 from dshealthd.plural import plural
 
 if TYPE_CHECKING:
@@ -26,18 +26,7 @@ PAUSE = 0.4
 """Seconds between two looks: a process that only waits for a disk is in D for milliseconds."""
 
 
-def _uninterruptible(host: Host) -> dict[str, str]:
-    """Return the processes in state D, by pid, with their names."""
-    found = {}
-    for pid in filter(str.isdecimal, os.listdir(host.procfs)):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            head, _, tail = read(host.proc(f"{pid}/stat")).rpartition(")")
-            if tail.split(maxsplit=1)[:1] == ["D"]:
-                found[pid] = head.partition("(")[2]
-    return found
-
-
-def _devices(host: Host, pid: str) -> set[str]:
+def _devices(host: Host, pid: int) -> set[str]:
     """Return the NVIDIA devices that a process has open. PermissionError."""
     base = host.proc(f"{pid}/fd")
     found = set()
@@ -51,15 +40,22 @@ def _devices(host: Host, pid: str) -> set[str]:
 
 def _run(context: NodeContext) -> Iterator[Result]:
     host = context.host
-    stuck = _uninterruptible(host)
+    stuck = sleeping(host)
     for _ in range(LOOKS - 1):
         if not stuck:
             break
         time.sleep(PAUSE)
-        now = _uninterruptible(host)
-        stuck = {pid: name for pid, name in stuck.items() if pid in now}
+        now = sleeping(host)
+        stuck = {sleep: name for sleep, name in stuck.items() if sleep in (now or ())}
+    if stuck is None:
+        yield Result(
+            Outcome.UNKNOWN,
+            "/proc does not show the processes of others (hidepid)",
+            remedy="sudo dshealthd doctor --only stuck-processes",
+        )
+        return
     hidden, found = [], 0
-    for pid, name in stuck.items():
+    for (pid, _start, _ticks), name in stuck.items():
         try:
             devices = _devices(host, pid)
         except FileNotFoundError:

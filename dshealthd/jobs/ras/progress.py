@@ -27,7 +27,9 @@ class JobProgress:
     None as long as none has been seen to.
     """
     idle: int | None = None
-    """Answers in a row without such a change; None where no two answers could be compared."""
+    """Answers in a row without such a change, an early one alone; None where no two answers could be
+    compared.
+    """
     moving: Mapping[str, bool] = field(default_factory=dict)
     """By communicator, whether it has changed since the answer before.
 
@@ -35,8 +37,12 @@ class JobProgress:
     """
     _marks: Mapping[str, Mapping[object, int]] = field(default_factory=dict)
 
-    def update(self, status: Status, now: float) -> None:
-        """Take an answer that was given at `now`, in Unix time."""
+    def update(self, status: Status, now: float, *, early: bool = False) -> None:
+        """Take an answer that was given at `now`, in Unix time.
+
+        One that came `early`, before its interval was over, tells that nothing moves, but no more
+        than once: alerts count answers for the time that they stand for.
+        """
         marks = {
             communicator.name: communicator.marks
             for communicator in status.communicators
@@ -51,7 +57,7 @@ class JobProgress:
             self.idle = None
         elif any(self.moving.values()):
             self.idle, self.last = 0, now
-        else:
+        elif not (early and self.idle):
             self.idle = (self.idle or 0) + 1
 
     def stands_still(self, communicator: Communicator) -> bool:

@@ -2,12 +2,13 @@
 
 A query goes through all processes of a job, so that one that is well is asked rarely. It is asked
 at the next look where its last answer was no answer, showed ranks in trouble or no progress, or
-where a rank of this node has ended or is stopped; and at once, but seldom, where heartbeats or
-hardware make a hang likely.
+where a rank of this node has ended or is stopped; after an error of the node's hardware as soon as
+one that is not well; and at once, but seldom, where heartbeats make a hang likely.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ operations NCCL does not count (CUDA graphs, send and receive), must not be aske
 """
 HURRIES, HURRY_WINDOW = 2, 60.0
 """So many queries may be brought forward in so many seconds: enough for two answers that can be
-compared, and no more where a suspicion comes and goes, or a driver logs errors all the time.
+compared, and no more where a suspicion comes and goes.
 """
 _JITTER = 1.0
 """Seconds by which a look may come early, measured from the one before.
@@ -69,6 +70,8 @@ class WatchedJob:
     _starts: frozenset[Process] = frozenset()
     _hurried: tuple[float, ...] = ()
     """When queries were brought forward."""
+    _regular: float = -math.inf
+    """From when on, by the monotonic clock, an answer is not an early one."""
 
     def due(self, host: Host, now: float, healthy_interval: float) -> bool:
         """Tell whether to ask at `now`, by the monotonic clock."""
@@ -98,6 +101,10 @@ class WatchedJob:
         self._hurried = (*recent, now)
         return True
 
+    def watch_closely(self) -> None:
+        """Ask at the next look, though it was well."""
+        self._rarely = self.split or self._refused
+
     def looked(self, loaded: Loaded, starts: frozenset[Process], now: float) -> None:
         """Take what its processes have loaded.
 
@@ -115,9 +122,12 @@ class WatchedJob:
         """Note that it may not be asked: it is looked at rarely."""
         self._rarely = self._refused = True
 
-    def answered(self, status: Status, now: float, answerer: int | None) -> None:
+    def answered(
+        self, status: Status, now: float, answerer: int | None, interval: float = 0.0
+    ) -> None:
         """Take an answer that can be true, given at `now`, in Unix time.
 
+        `interval` is the usual time between two answers of a job that is not well, in seconds;
         `answerer` is the pid of who gave it, as its own namespace numbers it.
         """
         self._dead |= dead_here(status)
@@ -128,13 +138,23 @@ class WatchedJob:
             return
         # Progress takes two answers, so the second one is asked for soon.
         first = self.status is None
-        self.progress.update(status, now)
+        self._update_progress(status, now, interval)
         self.status = status
         idle = self.progress.idle or 0
         trouble = any(status.processes.values()) or any(
             communicator.troubles for communicator in status.communicators
         )
         self._rarely = not first and (idle > CLOSELY or (idle == 0 and not trouble))
+
+    def _update_progress(self, status: Status, now: float, interval: float) -> None:
+        asked = self._looked or 0.0
+        before = self.progress.idle
+        early = asked < self._regular - _JITTER
+        self.progress.update(status, now, early=early)
+        if not early or self.progress.idle == 0:
+            self._regular = asked + interval
+        elif not before:  # it stands for the regular one that would have come next
+            self._regular += interval
 
     def disbelieve(self, why: str) -> None:
         """Take an answer that cannot be true: the job is not asked any more."""

@@ -112,6 +112,7 @@ def export(node: Node, series: Series) -> None:
         series.put(f"dshealthd_{name}", (labels or {}) | node.target, row)
 
     _host(put, node, life)
+    _disk(put, life)
     _ports(put, node, life)
     _gpus(put, node, life)
     _jobs(put, node, life)
@@ -139,6 +140,39 @@ def _host(put: Put, node: Node, life: Life) -> None:
     put("filesystem_free_bytes", lambda minute: 6e12 - 1e8 * minute, {"path": "/data"})
     put("network_up", lambda minute: float(not life.trains[minute]), {"device": "eth0"})
     put("network_receive_bytes_total", 5e12, {"device": "eth0"})
+    # Half of the older model has slower adapters, which is no fault of theirs.
+    slower = node.model == "A100" and int(node.name[1:]) % 4 == 1
+    put("network_speed_bytes_per_second", 1.25e9 if slower else 3.125e9, {"device": "eth0"})
+    put("threads", lambda minute: 9_000.0 if life.busy[minute] else 2_000.0)
+    put("threads_limit", 4e6)
+    put("software_fingerprint", 77.0 + node.partition, {"component": "topology"})
+    # Who writes a checkpoint waits for its file system.
+    put("processes_stuck", lambda minute: float(life.waits[minute]))
+
+
+def _disk(put: Put, life: Life) -> None:
+    """Put a disk: little to do, shards to read while a job runs, and checkpoints, when its queue is
+    full and each request takes two hundred times as long.
+    """
+    disk = {"disk": "nvme0n1"}
+    requests, seconds, moved = [0.0], [0.0], [0.0]
+    for minute, busy in enumerate(life.busy):
+        rate, each, size = (100.0, 4e-4, 2e5) if busy else (2.0, 1e-3, 4e3)
+        if life.waits[minute]:
+            rate, each, size = 4_000.0, 0.15, 5e5
+        for total, more in ((requests, rate), (seconds, rate * each), (moved, rate * size)):
+            # A boot begins to count anew.
+            total.append(60 * more + (0.0 if life.booted[minute] == minute else total[-1]))
+    operation = disk | {"operation": "write"}
+    put("disk_requests_total", lambda minute: requests[minute + 1], operation)
+    put("disk_request_seconds_total", lambda minute: seconds[minute + 1], operation)
+    put("disk_bytes_total", lambda minute: moved[minute + 1], operation)
+    put(
+        "disk_requests_in_flight",
+        lambda minute: 600.0 if life.waits[minute] else float(life.busy[minute]),
+        disk,
+    )
+    put("disk_info", 1.0, disk | {"disk_model": "MZQL2", "rotational": "0"})
 
 
 def _ports(put: Put, node: Node, life: Life) -> None:
@@ -191,6 +225,7 @@ def _gpus(put: Put, node: Node, life: Life) -> None:
         put("gpu_remapped_rows_failed", 0.0, which)
         volatile = which | {"type": "uncorrected", "counter": "volatile"}
         put("gpu_ecc_errors_total", 0.0, volatile)
+        put("nvlink_speed_bytes_per_second", 5e10 if node.model == "H100" else 2.5e10, which)
         put("nvlinks_up", lambda m: 4.0 if life.trains[m] else 18.0, which)
         put("pcie_replays_total", lambda m: float(m // 10), which)
         put("pcie_link_width", 16.0, which)
@@ -204,6 +239,9 @@ def _jobs(put: Put, node: Node, life: Life) -> None:
         def during(value: float, start: int = start, end: int = end) -> Callable[[int], Value]:
             return lambda minute: value if start <= minute < end else None
 
+        put("job_threads", during(7_000.0), which)
+        put("job_threads_limit", during(32_000.0), which)
+        put("job_gradient_norm", _norm(start, end), which | {"rank": "0"})
         put("job_info", during(1.0), which | {"launcher": "torchrun", "world_size": "2"})
         for gpu in GPUS:
             rank = which | {"rank": str(gpu)}
@@ -212,6 +250,23 @@ def _jobs(put: Put, node: Node, life: Life) -> None:
         put("job_nccl_answers_without_progress", _answers(node, life, start, end), which)
         behind = {"rank": "0", "host": node.name, "gpu": "0", "operation": "AllReduce"}
         put("job_nccl_rank_operations_behind", _behind(life, start, end), which | behind)
+
+
+def _norm(start: int, end: int) -> Callable[[int], Value]:
+    """Return the gradient norm of a job: it falls while the learning rate warms up, spikes for some
+    steps now and then, and is higher for a while after each restart of the learning rate.
+    """
+
+    def told(minute: int) -> Value:
+        if not start <= minute < end:
+            return None
+        age = minute - start
+        norm = 0.3 + 8.0 * 0.9**age
+        if age % 47 < 2:
+            norm *= 200
+        return norm * (4.0 if age % 90 > 60 else 1.0)
+
+    return told
 
 
 def _port(life: Life, flap: list[int], *, wired: bool) -> Callable[[int], Value]:

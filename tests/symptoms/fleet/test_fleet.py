@@ -142,5 +142,5 @@ def test_healthy_day(seed: int, tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("first", range(0, 60, 6))
 def test_sixty_faults(first: int, tmp_path: Path) -> None:
-    """Sixty faults, each of the catalogue twice, each told once."""
+    """Sixty faults, all of the catalogue once and most of it twice, each told once."""
     check_faults(first, 6, 100 + first, tmp_path, 1200)

@@ -1,0 +1,104 @@
+"""Threads of training jobs against the limits of their control groups.
+
+Slurm, Kubernetes, Docker and systemd set them; at the limit, `fork` and `pthread_create` fail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Fault,
+    NotAvailable,
+    Reason,
+    Worker,
+    gauge,
+)
+from dshealthd.core.options import Duration, option
+from dshealthd.core.result import os_reason
+from dshealthd.jobs import shares
+from dshealthd.jobs.processes import ProcessTable
+from dshealthd.linux.cgroup import OutsideNamespace, tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dshealthd.core.collector import Sample
+    from dshealthd.jobs.processes import TrainingProcess
+    from dshealthd.linux.cgroup import Tasks
+
+THREADS = gauge(
+    "dshealthd_job_threads",
+    "Threads in the control group that is nearest to its limit, of those that the job's "
+    "processes are in and those above them; others may be in it, too. pids.current.",
+    "job",
+)
+LIMIT = gauge(
+    "dshealthd_job_threads_limit",
+    "Threads that this control group may have; +Inf where it is unlimited. pids.max.",
+    "job",
+)
+LEFT_OUT = gauge(
+    "dshealthd_job_threads_jobs_left_out",
+    "Training jobs on this node whose threads are not shown, as there are more than max_jobs.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobThreadsOptions(CollectorOptions):
+    """How many jobs are looked at."""
+
+    interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
+    max_jobs: int = option(
+        16,
+        "Training jobs that get series of their own: users take turns, the oldest first.",
+        minimum=1,
+        maximum=1000,
+    )
+
+
+class JobThreads(Collector):
+    """Reads `/proc` for the processes of jobs, in the worker that does so for others, too."""
+
+    worker = Worker.STORAGE
+
+    Options = JobThreadsOptions
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Yield each job's threads; a job whose groups cannot be read is a fault, never 0."""
+        jobs, left_out = shares.jobs(
+            self.context.shared(ProcessTable).refresh(), self.options.max_jobs
+        )
+        yield LEFT_OUT(left_out)
+        for job, members in jobs.items():
+            try:
+                found = self._nearest(members)
+            except OutsideNamespace as error:
+                message = (
+                    f"the agent is in a cgroup namespace of its own: job {job} is in {error}; "
+                    "start its container with the host's (docker run --cgroupns=host)"
+                )
+                raise NotAvailable(message) from error
+            except OSError as error:
+                yield Fault(f"job {job}", os_reason(error), str(error))
+                continue
+            except ValueError as error:
+                yield Fault(f"job {job}", Reason.MALFORMED, str(error))
+                continue
+            if found is not None:
+                yield THREADS(found.current, job)
+                yield LIMIT(found.limit, job)
+
+    def _nearest(self, members: Iterable[TrainingProcess]) -> Tasks | None:
+        found: list[Tasks] = []
+        for process in members:
+            try:
+                counted = tasks(self.host, process.pid)
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended
+            if counted is not None:
+                found.append(counted)
+        return max(found, key=lambda one: (one.share, one.current), default=None)

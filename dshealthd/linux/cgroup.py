@@ -1,0 +1,79 @@
+"""How many tasks the control groups of a process may have, by `/proc/<pid>/cgroup` and sysfs.
+
+cgroup v2, and v1 where its pids controller is mounted apart, as most systems do that still have it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.core.host import integer, read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.core.host import Host
+
+_MAX_DEPTH = 64
+"""Control groups below each other that are looked at; systemd and Kubernetes make up to ten."""
+
+
+class OutsideNamespace(Exception):
+    """The control group lies outside of this process's own cgroup namespace, as in a container."""
+
+
+class Tasks(NamedTuple):
+    """Tasks of a control group and those below it; each thread is one."""
+
+    current: int
+    limit: float
+    """Infinity where there is none."""
+
+    @property
+    def share(self) -> float:
+        """How much of the limit is used."""
+        return self.current / self.limit if self.limit else math.inf
+
+
+def parse_pids_path(text: str) -> str | None:
+    """Return the directory, below `/sys/fs/cgroup`, of the group that counts a process's tasks.
+
+    None if none does: no line of v2, nor of v1's pids controller.
+    """
+    unified = None
+    for line in text.splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if "pids" in controllers.split(","):
+            return f"pids{path}"
+        if not controllers and path:
+            unified = path.lstrip("/")
+    return unified
+
+
+def tasks(host: Host, pid: int) -> Tasks | None:
+    """Return those of the group nearest to its limit, of the process's own and all above it.
+
+    None where the kernel counts no tasks. OutsideNamespace, OSError, ValueError.
+    """
+    path = parse_pids_path(read(host.proc(f"{pid}/cgroup")))
+    if path is None:
+        return None
+    parts = [part for part in path.split("/") if part]
+    if ".." in parts:
+        raise OutsideNamespace(path)
+    return max(_groups(host, parts[:_MAX_DEPTH]), key=lambda found: found.share, default=None)
+
+
+def _groups(host: Host, parts: list[str]) -> Iterator[Tasks]:
+    """Yield what each group allows, the process's own first; the root has no files."""
+    for depth in range(len(parts), 0, -1):
+        place = host.sys("/".join(("fs/cgroup", *parts[:depth])))
+        try:
+            current, limit = read(f"{place}/pids.current"), read(f"{place}/pids.max").strip()
+        except FileNotFoundError:
+            continue
+        yield Tasks(
+            integer(f"{place}/pids.current", current.strip()),
+            math.inf if limit == "max" else integer(f"{place}/pids.max", limit),
+        )

@@ -1,0 +1,67 @@
+"""What a node's firewall is configured to do, by its files, to be compared between nodes.
+
+Not what is in force: to list rules takes CAP_NET_ADMIN, which could change them as well.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from dshealthd.core.host import read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.core.host import Host
+
+_FILES = (
+    "etc/nftables.conf",  # Debian
+    "etc/sysconfig/nftables.conf",  # Red Hat
+    "etc/iptables/rules.v4",
+    "etc/iptables/rules.v6",
+    "etc/sysconfig/iptables",
+    "etc/sysconfig/ip6tables",
+    "etc/ufw/ufw.conf",
+    "etc/ufw/user.rules",
+    "etc/ufw/user6.rules",
+    "etc/firewalld/firewalld.conf",
+    "etc/firewalld/direct.xml",
+)
+_DIRECTORIES = ("etc/nftables", "etc/nftables.d", "etc/firewalld/zones", "etc/firewalld/policies")
+_MAX_FILES = 64
+"""Of a directory; more are as good as different."""
+
+
+def firewall_configuration(host: Host) -> str:
+    """Return the files of nftables, iptables, ufw and firewalld, without comments; empty for none.
+
+    Rules stay in their order, which matters. OSError.
+    """
+    return "\n".join(
+        f"{path}:\n{text}" for path in _paths(host) if (text := _rules(host.root(path))) is not None
+    )
+
+
+def _paths(host: Host) -> Iterator[str]:
+    yield from _FILES
+    for directory in _DIRECTORIES:
+        try:
+            names = sorted(os.listdir(host.root(directory)))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        # What an editor or firewalld keeps of before is in force nowhere.
+        yield from (
+            f"{directory}/{name}"
+            for name in names[:_MAX_FILES]
+            if name.endswith((".nft", ".conf", ".xml"))
+        )
+
+
+def _rules(place: str) -> str | None:
+    try:
+        text = read(place)
+    except FileNotFoundError:
+        return None
+    lines = (line.strip() for line in text.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("#"))

@@ -1,0 +1,51 @@
+"""Processes in uninterruptible sleep, which wait for a device or a file system.
+
+Only `stat` is read: the command line and the maps of such a process can block their reader.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.core.host import read_bytes
+from dshealthd.linux.process_stat import parse_stat
+
+if TYPE_CHECKING:
+    from dshealthd.core.host import Host
+
+_KERNEL_THREAD = 0x0020_0000
+"""PF_KTHREAD of linux/sched.h: it sleeps so for as long as it has nothing to do."""
+
+
+class Sleep(NamedTuple):
+    """One uninterruptible sleep of a process, as far as two looks can tell it from another."""
+
+    pid: int
+    start: int
+    """Clock ticks from boot to the start of the process."""
+    cpu_ticks: int
+    """Its time on a CPU so far: it has been awake where this is more."""
+
+
+def sleeping(host: Host) -> dict[Sleep, str] | None:
+    """Return the processes in state D, kernel threads aside, with their names.
+
+    None where `/proc` does not show the processes of others (hidepid). OSError.
+    """
+    pids = [entry for entry in os.listdir(host.procfs) if entry.isdecimal()]
+    if "1" not in pids:
+        return None
+    found = {}
+    for pid in pids:
+        try:
+            data = read_bytes(host.proc(f"{pid}/stat"), 4096)
+            stat = parse_stat(data)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        except PermissionError:
+            return None
+        if stat.state == "D" and not stat.flags & _KERNEL_THREAD:
+            name = data[data.find(b"(") + 1 : data.rfind(b")")].decode(errors="replace")
+            found[Sleep(int(pid), stat.start, stat.cpu_ticks)] = name
+    return found

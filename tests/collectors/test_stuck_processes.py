@@ -1,0 +1,125 @@
+"""Processes that hang in the kernel: made-up ones, and a real one on a frozen file system."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collectors import stuck_processes
+from dshealthd.core.collector import Context, Reason
+from dshealthd.core.host import Host
+from dshealthd.core.result import CollectionOutcome, attempt
+from dshealthd.doctor.node import stuck_processes as check
+from dshealthd.linux.uninterruptible import sleeping
+from tests import frozen
+from tests.doctor.looks import look, outcomes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KERNEL_THREAD = 0x0020_8040
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[frozen.Mount]:
+    """A file system that can be frozen."""
+    with frozen.mounted(tmp_path) as mounted:
+        yield mounted
+
+
+def collector(host: Host) -> stuck_processes.StuckProcesses:
+    """Return a collector that has looked at nothing yet."""
+    context = Context(host=host, monotonic=time.monotonic, wall=time.time)
+    return stuck_processes.StuckProcesses(stuck_processes.StuckProcessesOptions(), context)
+
+
+def values(one: stuck_processes.StuckProcesses) -> list[float]:
+    """Collect once; it must succeed."""
+    result = attempt(one, time.monotonic)
+    assert result.outcome is CollectionOutcome.OK, result.detail
+    return [sample.value for sample in result.samples]
+
+
+def put(
+    procfs: Path, pid: int, state: str, *, flags: int = 0x400000, start: int = 5, ticks: int = 7
+) -> None:
+    """Have a process in a made-up /proc."""
+    fields = [state, "1", "0", "0", "0", "-1", str(flags), *["0"] * 4, str(ticks), *["0"] * 7]
+    place = procfs / str(pid)
+    place.mkdir(exist_ok=True)
+    (place / "stat").write_text(f"{pid} (a (b) c) {' '.join([*fields, str(start), *['0'] * 30])}\n")
+
+
+@pytest.fixture
+def procfs(tmp_path: Path) -> Path:
+    """A /proc with an init that waits for nothing."""
+    put(tmp_path, 1, "S")
+    (tmp_path / "meminfo").touch()
+    return tmp_path
+
+
+def test_two_looks(procfs: Path) -> None:
+    """Stuck is who slept at both looks and was not awake in between; the first look tells nothing.
+
+    A kernel thread sleeps so when it has nothing to do, a pid may be another process by then.
+    """
+    for pid in (10, 11, 12, 13):
+        put(procfs, pid, "D")
+    put(procfs, 20, "D", flags=KERNEL_THREAD)
+    put(procfs, 30, "R")
+    one = collector(Host(procfs=procfs))
+    assert values(one) == []
+    put(procfs, 11, "D", ticks=8)
+    put(procfs, 12, "D", start=6)
+    put(procfs, 13, "S")
+    put(procfs, 30, "D")
+    assert values(one) == [1]
+    assert values(one) == [4]  # all that sleep now slept so at the look before, and used no CPU
+
+
+def test_hidden_processes_are_unknown(procfs: Path) -> None:
+    """Where others' processes are hidden, nothing is told of them, and it is said why."""
+    (procfs / "1" / "stat").unlink()
+    (procfs / "1").rmdir()
+    put(procfs, 10, "D")
+    one = collector(Host(procfs=procfs))
+    for _ in range(2):
+        result = attempt(one, time.monotonic)
+        assert (result.outcome, result.reason) == (
+            CollectionOutcome.ERROR,
+            Reason.PERMISSION_DENIED,
+        )
+        assert not result.samples
+    assert outcomes(check.CHECK, look(host=Host(procfs=procfs))) == ["unknown"]
+
+
+def test_malformed(procfs: Path) -> None:
+    """A line that is no process status is an error, and no process that is well."""
+    put(procfs, 10, "D")
+    (procfs / "10" / "stat").write_text("10 (x\n")
+    result = attempt(collector(Host(procfs=procfs)), time.monotonic)
+    assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.MALFORMED)
+
+
+def test_real_process(mount: frozen.Mount) -> None:
+    """A process that writes to a frozen file system is one more; thawed, it is no more."""
+    one = collector(Host())
+    script = "import sys; open(sys.argv[1], 'w').write('x')"
+    mount.freeze()
+    with subprocess.Popen([sys.executable, "-c", script, str(mount.directory / "file")]) as process:
+        try:
+            end = time.monotonic() + 60
+            while ") D " not in Path(f"/proc/{process.pid}/stat").read_text():
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            values(one)
+            assert values(one)[0] >= 1
+        finally:
+            mount.thaw()
+        assert process.wait(60) == 0
+    assert all(sleep.pid != process.pid for sleep in sleeping(Host()) or ())

@@ -1,0 +1,42 @@
+"""What is remembered of a job that is asked: how answers count that come early."""
+
+from __future__ import annotations
+
+from dshealthd.jobs.ras.question import Loaded
+from dshealthd.jobs.ras.status import Communicator, Status
+from dshealthd.jobs.ras.watched import WatchedJob
+
+INTERVAL = 15.0
+LOADED = Loaded(frozenset({"2.30.7"}), (4000,), "")
+STARTS = frozenset({(4000, 1)})
+
+
+def idle(*answers: tuple[float, int]) -> list[int | None]:
+    """Return the answers without progress after each answer: when it was asked for, and its count."""
+    job, found = WatchedJob(), []
+    for at, count in answers:
+        job.looked(LOADED, STARTS, at)
+        world = Communicator(name="a b", size=2, states={}, marks={0: count})
+        status = Status(version="2.30.7", communicators=(world,), timeouts=0, processes={})
+        job.answered(status, 1000.0 + at, 4000, INTERVAL)
+        found.append(job.progress.idle)
+    return found
+
+
+def test_regular_answers_count_each() -> None:
+    """One a look, or two, with a look that comes a little early."""
+    assert idle((0, 1), (15, 2), (30, 2), (44.5, 2), (74.5, 2)) == [None, 0, 1, 2, 3]
+
+
+def test_early_answers_count_for_the_time_that_they_stand_for() -> None:
+    """Two answers 5 s apart tell that nothing moves, and four of them are no minute."""
+    early = ((0, 1), (15, 2), (18, 3), (23, 3), (28, 3), (30, 3))
+    assert idle(*early) == [None, 0, 0, 1, 1, 1]
+    later = tuple((at, 3) for at in (45, 60, 75, 90))
+    # Progress was seen at 18 s: the fourth answer without comes a minute after it at the soonest.
+    assert idle(*early, *later)[6:] == [1, 2, 3, 4]
+
+
+def test_early_progress_counts_at_once() -> None:
+    """That a job moves again is said, however soon after the last answer."""
+    assert idle((0, 1), (15, 1), (18, 2), (23, 2)) == [None, 1, 0, 1]

@@ -1,0 +1,59 @@
+"""A firewall's files, as they are compared between nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.core.host import Host
+from dshealthd.linux.firewall_configuration import firewall_configuration
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RULES = "tcp dport 22 accept\ntcp dport 29500-29600 accept\n"
+
+
+def node(root: Path, **files: str) -> Host:
+    """Return a node with these files below /etc; `__` in a name is a slash."""
+    for name, text in files.items():
+        place = root / "etc" / name.replace("__", "/").replace("_conf", ".conf")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    return Host(rootfs=root)
+
+
+def test_comments_do_not_count_and_order_does(tmp_path: Path) -> None:
+    """Rules that say the same are alike; another order may decide otherwise, and is not."""
+    rules = firewall_configuration(node(tmp_path / "a", nftables_conf=RULES))
+    again = f"#!/usr/sbin/nft -f\n\n  # made by Ansible on Monday\n{RULES}"
+    assert firewall_configuration(node(tmp_path / "b", nftables_conf=again)) == rules
+    turned = "".join(reversed(RULES.splitlines(keepends=True)))
+    assert firewall_configuration(node(tmp_path / "c", nftables_conf=turned)) != rules
+
+
+def test_every_kind_of_firewall(tmp_path: Path) -> None:
+    """A zone of firewalld, rules of iptables, ufw that is enabled: each makes a node differ."""
+    found = {
+        firewall_configuration(node(tmp_path / str(number), **files))
+        for number, files in enumerate(
+            (
+                {"other": "x"},
+                {"ufw__ufw_conf": "ENABLED=yes\n"},
+                {"ufw__ufw_conf": "ENABLED=no\n"},
+                {"iptables__rules.v4": "-A INPUT -j DROP\n"},
+                {"firewalld__zones__public.xml": "<zone/>\n"},
+                {"firewalld__zones__public.xml": "<zone/>\n", "firewalld__zones__x.xml.old": "y\n"},
+            )
+        )
+    }
+    assert len(found) == 5
+    assert firewall_configuration(Host(rootfs=tmp_path / "0")) == ""
+
+
+def test_what_cannot_be_read_is_no_absence(tmp_path: Path) -> None:
+    """A file that cannot be read raises, so that nothing is compared; it is not left out."""
+    (tmp_path / "etc/nftables.conf").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        firewall_configuration(Host(rootfs=tmp_path))
