@@ -8,7 +8,7 @@ from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import LIMITS, PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from dshealthd.findings.series import Series
 
@@ -28,14 +28,14 @@ NVML = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "mig", "gpu_processes",
 
 def recent(
     series: Series, xids: frozenset[str], wall: float
-) -> Iterator[tuple[dict[str, str], float]]:
+) -> Iterator[tuple[Mapping[str, str], float]]:
     """Yield the Xids that are recent at Unix time `wall`, and when each was logged last."""
     for labels, at in series(_XID, xid=xids):
         if at > wall - LIMITS["xid_recent_seconds"]:
             yield labels, at
 
 
-def off_bus(series: Series, wall: float) -> Iterator[tuple[dict[str, str], float]]:
+def off_bus(series: Series, wall: float) -> Iterator[tuple[Mapping[str, str], float]]:
     """Yield the Xids 79 of GPUs that are off the bus at Unix time `wall`, and when each was logged.
 
     An Xid counts for ten minutes whatever NVML says, and then for as long as something is amiss,

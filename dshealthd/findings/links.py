@@ -41,13 +41,12 @@ def nvlink(series: Series, wall: float) -> Iterator[Sign]:
                 source="dshealthd_nvlinks_up",
             )
     since = wall - LIMITS["xid_recent_seconds"]
-    broken = [*recent(series, frozenset(("74",)), wall)]
-    broken += (
+    fatal = (
         (point.labels, point.value)
         for point in series("xid_nvlink_last_timestamp_seconds", severity="fatal")
         if point.value > since
     )
-    for labels, at in broken:
+    for labels, at in (*recent(series, frozenset(("74",)), wall), *fatal):
         if labels["gpu"] not in down:
             yield Sign(
                 alert="DshealthdNvlinkFault",
