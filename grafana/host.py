@@ -91,13 +91,6 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
             "what the system allows.",
             ("max(dshealthd_threads{@node} / dshealthd_threads_limit{@node})", "threads"),
             (
-                (
-                    "max by (exported_job) (dshealthd_job_threads{@node} / "
-                    "dshealthd_job_threads_limit{@node})"
-                ),
-                "threads of {{exported_job}}",
-            ),
-            (
                 "max(dshealthd_aio_requests{@node} / dshealthd_aio_requests_limit{@node})",
                 "asynchronous I/O",
             ),

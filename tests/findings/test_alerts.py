@@ -37,7 +37,6 @@ LEFT_TO_PROMETHEUS = {
     "DshealthdTargetsLost": FLEET,
     "DshealthdThresholdsMissing": "is about Prometheus",
     "DshealthdRulesFailing": "is about Prometheus",
-    "DshealthdInfinibandDevicesFewer": HISTORY,
     "DshealthdGpusWaiting": HISTORY,
     "DshealthdNvlinkDomainUnhealthy": FLEET,
 }

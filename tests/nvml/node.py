@@ -26,7 +26,9 @@ from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import Result, attempt
 from tests.nvml.simulator import Simulator
 
-GPU_COLLECTORS = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes", "mig", "gpm")
+GPU_COLLECTORS = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes", "mig")
+"""Those that run as shipped."""
+ALL_GPU_COLLECTORS = (*GPU_COLLECTORS, "gpm")
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Node:
         if pci:
             self.simulator.pci_sysfs(self.sysfs)
         self._decoder = wire.Decoder(
-            {name: registry.metrics(registry.load(name)) for name in GPU_COLLECTORS}
+            {name: registry.metrics(registry.load(name)) for name in ALL_GPU_COLLECTORS}
         )
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.nvml.node", str(directory), json.dumps(options)],
@@ -115,7 +117,7 @@ class Node:
     ) -> Round:
         """Run one sweep after `advance` seconds on the collectors' clock.
 
-        All collectors of GPUs if none is named. `running`: their clock goes on during the sweep.
+        All collectors of GPUs that run as shipped if none is named. `running`: their clock goes on during the sweep.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -170,7 +172,7 @@ def main(directory: Path, options: Mapping[str, Mapping[str, object]]) -> None:
     )
     collectors: dict[str, Any] = {}
     encoder = wire.Encoder()
-    for name in GPU_COLLECTORS:
+    for name in ALL_GPU_COLLECTORS:
         kind = registry.load(name)
         chosen = {"enabled": True, **options.get(name, {})}
         collectors[name] = kind(decode(kind.Options, chosen, "", Errors()), context)
