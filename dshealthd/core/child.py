@@ -47,8 +47,11 @@ _LINE = 4096
 """Bytes of a line of a child's standard error; a longer one is cut into several."""
 _CHUNK = 1 << 16
 """Bytes read at a time, so that a child that never stops writing leaves the loop its turns."""
-_orphans: list[subprocess.Popen[bytes]] = []
-"""Children killed right after their start because they could not be watched; reaped later."""
+_unreaped: list[subprocess.Popen[bytes]] = []
+"""Children that have not been reaped, as far as is known.
+
+A loop may close, or a start fail, before a killed child has ended; the next start reaps it.
+"""
 
 
 class StartError(OSError):
@@ -214,7 +217,7 @@ def spawn(
     `ErrorPipe`, or where there is none to the agent's. `memory` bounds the bytes of it and of each
     process that it starts. Starting our interpreter takes about a millisecond.
     """
-    _reap_orphans()
+    _reap()
     errors = output
     if output is None and ErrorPipe.current is not None:
         errors = ErrorPipe.current.write_end
@@ -238,6 +241,7 @@ def spawn(
         raise StartError(what, error) from error
     finally:
         os.close(place)
+    _unreaped.append(popen)
     # From outside, by prlimit: a preexec_fn runs Python between fork and exec, which may deadlock
     # where there are threads, and keeps subprocess from vfork.
     _bound(popen.pid, memory)
@@ -245,7 +249,6 @@ def spawn(
         return Child(popen, os.pidfd_open(popen.pid))
     except OSError as error:
         popen.kill()
-        _orphans.append(popen)
         raise StartError(what, error) from error
 
 
@@ -283,5 +286,5 @@ async def streams(ours: socket.socket) -> tuple[asyncio.StreamReader, asyncio.St
     return await asyncio.open_connection(sock=ours, limit=wire.MAX_FRAME)
 
 
-def _reap_orphans() -> None:
-    _orphans[:] = [popen for popen in _orphans if popen.poll() is None]
+def _reap() -> None:
+    _unreaped[:] = [popen for popen in _unreaped if popen.poll() is None]
