@@ -97,9 +97,10 @@ def _probed(scrape: Scrape) -> bool:
     """Tell whether an agent has had rounds, and has led a light one that measured the round trip and
     the bandwidth: neither is known where an agent waited for a CPU.
     """
-    return rounds(scrape, outcome="ok") >= ROUNDS and all(
-        scrape.all(f"dshealthd_probe_{name}")
-        for name in ("round_trip_seconds", "bus_bandwidth_bytes_per_second")
+    return (
+        rounds(scrape, outcome="ok") >= ROUNDS
+        and bool(scrape.all("dshealthd_probe_round_trip_seconds"))
+        and bool(scrape.all("dshealthd_probe_bus_bandwidth_bytes_per_second", kind="light"))
     )
 
 
