@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import gc
 import os
 import resource
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -169,3 +171,21 @@ async def test_a_child_that_cannot_be_watched_is_killed(monkeypatch: pytest.Monk
 def test_causes_are_in_an_operators_words(number: int, text: str) -> None:
     """The text names the limit to look at."""
     assert text in child.cause(OSError(number, os.strerror(number)))
+
+
+def test_a_child_outlives_its_loop() -> None:
+    """One that ends after its loop has closed is reaped at the next start, and not forgotten."""
+
+    async def start() -> int:
+        return child.spawn("sleeper", SLEEP).pid
+
+    async def start_another() -> None:
+        assert await child.spawn("sleeper", SLEEP).killed(60)
+
+    pid = asyncio.run(start())
+    gc.collect()  # whoever is dropped without being reaped warns, which fails the test
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    asyncio.run(start_another())
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
