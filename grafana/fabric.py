@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PORT = "cluster, node, device, port"
 GPU = "cluster, node, gpu"
+DOMAIN = "cluster, domain, clique"
 
 
 def board_rows(source: Source) -> list[Row]:
@@ -209,7 +210,36 @@ def _nvlink(source: Source) -> list[dashboard.Panel]:
                 ),
             ],
         ),
+        _domains(),
     ]
+
+
+def _domains() -> dashboard.Panel:
+    of_nodes = '{@rules,node=~"$node"}'
+    member = f"dshealthd:node:nvlink_domain{of_nodes}"
+    registered = f"count by ({DOMAIN}) (dshealthd_nvlink_domain_info{{@nodes}})"
+    off = f"dshealthd:node:gpus_off_fabric:count{of_nodes}"
+    return rows(
+        "NVLink domains",
+        "NVLink fabrics of several nodes (GB200 NVL72 and the like): the nodes in each, those of "
+        "them with a GPU that is not registered or that the fabric calls unhealthy, and the GPUs "
+        f"that are registered. The {ROWS} domains with fewest nodes.",
+        [
+            Column(title="Domain", label="domain"),
+            Column(title="Clique", label="clique", width=80),
+            Column(title="Nodes", expr=f"bottomk({ROWS}, count by ({DOMAIN}) ({member}))"),
+            Column(
+                title="Nodes off the fabric",
+                expr=(
+                    f"topk({ROWS}, count by ({DOMAIN}) ({member} and on (cluster, instance) {off}))"
+                ),
+                steps=((None, ORANGE), (2, RED)),
+            ),
+            Column(title="GPUs", expr=f"bottomk({ROWS}, {registered})"),
+        ],
+        sort=("Nodes off the fabric", True),
+        unknown="",
+    )
 
 
 def _errors() -> list[dashboard.Panel]:

@@ -78,6 +78,8 @@ def faults(node: int, nodes: int) -> list[Series]:
         Series("dshealthd_nvlink_up", {"gpu": "0", "link": "7"}, 1, 0),
         Series("dshealthd_nvlinks_up", {"gpu": "0"}, 18, 17),
         Series("dshealthd_nvlink_errors_total", {"gpu": "0", "link": "7", "type": "replay"}, 0, 40),
+        Series("dshealthd_nvlink_domain_info", {"gpu": "0", "domain": "rack", "clique": "1"}, 1, 1),
+        Series("dshealthd_gpu_fabric_healthy", {"gpu": "6"}, 1, 0),
         Series("dshealthd_pcie_link_width", {"gpu": "4"}, 16, 8),
         Series("dshealthd_infiniband_port_up", port, 1, 0),
         Series("dshealthd_infiniband_port_flaps_total", port, 0, 3),

@@ -40,7 +40,7 @@ QUERIES = [pytest.param(query, id=query.place) for query in queries()]
 RULE_LABELS = {
     *("alertname", "alertstate", "severity", "symptom", "kind", "part", "peer", "reason"),
     *("model", "software", "environment", "backend", "op", "size"),
-    *("exported_job", "rank", "class", "gpu"),
+    *("exported_job", "rank", "class", "gpu", "domain", "clique"),
 }
 """Of alerts, and of what the shipped rules record."""
 

@@ -81,6 +81,7 @@ QUIET: Mapping[tuple[str, str, str], str] = {
     ("probes", "NVLinks that went down", ANY): "no link went down",
     ("probes", "NVLinks with most errors", ANY): "no link has errors",
     ("probes", "Bit errors of NVLink 5", ANY): "the simulated H100 has NVLink 4",
+    ("probes", "NVLink domains", ANY): "the simulated H100 are in no domain of several nodes",
     ("probes", "PCIe links narrower than they could be", ANY): "all links have all their lanes",
 }
 """What returns nothing on two healthy nodes, and why."""
