@@ -26,6 +26,8 @@ class Samples:
         """Allocate nothing yet."""
         self._older: Any = None
         self._newer: Any = None
+        self._begun = False
+        """Whether the newer one was taken, so that the next one has something to be compared with."""
 
     def between(self, device: Device, metrics: Sequence[str]) -> list[float | None] | None:
         """Take a sample, and return the averages since the one before; None where there is none.
@@ -37,13 +39,12 @@ class Samples:
         )
         if not supported:
             return None
-        first = self._newer is None
+        begun, self._begun = self._begun, False
         self._older, self._newer = self._newer, self._older
-        taken = device.perform("nvmlGpmSampleGet", lambda: self._take(device))
-        if taken is None:
-            self._newer = self._older = None
+        if device.perform("nvmlGpmSampleGet", lambda: self._take(device)) is None:
             return None
-        if first:
+        self._begun = True
+        if not begun:
             return None
         return device.perform("nvmlGpmMetricsGet", lambda: self._averages(metrics))
 

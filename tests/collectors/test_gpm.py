@@ -68,6 +68,15 @@ def test_call_that_fails(node: Node, function: str) -> None:
     assert {labels[0] for labels in seen.values("gpu_sm_active_ratio")} == {"0", "1"}
 
 
+def test_samples_are_kept(node: Node) -> None:
+    """A GPU whose samples cannot be taken costs no memory: its two are used again."""
+    node.simulator.watch()
+    node.simulator.fault("fail", 999, gpu=0, function="nvmlGpmSampleGet")
+    for _ in range(5):
+        node.collect("gpm")
+    assert node.simulator.calls()["nvmlGpmSampleAlloc"] == 2 * 2
+
+
 def test_off_by_default() -> None:
     """Profilers use the same counters: nobody gets it without asking."""
     assert GpmOptions().enabled is False
