@@ -173,11 +173,14 @@ def _for_case(
         for peer in measurement.round.peers
     )
     # Where nobody on the side that is needed can be asked, a round with the other one still counts.
+    met = Counter(peer for entry in investigation.measurements for peer in entry.round.peers)
     for near in (True, False) if cause is Cause.MORE_NEAR else (False, True):
         name = state.peers.choose(
             near=near, asked=asked, ill=accused | state.unreached, now=state.now
         )
-        if name:
+        # More rounds with the same peer prove nothing: it may be at fault itself. They would use up
+        # the minute's extra rounds while the others are busy for a moment.
+        if name and met[name] < state.around.confirmations:
             asked_of = Confirmation((me, name), _kind(track, investigation.earlier[-1]))
             yield ExtraRound(asked_of, Purpose.CONFIRM, track)
             return

@@ -5,6 +5,7 @@ One judge, and a world that answers the rounds which it asks for.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -809,6 +810,24 @@ def test_rounds_that_tell_nothing_accuse_nobody(outcome: Outcome) -> None:
 
     assert scene.run(world, 3) == (Suspect(Part.NODE, ME, "slow"),)
     assert busy
+
+
+def test_one_peer_is_not_asked_for_ever() -> None:
+    """While the other peers are busy, the one that is not gets as many extra rounds as count, and
+    the others get theirs once they are free.
+    """
+    scene = Scene(dict.fromkeys(("a0", "a1", "a2", "a3"), ""))
+    scene.run(well, 3)
+    failed = Answer(outcome=Outcome.FAILED, stage=Stage.STORE)
+    busy = {"a2", "a3"}
+
+    def world(peers: tuple[str, ...], _: Kind) -> Answer:
+        return Answer(outcome=Outcome.DECLINED) if busy & set(peers) else failed
+
+    assert scene.run(world, 6) == ()
+    assert Counter(scene.asked)[Confirmation(("a0", "a1"), Kind.RAIL)] <= 2 * 4
+    busy.clear()
+    assert scene.run(world, 2) == (Suspect(Part.NODE, "a0", "failed"),)
 
 
 def test_two_nodes_cannot_be_told_apart() -> None:
