@@ -34,6 +34,10 @@ CLEAR = 12
 
 With four nodes each pair meets every third.
 """
+PATIENCE = 60.0
+"""Seconds that a wait lasts at least: a machine with other work skips rounds, and does not time those
+in which an agent waited for a CPU. In how many rounds a fault is named does not depend on it.
+"""
 DISAGREES = "dshealthd_probe_peer_disagrees"
 SKIPS = "dshealthd_probe_skips_total"
 _SABOTAGE = Path(__file__).with_name("sabotage.py")
@@ -169,17 +173,18 @@ class Probing(Lab):
     def await_(
         self, condition: Callable[[Mapping[str, Scrape]], object], epochs: float, what: str
     ) -> dict[str, Scrape]:
-        """Return the first scrapes for which a condition holds, at most so many epochs later.
+        """Return the first scrapes for which a condition holds, at most so many epochs later, and
+        not before PATIENCE is over.
 
         What all nodes say is in the error.
         """
-        end = time.monotonic() + epochs * self.period
+        end = time.monotonic() + max(PATIENCE, epochs * self.period)
         while True:
             found = self.scrapes()
             if condition(found):
                 return found
             assert time.monotonic() < end, (
-                f"not within {epochs:g} epochs: {what}\n{self.told(found)}"
+                f"not within {epochs:g} epochs or {PATIENCE:g} s: {what}\n{self.told(found)}"
             )
             time.sleep(0.1)
 

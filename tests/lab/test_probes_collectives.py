@@ -11,8 +11,10 @@ from tests.lab.probing import Probing, begun, named, namespaced, rounds, suspect
 from tests.symptoms.chain import played
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from tests.agents import Scrape
 
 pytestmark = pytest.mark.lab  # see test_probes.py
 
@@ -28,16 +30,21 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probing]:
 
 def test_smoke(full: Probing) -> None:
     """Rounds between four nodes go well, are timed for each size, and accuse nobody."""
-    found = begun(full, 6).scrapes()
+    sizes = {"8", "1024", "65536"}
+
+    def are_timed(scrapes: Mapping[str, Scrape]) -> bool:
+        return len(scrapes) == len(full.nodes) and all(
+            rounds(scrape, kind="pair", outcome="ok") >= 6
+            and all(
+                scrape.value(OPERATION, kind="pair", backend="gloo", size=size) for size in sizes
+            )
+            for scrape in scrapes.values()
+        )
+
+    found = full.await_(are_timed, 66, "six good rounds of pairs, timed for each size")
     told = full.told(found)
     for scrape in found.values():
         assert not suspects(scrape), told
-        assert rounds(scrape, kind="pair", outcome="ok") >= 6, told
-        assert {
-            key
-            for key in (8, 1024, 65536)
-            if scrape.value(OPERATION, kind="pair", backend="gloo", size=str(key))
-        } == {8, 1024, 65536}
         assert scrape.value("dshealthd_members") == 4
         assert scrape.value("dshealthd_probe_up") == 1
     assert len({scrape.value("dshealthd_members_hash") for scrape in found.values()}) == 1
