@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks
-from dshealthd.explain.group_verdicts import MAX_SIZE
+from dshealthd.explain.group_verdicts import MAX_GAPS, MAX_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +57,11 @@ def accused(
         for verdict in verdicts:
             if verdict.kind == "symmetric":
                 case.missing.append("fabric and GPU counters: the fault is inside the collective")
-                return (), verdict.proof, f"{verdict.says}: the fabric or a GPU is at fault"
+                text = f"{verdict.says}: the fabric or a GPU is at fault"
+                if not verdict.is_sure:
+                    text += ", unless a rank without a log here never entered it"
+                    case.missing.append("the number of ranks, and the logs of all")
+                return (), verdict.proof, text
             if verdict.culprits:
                 text = f"{listed(verdict.culprits)} {verdict.says}"
                 return verdict.culprits, (*verdict.proof, *proof)[:4], text
@@ -102,7 +106,16 @@ def _blocked_alone(events: Sequence[Event], case: Case) -> int | None:
     blocked = {event.rank for event in events if event.pattern == "nccl-timeout/heartbeat"}
     reported = {event.rank for event in events if event.pattern == "nccl-timeout/watchdog"}
     alone = len(blocked) == 1 and not blocked & reported and len(case.seen) > 1
-    return blocked.pop() if alone else None
+    if not alone or (rank := next(iter(blocked))) is None:
+        return None
+    others = sorted(set(range(case.world or max(case.seen) + 1)) - blocked)
+    gaps = case.coverage.gaps(others) if case.world is None or case.world <= MAX_SIZE else ["?"]
+    if not case.coverage.begins_before(rank):
+        gaps.insert(0, f"rank {rank} has a log that begins after the hang")
+    if gaps:
+        case.missing.append(f"whole logs: {'; '.join(gaps[:MAX_GAPS])}")
+        return None
+    return rank
 
 
 def left_silently(case: Case) -> Event | None:
@@ -124,7 +137,7 @@ def absent_ranks(case: Case) -> list[int]:
         for failure in failures
         if failure.exit != -signal.SIGTERM and failure.rank is not None
     }
-    if not told:
+    if not told or not case.coverage.has_whole_summaries:
         return []
     size = case.world or max(case.seen | told) + 1
     if size > MAX_SIZE:
@@ -132,9 +145,9 @@ def absent_ranks(case: Case) -> list[int]:
     absent = sorted(set(range(size)) - told)
     alone = len(absent) == 1 and case.world is not None  # else there may be ranks without a log
     if absent and (2 * len(absent) < size or alone):
-        return absent
+        return [] if case.coverage.gaps(absent) else absent
     left = [rank for rank in ended - told if rank is not None]
-    return left if len(left) == 1 else []
+    return left if len(left) == 1 and not case.coverage.gaps(left) else []
 
 
 def _tied(events: Sequence[Event], case: Case) -> bool:

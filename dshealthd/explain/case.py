@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks
 from dshealthd.explain.clocks import Clock, Clocks
+from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Event, Origin, Stamp
 from dshealthd.explain.facts import Recognised
 from dshealthd.explain.identity import Identities
@@ -49,6 +50,17 @@ class Case:
     """Where in each stream the communication first broke, by order."""
     broken_at: dict[Clock, float] = field(default_factory=dict)
     """The same by time, of each clock."""
+
+    year: int = 0
+    """Of stamps without one."""
+    _coverage: Coverage | None = None
+
+    @property
+    def coverage(self) -> Coverage:
+        """What time of each rank's output the logs hold; worked out once it is asked for."""
+        if self._coverage is None:
+            self._coverage = Coverage(self.found, self.clocks, self.year)
+        return self._coverage
 
     def when(self, event: Event) -> float | None:
         """Return when an event of the case was, by the clock that all hosts are compared with."""
@@ -104,7 +116,7 @@ def _place(case: Case, year: int) -> None:
     found = case.found
     identities = Identities(found)
     events = found.events
-    year = clocks.year_of((event.stamp for event in events if event.stamp), year)
+    year = case.year = clocks.year_of((event.stamp for event in events if event.stamp), year)
     # Before any time is looked at, as all are told by the same clock.
     case.clocks = clocks.compare(found.shared, year)
     for event in events:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dshealthd.explain import clocks
 from dshealthd.explain.accusation import absent_ranks, accused, is_timeout, left_silently, listed
 from dshealthd.explain.case import prepare
+from dshealthd.explain.coverage import ABORTED
 from dshealthd.explain.events import Event, Place, Stamp
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
 
@@ -73,7 +74,7 @@ def decide(found: Recognised, *, year: int) -> Finding:
     first = _first_failure(case)
     ordered = sorted(case.causes, key=lambda event: _key(event, first, case))
     root = ordered[0]
-    verdicts = judge_groups(found.ledger, case.world, case.seen) if is_timeout(root) else []
+    verdicts = _judged(case) if is_timeout(root) else []
     ranks, proof, says = accused(root, case, verdicts)
     slug = root.slug
     # Ranks report this error when they have lost another one: a rank that went without a word is
@@ -109,6 +110,10 @@ def decide(found: Recognised, *, year: int) -> Finding:
         chain=tuple(chain[:MAX_CHAIN]),
         verdicts=tuple(verdicts),
     )
+
+
+def _judged(case: Case) -> list[GroupVerdict]:
+    return judge_groups(case.found.ledger, case.world, case.seen, case.coverage)
 
 
 def _whereabouts(root: Event, ranks: Sequence[int], case: Case) -> tuple[str | None, int | None]:
@@ -227,11 +232,16 @@ def _without_cause(case: Case) -> Finding:
     if roots:
         failure = min(roots, key=lambda failure: failure.time)
         where = f"rank {failure.rank} on {failure.host}"
+        says = f"{where} failed first with exit code {failure.exit}; its error is not here"
+        # Watchdogs end ranks so that did nothing but wait for another one.
+        is_own = failure.exit != ABORTED
+        if not is_own:
+            says += ", and a rank that waits for another one ends in the same way"
         return Finding(
             outcome="found",
             slug="child-failed",
-            statement=f"{where} failed first with exit code {failure.exit}; its error is not here",
-            ranks=(failure.rank,) if failure.rank is not None else (),
+            statement=says,
+            ranks=(failure.rank,) if failure.rank is not None and is_own else (),
             host=failure.host,
             time=clocks.seconds(Stamp("iso", failure.time.replace("_", " ")), 2000),
             proof=(failure.place,),
@@ -247,11 +257,7 @@ def _without_cause(case: Case) -> Finding:
             proof=(ended[0].place,), missing=tuple(case.missing),
             chain=tuple(case.consequences[:MAX_CHAIN]),
         )  # fmt: skip
-    hung = [
-        verdict
-        for verdict in judge_groups(case.found.ledger, case.world, case.seen)
-        if verdict.culprits or verdict.kind == "symmetric"
-    ]
+    hung = [verdict for verdict in _judged(case) if verdict.culprits or verdict.kind == "symmetric"]
     if hung and case.found.ledger.has_dumps:
         says = hung[0].says
         return Finding(

@@ -83,8 +83,40 @@ class SourceFacts:
     attempt: int = 0
     progress: int = 0
     last_stamp: dict[Origin, Stamp] = field(default_factory=lambda: Bounded(MAX_STREAMS))
+    final: tuple[Origin, Stamp] | None = None
+    """The last stamp in it, and whose."""
+    origins: dict[Origin, None] = field(default_factory=lambda: Bounded(MAX_STREAMS))
+    """Whose lines it holds."""
+    is_troubled: bool = False
+    """A line of a watchdog, a traceback or a launcher's summary has come."""
+    lines_before: int = 0
+    """Lines before the first such line."""
+    progress_before: bool = False
+    """Whether any of those shows that the training went on."""
+    last_step: int | None = None
+    """The last step that it tells of."""
+    summaries: int = 0
+    """Launchers' summaries that begin in it."""
+    root_causes: int = 0
+    """Those that end: the rank that failed first stands last."""
+    is_cut: bool = False
+    """It ends within a line."""
     is_launcher: bool = False
     """torchrun or DeepSpeed's launcher speaks in it: a task of srun is then a node."""
+
+    @property
+    def begins_before(self) -> bool:
+        """Whether it begins before the failure.
+
+        A first line alone shows nothing, unless it tells of progress: what a cut leaves of a
+        watchdog's line looks like any other.
+        """
+        return self.progress_before or self.lines_before > 1
+
+    @property
+    def has_part_of_summary(self) -> bool:
+        """Whether a launcher's summary lacks its beginning or its end."""
+        return self.summaries != self.root_causes
 
 
 @dataclass(slots=True)
@@ -120,6 +152,8 @@ class Recognised:
         """Learn which rank, task and process belong together, and how many there are."""
         origin, text = line.origin, line.text
         facts = self.sources[source]
+        if origin not in facts.origins:
+            facts.origins[origin] = None
         if origin.rank is not None:
             self.see(origin.rank)
             if origin.local is not None:
@@ -138,6 +172,7 @@ class Recognised:
                 pids.add(line.launcher)
         if line.stamp is not None:
             facts.last_stamp[origin] = line.stamp
+            facts.final = origin, line.stamp
             if match := _SHARED.search(text):
                 key = match[1] or match[2]
                 self.shared.setdefault(clock_of(origin), Bounded(MAX_SHARED)).setdefault(

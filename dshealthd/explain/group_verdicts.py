@@ -10,12 +10,15 @@ from dshealthd.explain.events import Place
 from dshealthd.plural import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from dshealthd.explain.coverage import Coverage
     from dshealthd.explain.ledger import GroupMember, Ledger
 
 MAX_SIZE = 200_000
 """Ranks of the largest job that is believed."""
+MAX_GAPS = 4
+"""Ranks with incomplete logs that one sentence names."""
 _PER_NODE = (4, 8, 16)
 """Ranks of one node, as they are usual; two may be silent together by chance."""
 _GATHERS = ("ALLGATHER", "_ALLGATHER_BASE", "ALLGATHER_COALESCED")
@@ -43,13 +46,17 @@ class GroupVerdict:
     waiting: tuple[int, ...] = ()
     key: str = ""
     """Of the group: many may have one name, as each tensor-parallel group of a job has."""
+    is_sure: bool = True
+    """False where it holds only if the group has no ranks but those whose logs are here."""
 
 
-def judge_groups(ledger: Ledger, world: int | None, seen: Iterable[int]) -> list[GroupVerdict]:
+def judge_groups(
+    ledger: Ledger, world: int | None, seen: Iterable[int], coverage: Coverage
+) -> list[GroupVerdict]:
     """Return what each group that waits says; first what accuses somebody."""
     present = set(seen)
     found = [
-        judge(ledger, group, members, world, present)
+        judge(ledger, group, members, world, present, coverage)
         for group, members in ledger.groups_with_pending().items()
         if any(member.waits for member in members.values())
     ]
@@ -69,10 +76,12 @@ def judge(
     members: Mapping[int, GroupMember],
     world: int | None,
     present: set[int],
+    coverage: Coverage,
 ) -> GroupVerdict:
     """Say who is at fault in a group of which somebody waits.
 
-    `world` is the number of ranks of the job and `present` those that any log tells of.
+    `world` is the number of ranks of the job, `present` those that any log tells of, and `coverage`
+    tells of whom the logs hold what they said of the hang.
     """
     is_whole = _is_whole(ledger, group)
     size = _group_size(ledger, group, members, world, present)
@@ -118,6 +127,10 @@ def judge(
                 last = ", ".join(sorted({f"#{member.enqueued}" for member in behind[:8]}))
                 text = f"never entered {what} of the {label}; last enqueued {last}"
                 return verdict("behind", behind, text)
+            # Of those whose logs are not here nobody knows whether they entered it, too.
+            if size is None or 2 * len(behind) <= size:
+                text = f"{plural(len(entered), 'rank')} of {size or 'an unknown number'} told that it entered {what} of the {label}"
+                return verdict("unknown", [], text)
             text = f"alone entered {what} of the {label}, which most ranks never called"
             return verdict("ahead", entered, text)
         done = [
@@ -134,31 +147,62 @@ def judge(
             text = f"called nothing after {what} of the {label}, while others waited there"
             return verdict("behind", idle, text)
         if odd := _odd(members.values(), sequence, stuck):
-            number, minority, majority = odd
-            names = f"{_described(minority[0], number)} where others ran {majority}"
-            if len(minority) == len(stuck) < (size or 0):  # no majority among those that are heard
-                return verdict("unknown", [], f"one rank ran {names} as #{number} of the {label}")
+            number, minority, other, is_clear = odd
+            names = f"{_described(minority[0], number)} where others ran {other}"
+            if not is_clear:  # the ranks that would make one may be those without a log
+                return verdict(
+                    "unknown", [], f"as many ranks ran {names} as #{number} of the {label}"
+                )
             return verdict("mismatch", minority, f"ran {names} as #{number} of the {label}")
-    if size is not None:
-        absent = sorted(set(range(size)) - set(members))
-        if missed := _missed(ledger, group, absent, size, is_whole=is_whole, present=present):
-            are_idle = all(rank in ledger.dumped for rank in missed)
-            did = "had nothing pending in" if are_idle else "never reported on"
-            text = f"{did} {what} of the {label}, in which the others waited"
-            proof = [ledger.dumped[rank] for rank in missed[:3] if rank in ledger.dumped]
-            proof += [member.place for member in stuck[:3]]
-            return GroupVerdict(
-                "missing", label, sequence, operation, text, missed, tuple(proof), ranks, group
-            )
-        if absent and 2 * len(absent) < size:
-            numbers_text = ", ".join(map(str, absent[:8]))
-            text = f"rank {numbers_text} of the {label} never reported on {what}"
-            return verdict("unknown", [], text)
-        if not absent and len(stuck) == len(members):
-            text = f"all {size} ranks entered {what} of the {label} and none left it"
-            return verdict("symmetric", [], text)
     text = f"{what} of the {label} timed out on {plural(len(waiting), 'rank')}"
-    return verdict("unknown", [], text)
+    unknown = verdict("unknown", [], text)
+    if size is None:
+        return unknown
+    absent = sorted(set(range(size)) - set(members))
+    if absent:
+        missed = _missed(ledger, group, absent, size, is_whole=is_whole, present=present)
+        return _of_silent(ledger, unknown, what, absent, missed, size, stuck, coverage)
+    if len(stuck) == len(members) and size > 1:
+        text = f"all {size} ranks entered {what} of the {label} and none left it"
+        # Where only the highest rank that is heard tells the size, there may be others.
+        is_known = ledger.ranks_of.get(group) or world or _size(members.values())
+        is_sure = bool(is_known) or coverage.is_one_whole_log
+        return replace(unknown, kind="symmetric", says=text, is_sure=is_sure)
+    return unknown
+
+
+def _of_silent(
+    ledger: Ledger,
+    unknown: GroupVerdict,
+    what: str,
+    absent: Sequence[int],
+    missed: tuple[int, ...],
+    size: int,
+    stuck: Sequence[GroupMember],
+    coverage: Coverage,
+) -> GroupVerdict:
+    """Say what the silence of the absent ranks tells, of which those that are missed may be at fault."""
+    label = unknown.group
+    # A dump that was read tells what is pending; what a log lacks may have been cut away.
+    silent = missed or (absent if _is_whole(ledger, unknown.key) else ())
+    if gaps := coverage.gaps(rank for rank in silent if rank not in ledger.dumped):
+        told = "; ".join(gaps[:MAX_GAPS])
+        if len(gaps) > MAX_GAPS:
+            told += f"; and {len(gaps) - MAX_GAPS} more"
+        return replace(
+            unknown, says=f"it is unclear who did not enter {what} of the {label}: {told}"
+        )
+    if missed:
+        are_idle = all(rank in ledger.dumped for rank in missed)
+        did = "had nothing pending in" if are_idle else "never reported on"
+        text = f"{did} {what} of the {label}, in which the others waited"
+        proof = [ledger.dumped[rank] for rank in missed[:3] if rank in ledger.dumped]
+        proof += [member.place for member in stuck[:3]]
+        return replace(unknown, kind="missing", says=text, culprits=missed, proof=tuple(proof))
+    if 2 * len(absent) < size:
+        numbers = ", ".join(map(str, absent[:8]))
+        return replace(unknown, says=f"rank {numbers} of the {label} never reported on {what}")
+    return unknown
 
 
 def _group_size(
@@ -199,7 +243,7 @@ def _missed(
     known = ledger.ranks_of.get(group)
     if known:
         return tuple(sorted(known[rank] for rank in absent)) if few else ()
-    if not _is_part(absent) or not ledger.silence_tells(len(absent), size):
+    if not _is_part(absent):
         return ()
     heard = len(absent) < size and set(absent) <= present
     return tuple(absent) if is_whole and (few or heard) else ()
@@ -238,8 +282,11 @@ def _described(member: GroupMember, number: int) -> str:
 
 def _odd(
     members: Iterable[GroupMember], sequence: int, stuck: list[GroupMember]
-) -> tuple[int, list[GroupMember], str] | None:
-    """Find the first number at which a minority ran another operation, or another size."""
+) -> tuple[int, list[GroupMember], str, bool] | None:
+    """Find the first number at which a minority ran another operation, or another size.
+
+    Return the number, the minority, what the others ran, and whether those are more.
+    """
     by_number: dict[int, dict[tuple[str, str], list[GroupMember]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -265,9 +312,8 @@ def _odd(
             ordered = sorted(kinds.items(), key=lambda kind: len(kind[1]))
         most = ordered[-1]
         minority = [member for kind, group in ordered[:-1] for member in group]
-        if len(ordered[0][1]) == len(most[1]):  # nobody is in the minority
-            minority = [member for _, group in ordered for member in group]
-        return number, minority, _described(most[1][0], number)
+        is_clear = len(ordered[-2][1]) < len(most[1])
+        return number, minority, _described(most[1][0], number), is_clear
     return None
 
 

@@ -16,7 +16,7 @@ import os
 import stat
 import sys
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol, cast
 
@@ -58,6 +58,8 @@ class Statistics:
     """Lines with bytes that are no UTF-8."""
     cut: int = 0
     """Lines longer than MAX_LINE."""
+    unfinished: set[str] = field(default_factory=set)
+    """Logs whose last line lacks its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +274,7 @@ def _blocks(file: IO[bytes], statistics: Statistics, name: str) -> Iterator[byte
         else:
             rest += data
     if rest:
+        statistics.unfinished.add(name)  # MAX_FILES bounds them
         yield rest + b"\n"
 
 

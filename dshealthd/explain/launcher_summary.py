@@ -32,11 +32,13 @@ class LauncherSummary:
         self._found = found
         self._source = source
         self._feed = feed
+        self._facts = found.sources[source]
         self._failure: Failure | None = None
 
     def take(self, line: Line, place: Place) -> bool:
         """Take a line; return whether it is of the summary."""
         text = line.text
+        self._facts.summaries += text.startswith("Failures:")
         if text.startswith("Root Cause (first observed failure)"):
             self._failure = Failure(place, self._source, line.origin.task, root=True)
             return True
@@ -69,6 +71,7 @@ class LauncherSummary:
         elif match[1] == "exitcode" and (exits := _SUMMARY_EXIT.match(value)):
             failure.exit, failure.pid = int(exits[1]), int(exits[2])
             failure.place = place
+            self._facts.root_causes += failure.root
             if len(self._found.failures) < MAX_FAILURES:
                 self._found.failures.append(failure)
             if failure.rank is not None:

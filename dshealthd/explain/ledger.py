@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.explain.events import Origin, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
 
     from dshealthd.explain.events import Event
 
@@ -25,6 +25,8 @@ _GROUP = re.compile(
 _GROUP_RANK = re.compile(r"\[Rank (?P<rank>\d+)\]")
 _SEQUENCE = re.compile(r"(?:work sequence id|watchdog at work|at NCCL work): (?P<sequence>\d+)")
 _REPORT = "Watchdog caught"
+_TERMINATING = "Terminating the process after"
+"""What a heartbeat monitor prints last."""
 _LAST = ("terminated with exception: ", "what(): ")
 """What a watchdog repeats its report after when it ends its process."""
 
@@ -77,6 +79,10 @@ class Ledger:
     """Reports of watchdogs by file, rank in the group and number."""
     _ended: set[tuple[int, int, str]] = field(default_factory=set)
     """Those that were repeated as the process ended."""
+    _terminated: set[tuple[int, int]] = field(default_factory=set)
+    """Ranks in a group, by file, whose process was ended by its heartbeat monitor."""
+    answers_signals: bool = False
+    """It is of a torch whose ranks tell of the time-outs of others: 2.5 and later."""
     cut: set[int] = field(default_factory=set)
     """Files that begin or end within a stack."""
 
@@ -89,6 +95,12 @@ class Ledger:
             if what in fields and len(self.running) < MAX_MEMBERS:
                 self.running.setdefault(int(fields[rank_field]), (fields[what], place))
         found = _GROUP.search(raw_text)
+        if found is not None:
+            self.answers_signals |= found["number"] is not None
+            if _TERMINATING in raw_text and len(self._terminated) < MAX_MEMBERS:
+                self._terminated.add((origin.source, int(found["rank"])))
+            elif event.pattern.endswith("/heartbeat"):
+                self._note(self._begun, (origin.source, int(found["rank"]), ""))
         rank = _GROUP_RANK.search(raw_text)
         if event.pattern.endswith("/watchdog"):
             group_rank = int(rank["rank"]) if rank else origin.rank
@@ -133,20 +145,30 @@ class Ledger:
             reports = self._begun
         else:  # an exception of a program that waits for its collectives
             return
+        self._note(reports, report)
+
+    @staticmethod
+    def _note(reports: set[tuple[int, int, str]], report: tuple[int, int, str]) -> None:
         if len(reports) < MAX_MEMBERS:
             reports.add(report)
 
-    def silence_tells(self, silent: int, size: int) -> bool:
-        """Tell whether ranks without a report made none, and it is not a log that was cut.
+    def unended(self, left: Container[int]) -> set[int]:
+        """Return the files in which a report lacks one of its ends, which shows a cut.
 
-        A report of which one end is missing shows a cut, and then others may be cut away whole. A
-        watchdog that only reports has no such end: then all others must have reported.
+        A rank that reports ends soon after. `left` are the ranks in the whole job whose exit a
+        launcher told.
         """
-        if self.cut:
-            return False
-        if not self._ended and silent == 1:
-            return size > 2 or not self._begun  # noqa: PLR2004 - of two, one alone has reported
-        return self._begun == self._ended
+        gone = {report[:2] for report in self._ended}
+        headless = {report[0] for report in self._ended - self._begun}
+        endless = {
+            source
+            for source, rank, sequence in self._begun - self._ended
+            if rank not in left
+            and (source, rank) not in self._terminated
+            # A heartbeat monitor gives no number; the watchdog may still end the process.
+            and (sequence or (source, rank) not in gone)
+        }
+        return headless | endless | self.cut
 
     def _join(self, group: str, name: str | None, member: GroupMember) -> None:
         members = self.groups.setdefault(group, {})

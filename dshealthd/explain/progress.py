@@ -12,10 +12,13 @@ _PROGRESS = re.compile(
 FINITE_LOSS = re.compile(r"\bloss['\"]?\s*[:=|]?\s*\[?(?:tensor\()?-?\d", re.IGNORECASE)
 
 
-def is_progress(text: str) -> bool:
-    """Tell whether a line is one of progress; a few words spare most lines the expression."""
+def find(text: str) -> re.Match[str] | None:
+    """Return what shows in a line that the training goes on; `step` is its step, if it has one.
+
+    A few words spare most lines the expression.
+    """
     low = text.lower()
-    return (
+    is_likely = (
         "step" in low
         or "iter" in low
         or "loss" in low
@@ -23,4 +26,5 @@ def is_progress(text: str) -> bool:
         or "it/s" in low
         or "s/it" in low
         or ("[" in low and "/" in low)
-    ) and _PROGRESS.search(text) is not None
+    )
+    return _PROGRESS.search(text) if is_likely else None

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from dshealthd.explain import input as logs
 from dshealthd.explain import patterns as known
-from dshealthd.explain import structured
+from dshealthd.explain import progress, structured
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.facts import Recognised, SourceFacts
 from dshealthd.explain.launcher_summary import LauncherSummary
-from dshealthd.explain.progress import FINITE_LOSS, is_progress
+from dshealthd.explain.progress import FINITE_LOSS
 from dshealthd.explain.streams import Line, Splitter
 from dshealthd.explain.tracebacks import Assembler, Traceback, as_exception
 
@@ -54,6 +54,9 @@ _GRADIENT_STACK = re.compile(
     r"|finish_grad_sync|reduce_ready_partitions\w*|__reduce\w*) from "
 )
 """A frame of `Stack trace of the failed collective`, as ProcessGroupNCCL prints it."""
+_TROUBLE = re.compile(r"frame #|Exception raised from |[=-]{5}|.{0,100}ProcessGroupNCCL")
+"""What watchdogs, stacks and summaries of launchers hold beside what patterns know."""
+_BLANK = ("", " ", "\t")
 _SOLE_FIELD = re.compile(r"\{(\w+)\}")
 
 
@@ -96,6 +99,7 @@ class Recogniser:
         for item in items:
             reader.take(item)
         reader.pause()
+        self.found.sources[-1].is_cut = name in self.found.statistics.unfinished
 
     def open(self, name: str, rank: int | None = None) -> Reader:
         """Begin a log whose lines come one after another; `rank` is the only one that writes it."""
@@ -165,6 +169,9 @@ class Reader:
             self._flush_sample()
             if item.is_progress:
                 self._facts.progress += item.lines
+            if not self._facts.is_troubled:
+                self._facts.lines_before += item.lines
+                self._facts.progress_before |= item.is_progress
             if item.has_loss:
                 self._losses.clear()
             return
@@ -202,6 +209,17 @@ class Reader:
     def _text(self, told: str, raw: logs.Raw) -> None:
         """Take one line of text; `raw` is the line of the file that it stands in."""
         line = as_exception(self._splitter.split(told))
+        tells = self._recognise(line, raw)
+        facts = self._facts
+        if facts.is_troubled:
+            return
+        if tells or line.level in {"E", "F"} or _TROUBLE.match(line.text):
+            facts.is_troubled = True
+        elif line.text[:1] not in _BLANK:  # else the rest of a stack or of a summary
+            facts.lines_before += 1
+
+    def _recognise(self, line: Line, raw: logs.Raw) -> bool:
+        """Take what a line says; return whether it tells of a failure, or of how it ended."""
         text = line.text
         self._in_stack = text.startswith("frame #")
         if self._in_stack and not self._order:
@@ -210,17 +228,20 @@ class Reader:
         self._found.learn(line, self._source)
         place = Place(self._facts.name, raw.number, raw.text.strip()[:MAX_QUOTE])
         if self._summary.take(line, place):
-            return
+            return True
         if text.startswith("#") and _GRADIENT_STACK.match(text):
             self._found.ledger.in_gradients = True
         consumed, done = self._assembler.feed(line, place)
         for traceback in done:
             self._exception(traceback)
         if consumed or len(text) < 4:  # noqa: PLR2004 - shorter than any pattern
-            return
+            return consumed
         text = text[:MAX_MATCHED]
-        if is_progress(text):
+        if shown := progress.find(text):
             self._facts.progress += 1
+            self._facts.progress_before |= not self._facts.is_troubled
+            if step := shown["step"]:
+                self._facts.last_step = int(step)
             if self._losses and FINITE_LOSS.search(text):
                 self._losses.clear()
         if any(map(text.__contains__, _RESTART_WORDS)) and _RESTART.search(text):
@@ -233,7 +254,8 @@ class Reader:
                 match = pattern.regex.search(text)
                 if match:
                     self._keep(pattern, match.groupdict(), line, place)
-                    break
+                    return pattern.slug == "nccl-timeout"
+        return False
 
     def _stamp(self, line: Line) -> Stamp | None:
         if line.stamp is not None:
