@@ -118,22 +118,22 @@ async def measure(
         # Of two the lower: what else takes time in an agent makes an echo longer.
         statistics.median_low(trips) if trips else None,
         transfers[0] if transfers else None,
-        min(echoes, key=lambda echo: echo.seconds).offset,
+        min(echoes, key=lambda result: result.seconds).offset,
     )
 
 
 def _times(echoes: Sequence[_Echo], payload: bytes) -> list[float]:
     """Return the times that count of the echoes with this payload."""
-    return [echo.seconds for echo in _undisturbed(echoes) if echo.payload == payload]
+    return [result.seconds for result in _undisturbed(echoes) if result.payload == payload]
 
 
 def _undisturbed(echoes: Sequence[_Echo]) -> Iterator[_Echo]:
     """Yield the echoes for which neither end waited, or not for long."""
-    for before, echo, after in zip(echoes, echoes[1:], echoes[2:], strict=False):
+    for before, result, after in zip(echoes, echoes[1:], echoes[2:], strict=False):
         # How long the peer waited while it sent this answer, only the next one tells.
         there = max(0.0, after.there - before.there)
-        if echo.here + there <= WAITED * echo.seconds:
-            yield echo
+        if result.here + there <= WAITED * result.seconds:
+            yield result
 
 
 async def echo(
