@@ -96,9 +96,10 @@ class LineWriter:
 
     def flush(self, seconds: float) -> None:
         """Wait until all is written, but no longer than so many seconds."""
-        end = time.monotonic() + seconds
-        while self._lines.unfinished_tasks and time.monotonic() < end:
-            time.sleep(0.005)
+        # By the queue's own condition: `time.sleep` raises EINVAL under libfaketime, which at the
+        # interpreter's end would print a traceback into the log.
+        with self._lines.all_tasks_done:
+            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, seconds)
 
     def _run(self) -> None:
         while True:

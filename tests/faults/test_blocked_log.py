@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import glob
 import os
 import re
 import signal
@@ -11,6 +12,8 @@ import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
+
+import pytest
 
 from dshealthd.core import child
 from dshealthd.logs import LineWriter
@@ -35,6 +38,54 @@ def test_what_a_full_pipe_does_not_take_is_dropped_and_counted() -> None:
     told = re.search(rb"(\d+) log lines dropped", text)
     assert told is not None
     assert 0 < int(told[1]) <= writer.dropped
+
+
+def test_a_log_that_hangs_delays_the_end_for_no_longer_than_asked() -> None:
+    """The last lines wait for whoever reads them, half a second at exit, and are then given up."""
+    read_end, write_end = os.pipe()
+    writer = LineWriter(write_end)
+    for _ in range(100):
+        writer.put("x" * 10_000)  # more than a pipe holds
+    began = time.monotonic()
+    writer.flush(0.2)
+    assert time.monotonic() - began >= 0.2
+    left = 100 * 10_001
+    while left > 0:
+        left -= len(os.read(read_end, 65536))
+    writer.flush(60.0)
+    assert time.monotonic() - began < 60.0
+    os.close(read_end)
+
+
+FAKETIME = glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1")
+
+
+@pytest.mark.skipif(not FAKETIME, reason="libfaketime is not installed")
+def test_a_log_that_hangs_prints_no_traceback_at_exit() -> None:
+    """Under a wall clock that is moved, where sleeping fails with EINVAL."""
+    code = """
+import atexit, os
+from dshealthd import logs
+writer = logs.LineWriter(os.pipe()[1])
+atexit.register(writer.flush, 0.1)
+for _ in range(100):
+    writer.put("x" * 10_000)
+"""
+    environment = {
+        "LD_PRELOAD": FAKETIME[0],
+        "FAKETIME": "+3",
+        "DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stderr == ""
 
 
 def test_children_never_wait_for_the_agents_standard_error() -> None:
