@@ -41,6 +41,10 @@ Beside other work it takes 20 ms or more without a fault, which must be several 
 """
 
 
+UNTIL_KNOWN = 900
+"""Seconds that a test may last which waits until echoes are known: few are timed beside other work."""
+
+
 @pytest.fixture(scope="module")
 def light(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probing]:
     """Four nodes without torch: their rounds are echoes between the agents."""
@@ -150,6 +154,7 @@ def test_clock_off(light: Probing, seconds: float) -> None:
     )
 
 
+@pytest.mark.timeout(UNTIL_KNOWN)
 def test_slow_node(light: Probing) -> None:
     """A slow node is named by itself, and no link to it by others."""
     until_echoes_are_known(light)
@@ -157,6 +162,7 @@ def test_slow_node(light: Probing) -> None:
     named(light, faults.slow(two, SLOW), two, {"slow"}, by=(two,), epochs=15)
 
 
+@pytest.mark.timeout(UNTIL_KNOWN)
 def test_slow_pair(light: Probing) -> None:
     """A slow way between two nodes that are well with others is named as the link, by both."""
     until_echoes_are_known(light)
