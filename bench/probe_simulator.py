@@ -32,6 +32,7 @@ from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage,
 from dshealthd.probe.options import BaselineOptions, VerdictOptions
 from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
 from dshealthd.probe.verdicts.detector import Confirmation, Detector
+from dshealthd.probe.verdicts.outages import INTERMITTENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -75,11 +76,15 @@ class Fault:
     rail: int = 0
     outcome: Outcome = Outcome.OK
     """How rounds end, where it is more than slow."""
+    share: float = 1.0
+    """Share of the rounds that end so, at random; the others are as usual."""
 
     @property
-    def reason(self) -> str:
-        """The reason that an accusation must give."""
-        return "slow" if self.outcome is Outcome.OK else str(self.outcome)
+    def reasons(self) -> frozenset[str]:
+        """The reasons that an accusation may give."""
+        if self.outcome is Outcome.OK:
+            return frozenset({"slow"})
+        return frozenset({str(self.outcome), *([INTERMITTENT] if self.share < 1 else [])})
 
 
 @dataclass
@@ -265,11 +270,15 @@ class Cluster:
             fault.outcome is Outcome.CORRUPTED and kind is not Kind.RAIL
         ):
             return False
-        return (
+        met = (
             {fault.node, fault.peer} == set(members)
             if fault.part is Part.LINK
             else fault.node in members
         )
+        if fault.share < 1 and met:
+            # Packets of a network: what a node does by itself goes well.
+            return kind is not Kind.LOCAL and self.random.random() < fault.share
+        return met
 
     # The agents
 
@@ -342,10 +351,8 @@ class Cluster:
             detector = self.judges[node]
             seen = observation
             if observation.outcome is Outcome.UNREACHABLE:  # each has called the other one itself
-                seen = replace(
-                    observation,
-                    members=(name, *(other for other in observation.members if other != name)),
-                )
+                others = tuple(other for other in observation.members if other != name)
+                seen = replace(observation, members=(name, *others), late=others)
             asked += [(self.time, confirmation, node) for confirmation in detector.observe(seen)]
             suspects = frozenset(detector.suspects())
             before = self.standing.get(node, frozenset())
@@ -398,11 +405,11 @@ def trial(
         and (suspect.part, suspect.component) == (fault.part, target)
         and suspect.reason != "ambiguous"
     ]
-    meant = Suspect(fault.part, target, fault.reason)
+    meant = {Suspect(fault.part, target, reason) for reason in fault.reasons}
     wrong = {
         suspect
         for _, on, suspect, _ in log
-        if on and suspect != meant and suspect.reason != "ambiguous"
+        if on and suspect not in meant and suspect.reason != "ambiguous"
     }
     metrics.trials += 1
     metrics.right += bool(right) and not wrong
@@ -464,6 +471,19 @@ def faults(cluster: Cluster) -> dict[str, Fault]:
     }
 
 
+def lossy(cluster: Cluster, share: float) -> Fault:
+    """Return a node of chance that loses packets, so that this share of its rounds fails."""
+    node = cluster.random.randrange(len(cluster.names))
+    return Fault(Part.NODE, 1.0, node, outcome=Outcome.UNREACHABLE, share=share)
+
+
+LOSSES = {"node loses 50 %": 0.5, "node loses 70 %": 0.7}
+"""Rows of the table, and the share of the node's rounds that fails.
+
+Apart from `faults`: what comes and goes takes longer to be told from chance.
+"""
+
+
 def quantile(values: list[float], share: float) -> float:
     """Return the value below which so large a share lies."""
     ordered = sorted(values)
@@ -508,10 +528,11 @@ def main() -> None:
         cluster = Cluster(arguments.nodes, arguments.leaf_size, conditions, arguments.seed)
         for _ in range(6):
             cluster.step()
-        for name in faults(cluster) if arguments.trials else ():
+        for name in (*faults(cluster), *LOSSES) if arguments.trials else ():
             metrics = RoundMetrics()
             for _ in range(arguments.trials):
-                trial(cluster, faults(cluster)[name], metrics)
+                fault = lossy(cluster, LOSSES[name]) if name in LOSSES else faults(cluster)[name]
+                trial(cluster, fault, metrics)
             missed = sum(seconds == float("inf") for seconds in metrics.seconds)
             print(
                 f"| {jitter:g} % | {spikes:g} % | {name} | {metrics.right / metrics.trials:.1%} "
