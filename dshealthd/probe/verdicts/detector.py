@@ -117,7 +117,9 @@ class Detector:
         self._around = self._surroundings()
         self._links.keep(leaves)
         for history in self._history.values():
-            history.pairs = {peer: pair for peer, pair in history.pairs.items() if peer in leaves}
+            for pairs in (history.pairs, history.ended):
+                for peer in pairs.keys() - leaves.keys():
+                    del pairs[peer]
 
     def _surroundings(self) -> Surroundings:
         known = self._peer_history
@@ -385,6 +387,7 @@ class Detector:
             history.forget()
             self._outages.forget()
             history.pairs.clear()  # what was bad with others was this
+            history.ended.clear()
             del self._verdicts[track]
         elif cause in {Cause.SELF, Cause.LEAF, Cause.FABRIC} and any(
             measurement.bad for measurement in history.investigation.measurements

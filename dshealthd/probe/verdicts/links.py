@@ -21,6 +21,21 @@ if TYPE_CHECKING:
 SLOW = "slow"
 HARD_BADS = 2
 """The first round that gave no time and one that was asked; then others are heard."""
+_CUT_BADS = 5
+"""Failed calls after which a way between two agents counts as cut, where no other end fails.
+
+A node that loses half of its packets fails so many times in a row with one peer in 1 of 16 cases.
+Both ends count the calls of both, so the way is tried again in the time in which others are asked.
+"""
+_FLAPPING_BADS = 8
+"""The same where good calls came between them.
+
+A cut way lets none through; one that does flaps, or it is a node that loses packets.
+"""
+_OTHERS = 3
+"""Good rounds with others that this node needs for that."""
+_OTHERS_RATIO = 4
+"""And as many to each one that failed: otherwise it may be this node that loses packets."""
 SLOW_MORE = 2
 """A link needs so many flagged rounds more than confirmations.
 
@@ -171,13 +186,26 @@ class Links:
         known = self._peer_history.opinions(pair.peer, since, began, calls=True)
         if not known and not speaks and (history.track != REACH or epoch > began + _EPOCHS):
             known = self._peer_history.opinions(pair.peer, since, began)
-        if known and not unanswered(known):
-            pair.accuse(reason)
-        elif known:
+        if known and unanswered(known):
             del history.pairs[pair.peer]
             self._accuse(pair.peer, reason, since, epoch)
+        elif known and (history.track != REACH or self._is_link(pair, known, epoch)):
+            pair.accuse(reason)
         elif pair.hearings >= _HEARINGS and epoch > began + _UNHEARD:
             pair.accuse(AMBIGUOUS)
+
+    def _is_link(self, pair: PeerSuspicion, known: Iterable[float], epoch: int) -> bool:
+        """Tell whether calls fail between two ends that both reach others.
+
+        Where one end fails with others too, it is this end that loses packets: it finds that out
+        itself, by its outages or an investigation. `known` is what others tell of the peer.
+        """
+        return (
+            calls_missing(pair) == 0
+            and pair.well >= max(_OTHERS, _OTHERS_RATIO * pair.ill)
+            and all(ratio < HARD for ratio in known)
+            and not self._peer_history.fails_with_others(pair.peer, epoch)
+        )
 
     def _accuse(self, name: str, reason: str, since: float, epoch: int) -> None:
         """Accuse a node that others do not reach either.
@@ -210,6 +238,12 @@ def accused_links(me: str, every: Iterable[SignalHistory]) -> Iterator[Suspect]:
 def link(one: str, other: str, reason: str) -> Suspect:
     """Return the accusation of the way between two nodes."""
     return Suspect(Part.LINK, "--".join(sorted((one, other))), reason)
+
+
+def calls_missing(pair: PeerSuspicion) -> int:
+    """Return how many more failed calls it takes until the way to a peer can be to blame."""
+    needed = _FLAPPING_BADS if pair.earlier or pair.goods else _CUT_BADS
+    return max(0, needed - pair.bads - pair.earlier)
 
 
 def mostly_well(pair: PeerSuspicion) -> bool:

@@ -19,6 +19,8 @@ _BUSY = 2.0
 """The same for one that is in another round: it will soon be over."""
 _RECENT = 60.0
 """Seconds for which a round says that a member is well."""
+_LATELY = 16
+"""Epochs for which a member's word that it is at fault counts, as long as its outages do."""
 
 
 class _Word(NamedTuple):
@@ -97,6 +99,17 @@ class PeerHistory:
         ]
         said = [(pairs[name], heard) for pairs, heard in words if name in pairs]
         return [ratio for ratio, heard in said if heard > epoch + 1 or unanswered([ratio])]
+
+    def fails_with_others(self, name: str, epoch: int) -> bool:
+        """Tell whether a member has said lately that it is at fault itself, or that a round of its
+        own with others failed too.
+        """
+        word = self._said.get(name)
+        if word is None or not 0 <= epoch - word.epoch <= _LATELY:
+            return False
+        return (word.told.node or 0.0) >= HARD or any(
+            ratio >= HARD for ratio in self._with_others(name)
+        )
 
     def verified_by_peers(self, name: str, high: float) -> bool:
         """Tell whether a member's last rounds with others were good, by what it told last.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dshealthd.probe.observation import Kind
 from dshealthd.probe.verdicts.accusation import LOCAL, Verdicts, waits_for_home
 from dshealthd.probe.verdicts.explanation import Cause, Surroundings, explain
-from dshealthd.probe.verdicts.links import HARD_BADS, SLOW_MORE, mostly_well
+from dshealthd.probe.verdicts.links import HARD_BADS, SLOW_MORE, calls_missing, mostly_well
 from dshealthd.probe.verdicts.peer_history import PeerHistory
 from dshealthd.probe.verdicts.signals import (
     OWN_NODE,
@@ -202,6 +202,10 @@ def _for_pair(
         if not 0 <= state.epoch - pair.checked < _RECHECK:
             yield again
         return
+    if history.track == REACH and pair.bads < HARD_BADS and state.epoch == pair.first.round.epoch:
+        # An echo is cheap, and tells at once whether a packet was lost or none gets through.
+        yield again
+        return
     # In the epoch of the first bad round, what others say of the peer may be older than the fault.
     if not pair.later or pair.ill > _ILL or state.epoch == pair.first.round.epoch:
         return
@@ -228,7 +232,8 @@ def _for_pair(
     elif pair.hearings and (state.epoch <= pair.first.round.epoch + 1 or state.epoch == pair.heard):
         # another epoch is needed: that they were well with it may be older than what is wrong,
         # and nobody knows more by now
-        return
+        if history.track == REACH and calls_missing(pair):
+            yield again
     elif name := state.peers.witness(pair.peer, state.epoch, state.now):
         yield ExtraRound(Confirmation((me, name), kind), Purpose.HEAR, track, pair.peer)
 

@@ -22,6 +22,11 @@ SUSPECT = 2
 """Flagged rounds among the last WINDOW that make a suspect."""
 KEPT = 16
 """Rounds of a case that are looked at: the newest."""
+_FLAPS = 36
+"""Epochs for which bad rounds with a peer are remembered that good ones followed.
+
+Six minutes of 10 s epochs: a pair among 32 nodes meets once in five.
+"""
 _LEAF = "leaf"
 
 
@@ -207,6 +212,8 @@ class PeerSuspicion:
     since: Measurement | None
     """The first bad item after the last good one; None after a good one."""
     bads: int = 1
+    earlier: int = 0
+    """Bad rounds of the suspicions before it, which good rounds ended."""
     goods: int = 0
     accused: bool = False
     reason: str = ""
@@ -243,6 +250,8 @@ class SignalHistory:
     """Those of them that left the leaf."""
     investigation: Investigation | None = None
     pairs: dict[str, PeerSuspicion] = field(default_factory=dict)
+    ended: dict[str, PeerSuspicion] = field(default_factory=dict)
+    """The last suspicion of each peer that good rounds have ended."""
     _bads: int = 0
     _median: float | None = None
 
@@ -338,6 +347,7 @@ class SignalHistory:
         self._count()
         for peer in guilty:
             self.pairs.pop(peer, None)
+            self.ended.pop(peer, None)
 
     def _add_to_pair(self, measurement: Measurement, peer: str) -> None:
         for other in self.pairs.values():
@@ -350,9 +360,10 @@ class SignalHistory:
         pair = self.pairs.get(peer)
         if pair is None:
             if measurement.bad:
-                self.pairs[peer] = PeerSuspicion(
-                    peer, measurement, measurement.round.epoch, measurement
-                )
+                epoch, before = measurement.round.epoch, self.ended.pop(peer, None)
+                self.pairs[peer] = PeerSuspicion(peer, measurement, epoch, measurement)
+                if before and 0 <= epoch - before.touched <= _FLAPS:
+                    self.pairs[peer].earlier = before.bads + before.earlier
             return
         pair.touched = measurement.round.epoch
         if (
@@ -373,7 +384,7 @@ class SignalHistory:
             pair.since = None
         # A single bad round may be chance, and one good round says so.
         if pair.goods >= (2 if pair.bads > 1 else 1):
-            del self.pairs[peer]
+            self.ended[peer] = self.pairs.pop(peer)
 
 
 def hard_track(observation: Observation) -> Signal:
