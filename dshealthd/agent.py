@@ -172,7 +172,7 @@ class Agent:
         log.info("stopped")
 
     def _children_errors(self) -> ErrorPipe | None:
-        """Have what children write to standard error go into the log's queue."""
+        """Have what the agent's children write to standard error go into the log's queue."""
         try:
             return ErrorPipe(logs.writer.put)
         except OSError as error:
@@ -180,7 +180,7 @@ class Agent:
             return None
 
     async def _make_state_directory(self) -> None:
-        """Make the directory for what outlives a restart.
+        """Make the agent's directory for what outlives a restart.
 
         Without it the agent runs, and the collectors that miss it say so.
         """
@@ -212,12 +212,12 @@ class Agent:
         await self._scheduler.watch()
 
     async def _apply(self) -> None:
-        """Have every service run as the configuration says, one after the other."""
+        """Have every service of the agent run as the configuration says, one after the other."""
         for service in self._services:
             await service.apply(self._config)
 
     async def _keep_judging(self) -> None:
-        """Judge although nobody asks, so that findings are dated by when they came."""
+        """Judge although nobody asks the agent, so that findings are dated by when they came."""
         while True:
             await asyncio.sleep(JUDGE_EVERY)
             self._verdict(series_of(self._snapshot, self._own_samples()))
@@ -231,7 +231,7 @@ class Agent:
             manager.ready(self._status_line())
 
     async def _reload(self) -> None:
-        """Load the configuration again; a bad one changes nothing but the metric that says so."""
+        """Load the configuration again for all services; a bad one changes nothing but a metric."""
         try:
             config = await background.call(
                 lambda: configuration.load(self._file, self._flags),
@@ -254,17 +254,17 @@ class Agent:
         log.info("configuration reloaded")
 
     def _see(self, hangs: Iterable[Hang]) -> None:
-        """Have evidence taken of the jobs that are hung now, and their other nodes met."""
+        """Have evidence taken of the jobs that hang now, and their other nodes met by probes."""
         found = tuple(hangs)
         self._evidence.see(found)
         self._probes.see(found)
 
     def _fitness(self) -> Fitness:
-        """Return what is known now of this node's fitness to train."""
+        """Return what the agent knows now of this node's fitness to train."""
         return fitness(self._verdict(series_of(self._snapshot, self._own_samples())))
 
     def _verdict(self, series: Series) -> Verdict:
-        """Return what is wrong with this node now."""
+        """Return what the agent finds wrong with this node now."""
         wall = time.time()
         self._returned.settle(series, wall)
         verdict = judge(
@@ -286,7 +286,7 @@ class Agent:
             yield from service.samples()
 
     def _packed_status(self) -> bytes:
-        """Return the status document by gzip, for other members."""
+        """Return the agent's status document by gzip, for other members."""
         return self._server.packed_status()
 
     def _targets(self, port: int) -> bytes:
@@ -299,7 +299,7 @@ class Agent:
         return document(self._probes.membership, port)
 
     def _sections(self) -> Mapping[str, Any]:
-        """Return the parts of the status document that are not collectors'."""
+        """Return the parts of the agent's status document that are not collectors'."""
         series = series_of(self._snapshot, self._own_samples())
         return {
             **self._verdict(series).document(),
@@ -310,13 +310,13 @@ class Agent:
 
 
 def _beside_ended(task: asyncio.Task[None]) -> None:
-    """Log a defect of what the agent can go on without."""
+    """Log a defect of a task that the agent can go on without."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("%s: ended by a defect: %r", task.get_name(), error, exc_info=error)
 
 
 def _check_writable(directory: Path) -> None:
-    """Raise the OSError that a new file in there would meet; none is made. Blocks."""
+    """Raise the OSError that a new file in the state directory would meet. Blocks."""
     if not os.access(directory, os.W_OK):
         read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
         code = errno.EROFS if read_only else errno.EACCES

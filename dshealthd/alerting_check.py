@@ -42,7 +42,7 @@ class Stopped(Exception):
 
 
 def check_alerting(alertmanager: str, prometheus: str | None, severity: str, wait: float) -> int:
-    """Send the page and follow it for `wait` seconds; exit status 1 if it stopped."""
+    """Send the test page and follow it for `wait` seconds; exit status 1 if it stopped."""
     try:
         if prometheus is not None:
             _check_prometheus(prometheus.rstrip("/"))
@@ -54,7 +54,7 @@ def check_alerting(alertmanager: str, prometheus: str | None, severity: str, wai
 
 
 def _check_prometheus(url: str) -> None:
-    """Check that alerts of this node would reach Alertmanager at all."""
+    """Check that alerts of this node would reach Alertmanager from Prometheus at all."""
     rules = _get(url, "/api/v1/rules?type=alert", "Prometheus")["data"]["groups"]
     alerts = {rule["name"]: rule for group in rules for rule in group["rules"]}
     watchdog = alerts.get("DshealthdWatchdog")
@@ -110,7 +110,7 @@ def _send(url: str, severity: str, wait: float) -> None:
 
 
 def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait: float) -> None:
-    """Follow the alert until a notification is sent or fails; raises Stopped."""
+    """Follow the test alert until a notification is sent or fails; raises Stopped."""
     end = time.monotonic() + wait
     query = urllib.parse.urlencode({"filter": f'test="{mark}"'})
     found = _until(lambda: _get(url, f"/api/v2/alerts?{query}", "Alertmanager"), end)
@@ -158,7 +158,7 @@ def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait:
 
 
 def _deliveries(url: str) -> dict[tuple[str, bool], float]:
-    """Return the counters of requests to receivers, by integration and whether they failed."""
+    """Return Alertmanager's requests to receivers, by integration and whether they failed."""
     text = _request(url, "/metrics", "Alertmanager").decode(errors="replace")
     counts: dict[tuple[str, bool], float] = {}
     for failure, integration, value in _COUNTER.findall(text):
@@ -168,7 +168,7 @@ def _deliveries(url: str) -> dict[tuple[str, bool], float]:
 
 
 def _until(look: Callable[[], Any], end: float) -> Any:
-    """Return the first true answer, or the last one."""
+    """Return the first true answer of the alerting chain, or the last one."""
     while not (found := look()) and time.monotonic() < end:
         time.sleep(PAUSE)
     return found

@@ -16,7 +16,7 @@ ACCESS = ("tls", "ca_file", "user", "password_file")
 
 
 def nothing(_parser: ArgumentParser) -> None:
-    """Declare no argument of its own."""
+    """Declare no argument of the command's own."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def declare(commands: Any, command: Command) -> None:
 
 
 def query(parser: ArgumentParser) -> None:
-    """Declare which agents are asked, and how the answer is shown."""
+    """Declare the arguments that say which agents are asked, and how the answer is shown."""
     parser.add_argument(
         "nodes",
         nargs="*",
@@ -81,7 +81,7 @@ def query(parser: ArgumentParser) -> None:
 
 
 def access(parser: ArgumentParser) -> None:
-    """Declare how agents are asked that want TLS or a password."""
+    """Declare the arguments that say how agents are asked that want TLS or a password."""
     parser.add_argument("--tls", action="store_true", help="ask agents over TLS")
     parser.add_argument(
         "--ca-file",
@@ -98,7 +98,7 @@ def access(parser: ArgumentParser) -> None:
 
 
 def targets(parser: ArgumentParser) -> None:
-    """Declare where the targets come from and go to."""
+    """Declare the arguments of `targets`: where they come from and go to."""
     parser.add_argument(
         "--hostfile", metavar="FILE", help="DeepSpeed hostfile (default: the configured members)"
     )
@@ -110,7 +110,7 @@ def targets(parser: ArgumentParser) -> None:
 
 
 def evidence(parser: ArgumentParser) -> None:
-    """Declare whose evidence is taken."""
+    """Declare the argument that says whose evidence is taken."""
     parser.add_argument(
         "--job", metavar="JOB", help="one job, as the label `job` names it (default: all jobs)"
     )
@@ -118,7 +118,7 @@ def evidence(parser: ArgumentParser) -> None:
 
 
 def keys(parser: ArgumentParser) -> None:
-    """Declare what is done with the key, and where it is."""
+    """Declare the arguments of `keys`: what is done with the key, and where it is."""
     parser.add_argument("action", choices=["new", "rotate", "show"], help="what to do")
     parser.add_argument(
         "--file",
@@ -128,7 +128,7 @@ def keys(parser: ArgumentParser) -> None:
 
 
 def maintenance(parser: ArgumentParser) -> None:
-    """Declare what becomes of the node's maintenance."""
+    """Declare the arguments of `maintenance`: what becomes of the node's."""
     parser.add_argument("action", choices=["on", "off", "show"], help="what to do")
     parser.add_argument(
         "--for",
@@ -142,7 +142,7 @@ def maintenance(parser: ArgumentParser) -> None:
 
 
 def test_alert(parser: ArgumentParser) -> None:
-    """Declare where the test page goes."""
+    """Declare the arguments that say where the test page goes."""
     parser.add_argument(
         "--alertmanager",
         metavar="URL",
@@ -168,12 +168,12 @@ def test_alert(parser: ArgumentParser) -> None:
 
 
 def slurm(parser: ArgumentParser) -> None:
-    """Declare which hook it is run as."""
+    """Declare the arguments of `slurm`: which hook it is run as."""
     parser.add_argument("hook", choices=["health", "prolog", "epilog"], help="the hook of Slurm")
 
 
 def probe(parser: ArgumentParser) -> None:
-    """Declare what is probed."""
+    """Declare the arguments of `probe`: what is probed."""
     parser.add_argument(
         "--hostfile",
         metavar="FILE",

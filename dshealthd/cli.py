@@ -14,7 +14,7 @@ EXIT_PIPE = 141
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run one command and return its exit status.
+    """Run the command `dshealthd`, with no more imports than it needs; return its exit status.
 
     0 done, 1 failed, 2 bad usage or configuration; `explain`, `doctor`, `status` and `jobs` have
     their own. 141: whoever reads the output has gone, as `head` does.
@@ -32,14 +32,14 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _reader_gone() -> bool:
-    """Tell whether standard output is a pipe that nothing reads any more."""
+    """Tell whether the command's standard output is a pipe that nothing reads any more."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _run(words: list[str] | None) -> int:
-    """Run one command and return its exit status."""
+    """Import the module of the one command that is called, run it, and return its exit status."""
     words = sys.argv[1:] if words is None else words
     if words[:1] == ["explain"]:  # needs no configuration, and has exit statuses of its own
         from dshealthd.explain import command as explain

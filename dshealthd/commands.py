@@ -96,7 +96,7 @@ def run(
 
 
 def _raise_file_limit() -> None:
-    """Raise the soft limit of open files to the hard one, but not beyond `MAX_FILES`."""
+    """Raise the agent's soft limit of open files to the hard one, but not beyond `MAX_FILES`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft < wanted:

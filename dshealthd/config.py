@@ -86,7 +86,7 @@ class Paths(Host):
 
     @property
     def host(self) -> Host:
-        """The roots alone."""
+        """The configured roots of `/proc`, `/sys` and the like, alone."""
         return Host(procfs=self.procfs, sysfs=self.sysfs, dev=self.dev, rootfs=self.rootfs)
 
 
@@ -160,7 +160,7 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]] | None = None
 
 
 def from_document(document: Mapping[str, Any], errors: Errors) -> Config:
-    """Return the configuration that a parsed TOML document holds.
+    """Return the agent's configuration that a parsed TOML document holds.
 
     What is wrong goes into `errors`.
     """
@@ -187,7 +187,7 @@ def from_document(document: Mapping[str, Any], errors: Errors) -> Config:
 
 
 def restart_needed(old: Config, new: Config) -> list[str]:
-    """Return the keys whose change takes effect only after a restart."""
+    """Return the keys of the configuration whose change takes effect only after a restart."""
     return [
         join(section, field.name)
         for section in ("web", "log", "path")

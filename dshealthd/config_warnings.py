@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def of(config: Config) -> Iterator[str]:
-    """Yield one line for each file that is missing, and for each deadline that is too long."""
+    """Yield a warning for each configured file that is missing and each deadline too long."""
     probe, peer = config.probe, config.probe.peer
     for key, path in (
         ("probe.python", probe.python),

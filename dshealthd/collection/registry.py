@@ -1,6 +1,4 @@
-"""The collectors that there are: the modules of `dshealthd.collectors`, found by looking into the
-package.
-"""
+"""The registry of the collectors: the modules of `dshealthd.collectors`, found by looking there."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def load(name: str) -> type[Collector]:
-    """Import one collector's module and return its class."""
+    """Import one collector's module for the registry and return its class."""
     module = importlib.import_module(f"{collectors.__name__}.{name}")
     (found,) = (
         value
@@ -30,14 +28,14 @@ def load(name: str) -> type[Collector]:
 
 
 def metrics(collector: type[Collector]) -> Mapping[str, Metric]:
-    """Return what a collector declares, by metric name: the `Metric` constants of its module."""
+    """Return what a registered collector declares, by metric name: its `Metric` constants."""
     module = importlib.import_module(collector.__module__)
     return {value.name: value for value in vars(module).values() if isinstance(value, Metric)}
 
 
 @functools.cache
 def all_collectors() -> Mapping[str, type[Collector]]:
-    """Return every collector by name.
+    """Return every collector of the registry by name.
 
     Two that declare the same metric are a defect, and ValueError.
     """

@@ -1,4 +1,4 @@
-"""Runs every collector on its own interval.
+"""The scheduler: runs every collector on its own interval, in groups of one process each.
 
 Those of the agent here, the others through their worker's supervisor.
 """
@@ -66,7 +66,7 @@ class _Member:
 
     @property
     def next(self) -> float:
-        """When it is collected next."""
+        """When this collector of a group is collected next."""
         return min(self.due, self.extra)
 
 
@@ -86,14 +86,14 @@ class _WorkerGroup:
         """What `run` sleeps on; None while it does not."""
 
     async def run(self) -> None:
-        """Collect until cancelled."""
+        """Collect when the group's collectors are due, until cancelled."""
         while True:
             await self.once()
             wait = min(member.next for member in self.members.values()) - self._context.monotonic()
             await self._sleep(max(wait, 0.0))
 
     async def _sleep(self, seconds: float) -> None:
-        """Sleep until it is time, or until a collector is woken."""
+        """Sleep until a collector of the group is due, or until one is woken."""
         loop = asyncio.get_running_loop()
         self._alarm = loop.create_future()
         timer = loop.call_later(seconds, _ring, self._alarm)
@@ -104,14 +104,14 @@ class _WorkerGroup:
             timer.cancel()
 
     def hear(self, news: News, about: str = "") -> None:
-        """Collect what waits for this news; `about` as in `Context.heard`."""
+        """Collect those of the group that wait for this news; `about` as in `Context.heard`."""
         waiting = [name for name, member in self.members.items() if news in member.kind.wakes_on]
         for name in waiting:
             self.members[name].heard.add((news, about))
         self.wake(waiting)
 
     def wake(self, names: Iterable[str]) -> None:
-        """Collect these at once, or as soon as WAKE_SPACING allows; their interval goes on as it was."""
+        """Collect these at once, or after WAKE_SPACING; the scheduler's grid goes on as it was."""
         now = self._context.monotonic()
         for name in names:
             member = self.members[name]
@@ -123,7 +123,7 @@ class _WorkerGroup:
                     _ring(self._alarm)
 
     async def once(self) -> None:
-        """Collect what is due now."""
+        """Collect what is due now in this group of the scheduler."""
         now = self._context.monotonic()
         due = [name for name, member in self.members.items() if member.next <= now + SLACK]
         present = []
@@ -148,18 +148,18 @@ class _WorkerGroup:
             await self.rest()
 
     async def collect(self, names: list[str], heard: frozenset[tuple[News, str]]) -> None:
-        """Collect from these sources, of which some are woken by what was `heard`."""
+        """Run these collectors of the group; `heard` is the news that woke some of them."""
         raise NotImplementedError
 
     async def rest(self) -> None:
-        """Nothing that is due has a source on this machine."""
+        """Note that nothing of the group that is due has a source on this machine."""
 
     async def close(self) -> None:
-        """Release what is held."""
+        """Release what the scheduler's group holds: its collectors, or their worker process."""
 
 
 def _ring(alarm: asyncio.Future[None]) -> None:
-    """End the sleep of a group."""
+    """End the sleep of a scheduler's group."""
     if not alarm.done():
         alarm.set_result(None)
 
@@ -246,8 +246,8 @@ class Scheduler:
         self._ended = asyncio.Event()
 
     async def apply(self, config: Config) -> None:
-        """Start what a config asks for; groups that it does not change run on with all that they
-        have counted.
+        """Start the groups of collectors that a config asks for; those that it does not change run
+        on with all that they have counted.
         """
         wanted: dict[str | None, dict[str, CollectorOptions]] = {}
         for name, options in config.collectors.items():
@@ -275,7 +275,7 @@ class Scheduler:
                 self._groups[worker] = (group, task, specification)
 
     async def once(self, config: Config) -> None:
-        """Collect everything a single time, side by side, and release it.
+        """Run every collector a single time, the groups side by side, and release them.
 
         For `dshealthd metrics`.
         """
@@ -286,7 +286,7 @@ class Scheduler:
         await self.close()
 
     def _raise_failures(self) -> None:
-        """A task of ours never ends by itself.
+        """Raise what ended a group of the scheduler: a task of ours never ends by itself.
 
         If one did, that is a defect and must not pass silently.
         """
@@ -295,29 +295,29 @@ class Scheduler:
                 task.result()
 
     async def watch(self) -> None:
-        """Wait for as long as all groups run; raises what ended one."""
+        """Wait for as long as all groups of the scheduler run; raises what ended one."""
         while True:
             await self._ended.wait()
             self._ended.clear()
             self._raise_failures()
 
     async def close(self) -> None:
-        """Stop all groups side by side."""
+        """Stop all groups of the scheduler side by side."""
         await asyncio.gather(*(self._stop(worker) for worker in list(self._groups)))
 
     def tell(self, news: News, about: str = "") -> None:
-        """Pass news on to all groups; `about` as in `Context.heard`."""
+        """Pass news on to all groups of the scheduler; `about` as in `Context.heard`."""
         for group, _, _ in self._groups.values():
             group.hear(news, about)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield what is known of the workers."""
+        """Yield the metrics of the scheduler's workers."""
         for group, _, _ in self._groups.values():
             if isinstance(group, _Outside):
                 yield from group.supervisor.samples()
 
     def status(self) -> Mapping[str, Any]:
-        """Return whether collectors run; how each of them is, the snapshot knows."""
+        """Return whether the scheduler runs; how each collector is, the snapshot knows."""
         return {"state": "ok" if self._groups else "off"}
 
     async def _saved(self, names: Iterable[str]) -> dict[str, str | OSError]:

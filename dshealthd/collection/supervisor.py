@@ -1,4 +1,4 @@
-"""Keeps one worker process running.
+"""The supervisor: keeps one worker process running, and hung parts under quarantine.
 
 Asks it, bounds every answer in time, replaces it, and remembers which part hung.
 
@@ -178,7 +178,7 @@ class Supervisor:
                 return
 
     async def close(self) -> None:
-        """End the worker and its scouts: by closing their channels, after a second by SIGKILL.
+        """End worker and scouts: by closing their channels, after a second by SIGKILL.
 
         One that cannot be killed is left behind.
         """
@@ -245,7 +245,7 @@ class Supervisor:
         }
 
     def _blocked(self) -> dict[str, Fault]:
-        """Return all parts that the worker must leave out now."""
+        """Return all parts in quarantine or with a scout, which the worker must leave out."""
         waiting = {
             part: Fault(part, Reason.WAITING, "no answer yet; its deadline is not over")
             for part in self._aside
@@ -253,7 +253,7 @@ class Supervisor:
         return waiting | self._left_out()
 
     async def _start(self) -> WorkerProcess:
-        """Start the worker and wait until it is ready."""
+        """Start the supervised worker and wait until it is ready."""
         try:
             process = self._process = await self._opened()
         except StartError as error:
@@ -261,7 +261,7 @@ class Supervisor:
         return process
 
     async def _opened(self) -> WorkerProcess:
-        """Return a new process that is ready; `Broken`, StartError."""
+        """Return a new worker process that is ready; `Broken`, StartError."""
         started = await worker_process.start(self.name, self._command)
         self._starts += 1
         process = WorkerProcess(self.name, started, self._deadlines, self._metrics, self._monotonic)
@@ -306,7 +306,7 @@ class Supervisor:
         publish: Callable[[str, Result], None],
         heard: Collection[tuple[News, str]],
     ) -> None:
-        """Send one request and take its answers.
+        """Send the worker one request and take its answers.
 
         Names are removed from `pending` as their results arrive.
         """
@@ -333,7 +333,7 @@ class Supervisor:
         self._trouble = None
 
     def _patience(self, collector: str, part: str) -> float:
-        """Return the seconds for which the worker itself may stay at a part."""
+        """Return the seconds for which the supervised worker itself may stay at a part."""
         slow = self._monotonic() < self._slow.get(part, 0.0)
         # Each part aside holds a process; on a node where everything hangs, better wait than fill
         # the memory.
@@ -347,7 +347,7 @@ class Supervisor:
         return "" if known or broken.collector not in self._parallel else broken.part
 
     async def _survey(self, process: WorkerProcess, names: Sequence[str], hung: str) -> None:
-        """Have scouts try what comes behind the part that hung.
+        """Have scouts try the parts that come behind the one that hung.
 
         Returns when they are back, or the others have waited long enough for those that are not.
         """
@@ -366,7 +366,7 @@ class Supervisor:
     def _send_scout(
         self, part: str, collector: str
     ) -> tuple[asyncio.Task[WorkerProcess], asyncio.Task[None]]:
-        """Have a process of its own try a part; return its start, and its work."""
+        """Have a scout, a process of its own, try a part; return its start, and its work."""
         ready = asyncio.create_task(self._opened(), name=f"worker {self.name}, scout at {part}")
         return ready, self._set_aside(part, self._scout(part, collector, ready))
 
@@ -445,7 +445,7 @@ class Supervisor:
         await self._give_up(silent)
 
     def _answered(self, part: str, took: float) -> None:
-        """Note that a part answered aside, within so many seconds."""
+        """Note that a part answered a scout, or a worker left at it, within so many seconds."""
         self._quarantine.pop(part, None)
         if took >= self._others_wait:
             self._slow[part] = self._monotonic() + SLOW_FOR
@@ -463,7 +463,7 @@ class Supervisor:
             await self._give_up(broken)
 
     async def _end(self, process: WorkerProcess, broken: Broken) -> bool:
-        """Kill a worker, and count why; False if it cannot be killed."""
+        """Kill the supervised worker, and count why; False if it cannot be killed."""
         killed = await process.killed()
         process.let_go()
         if not killed:
@@ -508,9 +508,9 @@ class Supervisor:
 
 
 def _ignore(_name: str, _result: Result) -> None:
-    """Drop a result: it was asked for to see which parts answer."""
+    """Drop a result of a scout: it was asked for to see which parts answer."""
 
 
 def _endless(_collector: str, _part: str) -> float:
-    """Wait until the deadline."""
+    """Wait until the supervisor's deadline."""
     return math.inf

@@ -1,5 +1,4 @@
-"""A worker process: runs the collectors whose sources can hang, and says which part it touches
-before it does.
+"""A worker process: runs collectors whose sources can hang, and says which part it touches.
 
 Started as `python -m dshealthd.collection.worker PROGRESS CHANNEL`, two descriptors: the page on
 which it says what it touches, and one end of a socket pair. The first frame says what to run; then
@@ -47,7 +46,7 @@ _UNTRIED = 64
 
 
 def main(page: int, descriptor: int) -> None:
-    """Serve requests on an inherited socket until its other end is closed.
+    """Serve the agent's requests to collect on an inherited socket until its other end is closed.
 
     Progress is written to the page of another descriptor.
     """
@@ -133,12 +132,12 @@ class WorkerFormatter(logging.Formatter):
     """Writes the records of a worker, one line each but for a traceback."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
-        """Return the line of a record, whatever others wrote that it tells of."""
+        """Return the line of a worker's log record, whatever others wrote that it tells of."""
         return printable(super().formatMessage(record))
 
 
 def _log(worker: str, level: int) -> None:
-    """Have this process's log go to standard error, which the agent reads."""
+    """Have the log of this worker process go to standard error, which the agent reads."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(WorkerFormatter(f"worker {worker}: %(levelname)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
@@ -150,7 +149,7 @@ def _collector(name: str, options: dict[str, Any], context: Context) -> Collecto
 
 
 def _decoded(schema: Any, table: dict[str, Any]) -> Any:
-    """Decode what the agent has already checked."""
+    """Decode options that the agent has already checked, for the worker's collectors."""
     errors = Errors()
     value = decode(schema, table, "", errors)
     if errors:

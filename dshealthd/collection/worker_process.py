@@ -74,7 +74,7 @@ class WorkerProcess:
         self._monotonic = monotonic
 
     async def greet(self, hello: Mapping[str, Any]) -> None:
-        """Send the first frame and wait until the worker is ready; `Broken`."""
+        """Send the first frame and wait until the worker process is ready; `Broken`."""
         self.ask(hello)
         try:
             async with time_limit(START_DEADLINE):
@@ -85,7 +85,7 @@ class WorkerProcess:
             ) from error
 
     def ask(self, message: Mapping[str, Any]) -> None:
-        """Send a frame."""
+        """Send a frame to the worker process."""
         self._writer.write(wire.pack(message))
 
     async def collect(
@@ -97,7 +97,7 @@ class WorkerProcess:
         last: str = "",
         heard: Collection[tuple[News, str]] = (),
     ) -> dict[str, Any]:
-        """Send one request, hand each result to `take`, and return the closing frame; `Broken`.
+        """Send one request, hand results to `take`, return the closing frame; `Broken`.
 
         Behind the part `last`, if any, no further one is touched. `heard` as in `Context.heard`.
         """
@@ -134,7 +134,7 @@ class WorkerProcess:
                 ) from error
 
     async def answer(self, asked: float, patience: Callable[[str, str], float]) -> dict[str, Any]:
-        """Return the next frame of an exchange that began at `asked`.
+        """Return the worker's next frame of an exchange that began at `asked`.
 
         Raises `Broken` when the worker stays at one part beyond its collector's deadline, and
         `Silent` when it stays there for longer than `patience` of collector and part, in seconds.
@@ -165,16 +165,16 @@ class WorkerProcess:
             frame.cancel()
 
     def dismiss(self) -> None:
-        """Have it end before it touches another part."""
+        """Have the worker process end before it touches another part."""
         self.progress.stop()
         self.let_go()
 
     def let_go(self) -> None:
-        """Close the channel: the order to stop."""
+        """Close the channel to the worker process: the order to stop."""
         self._writer.close()
 
     async def retired(self) -> None:
-        """End it by closing its channel, after a second by SIGKILL.
+        """End the worker process by closing its channel, after a second by SIGKILL.
 
         One that cannot be killed is left behind.
         """
@@ -183,11 +183,11 @@ class WorkerProcess:
             await self.killed()
 
     async def killed(self) -> bool:
-        """Kill the process; False if it is still there after the deadline."""
+        """Kill the worker process; False if it is still there after the deadline."""
         return await self.child.killed(KILL_DEADLINE)
 
     async def _frame(self) -> dict[str, Any]:
-        """Return the next frame; raises `Broken` when the worker ends, or sends what is no frame."""
+        """Return the worker's next frame; `Broken` when it ends, or sends what is no frame."""
         try:
             (size,) = wire.LENGTH.unpack(await self._reader.readexactly(wire.LENGTH.size))
             if size > wire.MAX_FRAME:
@@ -216,7 +216,7 @@ class WorkerProcess:
         return Broken(reason, detail, self, collector, part)
 
     async def _epitaph(self) -> str:
-        """Say how the process ended."""
+        """Say how the worker process ended."""
         await self.killed()
         code = self.child.code
         return "closed its channel" if code is None else child.how_ended(code)
@@ -225,7 +225,7 @@ class WorkerProcess:
 async def start(
     name: str, command: Sequence[str]
 ) -> tuple[child.Child, asyncio.StreamReader, asyncio.StreamWriter, wire.ProgressPage]:
-    """Start a worker; its process, both directions of its channel and its page. StartError."""
+    """Start a worker process; itself, both directions of its channel and its page. StartError."""
     what = f"worker {name}"
     with child.channel(what) as (ours, theirs):
         try:

@@ -83,7 +83,7 @@ def _adjtimex() -> Callable[..., int]:
 
 
 def adjtimex() -> Timex:
-    """Ask the kernel; with no mode set it changes nothing and needs no privilege.
+    """Ask the kernel for its clock; with no mode set it changes nothing and needs no privilege.
 
     OSError where a filter of system calls refuses it.
     """
@@ -113,7 +113,7 @@ class Clock(Collector):
         self._source = source
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the state; offset and errors only where they mean something."""
+        """Yield the clock's state; offset and errors only where they mean something."""
         timex = self._source()
         synchronized = timex.state != _TIME_ERROR and not timex.status & _STA_UNSYNC
         yield SYNCHRONIZED(float(synchronized))

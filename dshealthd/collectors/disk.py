@@ -174,7 +174,7 @@ class Disk(Collector):
 
 
 def _text(place: str) -> str:
-    """Return one line of sysfs; empty where the kernel has no such file for this disk."""
+    """Return one line about a disk from sysfs; empty where the kernel has no such file for it."""
     try:
         return " ".join(read(place, 128).split())
     except FileNotFoundError:

@@ -151,7 +151,7 @@ class Ecc(GpuCollector):
     wakes_on = frozenset({News.GPU_ERROR, News.GPU_MEMORY})
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
-        """Yield what the part counts; which that is depends on its generation."""
+        """Yield the memory errors that the part counts; which that is depends on its generation."""
         values = device.fields(_ASKED)
         for (place, kind, span), value in zip(_COUNTS, values, strict=False):
             if place == "total":
@@ -204,6 +204,6 @@ class Ecc(GpuCollector):
 
 
 def _sram(gpu: Gpu, labels: tuple[str, str], *counts: int) -> Iterator[Sample]:
-    """Yield the sum of counts, if all are known."""
+    """Yield the sum of ECC counts of SRAM, if all are known."""
     if all(number(count) is not None for count in counts):
         yield LOCATED(sum(counts), *gpu.labels, "sram", *labels)

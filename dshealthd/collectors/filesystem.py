@@ -152,7 +152,7 @@ class Filesystem(Collector):
         self._written: dict[str, float | str] = {}
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what each path tells, then the results of the write tests.
+        """Yield the space of each configured path, then the results of the write tests.
 
         A path that fails is left out.
         """
@@ -179,7 +179,7 @@ class Filesystem(Collector):
             raise SourceError(faults[0].reason, faults[0].detail)
 
     def _space(self, path: str) -> Iterator[Sample]:
-        """Yield space and inodes of one path. OSError if it cannot be looked at."""
+        """Yield space and inodes of one configured path. OSError if it cannot be looked at."""
         place = self.host.root(path)
         status = os.statvfs(place)
         yield SIZE(status.f_blocks * status.f_frsize, path)
@@ -239,7 +239,7 @@ class Filesystem(Collector):
             yield WRITE_SECONDS(outcome, path)
 
     def _write(self, directory: str) -> float:
-        """Create, write, sync and remove a file; return the seconds it took.
+        """Create, write, sync and remove a test file; return the seconds it took.
 
         OSError if it cannot be done.
         """

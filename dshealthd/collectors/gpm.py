@@ -68,7 +68,7 @@ class Gpm(GpuCollector):
         self._samples: dict[str, Samples] = {}
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
-        """Yield the averages since the last sweep; nothing in the first, or before Hopper."""
+        """Yield GPM's averages since the last sweep; nothing in the first, or before Hopper."""
         from dshealthd.nvml.gpm import Samples  # loads pynvml, which has no place in the agent
 
         samples = self._samples.setdefault(gpu.uuid, Samples())

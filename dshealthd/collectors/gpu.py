@@ -1,4 +1,4 @@
-"""Every GPU's vital signs, from NVML.
+"""Whether each GPU answers NVML, and its vital signs.
 
 Temperature, power, clocks and what slows them, memory, utilisation, modes.
 """
@@ -231,7 +231,7 @@ class GpuTelemetry(GpuCollector):
         self._signs = Signs(context.tell)
 
     def overview(self, session: Session) -> Iterator[Sample | Fault]:
-        """Yield what is known of the driver, and the GPUs that were here and no longer are."""
+        """Yield the driver's versions, and the GPUs that were here and no longer are."""
         yield VISIBLE(len(session.gpus()))
         yield DRIVER(1, session.versions.driver, session.versions.cuda, session.versions.nvml)
         for index, uuid in session.gone():
@@ -242,7 +242,7 @@ class GpuTelemetry(GpuCollector):
             )
 
     def verdict(self, gpu: Position, faults: list[Fault]) -> Iterator[Sample]:
-        """Yield whether a GPU could be read, and why not.
+        """Yield whether a GPU is up for NVML, and why it could not be read.
 
         One whose deadline is not over is neither up nor down.
         """
@@ -254,7 +254,7 @@ class GpuTelemetry(GpuCollector):
             yield COLLECTOR_FAULT(1, *gpu.labels, collector, why)
 
     def read(self, gpu: Position, device: Device) -> Iterator[Sample]:
-        """Yield the vital signs of one GPU."""
+        """Yield the vital signs of one GPU: temperature, power, clocks, memory."""
         labels = gpu.labels
         *values, module_power = device.fields(_ASKED)
         fields = dict(zip(_FIELDS, values, strict=True))

@@ -30,7 +30,7 @@ class GpuBus(Collector):
     _seen = False
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the count; NotAvailable where there never was a GPU."""
+        """Yield the count of GPUs on the PCI bus; NotAvailable where there never was one."""
         try:
             count = len(bus(self.host).gpus())
         except FileNotFoundError as error:

@@ -56,7 +56,7 @@ class GpuProcesses(GpuCollector):
         self._pids: dict[tuple[str, ...], list[int]] = {}
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what the GPUs tell, and who it is."""
+        """Yield the compute processes that the GPUs tell, and whose they are."""
         self._pids.clear()
         yield from super().collect()
         ranks, unknown = self._ranks.of(pid for pids in self._pids.values() for pid in pids)
@@ -71,7 +71,7 @@ class GpuProcesses(GpuCollector):
             yield RANK(1, rank.job, str(rank.number), *labels)
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
-        """Yield the count and the sum."""
+        """Yield the count of a GPU's compute processes, and the sum of their memory."""
         processes = device.first(
             ("nvmlDeviceGetComputeRunningProcesses_v3",),
             ("nvmlDeviceGetComputeRunningProcesses_v2",),

@@ -252,7 +252,7 @@ class Infiniband(Collector):
         return None if os.path.isdir(host.sys(_CLASS)) else f"{host.sys(_CLASS)} does not exist"
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what each device tells, and `port_up` 0 for the ports that are gone."""
+        """Yield what each InfiniBand device tells, and `port_up` 0 for the ports that are gone."""
         names = self._list()
         if not names and not self._ports:
             message = f"{self.host.sys(_CLASS)} has no device"
@@ -325,7 +325,7 @@ class Infiniband(Collector):
             yield Fault(part, Reason.MALFORMED, f"{place}: {error}")
 
     def _gone(self, names: list[str]) -> Iterator[Sample]:
-        """Yield what is to be said of ports that were here before.
+        """Yield what is to be said of InfiniBand ports that were here before.
 
         Their device forgets what it did not support.
         """
@@ -343,7 +343,7 @@ class Infiniband(Collector):
             yield Sample(FLAPS, labels, history.flaps)
 
     def _known(self, name: str) -> _Device:
-        """Return the device, anew if it was registered anew."""
+        """Return the InfiniBand device, anew if it was registered anew."""
         link = self.host.sys(f"{_CLASS}/{name}")
         device = self._devices.get(name)
         if device is None or device.adapter.identity != identity(link):
@@ -354,7 +354,7 @@ class Infiniband(Collector):
 
 
 def _describe(device: _Device) -> None:
-    """Fill in what hardly changes while the device is registered, and which files it has."""
+    """Fill in what of an adapter hardly changes while it is registered, and which files it has."""
     adapter = device.adapter
     info = {label: adapter.text(file) for label, file in _INFO_FILES.items()}
     info |= {
@@ -382,7 +382,7 @@ def _describe(device: _Device) -> None:
 
 
 def _readings(adapter: Adapter, port: str) -> Iterator[CounterSeries]:
-    """Yield the counters that a port has and this version knows.
+    """Yield the counters that an InfiniBand port has and this version knows.
 
     Of two for the same series the first.
     """
@@ -398,7 +398,7 @@ def _readings(adapter: Adapter, port: str) -> Iterator[CounterSeries]:
 
 
 def _read(adapter: Adapter, readings: list[CounterSeries], part: str) -> Iterator[Sample | Fault]:
-    """Yield a sample for each reading that can be had, and one fault for all that fail."""
+    """Yield a sample for each reading of a port, and one fault for all that fail."""
     faults = []
     for place, metric, labels, per_unit in readings:
         try:

@@ -1,5 +1,4 @@
-"""The newest checkpoint of each training job whose rank 0 runs here: is it complete, and is there
-room for the next one?
+"""The newest checkpoint of each training job: is it complete, and is there room for the next one?
 
 A training that reports heartbeats says where it has saved. The agent looks there with the rights of
 the rank's user, once after each save and never during one. What DeepSpeed's `latest` names is
@@ -150,13 +149,13 @@ class JobCheckpoint(Collector):
         yield JOBS_LEFT_OUT(left_out)
 
     def close(self) -> None:
-        """Let go of the pages."""
+        """Let go of the pages by which the trainings tell of their checkpoints."""
         for followed in self._followed.values():
             os.close(followed.page)
         self._followed.clear()
 
     def _follow(self, members: list[TrainingProcess]) -> tuple[TrainingProcess, _Followed] | None:
-        """Return the process that reports as rank 0 of a job, the one that started last.
+        """Return the process that reports a job's checkpoints: the rank 0 that started last.
 
         An older one is left over from an earlier run; its children started later, and have no page
         of their own.
@@ -178,7 +177,7 @@ class JobCheckpoint(Collector):
     def _look(
         self, part: str, process: TrainingProcess, followed: _Followed, until: float
     ) -> Fault | None:
-        """Look at a job's checkpoints unless it saves now, and return why that failed."""
+        """Look at a job's newest checkpoint unless it saves now, and return why that failed."""
         clock = self.context.monotonic
         try:
             saved = _last_save(followed.page)
@@ -198,13 +197,13 @@ class JobCheckpoint(Collector):
 
 
 def _own(members: list[TrainingProcess]) -> list[TrainingProcess]:
-    """Return the processes that a launcher started, without the children that they have."""
+    """Return the processes of a job that a launcher started, without their children."""
     pids = {process.pid for process in members}
     return [process for process in members if process.parent not in pids]
 
 
 def _last_save(page: int) -> Saved | None:
-    """Return where a training has saved; None while it saves, and if it never did.
+    """Return where a training saved its last checkpoint; None while it saves, or never did.
 
     None as well for a page that is being written just now: it is read again at the next look. One
     that never holds anything whole is counted by the receiver of heartbeats.

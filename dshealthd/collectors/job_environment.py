@@ -187,7 +187,7 @@ class JobEnvironment(Collector):
         """Whether the node has GPUs of several models."""
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the runs and what is wrong with them."""
+        """Yield the runs, and what is wrong with the settings in their environments."""
         table = self.context.shared(ProcessTable)
         runs = self._ranks.runs(table.refresh(), table.machine)
         yield LEFT_OUT(max(0, len(runs) - self.options.max_runs))
@@ -220,7 +220,7 @@ class JobEnvironment(Collector):
         return self._told[process.pid, process.start]
 
     def _read(self, process: TrainingProcess) -> _Told:
-        """Return what a process was told."""
+        """Return the settings of a training process, from its environment and `nccl.conf`."""
         part = f"process {process.pid}"
         configured: Mapping[str, str] = {}
         more, orphaned = b"", None
@@ -243,7 +243,7 @@ class JobEnvironment(Collector):
         return _Told(settings, names, findings, orphaned, fault)
 
     def _believed(self, process: TrainingProcess, told: _Told) -> Iterable[Finding]:
-        """Leave out the names that the NCCL of the process reads, though we do not know them.
+        """Leave out names in the environment that the NCCL of the process does read.
 
         It is mapped some time after the start of a process, so that this is asked again.
         """
@@ -282,7 +282,7 @@ class JobEnvironment(Collector):
             yield KIN(1, *labels, variable, f"{kin:012x}")
 
     def _alike(self, members: list[TrainingProcess]) -> int:
-        """Return how many processes of one rank run the same program.
+        """Return how many processes with the environment of one rank run the same program.
 
         A daemon that a rank has left behind has its environment as well.
         """
@@ -310,7 +310,7 @@ class JobEnvironment(Collector):
     def _problems(
         self, run: Run, network: NetworkDevices, gpus: int | None
     ) -> Iterator[Sample | Fault]:
-        """Yield what is wrong, and with how many ranks."""
+        """Yield what is wrong with the settings of a job, and with how many ranks."""
         ranks: dict[Finding, set[int]] = defaultdict(set)
         for rank, members in run.ranks.items():
             for process in members:
@@ -344,7 +344,7 @@ class JobEnvironment(Collector):
             yield PROBLEMS(len(those), run.job, run.name, str(min(those)), variable, problem)
 
     def _fingerprints(self, run: Run) -> Iterator[Sample]:
-        """Yield the settings that nodes must have in common."""
+        """Yield fingerprints of the settings that a job's nodes must have in common."""
         for variable in NCCL_COMMON:
             found = {self._of(process).settings.get(variable) for process in run.processes}
             if found != {None}:
@@ -366,5 +366,5 @@ class JobEnvironment(Collector):
 
 
 def _ordered(found: Iterable[str | None]) -> list[str]:
-    """Return values so that not to be set differs from all of them."""
+    """Return values of a setting so that not to be set differs from all of them."""
     return sorted("unset" if value is None else f"={value}" for value in found)

@@ -91,7 +91,7 @@ class JobHang(Collector):
     Options = HangOptions
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield how the jobs were at the last look."""
+        """Yield which jobs were hung at the last look, and the silence of their ranks."""
         detector = self.context.service(Jobs, "no heartbeats come in").hangs()
         for job, ranks in detector.jobs.items():
             if any(rank.ended is None for rank in ranks):
@@ -101,7 +101,7 @@ class JobHang(Collector):
 
 
 def shown(jobs: Mapping[str, Sequence[RankState]]) -> list[tuple[str, RankState]]:
-    """Return the ranks that get series, each with its job.
+    """Return the ranks of hung and running jobs that get series, each with its job.
 
     Those that have ended take what the living leave: where some ranks of a hung job had no place,
     the others would be compared without them, and the wrong ones would be behind.
@@ -124,7 +124,7 @@ def shown(jobs: Mapping[str, Sequence[RankState]]) -> list[tuple[str, RankState]
 
 
 def verdict(job: str, hang: Hang | None) -> Iterator[Sample]:
-    """Yield whether a job is hung, and who is at fault."""
+    """Yield whether a job is hung, since when, and which rank is the culprit."""
     if hang is None:
         yield HANG(0, job, str(HangClass.NONE))
         return
@@ -134,7 +134,7 @@ def verdict(job: str, hang: Hang | None) -> Iterator[Sample]:
 
 
 def samples(job: str, rank: RankState) -> Iterator[Sample]:
-    """Yield what is known of one rank; of one that has ended, only how."""
+    """Yield the silence and activity of one rank; of one that has ended, only how."""
     name = str(rank.rank)
     if rank.ended is not None and rank.ended_at is not None:
         if rank.settled:

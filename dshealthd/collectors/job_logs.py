@@ -136,13 +136,13 @@ class JobLogs(Collector):
 
     @classmethod
     def absent(cls, options: JobLogsOptions, host: Host) -> str | None:  # noqa: ARG003 - as every collector
-        """Say that no logs are configured."""
+        """Say that no logs of jobs are configured."""
         if options.paths or options.standard_streams:
             return None
         return "neither collectors.job_logs.paths nor standard_streams is set"
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what the logs of this node's jobs tell."""
+        """Yield why jobs of this node failed, as their logs tell."""
         now = self.context.monotonic()
         if now >= self._processes_at:
             self._processes_at = now + PROCESSES_EVERY
@@ -161,7 +161,7 @@ class JobLogs(Collector):
         yield JOBS_LEFT_OUT(self._watch.jobs_left_out)
 
     def _boot(self) -> float:
-        """Return the Unix time at which the kernel started."""
+        """Return the Unix time at which the kernel started, from which logs of jobs are dated."""
         try:
             uptime = float(read(self.host.proc("uptime")).split()[0])
         except (ValueError, IndexError) as error:
@@ -170,7 +170,7 @@ class JobLogs(Collector):
 
 
 def _node(finding: Finding, here: frozenset[int]) -> str:
-    """Return the node at fault: this one where the ranks are its own, or as the log names it."""
+    """Return the node that a log names as culprit: this one where the ranks are its own."""
     if finding.ranks and here.issuperset(finding.ranks):
         return os.uname().nodename
     return finding.host if finding.host and _HOST.fullmatch(finding.host) else ""

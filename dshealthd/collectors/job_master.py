@@ -116,7 +116,7 @@ class JobMaster(Collector):
         self._answered: dict[tuple[str, str], float] = {}
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield one outcome for each run that has its rank 0 elsewhere."""
+        """Yield whether the master answers, for each run that has its rank 0 elsewhere."""
         table = self.context.shared(ProcessTable)
         runs = self._ranks.runs(table.refresh(), table.machine)
         keys = {(run.job, run.name) for run in runs}
@@ -137,7 +137,7 @@ class JobMaster(Collector):
                 yield from self._ask(run)
 
     def _connected(self) -> set[int]:
-        """Return the ports to which this node has connections."""
+        """Return the master ports to which this node has connections."""
         table = self.context.shared(Sockets).active()
         return {
             port
@@ -147,7 +147,7 @@ class JobMaster(Collector):
 
     @staticmethod
     def _started(run: Run) -> float:
-        """Return when the youngest rank started, in seconds since boot."""
+        """Return when the youngest rank of a run started, in seconds since boot."""
         return max(process.started for process in run.processes)
 
     def _ask(self, run: Run) -> Iterator[Sample | Fault]:
@@ -175,12 +175,12 @@ class JobMaster(Collector):
         yield CONNECTION(1, *key, outcome)
 
     def _rights(self, process: TrainingProcess) -> AbstractContextManager[None]:
-        """Take on the rights of a rank's user: who chose the address gains nothing by it."""
+        """Take on a rank's user's rights: who chose the master's address gains nothing by it."""
         return assumed(parse_user(read_bytes(self.host.proc(f"{process.pid}/status"), 1 << 16)))
 
 
 def _elsewhere(run: Run) -> bool:
-    """Tell whether a run meets on another node, at an address that can be asked for here."""
+    """Tell whether a run meets on another node, whose master address can be tried from here."""
     address = run.rendezvous["MASTER_ADDR"]
     return (
         0 not in run.ranks
@@ -199,7 +199,7 @@ def _port(run: Run) -> int:
 
 
 def connect(host: str, port: int, timeout: float) -> ConnectionOutcome:
-    """Return what a connection comes to that says nothing. Blocks.
+    """Return what a silent connection to the master comes to. Blocks.
 
     OSError where no name server could tell the address: that is no verdict on the master.
     """

@@ -68,7 +68,7 @@ class JobThreads(Collector):
     Options = JobThreadsOptions
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield each job's threads; a job whose groups cannot be read is a fault, never 0."""
+        """Yield each job's threads and limits; a group that cannot be read is a fault, never 0."""
         jobs, left_out = shares.jobs(
             self.context.shared(ProcessTable).refresh(), self.options.max_jobs
         )

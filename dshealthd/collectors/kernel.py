@@ -165,7 +165,7 @@ def parse_command_line(text: str) -> dict[str, str]:
 
 
 def parse_choice(text: str) -> str | None:
-    """Return the choice in brackets: `madvise` of `always [madvise] never`."""
+    """Return the kernel's choice in brackets: `madvise` of `always [madvise] never`."""
     _, bracket, rest = text.partition("[")
     return rest.partition("]")[0] if bracket else None
 
@@ -179,7 +179,7 @@ class Kernel(Collector):
         self._settings_read = float("-inf")
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what the kernel tells; what it does not have is left out.
+        """Yield the kernel's load, parameters and settings; what it does not have is left out.
 
         A file that cannot be read is a fault, and the others are read.
         """
@@ -207,7 +207,7 @@ class Kernel(Collector):
         )
 
     def _kept(self, part: str, reader: Callable[[], Iterable[Sample]]) -> list[Sample]:
-        """Return what a reader gave, or raise what it raised, since settings were read last."""
+        """Return what a reader of kernel settings gave, or raise what it raised, last time."""
         if part not in self._settings:
             try:
                 self._settings[part] = list(reader())
@@ -272,12 +272,12 @@ class Kernel(Collector):
 
 
 def _path(sysctl: str) -> str:
-    """Return where a setting is below `/proc`."""
+    """Return where a kernel setting is below `/proc`."""
     return f"sys/{sysctl.replace('.', '/')}"
 
 
 def _text(place: str) -> str | None:
-    """Return what a file holds; None if this kernel does not have it."""
+    """Return what a file of a kernel setting holds; None if this kernel does not have it."""
     try:
         return read(place)
     except FileNotFoundError:
@@ -285,7 +285,7 @@ def _text(place: str) -> str | None:
 
 
 def _number(host: Host, sysctl: str) -> int | None:
-    """Return a setting of one number; None if this kernel does not have it."""
+    """Return a kernel setting of one number; None if this kernel does not have it."""
     place = host.proc(_path(sysctl))
     text = _text(place)
     try:

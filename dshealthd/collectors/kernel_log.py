@@ -1,4 +1,4 @@
-"""Faults that the kernel log reports.
+"""Faults that the kernel log reports, counted over restarts of the agent.
 
 Xids, NVSwitch and NVLink errors, out of memory, hung tasks, I/O, links, buses; from `/dev/kmsg`.
 
@@ -185,7 +185,7 @@ class KernelLog(Collector):
         return None if os.path.exists(place) else f"there is no {place}"
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Read what is new and yield all counts.
+        """Read what is new in the kernel log and yield all counts.
 
         With an error, what was counted before it is yielded too.
         """
@@ -209,13 +209,13 @@ class KernelLog(Collector):
             raise failure
 
     def close(self) -> None:
-        """Begin to save the position, and close the log."""
+        """Begin to save the position in the kernel log, and close it."""
         if self._known:
             self._save(now=True)
         self._reader.close()
 
     def _read(self) -> None:
-        """Take in what is new."""
+        """Take in what is new in the kernel log."""
         reader = self._reader
         before = reader.position, reader.drained, reader.malformed
         try:
@@ -238,7 +238,7 @@ class KernelLog(Collector):
             self._read()
 
     def _note(self, record: KernelLogRecord) -> None:
-        """Count what a line of the kernel reports."""
+        """Count what a line of the kernel log reports."""
         message = record.message
         if message.startswith("NVRM: Xid "):
             if (xid := lines.xid(message)) is not None:
@@ -262,12 +262,12 @@ class KernelLog(Collector):
             self._tally.count(EVENTS, event)
 
     def _tell_of_gpus(self) -> None:
-        """Have the GPUs looked at now, unless the line was there before us."""
+        """Have GPUs looked at for a line of the log, unless it was there before us."""
         if self._resumed or self._reader.drained:
             self.context.tell(News.GPU_ERROR)
 
     def _time(self, record: KernelLogRecord) -> float:
-        """Return the Unix time of a record: that of reading it, unless it was there before us.
+        """Return a kernel log record's Unix time: when it was read, if not there before us.
 
         Alerts ask for what is recent. By the kernel's clock a new record would be old after months,
         as that clock drifts, and so would one that was written while no agent ran.
@@ -278,7 +278,7 @@ class KernelLog(Collector):
         return round(now - self.context.monotonic() + record.timestamp, 3)
 
     def _samples(self) -> list[Sample]:
-        """Return all counts as samples; the same list as before when nothing is new."""
+        """Return the kernel log's counts as samples; the same list when nothing is new."""
         if self._shown is None:
             # An event that was not seen is known to be 0 only when all of the log has been read.
             events = dict.fromkeys(lines.EVENTS, 0.0) if self._reader.drained else {}
@@ -299,7 +299,7 @@ class KernelLog(Collector):
         return self._shown
 
     def _gpu(self, pci_bus_id: str) -> str:
-        """Return a GPU's index; one that is not known makes us look again, once in a while."""
+        """Return the index of a GPU that the kernel log names; look again if it is new."""
         now = self.context.monotonic()
         if pci_bus_id and pci_bus_id not in self._gpus and now - self._gpus_read > _GPU_REFRESH:
             self._gpus_read = now
@@ -313,7 +313,7 @@ class KernelLog(Collector):
         return self._gpus.get(pci_bus_id, "")
 
     def _resume(self) -> None:
-        """Take up position and counts of this boot, if they were saved."""
+        """Take up position and counts of this boot's kernel log, if they were saved."""
         self._begun = True
         if self.context.state is None:
             return
@@ -355,7 +355,7 @@ class KernelLog(Collector):
             self._resumed = True
 
     def _save(self, *, now: bool = False) -> None:
-        """Have the state file written if there is something new and it is time to, or `now`."""
+        """Have the log's position and counts written if they are new and it is time, or `now`."""
         if self._ledger is None:
             return
         self._check_saved(self._ledger.writer)
@@ -382,7 +382,7 @@ class KernelLog(Collector):
                     self._saved_position = position
 
     def _check_saved(self, writer: LatestWriter) -> None:
-        """Report what came of the last write, and one that hangs."""
+        """Report what came of the last write of the kernel log's counts, and one that hangs."""
         hung = writer.hung_for()
         if hung > self.options.deadline:
             self._troubled(Reason.TIMEOUT, "position in the log is not saved: the disk hangs", None)
@@ -394,7 +394,7 @@ class KernelLog(Collector):
             self._written, self._fault = writer.written, None
 
     def _troubled(self, reason: Reason, what: str, error: Exception | None) -> None:
-        """Report trouble with the state until a state is saved; the log has it once."""
+        """Report trouble with the saved position until one is saved; the log has it once."""
         detail = f"{what}: {error}" if error is not None else what
         if self._fault is None or self._fault.detail != detail:
             log.warning("kernel_log: %s", detail)

@@ -92,7 +92,7 @@ class Loopback(Collector):
         self._outcomes: Counter[str] = Counter()
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Connect once.
+        """Connect once over the loopback.
 
         A connection that fails is a finding; SourceError if the agent itself has no descriptors
         left.
@@ -112,7 +112,7 @@ class Loopback(Collector):
             yield CONNECTIONS(self._outcomes[label], label)
 
     def _connect(self) -> float:
-        """Return the seconds from connect to accept.
+        """Return the seconds from connect to accept over the loopback.
 
         Raises OSError, TimeoutError past the deadline.
         """
@@ -153,7 +153,7 @@ def _socket() -> socket.socket:
 
 
 def _reset_on_close(connection: socket.socket) -> None:
-    """Have close(2) reset the connection instead of leaving one end of it in TIME_WAIT."""
+    """Have close(2) reset the loopback connection instead of leaving one end of it in TIME_WAIT."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
 

@@ -76,7 +76,7 @@ class HostMemory(Collector):
     """Reads two files; cannot hang."""
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what the kernel tells; a field that it does not have is left out."""
+        """Yield the host's memory and OOM kills; a field that the kernel lacks is left out."""
         yield from read_parts({"meminfo": self._meminfo, "vmstat": self._vmstat})
 
     def _meminfo(self) -> Iterator[Sample]:
@@ -91,7 +91,7 @@ class HostMemory(Collector):
             yield OOM_KILLS(vmstat["oom_kill"])
 
     def _parsed(self, file: str, parse: Callable[[str], Mapping[str, int]]) -> Mapping[str, int]:
-        """Return the fields of a file of `/proc`.
+        """Return the fields of `/proc/meminfo` or `/proc/vmstat`.
 
         SourceError names the file if it makes no sense.
         """

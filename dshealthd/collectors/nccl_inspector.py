@@ -125,13 +125,13 @@ class NcclInspector(Collector):
 
     @classmethod
     def absent(cls, options: NcclInspectorOptions, host: Host) -> str | None:  # noqa: ARG003 - as every collector
-        """Say that there is no driver that NCCL could use."""
+        """Say that there is no driver that NCCL, whose Inspector writes, could use."""
         places = (host.device("nvidiactl"), host.device("dxg"), host.sys("module/nvidia"))
         return None if any(map(os.path.exists, places)) else "no NVIDIA driver, and so no NCCL"
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what the files tell; one that is not taken is counted, a directory that cannot be
-        read is a fault.
+        """Yield what the Inspector's files tell; one that is not taken is counted, a directory that
+        cannot be read is a fault.
         """
         jobs: dict[int, set[str]] = defaultdict(set)
         directories = Directories()
@@ -172,8 +172,8 @@ class NcclInspector(Collector):
         yield from self._samples(taken)
 
     def _named(self, directories: Directories, jobs: dict[int, set[str]]) -> Iterator[Fault]:
-        """Open the directories that training processes name, each seen as the process sees it, and
-        note whose jobs there are.
+        """Open the Inspector's directories that training processes name, each seen as the process
+        sees it, and note whose jobs there are.
         """
         seen: set[tuple[object, str]] = set()
         for process in self.context.shared(ProcessTable).refresh():
@@ -208,8 +208,8 @@ class NcclInspector(Collector):
     def _configured(
         self, directories: Directories, jobs: Mapping[int, set[str]]
     ) -> Iterator[Fault]:
-        """Open the configured directories, in which those who train may write, and those to whom
-        the directory or the node belongs.
+        """Open the Inspector's directories that the collector's options name, in which those who
+        train may write, and those to whom the directory or the node belongs.
         """
         for path in self.options.directories:
             part = f"inspector {path}"
@@ -225,7 +225,7 @@ class NcclInspector(Collector):
             directories.add(descriptor, part).owners |= {owner, os.geteuid(), 0, *jobs}
 
     def _uuids(self) -> frozenset[str]:
-        """Return the UUIDs of this node's GPUs as the driver tells them; none where it does not."""
+        """Return the UUIDs of this node's GPUs, which Inspector files name; none if unknown."""
         place = self.host.proc("driver/nvidia/gpus")
         try:
             texts = [read(f"{place}/{slot}/information", 4096) for slot in os.listdir(place)]
@@ -236,8 +236,8 @@ class NcclInspector(Collector):
     def _list(
         self, directories: Directories, uuids: Collection[str], states: Counter[InspectorFileState]
     ) -> Generator[Fault, None, list[tuple[Directory, str]]]:
-        """Return the files of this node's GPUs by their names, and count those that are known to be
-        of others.
+        """Return the Inspector's files of this node's GPUs by their names, and count those that are
+        known to be of others.
         """
         found = []
         for directory in directories.values():
@@ -261,7 +261,7 @@ class NcclInspector(Collector):
     def _read(
         self, directory: Directory, name: str, states: Counter[InspectorFileState]
     ) -> File | None:
-        """Return a file if it may be taken, and count it if not."""
+        """Return an Inspector file if it may be taken, and count it if not."""
         now, age = self.context.wall(), self.options.max_age
         try:
             return inspector_files.read(
@@ -281,7 +281,7 @@ class NcclInspector(Collector):
         return None
 
     def _samples(self, taken: list[tuple[str, File, Content]]) -> Iterator[Sample]:
-        """Yield the numbers, of each operation those written last."""
+        """Yield the numbers of the Inspector, of each operation those written last."""
         written: dict[tuple[str, str], float] = {}
         shown: dict[tuple[str, str, str, str, str, str], Figures] = {}
         for job, file, content in sorted(taken, key=lambda entry: entry[1].written, reverse=True):
@@ -309,7 +309,7 @@ class NcclInspector(Collector):
 
 
 def _job(content: Content, named: set[str], users: set[str]) -> str:
-    """Return the job that a file is of: the one it names, if its owner has that.
+    """Return the job that an Inspector file is of: the one it names, if its owner has that.
 
     Else the only one of its directory, or of its owner.
     """
@@ -323,7 +323,7 @@ def _job(content: Content, named: set[str], users: set[str]) -> str:
 
 
 def _rank(operation: Operation) -> tuple[int, str, str]:
-    """Return where an operation stands where there is no room for all.
+    """Return where an NCCL operation stands where there is no room for all.
 
     Those of large communicators first.
     """

@@ -1,4 +1,4 @@
-"""What NCCL tells of the jobs on this node by its RAS.
+"""What NCCL's RAS answers for the jobs of which this node has rank 0.
 
 Ranks that are missing, operations launched, errors; asked of one node per job.
 
@@ -202,12 +202,12 @@ class NcclRas(Collector):
 
     @classmethod
     def absent(cls, options: NcclRasOptions, host: Host) -> str | None:  # noqa: ARG003 - as every collector
-        """Say that there is no driver that NCCL could use."""
+        """Say that there is no driver that NCCL, and so its RAS, could use."""
         places = (host.device("nvidiactl"), host.device("dxg"), host.sys("module/nvidia"))
         return None if any(map(os.path.exists, places)) else "no NVIDIA driver, and so no NCCL"
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Ask each job of which this node has rank 0.
+        """Ask the RAS of each job of which this node has rank 0.
 
         A job that does not answer is a fault, and its numbers are absent.
         """
@@ -242,7 +242,7 @@ class NcclRas(Collector):
     def _prepare(
         self, job: str, members: list[TrainingProcess]
     ) -> Query | tuple[str, Fault | None] | None:
-        """Return the query of a job, or why there is none; None where it is not due yet."""
+        """Return the RAS query of a job, or why there is none; None where it is not due yet."""
         first = next((process for process in members if process.launch.rank == 0), None)
         if first is None and job not in self._jobs:
             return "elsewhere", None
@@ -260,8 +260,8 @@ class NcclRas(Collector):
         return self._question(job, known, members, process, now)
 
     def _due(self, job: str, known: WatchedJob, now: float) -> bool:
-        """Tell whether to ask a job now. News brings forward the queries of those alone that it
-        concerns: all jobs of the node, where its hardware had an error.
+        """Tell whether to ask a job's RAS now. News brings forward the queries of those alone that
+        it concerns: all jobs of the node, where its hardware had an error.
         """
         heard = {about for _, about in self.context.heard}
         if "" in heard:
@@ -280,7 +280,7 @@ class NcclRas(Collector):
         process: TrainingProcess,
         now: float,
     ) -> Query | tuple[str, Fault | None]:
-        """Return the query of a job that is due, or why it may not be asked."""
+        """Return the RAS query of a job that is due, or why it may not be asked."""
         loaded = question.look(self.host, map(_member, members), self._releases)
         pids = frozenset(loaded.pids)
         starts = frozenset((found.pid, found.start) for found in members if found.pid in pids)
@@ -314,7 +314,7 @@ class NcclRas(Collector):
             return "failed", Fault(f"job {job}", Reason.NOT_FOUND, str(error))
 
     def _foreign_network(self, pid: int) -> bool:
-        """Tell whether a process is known to be in another network namespace than the agent."""
+        """Tell whether a process's RAS is known to be in another network namespace."""
         try:
             theirs, ours = os.stat(self.host.proc(f"{pid}/ns/net")), os.stat("/proc/self/ns/net")
         except OSError:
@@ -322,7 +322,7 @@ class NcclRas(Collector):
         return (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino)
 
     def _report(self, job: str, query: Query, world_size: int | None) -> Iterator[Sample | Fault]:
-        """Yield what came of a query; what is known from before goes on being true, by its time."""
+        """Yield what came of a RAS query; what was known before stays true, by its time."""
         known, outcome = self._jobs[job], query.outcome
         known.responder = query.responder
         if isinstance(outcome, NoListener | Stranger):
@@ -357,7 +357,7 @@ class NcclRas(Collector):
             yield IDLE(progress.idle, job)
 
     def _believed(self, known: WatchedJob, answer: RasAnswer, world_size: int | None) -> Status:
-        """Return what an answer says. Raises MalformedAnswer, ImpossibleAnswer."""
+        """Return what a RAS answer says. Raises MalformedAnswer, ImpossibleAnswer."""
         status = question.read(answer)
         form = policy.Form.JSON if answer.json else policy.Form.TEXT
         versions = known.loaded.versions if known.loaded is not None else frozenset()
@@ -372,14 +372,14 @@ def _member(process: TrainingProcess) -> JobProcess:
 
 
 def _world_size(members: list[TrainingProcess]) -> int | None:
-    """Return the largest that a process says: what launches ranks may be one of fewer."""
+    """Return the largest world size that a process of the job says."""
     return max((size for found in members if (size := found.launch.world_size)), default=None)
 
 
 def _samples(
     job: str, status: Status, progress: JobProgress, world_size: int | None
 ) -> Iterator[Sample]:
-    """Yield the numbers of one answer."""
+    """Yield the numbers of one RAS answer."""
     if status.version:
         yield INFO(1, job, status.version)
     if status.timeouts is not None:

@@ -146,7 +146,7 @@ def parse_columns(text: str) -> list[int]:
 
 
 def speed_of(megabits: int) -> float | None:
-    """Return bytes per second from what the file `speed` holds.
+    """Return a network interface's bytes per second from what its file `speed` holds.
 
     None for the numbers that mean unknown.
     """
@@ -222,7 +222,7 @@ class Network(Collector):
         return f"{root} has no interface with hardware"
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what is known of each interface; one that fails leaves the others alone."""
+        """Yield what is known of each network interface; one that fails leaves the others alone."""
         place = self.host.proc("net/dev")
         lines = parse_net_dev(self._reader(place))
         for name in self._interfaces.keys() - lines.keys():
@@ -251,7 +251,7 @@ class Network(Collector):
             raise NotAvailable(message)
 
     def _known(self, name: str) -> _Interface | None:
-        """Return what is remembered of an interface; None if it is to be left out."""
+        """Return what is remembered of a network interface; None if it is to be left out."""
         if name not in self._interfaces:
             place = self.host.sys(f"{_CLASS}/{name}")
             self._interfaces[name] = (
@@ -296,7 +296,7 @@ class Network(Collector):
 
 
 def _info(name: str, place: str) -> Sample:
-    """Return the description of an interface, from where its links lead."""
+    """Return the description of a network interface, from where its links lead."""
     device = f"{place}/device"
     if not os.path.lexists(device):
         return INFO(1, name, "", "bonding" if os.path.lexists(f"{place}/bonding") else "")

@@ -152,19 +152,19 @@ _KIB = 1024
 
 @functools.cache
 def _link_fields(names: tuple[str, ...], links: int) -> Fields:
-    """Field by field, each for all links."""
+    """Return the fields to ask for, field by field, each for all NVLinks."""
     return Fields(*((name, link) for name in names for link in range(links)))
 
 
 def _of_links(device: Device, names: tuple[str, ...], links: int) -> dict[str, list[float | None]]:
-    """Return what each link tells, by field."""
+    """Return what each NVLink tells, by field."""
     values = device.fields(_link_fields(names, links))
     return {name: values[place * links : (place + 1) * links] for place, name in enumerate(names)}
 
 
 def bit_error_ratio(code: float) -> float:
-    """Return the ratio that NVML writes as mantissa (bits 8-11) and negative decimal exponent (bits
-    0-7).
+    """Return an NVLink's bit error ratio, which NVML writes as mantissa (bits 8-11) and negative
+    decimal exponent (bits 0-7).
     """
     return (int(code) >> 8 & 0xF) * 10.0 ** -(int(code) & 0xFF)
 
@@ -201,7 +201,7 @@ class ErrorSums:
         self._memory = memory
 
     def add(self, uuid: str, kind: str, counts: Sequence[float | None]) -> float | None:
-        """Return the sum of one type of error now; None where no link tells.
+        """Return the sum of one type of NVLink errors now; None where no link tells.
 
         `counts` are those of the GPU's links, None where a link does not tell.
         """
@@ -231,7 +231,7 @@ class Nvlink(GpuCollector):
         self._counted = ErrorSums(context.memory.setdefault("nvlink_errors", {}))
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
-        """Yield what a GPU's links tell; nothing where it has none."""
+        """Yield what a GPU's NVLinks tell; nothing where it has none."""
         yield from _c2c(gpu, device)
         whole = dict(zip(_WHOLE, device.fields(_GPU), strict=True))
         count = int(whole["count"] or 0)
@@ -281,7 +281,7 @@ class Nvlink(GpuCollector):
         labels: Sequence[tuple[str, ...]],
         errors: Mapping[str, Sequence[float | None]],
     ) -> Iterator[Sample]:
-        """Yield the sum of each type of error, and the errors of the links that have any."""
+        """Yield the sum of each type of NVLink errors, and each link's that has any."""
         for kind, counts in errors.items():
             yield from told(SUMS, self._counted.add(gpu.uuid, kind, counts), *gpu.labels, kind)
         for link, label in enumerate(labels):
@@ -292,7 +292,7 @@ class Nvlink(GpuCollector):
 
 
 def _kinds(device: Device, count: int) -> Counter[tuple[str, str]]:
-    """Count a GPU's links by version and remote end."""
+    """Count a GPU's NVLinks by version and remote end."""
     return Counter(
         (
             _VERSIONS.get(device.ask("nvmlDeviceGetNvLinkVersion", link), ""),
@@ -303,13 +303,13 @@ def _kinds(device: Device, count: int) -> Counter[tuple[str, str]]:
 
 
 def _sum(counts: Sequence[float | None]) -> float | None:
-    """Return the sum of what all links count; None where one does not tell."""
+    """Return the sum of what all NVLinks count; None where one does not tell."""
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None
 
 
 def _c2c(gpu: Gpu, device: Device) -> Iterator[Sample]:
-    """Yield the links between the GPU and the CPU of its module; nothing where it has none."""
+    """Yield the NVLinks between GPU and CPU of one module (C2C); nothing where it has none."""
     (count,) = device.fields(_C2C_COUNT)
     links = int(count or 0)
     if not links:

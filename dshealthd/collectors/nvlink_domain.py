@@ -111,14 +111,14 @@ class NvlinkDomain(GpuCollector):
         self._daemon: int | None = None
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what each GPU says of its fabric, and then what there is of IMEX."""
+        """Yield what each GPU says of its NVLink domain, and then what there is of IMEX."""
         self._several_nodes = False
         yield from super().collect()
         if self._several_nodes:
             yield from self._imex()
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
-        """Yield the fabric of one GPU; nothing where its driver knows of none."""
+        """Yield the NVLink domain of one GPU; nothing where its driver knows of none."""
         fabric = device.fill("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t")
         fabric = fabric or device.fill("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t")
         if fabric is None or number(fabric.state) is None:
@@ -136,7 +136,7 @@ class NvlinkDomain(GpuCollector):
             yield DOMAIN(1.0, *gpu.labels, domain, str(fabric.cliqueId))
 
     def _imex(self) -> Iterator[Sample | Fault]:
-        """Yield the state of IMEX."""
+        """Yield the state of IMEX, the NVLink domain's service."""
         try:
             settings = imex.settings(self.host)
             nodes = len(imex.nodes(self.host, settings))
@@ -156,7 +156,7 @@ class NvlinkDomain(GpuCollector):
 
 
 def _problems(fabric: Any) -> Iterator[str]:
-    """Yield the names of what is wrong, as NVML tells it."""
+    """Yield the names of what is wrong with a GPU's fabric, as NVML tells it."""
     if fabric.status:
         yield "registration_failed"
     if getattr(fabric, "healthSummary", 0) == _LIMITED:
@@ -170,7 +170,7 @@ def _problems(fabric: Any) -> Iterator[str]:
 
 
 def _healthy(fabric: Any) -> bool:
-    """Judge by NVML's own summary; where it has none, by the bits that name a trouble."""
+    """Judge the fabric by NVML's own summary; without one, by the bits that name a trouble."""
     summary = getattr(fabric, "healthSummary", 0)
     if summary:
         return bool(summary == 1)

@@ -147,7 +147,7 @@ class OpenFiles(Collector):
         self._all_until = -math.inf
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what the system, all processes together and the jobs use.
+        """Yield the open files that the system, all processes together and the jobs use.
 
         A process that may not be read is a fault, never 0.
         """
@@ -178,7 +178,7 @@ class OpenFiles(Collector):
     def _jobs(
         self, descriptors: Descriptors, processes: Iterable[TrainingProcess]
     ) -> Iterator[Sample | Fault]:
-        """Yield the worst process of each job."""
+        """Yield the process of each job that is nearest to its limit of open files."""
         now = self.context.monotonic()
         remembered: Mapping[tuple[int, int], _Slow] = self._slow
         if now >= self._slow_until:
@@ -244,7 +244,7 @@ class OpenFiles(Collector):
         )
 
     def _all(self, descriptors: Descriptors, pids: Iterable[str]) -> Iterator[Sample]:
-        """Yield the worst of all processes."""
+        """Yield the process of all that is nearest to its limit of open files."""
         now = self.context.monotonic()
         worst = (
             descriptors.worst([self._worst_pid])

@@ -90,7 +90,7 @@ class Pcie(GpuCollector):
     Options = PcieOptions
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
-        """Yield the link's state and counts."""
+        """Yield state, replays and traffic of a GPU's PCIe link."""
         replays, sent, received, *errors = device.fields(_ASKED)
         yield from told(WIDTH, device.ask("nvmlDeviceGetCurrPcieLinkWidth"), *gpu.labels)
         yield from told(WIDTH_MAX, device.once("nvmlDeviceGetMaxPcieLinkWidth"), *gpu.labels)

@@ -61,7 +61,7 @@ class Pressure(Collector):
     """Reads three files; cannot hang."""
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the pressure of each resource."""
+        """Yield the pressure stall information of each resource."""
         for resource, kinds in _SHOWN.items():
             place = self.host.proc(f"pressure/{resource}")
             try:

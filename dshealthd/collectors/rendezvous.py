@@ -1,4 +1,4 @@
-"""The ports that training jobs meet on.
+"""The ports that training jobs rendezvous on: their sockets and listeners.
 
 Who holds them, who waits for them, and whether a listener there is an orphan of an earlier run.
 """
@@ -130,7 +130,7 @@ class RendezvousPorts(Collector):
         self._watching = False
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the sockets by state, then the listeners."""
+        """Yield the sockets on rendezvous ports by state, then the listeners."""
         sockets = self.context.shared(Sockets)
         table = sockets.active()
         states, ports = table.states, table.source_ports
@@ -157,7 +157,7 @@ class RendezvousPorts(Collector):
             yield ORPHAN_CONNECTIONS(established[port], str(port))
 
     def close(self) -> None:
-        """End a search that is under way."""
+        """End a search for listeners' owners that is under way."""
         self._search.close()
 
     def _within(self, ports: array[int]) -> list[int]:
@@ -167,7 +167,7 @@ class RendezvousPorts(Collector):
     def _listeners(
         self, listeners: list[tuple[int, int]], orphans: dict[int, float]
     ) -> Iterator[Sample]:
-        """Yield what is known of listeners, given as inode and port.
+        """Yield what is known of listeners on rendezvous ports, given as inode and port.
 
         `orphans` takes the ages of those that are orphaned, by port.
         """

@@ -177,7 +177,7 @@ def parse_configuration(text: str) -> str:
 
 
 def fingerprint(text: str) -> int:
-    """Return 48 bits of a digest: a number that a float holds exactly."""
+    """Return 48 bits of a digest of software or settings: a number that a float holds exactly."""
     return int.from_bytes(
         hashlib.blake2b(text.encode(errors="replace"), digest_size=6).digest(), "big"
     )
@@ -223,7 +223,7 @@ class Software(Collector):
         self._packages: tuple[Signature, str | None] | None = None
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield versions and fingerprints.
+        """Yield versions and fingerprints of software.
 
         What is not installed is left out, and what cannot be read is a fault.
         """
@@ -267,7 +267,7 @@ class Software(Collector):
                 yield FINGERPRINT(fingerprint(text), component, "", "")
 
     def _environments(self) -> Iterator[Sample | Fault]:
-        """Yield what the configured environments have."""
+        """Yield what software the configured environments have."""
         for path in map(str, self.options.environments):
             found = self._attempt(f"environment {path}", self._environment, path)
             if found is None:
@@ -284,7 +284,7 @@ class Software(Collector):
             return self._installations.environment(root, path)
 
     def _jobs(self) -> Iterator[Sample | Fault]:
-        """Yield what the jobs run with."""
+        """Yield what software the jobs run with."""
         jobs, _ = shares.jobs(self.context.shared(ProcessTable).refresh(), self.options.max_jobs)
         before, self._loaded = self._loaded, {}
         for job, members in jobs.items():
@@ -295,7 +295,7 @@ class Software(Collector):
     def _job(
         self, part: str, members: list[TrainingProcess], before: Mapping[tuple[int, int], Libraries]
     ) -> Versions | Fault:
-        """Return what the first process of a job that has loaded torch runs with.
+        """Return what software the first process of a job runs with that has loaded torch.
 
         If there is none, what is installed for one of them.
         """
@@ -331,7 +331,7 @@ class Software(Collector):
     def _attempt(
         self, part: str, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T | Fault | None:
-        """Return what a look at one part gives.
+        """Return what a look at one part of the software gives.
 
         None if there is no such thing, and a fault if it cannot be read.
         """
@@ -347,7 +347,7 @@ class Software(Collector):
             return Fault(part, Reason.MALFORMED, str(error))
 
     def _first(self, *paths: str) -> str:
-        """Return the text of the first of these files of the host that exists.
+        """Return the text of the first of these version files of the host that exists.
 
         FileNotFoundError if none does.
         """
@@ -389,7 +389,7 @@ class Software(Collector):
         return None
 
     def _sysctl(self, name: str) -> str:
-        """Return a setting of the kernel; nothing where it has no such setting."""
+        """Return a kernel setting for its fingerprint; nothing where there is none."""
         try:
             return " ".join(read(self.host.proc(f"sys/{name}")).split())
         except FileNotFoundError:
@@ -410,7 +410,7 @@ def _found(pattern: re.Pattern[str], text: str) -> str | None:
 def _show(
     versions: Iterable[tuple[str, str]], environment: str = "", job: str = ""
 ) -> Iterator[Sample]:
-    """Yield one sample for each version and one fingerprint for each component."""
+    """Yield one sample for each version of software and one fingerprint for each component."""
     components: dict[str, list[str]] = {}
     for component, version in sorted(versions):
         components.setdefault(component, []).append(version)

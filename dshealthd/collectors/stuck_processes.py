@@ -53,7 +53,7 @@ class StuckProcesses(Collector):
         self._before: AbstractSet[Sleep] | None = None
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield how many there are; the first look tells none."""
+        """Yield how many processes are stuck in the kernel; the first look tells none."""
         try:
             found = sleeping(self.host)
         except ValueError as error:

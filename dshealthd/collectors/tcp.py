@@ -24,13 +24,13 @@ SOCKETS = gauge(
 
 
 def count_states(table: Table) -> dict[TcpState, int]:
-    """Return the number of sockets in each state."""
+    """Return the number of TCP sockets in each state."""
     states = table.states
     return {state: states.count(state) for state in TcpState}
 
 
 def count_stand_ins(table: Table) -> int:
-    """Return the number of sockets in FIN_WAIT2 whose process has closed them.
+    """Return the number of TCP sockets in FIN_WAIT2 whose process has closed them.
 
     `/proc/net/sockstat` has them under `tw`.
     """
@@ -45,7 +45,7 @@ class Tcp(Collector):
     """
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield every state; one that no socket is in is 0."""
+        """Yield the TCP sockets in every state; one that no socket is in is 0."""
         sockets = self.context.shared(Sockets)
         table = sockets.active()
         counts = count_states(table)

@@ -1,6 +1,4 @@
-"""What TCP runs into: the ephemeral ports, the limit on TIME_WAIT, and the sysctls that decide how
-fast a port comes free again.
-"""
+"""TCP's limits: ephemeral ports, TIME_WAIT, and sysctls of how fast a port comes free again."""
 
 from __future__ import annotations
 
@@ -127,7 +125,7 @@ class TcpLimits(Collector):
     Options = TcpLimitsOptions
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the settings, then the ports.
+        """Yield TCP's settings and limits, then the ephemeral ports.
 
         A setting that this kernel does not have is left out.
         """
@@ -163,7 +161,7 @@ class TcpLimits(Collector):
                 )
 
     def _held(self, ports: range) -> set[int]:
-        """Return the local ports of all sockets.
+        """Return the local ports of all TCP sockets.
 
         Of those in TIME_WAIT the ones that are asked for.
         """
@@ -171,7 +169,7 @@ class TcpLimits(Collector):
         return {*sockets.active().source_ports, *sockets.time_wait_ports(ports[0], ports[-1])}
 
     def _setting(self, name: str, parse: Callable[[str], T]) -> T | Fault | None:
-        """Return a sysctl, None if this kernel does not have it, a fault if it cannot be read."""
+        """Return a sysctl of TCP; None if this kernel lacks it, a fault if it cannot be read."""
         place = self.host.proc(f"sys/{name}")
         try:
             return parse(read(place))

@@ -1,4 +1,4 @@
-"""Heartbeats of training processes on this node.
+"""Heartbeats of training processes on this node, as samples.
 
 Steps, step times, loss and memory of each rank, as the ranks themselves report them.
 """
@@ -161,7 +161,7 @@ class Training(Collector):
     Options = HeartbeatOptions
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what the ranks have reported last."""
+        """Yield the heartbeats that the ranks have reported last."""
         jobs = self.context.service(Jobs, "heartbeats come in while an agent runs")
         reception = jobs.heartbeats()
         receiver = reception.receiver
@@ -197,7 +197,7 @@ class Training(Collector):
 
 
 def samples(message: Message, heard: float, job: str, rank: str) -> Iterator[Sample]:
-    """Yield what one message says; what it does not know is not yielded."""
+    """Yield what one heartbeat message says; what it does not know is not yielded."""
     yield STEP(message.step, job, rank)
     yield HEARD(heard, job, rank)
     yield PHASE(1, job, rank, Phase(message.phase).name.lower())

@@ -10,7 +10,7 @@ _NO_SUCH_NAME = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))
 
 
 def name_is_unknown(error: socket.gaierror) -> bool:
-    """Tell whether a lookup failed because the name does not exist.
+    """Tell whether the lookup of an address failed because the name does not exist.
 
     Any other failure (EAI_AGAIN above all: no name server answered) says nothing about the name.
     """

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def start(target: Callable[[], object], name: str) -> None:
-    """Run `target` in a daemon thread; StartError if none can be started."""
+    """Run `target` in a daemon thread of the background; StartError if none can be started."""
     try:
         threading.Thread(target=target, name=name, daemon=True).start()
     except RuntimeError as error:  # so says CPython for EAGAIN, whatever was short
@@ -39,7 +39,7 @@ def start(target: Callable[[], object], name: str) -> None:
 async def call(
     function: Callable[[], T], name: str, deadline: float | None, *errors: type[Exception]
 ) -> T:
-    """Return what `function` returns, or raise what it raises of `errors`.
+    """Return what `function` returns in a thread, or raise what it raises of `errors`.
 
     StartError if no thread can be started. TimeoutError after `deadline` seconds, if there is one;
     the thread is then left alone. RuntimeError if the function raises anything else, whose

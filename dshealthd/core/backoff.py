@@ -1,4 +1,4 @@
-"""How long to wait before something that failed is tried again."""
+"""The back-off: how long to wait before something that failed is tried again."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ class Backoff:
     limit: float = 60.0
 
     def after(self, failures: int) -> float:
-        """Return how long to wait after so many failures in a row."""
+        """Return how long to wait after this many failures in a row."""
         return min(self.limit, self.first * 2.0 ** min(failures - 1, 16))

@@ -66,7 +66,7 @@ class StartError(OSError):
 
 
 def cause(error: OSError) -> str:
-    """Return what a failed fork, exec, pipe or open was short of, in an operator's words."""
+    """Return what a child's failed fork, exec, pipe or open was short of, for an operator."""
     match error.errno:
         case errno.EAGAIN:
             return (
@@ -84,12 +84,12 @@ def cause(error: OSError) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return the agent's environment without what is for the agent alone."""
+    """Return the agent's environment for its children, without what is for the agent alone."""
     return {key: value for key, value in os.environ.items() if key not in PRIVATE}
 
 
 def python(module: str) -> tuple[str, ...]:
-    """Return the command that runs a module of ours.
+    """Return the command that runs a module of ours in a child process.
 
     `-P`: nothing is imported from the current directory, which others may write.
     """
@@ -97,7 +97,7 @@ def python(module: str) -> tuple[str, ...]:
 
 
 def how_ended(code: int) -> str:
-    """Say how a process ended, by its return code as `subprocess` has it."""
+    """Say how a child process ended, by its return code as `subprocess` has it."""
     if code >= 0:
         return f"exited with status {code}"
     try:
@@ -162,20 +162,20 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """The return code; None while it runs."""
+        """The child's return code; None while it runs."""
         return self._popen.returncode
 
     def when_ended(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called when it has ended, before `ended` is set."""
+        """Have `callback` called when the child has ended, before `ended` is set."""
         self._on_end = callback
 
     def kill(self) -> None:
-        """Send SIGKILL, if it still runs."""
+        """Send the child SIGKILL, if it still runs."""
         if self._popen.returncode is None:
             self._popen.send_signal(signal.SIGKILL)
 
     async def killed(self, deadline: float) -> bool:
-        """Kill it; False if it is still there after `deadline` seconds, as in D state."""
+        """Kill the child; False if it is still there after `deadline` seconds, as in D state."""
         self.kill()
         try:
             return await self.ends(deadline)
@@ -187,7 +187,7 @@ class Child:
             raise
 
     async def ends(self, deadline: float) -> bool:
-        """Wait for its end; False if it still runs after `deadline` seconds."""
+        """Wait for the child's end; False if it still runs after `deadline` seconds."""
         return await happens(self.ended, deadline)
 
     def _reap(self, pidfd: int) -> None:
@@ -210,7 +210,7 @@ def spawn(
     cwd: str | None = None,
     memory: int = MEMORY,
 ) -> Child:
-    """Start `command`, called `what` in errors; StartError if that is not possible.
+    """Start a child by `command`, called `what` in errors; StartError if that is not possible.
 
     `descriptors` are inherited. `env` replaces the agent's scrubbed environment. `output` is a
     descriptor for standard output and error; without one, output is discarded and errors go to the
@@ -282,7 +282,7 @@ def channel(
 
 
 async def streams(ours: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return the two directions of our end of a channel of frames."""
+    """Return the two directions of our end of a child's channel of frames."""
     return await asyncio.open_connection(sock=ours, limit=wire.MAX_FRAME)
 
 

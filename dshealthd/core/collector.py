@@ -1,4 +1,4 @@
-"""The collector contract: what a module in `dshealthd.collectors` declares and yields.
+"""The contract of collectors: how their metrics are declared, what they yield, what they are given.
 
 A collector is one module with one `Collector` subclass. Its module-level `Metric` constants are its
 declaration: exposition, documentation and lint are made from them. `collect()` reads the source
@@ -153,7 +153,7 @@ class Metric:
 
     @property
     def dimensions(self) -> tuple[str, ...]:
-        """The names of the label values that a sample holds.
+        """The names of the label values that a sample of the metric holds.
 
         Those of a histogram end with `le`, which is `count` or `sum` where the sample is no bucket.
         """
@@ -170,12 +170,12 @@ class Metric:
 
 
 def gauge(name: str, help: str, *labels: str) -> Metric:
-    """Declare a value that goes up and down."""
+    """Declare a metric of a value that goes up and down."""
     return Metric(name, MetricKind.GAUGE, help, labels)
 
 
 def counter(name: str, help: str, *labels: str) -> Metric:
-    """Declare a value that only grows, and restarts from 0 with its source or with the agent.
+    """Declare a metric of what only grows, and restarts from 0 with its source or the agent.
 
     Name ends in `_total`.
     """
@@ -183,7 +183,7 @@ def counter(name: str, help: str, *labels: str) -> Metric:
 
 
 def histogram(name: str, help: str, *labels: str) -> Metric:
-    """Declare how a value is distributed; `Buckets` counts it."""
+    """Declare a metric of how a value is distributed; `Buckets` counts it."""
     return Metric(name, MetricKind.HISTOGRAM, help, labels)
 
 
@@ -197,12 +197,12 @@ class Buckets:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value."""
+        """Count one value in the buckets of a histogram metric."""
         self._counts[bisect.bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def samples(self, metric: Metric, *labels: str) -> Iterator[Sample]:
-        """Yield the series of `metric` with these labels, in the order in which they are written."""
+        """Yield the series of a histogram `metric` with these labels, in order of writing."""
         total = 0
         for bound, count in zip((*map(float, self._bounds), "+Inf"), self._counts, strict=True):
             total += count
@@ -295,7 +295,7 @@ class Context:
         raise NotAvailable(absence)
 
     def shared(self, factory: Callable[[Context], T]) -> T:
-        """Return this process's one instance of `factory`, making it at the first call.
+        """Return this process's one instance of `factory` for all collectors, making it at first.
 
         One NVML for all GPU collectors.
         """
@@ -304,7 +304,7 @@ class Context:
         return self._shared[factory]  # type: ignore[no-any-return] # keyed by its own factory
 
     def close(self) -> None:
-        """Release what was shared; an instance that holds something has a `close()`."""
+        """Release what collectors shared; an instance that holds something has a `close()`."""
         for instance in self._shared.values():
             if hasattr(instance, "close"):
                 instance.close()
@@ -361,7 +361,7 @@ class Collector(ABC):
 
     @abstractmethod
     def collect(self) -> Iterator[Sample | Fault]:
-        """Read the source once."""
+        """Read the collector's source once."""
 
     def close(self) -> None:  # noqa: B027 - most collectors hold nothing
-        """Release what is held open."""
+        """Release what the collector holds open."""

@@ -1,4 +1,4 @@
-"""What a collector counts and remembers over a restart of the agent within one boot.
+"""The file of counts and values that a collector keeps over a restart of the agent within one boot.
 
 A small JSON file, replaced as a whole.
 
@@ -67,17 +67,17 @@ class PersistentCounters:
         self.changed = True
 
     def clear(self) -> None:
-        """Start afresh."""
+        """Start all persistent counters afresh."""
         self._values.clear()
         self.changed = True
 
     def rows(self) -> list[list[Any]]:
-        """Return all of it for JSON."""
+        """Return all persistent counters for JSON."""
         self.changed = False
         return [[metric.name, list(labels), value] for metric, labels, value in self]
 
     def restore(self, rows: Any) -> None:
-        """Take over what `rows` gave once.
+        """Take over the counters that `rows` gave once.
 
         ValueError, and nothing is taken over, if it makes no sense.
         """
@@ -140,7 +140,7 @@ class CounterFile:
         raise ValueError(message)
 
     def save(self, document: Mapping[str, Any]) -> None:
-        """Replace the file soon; the newest document wins. OSError if that cannot even begin.
+        """Replace the counters' file soon; the newest wins. OSError if that cannot even begin.
 
         What comes of it is in `writer`: the disk may hang.
         """

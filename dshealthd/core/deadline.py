@@ -1,4 +1,4 @@
-"""Deadlines that accuse nobody of what the agent itself was late for.
+"""Deadlines inside the event loop that accuse nobody of what the agent itself was late for.
 
 An agent that was stopped, or a machine that was suspended, finds the end of the time and what has
 arrived meanwhile at once. `asyncio.timeout` then says that the time is up, whichever came first.
@@ -19,7 +19,7 @@ MOMENT = 0.02
 
 @contextlib.asynccontextmanager
 async def time_limit(seconds: float) -> AsyncIterator[None]:
-    """Cancel what is inside after so many seconds, and raise TimeoutError.
+    """Cancel what is inside at a deadline of this many seconds, and raise TimeoutError.
 
     What had arrived when the time was up counts: it gets a moment to be read.
     """
@@ -34,7 +34,7 @@ async def time_limit(seconds: float) -> AsyncIterator[None]:
 
 
 async def happens(event: asyncio.Event, seconds: float | None) -> bool:
-    """Wait for an event; False if it has not happened after so many seconds, None for no limit."""
+    """Wait for an event; False if it is not there within so many seconds, None for no limit."""
     if seconds is None:
         return await event.wait()
     with contextlib.suppress(TimeoutError):

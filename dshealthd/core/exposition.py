@@ -1,4 +1,4 @@
-"""Samples as Prometheus text and OpenMetrics text.
+"""The exposition: samples as Prometheus text and OpenMetrics text.
 
 Byte for byte what `prometheus_client` writes for the same families (a test proves it), at about a
 tenth of its cost: the part of a line before its value is kept from tick to tick, as the series
@@ -38,12 +38,12 @@ class Format(enum.Enum):
 
     @property
     def end(self) -> str:
-        """What must follow the last family."""
+        """What must follow the last family of an exposition."""
         return "# EOF\n" if self is Format.OPENMETRICS else ""
 
 
 def negotiate(accept: str) -> Format:
-    """Return the format that an `Accept` header asks for; Prometheus text when it names none."""
+    """Return the exposition's format that `Accept` asks for; Prometheus text if it names none."""
     for part in accept.split(","):
         media, _, parameters = part.strip().partition(";")
         if media == "application/openmetrics-text" and "version=0.0.1" not in parameters:
@@ -82,7 +82,7 @@ def render(samples: Iterable[Sample], format: Format) -> str:
 
 
 def number(value: float) -> str:
-    """Write a value as Go does, which is what Prometheus' own exporters give."""
+    """Write a sample's value as Go does, which is what Prometheus' own exporters give."""
     if value == math.inf:
         return "+Inf"
     if value == -math.inf:

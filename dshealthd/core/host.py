@@ -1,4 +1,4 @@
-"""The machine as files: where `/proc`, `/sys` and `/dev` are, and how one reads them.
+"""The host as files: where `/proc`, `/sys` and `/dev` are, and how small files are read.
 
 The roots can be moved, as node_exporter's `--path.*` move them: to a container's view of its host,
 or to a fixture.

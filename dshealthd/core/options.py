@@ -1,5 +1,4 @@
-"""Typed options: dataclasses decoded from TOML tables, every error collected with the path of its
-key.
+"""Typed options: dataclasses decoded from TOML tables, every error with the path of its key.
 
 An option is a dataclass field made by `option(default, doc)`; its type says what TOML may hold. The
 same declaration makes the reference file (`docs/dshealthd.toml`).
@@ -27,7 +26,7 @@ class Duration(float):
 
     @classmethod
     def parse(cls, text: str) -> Duration:
-        """Return the span that `text` writes; ValueError otherwise."""
+        """Return the duration that `text` writes; ValueError otherwise."""
         match = _DURATION.fullmatch(text)
         if not text or match is None:
             message = 'not a duration such as "250ms", "5s", "1m30s" or "2h"'
@@ -52,7 +51,7 @@ class Bytes(int):
 
     @classmethod
     def parse(cls, text: str) -> Bytes:
-        """Return the number that `text` writes; ValueError otherwise.
+        """Return the number of bytes that `text` writes; ValueError otherwise.
 
         "1GB" is 10^9 and "1GiB" 2^30 bytes; a bare "1G" is 2^30, as systemd has it.
         """
@@ -116,12 +115,12 @@ class Errors(list[str]):
     """What is wrong with a config, one `key: reason` a line."""
 
     def add(self, key: str, reason: str) -> None:
-        """Note that `key` is wrong."""
+        """Note that the option `key` is wrong."""
         self.append(f"{key}: {reason}")
 
 
 def decode(schema: type[T], table: object, key: str, errors: Errors) -> T:
-    """Return `schema` filled from a TOML table.
+    """Return the options `schema` filled from a TOML table.
 
     What is wrong goes into `errors`, and the default stands in its place.
     """
@@ -148,13 +147,13 @@ def decode(schema: type[T], table: object, key: str, errors: Errors) -> T:
 
 
 def join(key: str, name: str) -> str:
-    """Return the path of `name` inside `key`, quoted where TOML needs it."""
+    """Return the path of an option `name` inside `key`, quoted where TOML needs it."""
     name = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{name}"'
     return f"{key}.{name}" if key else name
 
 
 def unknown(name: str, known: typing.Iterable[str]) -> str:
-    """Say that a key is unknown, and which one may be meant."""
+    """Say that an option's key is unknown, and which one may be meant."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return (
         f"unknown key; did you mean {close[0]}?"
@@ -169,7 +168,7 @@ _BAD: Any = object()
 def _value(
     hint: Any, metadata: typing.Mapping[str, Any], value: object, key: str, errors: Errors
 ) -> Any:
-    """Convert one TOML value to the type that `hint` asks for; `_BAD` when it cannot be."""
+    """Convert a TOML value to the option's type that `hint` asks for; `_BAD` when it cannot be."""
     if dataclasses.is_dataclass(hint):
         return decode(hint, value, key, errors)  # type: ignore[arg-type] # is_dataclass also admits instances
     try:
@@ -186,7 +185,7 @@ def _value(
 
 
 def _convert(hint: Any, value: object) -> Any:
-    """Convert a TOML value; ValueError says what it is not."""
+    """Convert an option's TOML value; ValueError says what it is not."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
         if not isinstance(value, list):
@@ -224,7 +223,7 @@ def _convert(hint: Any, value: object) -> Any:
 
 
 def _bound(value: Any, metadata: typing.Mapping[str, Any]) -> None:
-    """Check the declared bounds; ValueError says which one is passed."""
+    """Check the declared bounds of an option; ValueError says which one is passed."""
     low, high = metadata.get("minimum"), metadata.get("maximum")
     if isinstance(low, str):
         low = Duration.parse(low)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def read_parts(
     readers: Mapping[str, Callable[[], Iterable[Sample]]],
 ) -> Iterator[Sample | Fault]:
-    """Yield what each reader gives, and a fault by its name for one that fails.
+    """Yield what the reader of each part gives, and a fault by its name for one that fails.
 
     SourceError or OSError, that of the first that fails, if nothing is read at all.
     """

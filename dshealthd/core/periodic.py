@@ -22,7 +22,7 @@ class Periodic:
         self._timer: asyncio.Handle = self._loop.call_soon(self._turn)
 
     def close(self) -> None:
-        """Call it no longer."""
+        """Call the periodic function no longer."""
         self._timer.cancel()
 
     def _turn(self) -> None:

@@ -46,17 +46,17 @@ class Result:
 
 
 def failed(reason: Reason, detail: str, duration: float = 0.0) -> Result:
-    """Return the result of an attempt that gave nothing."""
+    """Return the result of an attempt to collect that gave nothing."""
     return Result(CollectionOutcome.ERROR, reason=reason, detail=detail, duration=duration)
 
 
 def not_available(detail: str) -> Result:
-    """Return the result for a machine that has no such source."""
+    """Return the result of a collector for a machine that has no such source."""
     return Result(CollectionOutcome.NOT_AVAILABLE, detail=detail)
 
 
 def os_reason(error: OSError) -> Reason:
-    """Return the reason that an error number stands for."""
+    """Return the reason for a result that an error number stands for."""
     if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTDIR):
         return Reason.NOT_FOUND
     if error.errno in (errno.EACCES, errno.EPERM):

@@ -1,4 +1,4 @@
-"""The last result of every collector: what a scrape and the page read.
+"""The snapshot: the last result of every collector, which a scrape and the page read.
 
 Nothing here touches hardware.
 """
@@ -69,7 +69,7 @@ class Latest:
     """The samples as text, made at the first scrape that wants them."""
 
     def expired(self, now: float) -> bool:
-        """Tell whether samples are too old to be shown."""
+        """Tell whether the samples of a result are too old to be shown."""
         return (
             self.sampled is not None
             and self.result.outcome is CollectionOutcome.OK
@@ -77,7 +77,7 @@ class Latest:
         )
 
     def reasons(self, now: float) -> dict[Reason, Fault | None]:
-        """Return why the collection or parts of it fail at present.
+        """Return why the last collection or parts of it failed.
 
         The value is the first fault of that reason, if it is a part's.
         """
@@ -114,17 +114,17 @@ class Snapshot:
         return self._latest[name]
 
     def expect(self, name: str, expires_after: float) -> None:
-        """Make a collector known; one that was known keeps its history."""
+        """Make a collector known to the snapshot; one that was known keeps its history."""
         self._latest.setdefault(name, Latest(name, expires_after)).expires_after = expires_after
         self._body.clear()
 
     def forget(self, name: str) -> None:
-        """Drop a collector that is no longer configured."""
+        """Drop a collector that is no longer configured from the snapshot."""
         self._latest.pop(name, None)
         self._body.clear()
 
     def put(self, name: str, result: Result) -> None:
-        """Keep a result in place of the one before it; what failed now is counted."""
+        """Keep a result in the snapshot instead of the last; what failed now is counted."""
         latest = self._latest[name]
         latest.result = result
         latest.sampled = self._monotonic()
@@ -137,15 +137,15 @@ class Snapshot:
         self._body.clear()
 
     def complete(self) -> bool:
-        """Tell whether every collector has a result."""
+        """Tell whether every collector has a result in the snapshot."""
         return all(latest.sampled is not None for latest in self._latest.values())
 
     def samples(self, latest: Latest) -> tuple[Sample, ...]:
-        """Return what is known now: nothing where it has expired."""
+        """Return the snapshot's samples now: nothing where they have expired."""
         return () if latest.expired(self._monotonic()) else latest.result.samples
 
     def body(self, format: Format, extra: Callable[[], Iterable[Sample]]) -> bytes:
-        """Return the whole exposition; `extra` gives the agent's own samples."""
+        """Return the whole exposition of the snapshot; `extra` gives the agent's own samples."""
         now = self._monotonic()
         if now > self._fresh_until:
             self._body.clear()

@@ -16,7 +16,7 @@ MEMORY = 256 << 20
 
 
 def replace(place: str | os.PathLike[str], content: bytes, *, durable: bool) -> None:
-    """Replace a file; on OSError, and when killed at any point, the old one is as it was.
+    """Replace a state file; on OSError, and when killed at any point, the old one is as it was.
 
     `durable` waits for the disk, so that it outlives the boot as well: call it in a thread.
     """
@@ -40,33 +40,33 @@ def replace(place: str | os.PathLike[str], content: bytes, *, durable: bool) -> 
 
 
 def replace_in_child(place: str, content: bytes, *, durable: bool = False) -> None:
-    """Replace a file as `replace` does, in a child; OSError. Call it in a thread."""
+    """Replace a state file as `replace` does, in a child; OSError. Call it in a thread."""
     _in_child("sync" if durable else "replace", place, content)
 
 
 def read_in_child(place: str, limit: int) -> bytes:
-    """Return a file's content, at most `limit` bytes; OSError. Call it in a thread."""
+    """Return a state file's content, at most `limit` bytes; OSError. Call it in a thread."""
     return _in_child("read", place, str(limit).encode())
 
 
 def names_in_child(place: str) -> list[str]:
-    """Return the names in a directory; OSError. Call it in a thread."""
+    """Return the names in a directory of state; OSError. Call it in a thread."""
     printed = _in_child("list", place)
     return [os.fsdecode(name) for name in printed.split(b"\0") if name]
 
 
 def set_aside_in_child(place: str) -> None:
-    """Rename a file to `*.bad`; OSError. Call it in a thread."""
+    """Rename a bad state file to `*.bad`; OSError. Call it in a thread."""
     _in_child("aside", place)
 
 
 def make_directory_in_child(place: str) -> None:
-    """Make a directory and those above it, unless it is there; OSError. Call it in a thread."""
+    """Make a state directory and those above it, unless there; OSError. Call it in a thread."""
     _in_child("mkdir", place)
 
 
 def _in_child(operation: str, place: str, content: bytes = b"") -> bytes:
-    """Have a process of its own touch the disk, and return what it printed; OSError.
+    """Have a process of its own touch the state's disk, and return what it printed; OSError.
 
     A process that hangs with its disk cannot be killed, and neither can one of whose threads that
     is true: the agent would keep its port and its pid. So the agent's thread waits for a child, and
@@ -91,7 +91,7 @@ def _in_child(operation: str, place: str, content: bytes = b"") -> bytes:
 
 
 def _main(operation: str, place: str) -> int:
-    """Do what `_in_child` asks for; return the error's number, or 0."""
+    """Do what `_in_child` asks for with a state file; return the error's number, or 0."""
     # Before anything is read: a file of any size may stand where a small one is expected.
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     content = sys.stdin.buffer.read()

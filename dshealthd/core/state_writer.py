@@ -1,4 +1,4 @@
-"""Writes the files of `path.state`, so that the loop never waits for their disk."""
+"""The writer of the files in `path.state`, by which the loop never waits for their disk."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _writers: weakref.WeakValueDictionary[str, LatestWriter] = weakref.WeakValueDict
 
 
 def samples() -> Iterator[Sample]:
-    """Yield what became of the writes of this process."""
+    """Yield what became of the state writes of this process."""
     for name, writer in sorted(_writers.items()):
         yield WRITTEN(float(writer.written), name)
         yield FAILED(float(writer.failures), name)
@@ -53,7 +53,7 @@ def samples() -> Iterator[Sample]:
 
 
 async def settled(seconds: float) -> list[str]:
-    """Wait until all is written, at most so long; return the names of what still is not."""
+    """Wait until all state is written, at most so long; return the names of what still is not."""
     end = time.monotonic() + seconds
     while True:
         busy = [name for name, writer in _writers.items() if writer.busy]
@@ -91,15 +91,15 @@ class LatestWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether something is still to be written."""
+        """Whether some state is still to be written."""
         return self._running
 
     def hung_for(self) -> float:
-        """Return for how many seconds the write in progress has taken; 0 if there is none."""
+        """Return for how many seconds the state write in progress has taken; 0 if there is none."""
         return time.monotonic() - self._began if self._running else 0.0
 
     def put(self, content: bytes) -> None:
-        """Have this written, in place of what waits. StartError if no thread can be started."""
+        """Have this state written, in place of what waits. StartError without a thread."""
         with self._lock:
             self._next = content
             # The running thread takes it when it is done, under the same lock: it cannot end in
@@ -118,7 +118,7 @@ class LatestWriter:
             raise
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all is written; False if it is not after so many seconds."""
+        """Wait until all state is written; False if it is not after so many seconds."""
         return self._idle.wait(seconds)
 
     def _run(self) -> None:

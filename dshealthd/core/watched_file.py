@@ -13,7 +13,7 @@ Signature = tuple[int, ...]
 
 
 def signature(status: os.stat_result) -> Signature:
-    """Return what differs if it is another file, or if its content or its mode was changed.
+    """Return what differs if a watched file is another, or its content or mode was changed.
 
     The time of change is part of it: whoever writes a file in place can set its time of
     modification back (`cp -p`, `touch -d`), and the size may be the same.
@@ -22,7 +22,7 @@ def signature(status: os.stat_result) -> Signature:
 
 
 def signatures(paths: Iterable[str | os.PathLike[str]]) -> tuple[Signature | None, ...]:
-    """Return the signature of each file; None for one that cannot be looked at. May block."""
+    """Return each watched file's signature; None for one that cannot be looked at. May block."""
     return tuple(map(_look, paths))
 
 

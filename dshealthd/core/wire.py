@@ -1,4 +1,4 @@
-"""Frames between the agent and its workers.
+"""The wire: frames between the agent and its workers, and the page of a worker's progress.
 
 A length of four bytes, big-endian, and that many bytes of JSON.
 
@@ -38,7 +38,7 @@ type_error = (TypeError, ValueError, KeyError, IndexError, AttributeError)
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """Return a message as one frame."""
+    """Return a message as one frame of the wire."""
     body = json.dumps(message, separators=(",", ":")).encode()
     return LENGTH.pack(len(body)) + body
 
@@ -61,7 +61,7 @@ class Encoder:
         self._numbers: dict[tuple[Metric, tuple[str, ...]], int] = {}
 
     def pack(self, name: str, result: Result) -> bytes:
-        """Return the frame that carries one collector's result."""
+        """Return the frame of the wire that carries one collector's result."""
         numbers = self._numbers
         forget = len(numbers) > _RENAMED
         if forget:
@@ -100,7 +100,7 @@ class Decoder:
         self._series: list[tuple[Metric, tuple[str, ...]]] = []
 
     def unpack(self, message: Mapping[str, Any]) -> Result:
-        """Return the result that a frame carries.
+        """Return the collector's result that a frame of the wire carries.
 
         Raises one of `type_error` when the frame does not hold one.
         """
@@ -148,7 +148,7 @@ class ProgressPage:
 
     @classmethod
     def create(cls) -> tuple[Self, int]:
-        """Return a new page, mapped, and a descriptor of it for the worker. OSError."""
+        """Return a new page of progress, mapped, and a descriptor of it for the worker. OSError."""
         descriptor = os.memfd_create("progress")
         try:
             os.truncate(descriptor, cls._SIZE)
@@ -183,14 +183,14 @@ class ProgressPage:
         return since, collector, part
 
     def stop(self) -> None:
-        """Ask the worker to end before it touches another part."""
+        """Ask the worker, on its page, to end before it touches another part."""
         self._page[self._STOP] = 1
 
     @property
     def stopped(self) -> bool:
-        """Whether the agent has asked for that."""
+        """Whether the agent has asked the worker on its page to end."""
         return bool(self._page[self._STOP])
 
     def close(self) -> None:
-        """Unmap the page."""
+        """Unmap the worker's page of progress."""
         self._page.close()
