@@ -1,4 +1,4 @@
-"""`dshealthd doctor`."""
+"""`dshealthd doctor`: its arguments, which nodes and environments it examines, its exit status."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class Parser(flags.FlagParser):
     """Ends with the status of *unknown* where its arguments are wrong: 2 would be critical."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the mistake."""
+        """Print what is wrong with the arguments of `doctor`."""
         self.exit(UNKNOWN, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
 
 
 def parser() -> Parser:
-    """Return the parser of the command."""
+    """Return the parser of the command `doctor`."""
     added = Parser(
         prog="dshealthd doctor",
         description=DESCRIPTION,
@@ -145,7 +145,7 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status: 0 ok, 1 warning, 2 critical, 3 unknown."""
+    """Run `dshealthd doctor`; return its exit status: 0 ok, 1 warning, 2 critical, 3 unknown."""
     options = parser().parse_args(arguments)
     try:
         loaded = config.load(options.config_file, flags.tables(options))
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[Any]]) -> Report:
-    """Examine this node."""
+    """Examine this node for the command `doctor`."""
     wall, started = time.time(), time.monotonic()
     base = NodeContext(loaded, several=_several(options, loaded), python=_pythons(options, loaded))
     access = Access(user=options.user, password_file=options.password_file)
@@ -203,13 +203,13 @@ def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[An
 
 
 def _several(options: argparse.Namespace, loaded: Config) -> bool:
-    """Tell whether jobs of this node run across nodes."""
+    """Tell `doctor` whether jobs of this node run across nodes."""
     slurm = os.environ.get("SLURM_JOB_NUM_NODES", "")
     return bool(options.across) or loaded.probe.wanted or (slurm.isdecimal() and int(slurm) > 1)
 
 
 def _pythons(options: argparse.Namespace, loaded: Config) -> tuple[str, ...]:
-    """Return the training environments that are known.
+    """Return the training environments that `doctor` examines: given, configured, active.
 
     An active environment is the user's own, and is not taken up by root.
     """
@@ -223,7 +223,7 @@ def _pythons(options: argparse.Namespace, loaded: Config) -> tuple[str, ...]:
 
 
 def _across(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[Any]]) -> Report:
-    """Examine several nodes and compare them; a job is looked at from here."""
+    """Examine several nodes for `doctor` and compare them; a job is looked at from here."""
     wall, started = time.time(), time.monotonic()
     of_nodes = [check for check in checks if check in node.CHECKS]
     named = options.only and not all(map(is_answered, of_nodes))
@@ -249,7 +249,7 @@ def _across(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[
 
 
 def _passed_on(options: argparse.Namespace) -> list[str]:
-    """Return the arguments that the other nodes get too."""
+    """Return the arguments of `doctor` that the other nodes get too."""
     passed = []
     if options.config_file is not None:
         passed += ["--config.file", str(options.config_file)]

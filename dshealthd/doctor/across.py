@@ -20,7 +20,7 @@ PEERS = "most of the nodes"
 
 
 def compare(reports: Sequence[NodeReport]) -> list[Examined]:
-    """Return the checks across nodes."""
+    """Return the checks across the nodes of a job, of how they differ."""
     answered = {one.node: one.facts for one in reports if not one.problem}
     results = tuple(_differences(answered))
     if len(answered) > 1 and not results:

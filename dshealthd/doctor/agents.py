@@ -50,7 +50,7 @@ class ChannelError(Exception):
 
 
 def channel(loaded: Config) -> tuple[str, tuple[str, ...]]:
-    """Return this node's name among the members of the probes, and all of them.
+    """Return this node's name among the members, and all of them, to call their agents.
 
     ChannelError where this configuration, or this user, cannot call their agents.
     """
@@ -113,7 +113,7 @@ def node_report(
 
 
 async def _ask(loaded: Config, me: str, name: str) -> dict[str, Any]:
-    """Return a node's status document. PeerError; TimeoutError."""
+    """Return the status document that a node's agent sends. PeerError; TimeoutError."""
     client = member_client(loaded, me)
     try:
         async with time_limit(CALL_DEADLINE):
@@ -123,7 +123,7 @@ async def _ask(loaded: Config, me: str, name: str) -> dict[str, Any]:
 
 
 async def _packed(client: PeerClient, name: str) -> bytes:
-    """Return all pages of one document. PeerError."""
+    """Return all pages of one document of another node's agent. PeerError."""
     for _ in range(TRIES):
         packed, stamp, size = bytearray(), None, 1
         while len(packed) < size:

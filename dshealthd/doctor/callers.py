@@ -28,7 +28,7 @@ TERMINATION = 4096
 
 
 def summary(report: Report, least: Outcome, most: int) -> str:
-    """Return one line with the slugs and parts of what is at least so bad; `ok` without any."""
+    """Return one line for callers: slugs and parts of what is at least so bad; `ok` without any."""
     wanted = (Outcome.CRITICAL,) if least is Outcome.CRITICAL else tuple(Outcome)[1:]
     parts = [f"{safe(node.node)} unreachable" for node in report.nodes if node.problem]
     for node in report.nodes:
@@ -42,7 +42,7 @@ def summary(report: Report, least: Outcome, most: int) -> str:
 
 
 def slurm_prolog(report: Report) -> int:
-    """Fail for what is critical, which drains the node; the reason is in slurmd's log."""
+    """Fail Slurm's prolog for what is critical, which drains; the reason is in slurmd's log."""
     critical = report.outcome is Outcome.CRITICAL
     if critical:
         print(f"dshealthd: {summary(report, Outcome.CRITICAL, REASON)}", file=sys.stderr)
@@ -50,26 +50,28 @@ def slurm_prolog(report: Report) -> int:
 
 
 def slurm_health(report: Report) -> int:
-    """Print one line; Slurm ignores the status, and what drains is `dshealthd slurm health`."""
+    """Print a line for Slurm's health check; its status is ignored, `dshealthd slurm health`
+    drains.
+    """
     print(f"dshealthd: {summary(report, Outcome.WARNING, REASON)}")
     return 0
 
 
 def kubernetes(report: Report) -> int:
-    """Fail an init container or a readiness probe for what is critical."""
+    """Fail an init container or a readiness probe of Kubernetes for what is critical."""
     print(summary(report, Outcome.WARNING, TERMINATION))
     return int(report.outcome is Outcome.CRITICAL)
 
 
 def node_problem_detector(report: Report) -> int:
-    """Return 0 for no problem, 1 for one, 2 for unknown, with a line of 80 characters."""
+    """Return the plugin's status: 0 no problem, 1 one, 2 unknown, with a line of 80 characters."""
     print(summary(report, Outcome.CRITICAL, NPD_LINE))
     codes = {Outcome.CRITICAL: 1, Outcome.UNKNOWN: 2}
     return codes.get(report.outcome, 0)
 
 
 def ansible(report: Report) -> int:
-    """Print what a module returns: `changed`, `failed`, `msg`, and the whole report."""
+    """Print what an Ansible module returns: `changed`, `failed`, `msg`, and the whole report."""
     failed = report.outcome is Outcome.CRITICAL
     print(
         json.dumps(

@@ -1,4 +1,4 @@
-"""A check and its results, as data."""
+"""A check of the doctor, its results and their outcomes, as data."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
-    """Return the checks that are asked for; ConfigError names those that do not exist.
+    """Return the doctor's checks that are asked for; ConfigError names those that do not exist.
 
     With `--job` those of a job come first.
     """
@@ -70,7 +70,7 @@ def chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
 def of_the_job(
     options: argparse.Namespace, checks: Sequence[Check[Any]]
 ) -> list[tuple[Check[Any], Any]]:
-    """Return the checks of a job with their context, read once; none without `--job`."""
+    """Return the doctor's checks of a job with their context, read once; none without `--job`."""
     if not options.job:
         return []
     from dshealthd.doctor import job, job_context

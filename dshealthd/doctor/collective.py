@@ -64,13 +64,13 @@ async def _rounds(loaded: Config, me: str, names: Sequence[str]) -> list[dict[st
 
 
 def groups(names: Sequence[str], most: int) -> list[tuple[str, ...]]:
-    """Return the nodes in as few groups as possible, all of about the same size."""
+    """Return the nodes of a collective in as few groups as possible, all of about the same size."""
     count = -(-len(names) // most)
     return [tuple(names[number::count]) for number in range(count)]
 
 
 async def _round(client: Any, members: tuple[str, ...]) -> dict[str, Any]:
-    """Have one group's round, again while torch is being imported somewhere."""
+    """Have one group's collective, again while torch is being imported somewhere."""
     kind = Kind.PAIR if len(members) == _PAIR else Kind.GROUP
     end = time.monotonic() + WARM_UP
     while True:
@@ -96,7 +96,7 @@ def judged(ended: Ended, hosts: Sequence[str], left_out: Sequence[str]) -> Exami
 
 
 def without(names: Sequence[str], count: int) -> Result:
-    """Return what is said of nodes whose agents could not be asked for a collective."""
+    """Return what the check of the collective says of nodes whose agents could not be asked."""
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")  # noqa: PLR2004 - as many as a line takes
     return Result(
         Outcome.UNKNOWN,
@@ -107,7 +107,7 @@ def without(names: Sequence[str], count: int) -> Result:
 
 
 def not_run(why: str) -> Examined:
-    """Return the check where no collective can be run at all."""
+    """Return the doctor's check where no collective can be run at all."""
     remedy = "dshealthd doctor --hosts … --probe --config.file /etc/dshealthd/dshealthd.toml"
     return _examined(_WHY, [Result(Outcome.UNKNOWN, f"no collective was run: {why}", remedy)], 0.0)
 

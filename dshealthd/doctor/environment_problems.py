@@ -30,7 +30,7 @@ MEANINGS = {
 def problems(
     context: NodeContext, wanted: Callable[[str, str], bool], remedy: str
 ) -> Iterator[Result]:
-    """Yield the problems of variables for which `wanted(variable, problem)` holds."""
+    """Yield results on running jobs' variables for which `wanted(variable, problem)` holds."""
     for labels, ranks in context.series("job_environment_problems"):
         variable, problem = labels["variable"], labels["problem"]
         if ranks and wanted(variable, problem):

@@ -1,4 +1,4 @@
-"""Runs the checks side by side, each in a process that can be killed."""
+"""The examination: runs the checks side by side, each in a process that can be killed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Examined:
 
     @property
     def outcome(self) -> Outcome:
-        """The worst of its results that count."""
+        """The worst of the examined check's results that count."""
         return worst(
             result.outcome
             for result, reason in zip(self.results, self.reasons, strict=True)
@@ -54,7 +54,7 @@ class Examined:
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return the worst; ok without any."""
+    """Return the worst of these outcomes; ok without any."""
     return max(outcomes, key=ORDER.index, default=Outcome.OK)
 
 
@@ -109,12 +109,12 @@ def _runner(check: Check[Any], context: Any) -> Callable[[], object]:
 
 
 def encode(result: Result) -> dict[str, Any]:
-    """Return a result as JSON has it."""
+    """Return an examined check's result as JSON has it."""
     return dataclasses.asdict(result) | {"outcome": result.outcome.value}
 
 
 def decode(document: Mapping[str, Any]) -> Result:
-    """Return the result that a document holds; KeyError, TypeError, ValueError for any other."""
+    """Return the result that an examination sent; KeyError, TypeError, ValueError for any other."""
     fields = {field.name: str(document[field.name]) for field in dataclasses.fields(Result)}
     return Result(**(fields | {"outcome": Outcome(document["outcome"])}))  # type: ignore[arg-type] # all but outcome are text
 

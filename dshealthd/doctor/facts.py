@@ -1,4 +1,4 @@
-"""What must be the same on all nodes of a job, as text by name."""
+"""The facts of a node that must be the same on all nodes of a job, as text by name."""
 
 from __future__ import annotations
 

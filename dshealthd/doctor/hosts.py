@@ -41,7 +41,7 @@ class HostsError(Exception):
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Return the nodes that `--hosts` names: `@FILE`, `slurm`, or a list as Slurm writes it."""
+    """Return the nodes to reach by SSH, of `--hosts`: `@FILE`, `slurm`, or a list of Slurm's."""
     if text.startswith("@"):
         try:
             return load(MembershipOptions(hostfile=Path(text[1:]))).names
@@ -60,7 +60,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def command(ssh: Sequence[str], host: str, remote: Sequence[str], seconds: float) -> list[str]:
-    """Return the command that runs a program on another node."""
+    """Return the SSH command that runs a program on another node."""
     return [
         *ssh,
         "-o", "BatchMode=yes",
@@ -78,7 +78,7 @@ def ask(
     seconds: float,
     progress: Callable[[int, int, Sequence[str]], object],
 ) -> list[NodeReport]:
-    """Return what each node says of itself, in their order, within `seconds` of its start."""
+    """Return what each node says over SSH, in their order, within `seconds` of its start."""
     found: dict[str, NodeReport] = {}
     pool = Pool()
     try:
@@ -93,7 +93,7 @@ def ask(
 
 
 def run(arguments: Sequence[str], script: str = "") -> tuple[int, str, str]:
-    """Run a program and return its exit status, its output and the end of its errors."""
+    """Run a program, such as ssh; return its status, its output and the end of its errors."""
     with subprocess.Popen(  # noqa: S603 - a list of arguments, and no shell here
         arguments,
         stdin=subprocess.PIPE if script else subprocess.DEVNULL,
@@ -111,7 +111,7 @@ def run(arguments: Sequence[str], script: str = "") -> tuple[int, str, str]:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that says something, made safe."""
+    """Return the last line of ssh's output that says something, made safe."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return printable(lines[-1][:300]) if lines else "no message"
 

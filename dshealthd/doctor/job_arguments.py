@@ -1,4 +1,4 @@
-"""What a user can say of a job on the command line."""
+"""The arguments by which a user says what a job is: its configuration, hostfile, command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COUNT = re.compile(r"(\d{1,15}(?:\.\d{1,6})?(?:e\d{1,2})?)([kmbgt]?)", re.IGNOR
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what a user can say of a job."""
+    """Declare the arguments by which a user can describe a job."""
     group = parser.add_argument_group("job", "what a job is started from, with --job")
     group.add_argument("--job", action="store_true", help="check a job about to start")
     group.add_argument("--deepspeed-config", metavar="FILE", help="DeepSpeed configuration")
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def count(text: str) -> int:
-    """Return a number such as `7e9`, `7B` or `350M`."""
+    """Return the number that an argument such as `7e9`, `7B` or `350M` writes."""
     match = _COUNT.fullmatch(text)
     if match is None:
         message = f"{text!r} is no number such as 7e9 or 7B"
@@ -76,7 +76,7 @@ def count(text: str) -> int:
 
 
 def positive(text: str) -> int:
-    """Return a number from 1 on."""
+    """Return the number from 1 on that an argument writes."""
     found = natural(text)
     if not found:
         message = f"{text!r} is no number from 1 on"
@@ -85,7 +85,7 @@ def positive(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """Return bytes of a size such as `80GiB`, as the configuration writes sizes."""
+    """Return bytes of an argument such as `80GiB`, as the configuration writes sizes."""
     try:
         return Bytes.parse(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What checks of a job are given: everything that the user named, read once and within bounds."""
+"""The context of a job's checks: everything that the user named, read once and within bounds."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class JobContext:
 
     @cached_property
     def document(self) -> dict[str, Any] | None:
-        """The configuration as a dictionary; None where it is none or could not be read."""
+        """The job's configuration as a dictionary; None where it could not be read."""
         if self.config is None or self.config.value is None:
             return None
         found = self.config.value["document"]
@@ -88,19 +88,19 @@ class JobContext:
 
     @property
     def inspection(self) -> Inspection | None:
-        """What DeepSpeed says; None where it could not be asked."""
+        """What DeepSpeed says of the job; None where it could not be asked."""
         return self.inspected.value if self.inspected else None
 
     @property
     def why_not_inspected(self) -> str:
-        """Why DeepSpeed could not be asked."""
+        """Why DeepSpeed could not be asked about the job."""
         if self.inspected is None:
             return "no interpreter with DeepSpeed is named (--python)"
         return self.inspected.problem or (self.inspection.problem if self.inspection else "")
 
     @cached_property
     def members(self) -> tuple[Member, ...]:
-        """The hosts of the hostfile; empty where there is none that is well-formed."""
+        """The hosts of the job's hostfile; empty where there is none that is well-formed."""
         if self.hostfile is None or self.hostfile.value is None:
             return ()
         try:
@@ -110,7 +110,7 @@ class JobContext:
 
     @cached_property
     def launcher(self) -> LauncherCommand | None:
-        """The launcher of the command, or that of the script."""
+        """The launcher of the job's command, or that of its script."""
         if self.command is not None and self.command.value is not None:
             return self.command.value
         if self.script is not None and self.script.value is not None:
@@ -133,14 +133,14 @@ class JobContext:
 
     @cached_property
     def layout(self) -> Layout:
-        """Ranks and nodes, as far as anything says."""
+        """Ranks and nodes of the job, as far as anything says."""
         try:
             return self.filtered_layout()
         except FilterError:
             return Layout(ranks=self.ranks)  # the check `launcher` says what is wrong
 
     def filtered_layout(self) -> Layout:
-        """Return ranks and nodes; FilterError if the launcher's filters are wrong."""
+        """Return ranks and nodes of the job; FilterError if the launcher's filters are wrong."""
         count = self.gpus_per_node
         return layout(
             ranks=self.ranks,
@@ -153,7 +153,7 @@ class JobContext:
 
     @property
     def gpus_per_node(self) -> int | None:
-        """GPUs of a node: as the user says, else those of this one; None if neither is known."""
+        """GPUs of a node of the job: given, else those of this one; None if not known."""
         if self.gpus_wanted is not None:
             return self.gpus_wanted
         if self.gpus is not None and self.gpus.value is not None and self.gpus.value.count:
@@ -162,7 +162,7 @@ class JobContext:
 
     @property
     def memory_of_gpu(self) -> int | None:
-        """Bytes of the smallest GPU: as the user says, else of this node; None if not known."""
+        """Bytes of the job's smallest GPU: given, else of this node; None if not known."""
         if self.gpu_memory is not None:
             return self.gpu_memory
         if self.gpus is not None and self.gpus.value is not None and self.gpus.value.memory:
@@ -171,7 +171,7 @@ class JobContext:
 
     @cached_property
     def rendezvous(self) -> Rendezvous:
-        """Where the ranks meet."""
+        """Where the ranks of the job meet."""
         return rendezvous(self.launcher, self.variables)
 
     @property
@@ -184,14 +184,14 @@ class JobContext:
 
     @property
     def ssh_options(self) -> tuple[str, ...]:
-        """What `deepspeed` passes to ssh."""
+        """What `deepspeed` passes to ssh for the job."""
         inner = self.launcher.find("deepspeed") if self.launcher else None
         port = inner.number("ssh-port") if inner else None
         return () if port is None else ("-p", str(port))
 
     @property
     def data_parallel(self) -> int | None:
-        """Copies of the model; None if the number of ranks is not known or does not divide."""
+        """Copies of the job's model; None if ranks are unknown or do not divide."""
         ranks = self.layout.ranks
         if ranks is None or ranks % self.model_parallel:
             return None
@@ -250,7 +250,7 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
 
 
 def _inspected(made: JobContext, args: argparse.Namespace) -> JobContext:
-    """Have the interpreter's DeepSpeed read the configuration."""
+    """Have the interpreter's DeepSpeed read the job's configuration, for the context."""
     if not made.python or made.config is None or made.config.value is None:
         return made
     request: dict[str, Any] = {"ranks": made.data_parallel}
@@ -277,7 +277,7 @@ def _fields(made: JobContext) -> dict[str, Any]:
 
 
 def _mapped(source: Source[Any] | None, name: str, make: Callable[[Any], Any]) -> Any:
-    """Return a source by the user's name for it, with its value as what it is."""
+    """Return a source of the context by the user's name for it, with its value as what it is."""
     if source is None:
         return None
     value = None if source.value is None else make(source.value)

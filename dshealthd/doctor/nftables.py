@@ -1,4 +1,4 @@
-"""What nftables' rules do with the first TCP packet that a neighbour sends to a port of this node.
+"""nftables' rules: what they do with the first TCP packet that a neighbour sends to a port here.
 
 The ruleset (`nft -j list ruleset`, libnftables-json(5)) is a tree: a chain jumps to others. All of
 it is followed, with three answers of each match: yes, no, and perhaps. A rule that matches perhaps
@@ -52,7 +52,7 @@ class Packet:
 
 
 def parse_networks(route: str) -> list[tuple[str, ipaddress.IPv4Network]]:
-    """Return the networks that interfaces are in, from `/proc/net/route`: routes without a gateway."""
+    """Return the networks packets come from, of `/proc/net/route`: routes without a gateway."""
     found = []
     for line in route.splitlines()[1:]:
         fields = line.split()
@@ -85,7 +85,7 @@ class Ruleset:
                 self._sets[made["family"], made["table"], made["name"]] = made.get("elem", [])
 
     def fate(self, packet: Packet) -> tuple[Fate, str]:
-        """Return what becomes of a packet, and the chain that decides against it or may.
+        """Return what nftables makes of a packet, and the chain that decides against it or may.
 
         Each chain of a hook can drop what the one before it has accepted.
         """
@@ -108,7 +108,7 @@ class Ruleset:
         return (Fate.UNKNOWN, doubtful) if doubtful else (Fate.ACCEPTED, "")
 
     def _walk(self, chain: tuple[str, str, str], packet: Packet, depth: int) -> set[Fate]:
-        """Return all that may become of a packet in a chain; RETURNED where no rule decides."""
+        """Return all fates of a packet in a chain of nftables; RETURNED where no rule decides."""
         if depth > _MAX_DEPTH:
             return {Fate.UNKNOWN}
         possible: set[Fate] = set()
@@ -152,7 +152,7 @@ class Ruleset:
     def _verdict(
         self, kind: str, value: Any, chain: tuple[str, str, str], packet: Packet, depth: int
     ) -> set[Fate] | None:
-        """Return what a statement decides; None where it is a condition."""
+        """Return what a statement of an nftables rule decides; None where it is a condition."""
         if kind in _PLAIN:
             return {Fate(kind)}
         if kind == "reject" or (kind == "xt" and value.get("name") in _XT_DROPS):
@@ -185,7 +185,7 @@ class Ruleset:
     def _match(
         self, match: Mapping[str, Any], chain: tuple[str, str, str], packet: Packet
     ) -> bool | None:
-        """Return whether a packet matches; None where that is not known."""
+        """Return whether a packet matches an nftables rule; None where that is not known."""
         left, right, operator = match["left"], match["right"], match.get("op", "==")
         if isinstance(left, dict) and (left.get("payload", {}).get("protocol") in _OTHER_PROTOCOLS):
             return False
@@ -197,7 +197,7 @@ class Ruleset:
         return (not answer) if operator == "!=" and answer is not None else None
 
     def _elements(self, right: Any, chain: tuple[str, str, str]) -> list[Any]:
-        """Return the values that are compared with, those of a named set too."""
+        """Return the values that an nftables rule compares with, those of a named set too."""
         if isinstance(right, str) and right.startswith("@"):
             found = self._sets.get((*chain[:2], right[1:]), [{"unknown": right}])
         elif isinstance(right, dict) and "set" in right:
@@ -234,7 +234,7 @@ def _ordered(left: Any, right: Any, operator: str, packet: Packet) -> bool | Non
 
 
 def _equals(left: Any, right: Any, packet: Packet) -> bool | None:
-    """Return whether one field of the packet has a value; None where that is not known."""
+    """Return whether a packet's field has an nftables rule's value; None where it is not known."""
     if not isinstance(left, dict):
         return None
     if _is_port(left):
@@ -284,7 +284,7 @@ def _meta(key: Any, right: Any, packet: Packet) -> bool | None:
 
 
 def _in_network(right: Any, network: ipaddress.IPv4Network | None) -> bool | None:
-    """Tell whether the addresses of a network are among those of a rule; None where some are."""
+    """Tell whether a network's addresses are among an nftables rule's; None where some are."""
     try:
         if _is(right, "prefix"):
             prefix = right["prefix"]

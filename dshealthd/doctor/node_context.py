@@ -1,4 +1,4 @@
-"""What checks of the node are given."""
+"""The context of a node's checks: configuration, status document, what the node has."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ class NodeContext:
     """Interpreters or prefixes of training environments."""
 
     def with_document(self, document: Mapping[str, Any]) -> NodeContext:
-        """Return the same with a status document, taken apart once for all checks."""
+        """Return the same context with a status document, taken apart once for all checks."""
         made = dataclasses.replace(self, document=document)
         _ = made.series, made.collectors  # kept, so that no check's process does it again
         return made
 
     @property
     def host(self) -> Host:
-        """The roots of the file systems that describe the machine."""
+        """The roots of the file systems that describe the machine to the checks."""
         return self.config.path.host
 
     @cached_property
     def series(self) -> Series:
-        """All samples of the document."""
+        """All samples of the context's status document."""
         return Series(_samples(self.document))
 
     @cached_property
     def collectors(self) -> dict[str, Mapping[str, Any]]:
-        """The collectors of the document by name, with state, reason, detail and faults."""
+        """The document's collectors by name, with state, reason, detail and faults."""
         return {one["name"]: one for one in self.document.get("collectors", ())}
 
     @property
@@ -67,7 +67,7 @@ class NodeContext:
 
 
 def _samples(document: Mapping[str, Any]) -> list[Sample]:
-    """Return the samples of a status document."""
+    """Return the samples of a status document, for the context of checks."""
     samples = []
     for name, family in document.get("metrics", {}).items():
         for sample in family["samples"]:

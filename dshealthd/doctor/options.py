@@ -29,7 +29,7 @@ class Accepted(NamedTuple):
 
 
 def parse_accepted(text: str) -> Accepted:
-    """Parse `CHECK [COMPONENT] until YYYY-MM-DD: REASON`; ValueError says what is wrong."""
+    """Parse what doctor accepts, `CHECK [COMPONENT] until YYYY-MM-DD: REASON`; ValueError."""
     match = _ACCEPTED.fullmatch(text)
     if match is None:
         message = f'"{text}" is not "CHECK [COMPONENT] until YYYY-MM-DD: REASON"'
@@ -80,5 +80,5 @@ class DoctorOptions:
                 yield "accept", str(error)
 
     def accepted(self) -> tuple[Accepted, ...]:
-        """Return what is accepted."""
+        """Return the doctor's results that the configuration accepts."""
         return tuple(parse_accepted(text) for text in self.accept)

@@ -26,7 +26,7 @@ _BLOCK = b"dshealthd write test\n".ljust(4096, b".")
 
 
 def path_check(path: str) -> Check[NodeContext]:
-    """Return the check of one directory."""
+    """Return the check of one directory that is named on the command line."""
 
     def run(context: NodeContext) -> Iterator[Result]:
         try:
@@ -52,7 +52,7 @@ def path_check(path: str) -> Check[NodeContext]:
 
 
 def _write(directory: int) -> float:
-    """Create, write, sync and remove a file; return the seconds that it took. OSError."""
+    """Create, write, sync and remove a file at the checked path; return the seconds. OSError."""
     name = f".dshealthd-doctor-{os.uname().nodename}-{os.getpid()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     started = time.monotonic()

@@ -17,7 +17,7 @@ _TELL_NOTHING = frozenset({Ended.DECLINED, Ended.INCONCLUSIVE})
 
 
 def _telling(context: NodeContext) -> float:
-    """Return how many rounds say something of who took part in them."""
+    """Return how many probe rounds say something of who took part in them."""
     return sum(
         point.value
         for point in context.series("probe_rounds_total")

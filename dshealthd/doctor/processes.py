@@ -69,19 +69,19 @@ class Pool:
         self._selector = selectors.DefaultSelector()
 
     def start(self, name: str, function: Callable[[], object], deadline: float) -> None:
-        """Run a function soon; what it returns must be JSON. Its deadline counts from its start."""
+        """Run a function in a process soon; it returns JSON. Its deadline counts from its start."""
         self._waiting.append((name, function, deadline))
         self._fill()
 
     @property
     def names(self) -> list[str]:
-        """What runs now, the oldest first."""
+        """Which functions run now in processes, the oldest first."""
         return [one.name for one in self._running.values()]
 
     def ended(
         self, tick: float = 0.2, on_tick: Callable[[], object] = lambda: None
     ) -> Iterator[Ended]:
-        """Yield each function as it ends, until none is left; more may be started meanwhile."""
+        """Yield each function as its process ends, until none is left; more may be started."""
         while self._running or self._waiting:
             self._fill()
             next_deadline = min(one.started + one.deadline for one in self._running.values())
@@ -95,7 +95,7 @@ class Pool:
             on_tick()
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """Kill the processes of functions that still run."""
         self._waiting.clear()
         for one in list(self._running.values()):
             self._give_up(one)
@@ -119,7 +119,7 @@ class Pool:
             self._selector.register(read_end, selectors.EVENT_READ)
 
     def _read(self, one: _Running) -> bool:
-        """Take what has arrived; True at the end of the answer."""
+        """Take what has arrived from a function's process; True at the end of the answer."""
         chunk = os.read(one.pipe, _CHUNK)
         one.answer += chunk
         return not chunk or len(one.answer) > MAX_ANSWER
@@ -147,7 +147,7 @@ class Pool:
         return Ended(one.name, seconds, problem=text, hung=True)
 
     def _reap(self, one: _Running, *, kill: bool) -> int | None:
-        """Take the process off the list and return its wait status; None if it cannot be killed."""
+        """Take the process off the pool and return its wait status; None if it cannot be killed."""
         self._selector.unregister(one.pipe)
         os.close(one.pipe)
         del self._running[one.pipe]
@@ -168,7 +168,7 @@ class Pool:
 
 
 def _kill_group(pid: int) -> None:
-    """Kill a process and its group; before its setsid(2), it alone."""
+    """Kill a function's process and its group; before its setsid(2), it alone."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -176,7 +176,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _sleeping_in(pid: int) -> str:
-    """Return where in the kernel a process waits, as far as it may be seen."""
+    """Return where in the kernel a function's process waits, as far as it may be seen."""
     try:
         with open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as file:
             name = file.read(64)
@@ -186,7 +186,7 @@ def _sleeping_in(pid: int) -> str:
 
 
 def _child(function: Callable[[], object], pipe: int) -> None:
-    """Run a function, write its answer, and end without returning."""
+    """Run a function in its process, write its answer, and end without returning."""
     status = 1
     try:
         # Of its own session, so that what it starts is killed with it.
@@ -209,7 +209,7 @@ def _child(function: Callable[[], object], pipe: int) -> None:
 
 
 def _answer(function: Callable[[], object]) -> tuple[object, str]:
-    """Return a value and no problem, or no value and why."""
+    """Return what a function in a process answered and no problem, or no value and why."""
     try:
         return function(), ""
     except Exception as error:  # noqa: BLE001 - whatever fails in a check becomes its reason

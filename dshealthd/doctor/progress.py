@@ -35,7 +35,7 @@ class Progress:
             sys.stderr.flush()
 
     def close(self) -> None:
-        """Wipe the line."""
+        """Wipe the line of progress."""
         if self._shown:
             sys.stderr.write(_WIPE)
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What the doctor says of one node or of several: as text, as JSON, and as JUnit's XML."""
+"""The report of the doctor on one node or several: as text, as JSON, and as JUnit's XML."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class NodeReport:
 
     @property
     def outcome(self) -> Outcome:
-        """The verdict."""
+        """The verdict of one node's report."""
         return self.severity if self.problem else worst(one.outcome for one in self.checks)
 
 
@@ -62,18 +62,18 @@ class Report:
 
     @property
     def outcome(self) -> Outcome:
-        """The worst of all."""
+        """The worst verdict of all nodes in the report."""
         return worst(
             (*(node.outcome for node in self.nodes), *(one.outcome for one in self.across))
         )
 
     @property
     def exit(self) -> int:
-        """0 ok, 1 warning, 2 critical, 3 unknown."""
+        """The doctor's exit status: 0 ok, 1 warning, 2 critical, 3 unknown."""
         return EXIT[self.outcome]
 
     def document(self) -> dict[str, Any]:
-        """Return it as `--json` has it."""
+        """Return the report as `--json` has it."""
         return {
             "schema": SCHEMA,
             "version": __version__,
@@ -112,7 +112,7 @@ def _check(one: Examined) -> dict[str, Any]:
 
 
 def parse_node(document: Mapping[str, Any], name: str) -> NodeReport:
-    """Return what another node's `--json` says of itself, under the name it was asked by.
+    """Return the report of another node, from its `--json`, under the name it was asked by.
 
     KeyError, TypeError, ValueError, AttributeError for anything else.
     """
@@ -144,7 +144,7 @@ def _parse_check(document: Mapping[str, Any]) -> Examined:
 
 
 def found(checks: Sequence[Examined]) -> list[tuple[Examined, Result, str]]:
-    """Return what is not ok, the worst first, accepted ones last."""
+    """Return the results of a report that are not ok, the worst first, accepted ones last."""
     entries = [
         (one, result, reason)
         for one in checks
@@ -155,7 +155,7 @@ def found(checks: Sequence[Examined]) -> list[tuple[Examined, Result, str]]:
 
 
 def text(report: Report, paint: Paint, *, verbose: bool) -> Iterator[str]:
-    """Yield the lines for people: the worst first, each with its limit and its remedy."""
+    """Yield the report for people: the worst result first, each with its limit and its remedy."""
     for node in sorted(report.nodes, key=lambda node: -ORDER.index(node.outcome)):
         yield from _node_lines(node, paint, verbose=verbose)
     if len(report.nodes) > 1:
@@ -210,12 +210,12 @@ def _lines(one: Examined, result: Result, accepted: str, paint: Paint) -> Iterat
 
 
 def as_json(report: Report) -> str:
-    """Return the JSON document."""
+    """Return the doctor's report as a JSON document."""
     return json.dumps(report.document(), allow_nan=False)
 
 
 def junit(report: Report) -> str:
-    """Return JUnit's XML: a suite for each node, a case for each check.
+    """Return the report as JUnit's XML: a suite for each node, a case for each check.
 
     What is critical or a warning is a failure, what is unknown an error, what is accepted skipped.
     """

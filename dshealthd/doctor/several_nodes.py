@@ -1,4 +1,4 @@
-"""Examines several nodes side by side and compares them.
+"""The examination of several nodes side by side, over agents or SSH, and their comparison.
 
 This node by itself; the others through their agents, where this configuration and this user may
 call them; over SSH where not, and where an agent does not answer.
@@ -85,7 +85,7 @@ def examine_all(
 
 
 def _members(request: Request, loaded: Config) -> _Members:
-    """Return the hosts whose agents this configuration, and this user, may call."""
+    """Return which of the nodes have agents that this configuration, and this user, may call."""
     if not loaded.probe.peer.listen_address:
         return _Members(why="probe.peer is not configured here: name an agent's --config.file")
     from dshealthd.doctor.agents import ChannelError, channel
@@ -106,7 +106,7 @@ def _by_agents(
     here: Callable[[], Report],
     progress: Progress,
 ) -> tuple[dict[str, NodeReport], dict[str, str]]:
-    """Return what agents say, and why others say nothing."""
+    """Return what the agents of several nodes say, and why others say nothing."""
     from dshealthd.doctor import agents
 
     found: dict[str, NodeReport] = {}
@@ -133,7 +133,7 @@ def _by_agents(
 
 
 def _parsed(ended: Ended) -> NodeReport | str:
-    """Return a node's report, or why there is none."""
+    """Return the report of one of several nodes, or why there is none."""
     if ended.problem:
         return ended.problem
     if problem := ended.value.get("problem"):
@@ -142,7 +142,7 @@ def _parsed(ended: Ended) -> NodeReport | str:
 
 
 def _with(report: NodeReport, problem: str) -> NodeReport:
-    """Return the report of a node, with why its agent was of no use where SSH was neither."""
+    """Return one node's report, with why its agent was of no use where SSH was neither."""
     if not problem or not report.problem:
         return report
     return dataclasses.replace(
@@ -153,7 +153,7 @@ def _with(report: NodeReport, problem: str) -> NodeReport:
 def _collective(
     request: Request, loaded: Config, members: _Members, names: Sequence[str]
 ) -> Examined:
-    """Run a collective over the nodes whose agents answer."""
+    """Run a collective over those of several nodes whose agents answer."""
     from dshealthd.doctor import collective
 
     if len(names) < 2:  # noqa: PLR2004 - a collective needs two

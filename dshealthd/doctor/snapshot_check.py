@@ -1,4 +1,4 @@
-"""Checks that take what concerns them from the last look at the node: the findings of one symptom.
+"""Checks made of the findings of one symptom, from the last look at the node (its snapshot).
 
 The limits, words and first steps are those of the alerts, so that doctor, page and pages agree.
 """
@@ -34,7 +34,7 @@ def is_answered(check: Check[Any]) -> bool:
 
 
 def nothing(_context: NodeContext) -> Iterator[Result]:
-    """Yield nothing beyond the findings."""
+    """Yield nothing beyond the findings of a check's symptom."""
     yield from ()
 
 
@@ -77,7 +77,7 @@ def snapshot_check(
 
 
 def _without_agent(context: NodeContext) -> Result:
-    """Return the result of a check that only an agent can answer, where none has."""
+    """Return the result of a snapshot check that only an agent can answer, where none has."""
     if context.config.probe.wanted:
         return Result(
             Outcome.UNKNOWN,
@@ -121,7 +121,7 @@ def _figure(value: float | None) -> str:
 def _unread(
     context: NodeContext, collectors: tuple[str, ...], found: Iterable[Result]
 ) -> Iterator[Result]:
-    """Yield what could not be read, unless a finding is about that very part."""
+    """Yield what a snapshot check could not read, unless a finding is about that very part."""
     told = {result.component.lower() for result in found}
     for name in collectors:
         state = context.collectors.get(name)
@@ -159,7 +159,7 @@ def _how_to_read(reason: str | None, name: str) -> str:
 
 
 def _readable(context: NodeContext, collectors: tuple[str, ...]) -> str:
-    """Return `ok` if a source was read, why there is none on this machine, or nothing."""
+    """Return `ok` if the check's source was read, why there is none here, or nothing."""
     states = [context.collectors[name] for name in collectors if name in context.collectors]
     if any(state["state"] in {"failing", "pending"} for state in states):
         return ""

@@ -54,7 +54,7 @@ def status_document(config: Config, access: Access) -> dict[str, Any]:
 
 
 def collect(config: Config) -> dict[str, Any]:
-    """Read all sources once and judge them."""
+    """Read all sources once for the status document and judge them."""
     return asyncio.run(_collect(config))
 
 
@@ -88,7 +88,7 @@ async def _collect(config: Config) -> dict[str, Any]:
 
 
 def _hurried(config: Config) -> Config:
-    """Return the configuration with deadlines for somebody who waits."""
+    """Return the configuration for a status document with deadlines for somebody who waits."""
     collectors = {
         name: dataclasses.replace(
             options, deadline=Duration(min(options.deadline, SOURCE_DEADLINE))

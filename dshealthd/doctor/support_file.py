@@ -1,4 +1,4 @@
-"""One file for a bug report: versions, findings and configuration, without secrets."""
+"""The support file, one for a bug report: versions, findings and configuration, without secrets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _IN_TEXT = (
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """Return the same with what is or may be a secret removed."""
+    """Return the support file's content with what is or may be a secret removed."""
     if isinstance(value, dict):
         return {key: without_secrets(item, str(key)) for key, item in value.items()}
     if _SECRET_NAME.search(name) and not name.endswith("_file") and value:
@@ -58,7 +58,7 @@ def without_secrets(value: Any, name: str = "") -> Any:
 
 
 def write(path: str, report: Report, loaded: Config) -> None:
-    """Write a new file that only its owner can read; FileExistsError where there is one, OSError."""
+    """Write a new support file only for its owner; FileExistsError where there is one, OSError."""
     document = {
         "versions": _versions(),
         "doctor": report.document(),

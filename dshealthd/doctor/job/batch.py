@@ -23,12 +23,12 @@ SOURCE = "deepspeed/runtime/config.py, _set_batch_related_parameters and _batch_
 
 
 def applies(context: JobContext) -> bool:
-    """Whether a configuration is named."""
+    """Whether batch sizes can be checked: a configuration is named."""
     return context.config is not None
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield what does not add up, with the numbers that would."""
+    """Yield which batch sizes do not add up, with the numbers that would."""
     document = context.document
     if context.config is None or document is None:
         yield Result(Outcome.UNKNOWN, "there is no configuration that can be read")
@@ -60,7 +60,7 @@ def run(context: JobContext) -> Iterator[Result]:
 
 
 def _wrong(name: str, given: dict[str, Any]) -> Iterator[Result]:
-    """Yield values that are no positive whole numbers."""
+    """Yield batch sizes that are no positive whole numbers."""
     for key, value in given.items():
         if value == "auto" or (
             isinstance(value, int) and not isinstance(value, bool) and value > 0
@@ -137,7 +137,7 @@ def _judged(context: JobContext, name: str, given: dict[str, int]) -> Result:
 def _offers(
     train: int, micro: int | None, steps: int | None, copies: int
 ) -> Iterator[tuple[str, int]]:
-    """Yield each single key with a value that fits the others; `train_batch_size` comes last."""
+    """Yield each batch key with a value that fits the others; `train_batch_size` comes last."""
     if steps is not None and train % ((micro or 1) * copies) == 0:
         yield ACCUMULATION, train // ((micro or 1) * copies)
     if micro is not None and train % ((steps or 1) * copies) == 0:
@@ -151,7 +151,7 @@ def _offers(
 
 
 def _without_ranks(name: str, train: int, micro: int | None, steps: int | None) -> Result:
-    """Judge without a number of ranks: what cannot fit any."""
+    """Judge batch sizes without a number of ranks: what cannot fit any."""
     unit = (micro or 1) * (steps or 1)
     if train % unit:
         return Result(

@@ -28,7 +28,7 @@ def applies(context: JobContext) -> bool:
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield what is missing, damaged, or of another shape than the job."""
+    """Yield what of the checkpoint is missing, damaged, or of another shape than the job."""
     source = context.checkpoint
     if source is None:
         yield Result(Outcome.UNKNOWN, "no checkpoint is named (--checkpoint)")
@@ -113,7 +113,7 @@ def _tag(checkpoint: Checkpoint) -> Iterator[Result]:
 
 
 def _files(checkpoint: Checkpoint) -> Iterator[Result]:
-    """Yield files that are empty, cut off or missing."""
+    """Yield files of the checkpoint that are empty, cut off or missing."""
     place = _place(checkpoint)
     empty = [name for name, size in checkpoint.files.items() if not size and name.endswith(".pt")]
     for names, what in ((empty, "is empty"), (checkpoint.truncated, "is cut off")):
@@ -179,7 +179,7 @@ def _absent(place: str, gap: Gap) -> Result:
 
 
 def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
-    """Yield what the job has otherwise than the one that saved."""
+    """Yield what the job has otherwise than the one that saved the checkpoint."""
     inspection, document = context.inspection, context.document or {}
     settings = (inspection.settings if inspection else None) or {}
     block = document.get("checkpoint")
@@ -238,7 +238,7 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
 
 
 def _configured_stage(context: JobContext) -> int | None:
-    """Return the stage of the configuration; None where there is no configuration."""
+    """Return the configured stage, to compare with the checkpoint's; None if there is none."""
     inspection = context.inspection
     if inspection is not None and inspection.settings is not None:
         return int(inspection.settings["stage"])

@@ -18,12 +18,12 @@ _CPU = ("adagrad", "adam", "adamw", "lion", "muon")
 
 
 def applies(context: JobContext) -> bool:
-    """Whether a configuration is named."""
+    """Whether a configuration is named, whose parts may conflict."""
     return context.config is not None
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield what DeepSpeed refuses, and what only its engine would refuse."""
+    """Yield conflicting settings that DeepSpeed refuses, and those that only its engine would."""
     if context.config is None or context.document is None:
         yield Result(Outcome.UNKNOWN, "there is no configuration that can be read")
         return
@@ -70,7 +70,7 @@ def _refused(name: str, error: Mapping[str, str], source: str) -> Result:
 
 
 def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
-    """Yield what can be told without DeepSpeed."""
+    """Yield conflicts that can be told without DeepSpeed."""
     half = {kind: _block(document, kind) for kind in ("fp16", "bf16", "bfloat16")}
     bf16 = half["bf16"] or half["bfloat16"]
     if half["fp16"].get("enabled") is True and bf16.get("enabled") is True:
@@ -104,7 +104,7 @@ def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
 
 
 def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Result]:
-    """Yield what DeepSpeed's engine makes of settings that its configuration takes."""
+    """Yield conflicts that DeepSpeed's engine makes of settings that its configuration takes."""
     stage, optimizer = settings["stage"], settings["optimizer"] or ""
     for key, least in (("offload_param", 3), ("offload_optimizer", 1)):
         if settings[key] != "none" and stage < least:

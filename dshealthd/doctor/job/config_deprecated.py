@@ -19,12 +19,12 @@ _DEPRECATED = re.compile(r"Config parameter (\S+) is deprecated(?: use (.+?) ins
 
 
 def applies(context: JobContext) -> bool:
-    """Whether a configuration is named."""
+    """Whether a configuration is named, whose keys may be deprecated."""
     return context.config is not None
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield what the installed DeepSpeed warns of, and what it has removed."""
+    """Yield the deprecated keys that the installed DeepSpeed warns of, and those it has removed."""
     config = inspected_config(context)
     if isinstance(config, Result):
         yield config

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def applies(context: JobContext) -> bool:
-    """Whether a configuration is named."""
+    """Whether a configuration file is named."""
     return context.config is not None
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield what is wrong with the form of the file."""
+    """Yield what is wrong with the form of the configuration file."""
     config = context.config
     if config is None:
         yield Result(Outcome.UNKNOWN, "no DeepSpeed configuration is named (--deepspeed-config)")

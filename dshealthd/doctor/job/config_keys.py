@@ -33,12 +33,12 @@ GUIDES = {
 
 
 def applies(context: JobContext) -> bool:
-    """Whether a configuration is named."""
+    """Whether a configuration is named, whose keys may have no effect."""
     return context.config is not None
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield keys that nothing reads, and those that end the start."""
+    """Yield keys of the configuration that nothing reads, and those that end the start."""
     config = inspected_config(context)
     if isinstance(config, Result):
         yield config
@@ -107,7 +107,7 @@ def _rename(key: str, near: str, name: str) -> str:
 
 
 def _nearest(key: str, known: Iterable[str]) -> str:
-    """Return the known key that a key is most like; empty if none is near."""
+    """Return the known configuration key that a key is most like; empty if none is near."""
     close = difflib.get_close_matches(key[:100], list(known), n=1, cutoff=LIKENESS)
     return close[0] if close else ""
 

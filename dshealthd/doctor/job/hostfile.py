@@ -25,7 +25,7 @@ def applies(context: JobContext) -> bool:
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield what is wrong with lines, names and slots."""
+    """Yield what is wrong with the hostfile's lines, names and slots."""
     hostfile = context.hostfile
     if hostfile is None:
         yield Result(Outcome.UNKNOWN, "no hostfile is named (--hostfile)")
@@ -87,7 +87,7 @@ def run(context: JobContext) -> Iterator[Result]:
 
 
 def _show_line(number: str, name: str) -> str:
-    """Return the command that shows a line; the whole file where no line is wrong by itself."""
+    """Return the command that shows a line of the hostfile; all of it where none is wrong."""
     if not number.isdecimal():
         return paste("cat", "--", name)
     return paste("sed", "-n", f"{number}p", "--", name)

@@ -18,12 +18,12 @@ MAX_NAMED = 8
 
 
 def applies(context: JobContext) -> bool:
-    """Whether a hostfile is named."""
+    """Whether a hostfile is named, whose names may not resolve."""
     return context.hostfile is not None
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield names that do not resolve, and names that stand for one host."""
+    """Yield names of the hostfile that do not resolve, and names that stand for one host."""
     names = [name for name, _ in context.layout.hosts] or [one.name for one in context.members]
     if not names:
         yield Result(Outcome.UNKNOWN, "there is no hostfile that can be read")

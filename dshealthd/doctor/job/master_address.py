@@ -24,7 +24,7 @@ def applies(context: JobContext) -> bool:
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield what keeps others from the address."""
+    """Yield what keeps other nodes from the master address."""
     meeting, nodes = context.rendezvous, context.layout.nodes
     address = meeting.address
     if not address:

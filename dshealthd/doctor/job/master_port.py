@@ -29,7 +29,7 @@ def applies(context: JobContext) -> bool:
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield what holds the port, or may take it."""
+    """Yield what holds the master port, or may take it."""
     meeting = context.rendezvous
     port = meeting.port
     if not meeting.port_text:
@@ -55,7 +55,7 @@ def run(context: JobContext) -> Iterator[Result]:
 
 
 def _tables(context: JobContext) -> Iterator[tuple[str, str | None, bool]]:
-    """Yield the nodes with their sockets, and whether it is the one that opens the port.
+    """Yield the nodes with their sockets, and whether it is the one that opens the master port.
 
     The sockets are None where they cannot be read.
     """
@@ -133,7 +133,7 @@ def _sockets(tables: str) -> Iterator[tuple[int, int]]:
 
 
 def _range(context: JobContext, port: int) -> Result | None:
-    """Return what is wrong with the number itself."""
+    """Return what is wrong with the number of the master port itself."""
     if port < PRIVILEGED:
         return Result(
             Outcome.WARNING,

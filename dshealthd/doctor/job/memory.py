@@ -28,7 +28,7 @@ def applies(context: JobContext) -> bool:
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield what does not fit."""
+    """Yield the states of the model that do not fit into memory."""
     inspection = context.inspection
     if context.parameters is None or inspection is None:
         why = "(--parameters)" if context.parameters is None else context.why_not_inspected
@@ -91,7 +91,7 @@ def _gpu(context: JobContext, needed: int, stage: int, source: str) -> Result:
 
 
 def _host(context: JobContext, needed: int, source: str) -> Result | None:
-    """Return what is wrong with the memory of this node."""
+    """Return what is wrong with the memory of this node for the states of the model."""
     try:
         lines = read(context.host.proc("meminfo")).splitlines()
         (total,) = (int(line.split()[1]) << 10 for line in lines if line.startswith("MemTotal:"))

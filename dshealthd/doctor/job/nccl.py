@@ -40,7 +40,7 @@ def applies(context: JobContext) -> bool:
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield what is wrong with names and values, and with devices where this node has them."""
+    """Yield what is wrong with NCCL's variables: names, values, and devices if they are here."""
     if context.environment is None:
         yield Result(Outcome.UNKNOWN, "the environment of the job is not known (--environment)")
         return

@@ -24,7 +24,7 @@ def applies(context: JobContext) -> bool:
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield directories that are missing, or not this user's to write."""
+    """Yield offload directories that are missing, or not this user's to write."""
     paths = _paths(context)
     if not paths:
         yield Result(Outcome.UNKNOWN, "the configuration names no directory for offload")
@@ -56,7 +56,7 @@ def _paths(context: JobContext) -> dict[str, str]:
 
 
 def _problem(path: str) -> str:
-    """Return what keeps DeepSpeed from the directory; it makes one folder below it."""
+    """Return what keeps DeepSpeed from the offload directory; it makes one folder below it."""
     try:
         status = os.stat(path)
     except OSError as error:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def applies(context: JobContext) -> bool:
-    """Whether one of the variables is set."""
+    """Whether a variable is set that switches off transports."""
     return bool(TRANSPORTS & context.variables.keys())
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield what is switched off."""
+    """Yield the transports between GPUs that are switched off."""
     if context.environment is None:
         yield Result(Outcome.UNKNOWN, "the environment of the job is not known (--environment)")
         return

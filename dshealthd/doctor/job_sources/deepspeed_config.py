@@ -21,7 +21,7 @@ Parsed = dict[str, Any]
 
 
 def parse(text: str, name: str) -> Parsed:
-    """Return a configuration and what is wrong with its form.
+    """Return a DeepSpeed configuration and what is wrong with its form.
 
     `constants` are `NaN`, `Infinity` and `-Infinity`, which JSON does not have. `syntax` says why
     it is no JSON. ValueError if it nests deeper than anything real does.
@@ -65,7 +65,7 @@ def parse(text: str, name: str) -> Parsed:
 
 
 def _check_depth(text: str, name: str) -> None:
-    """Refuse what would exhaust a recursive parser, DeepSpeed's as well as ours."""
+    """Refuse a configuration that would exhaust a recursive parser, DeepSpeed's as well as ours."""
     depth, quoted, escaped = 0, False, False
     for position, character in enumerate(text):
         if quoted:

@@ -1,4 +1,4 @@
-"""The environment of a job: the variables that matter to a training, and no secrets."""
+"""The environment file of a job: the variables that matter to a training, and no secrets."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def taken_to_all_nodes() -> list[str]:
 
 
 def kept(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that matter to a training; the rest may hold secrets."""
+    """Return a file's variables that matter to a training; the rest may hold secrets."""
     return {
         name: value
         for name, value in variables.items()

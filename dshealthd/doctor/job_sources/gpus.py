@@ -19,7 +19,7 @@ class Gpus:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """How many GPUs this node has."""
         return len(self.names)
 
 

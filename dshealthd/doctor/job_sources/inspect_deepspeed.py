@@ -99,12 +99,12 @@ class Block(dict):  # type: ignore[type-arg]
         return super().__contains__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, as `dict.get` does."""
+        """Return a value of the configuration, as `dict.get` does, and note DeepSpeed's look."""
         self._look(key)
         return super().get(key, default)
 
     def pop(self, key: str, *default: Any) -> Any:
-        """Remove a value, as `dict.pop` does."""
+        """Remove a value of the configuration, as `dict.pop` does, and note DeepSpeed's look."""
         self._look(key)
         return super().pop(key, *default)
 
@@ -113,11 +113,11 @@ class Block(dict):  # type: ignore[type-arg]
         return super().__iter__()
 
     def keys(self) -> Any:
-        """Return the keys, as `dict.keys` does."""
+        """Return the keys of a configuration's block, as `dict.keys` does."""
         return Keys(self)
 
     def items(self) -> Any:
-        """Return the members, as `dict.items` does."""
+        """Return the members of a configuration's block, as `dict.items` does."""
         self.looks.whole.add(self.path)
         return super().items()
 
@@ -129,14 +129,14 @@ class Block(dict):  # type: ignore[type-arg]
 
 
 def plain(value: Any) -> Any:
-    """Return a value without its `Block`s."""
+    """Return a value of the inspected configuration without its `Block`s."""
     if isinstance(value, dict):
         return {key: plain(below) for key, below in dict.items(value)}
     return value
 
 
 def unread(document: dict[str, Any], looks: Looks) -> list[str]:
-    """Return the dotted paths of keys that nobody asked for, where others beside them were."""
+    """Return dotted paths of keys that DeepSpeed never asked for, where others beside them were."""
     found: list[str] = []
 
     def walk(block: dict[str, Any], path: str) -> None:
@@ -191,7 +191,7 @@ class Warnings(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take one line."""
+        """Take one line of DeepSpeed's log."""
         if len(self.lines) < MAX_ERRORS and record.getMessage() not in self.lines:
             self.lines.append(record.getMessage())
 
@@ -216,7 +216,7 @@ def removed(module: Any, document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def remove(document: dict[str, Any], path: list[str]) -> bool:
-    """Take a key out; False if there is none."""
+    """Take a key out of the inspected configuration; False if there is none."""
     block: Any = document
     for key in path[:-1]:
         block = block.get(key) if isinstance(block, dict) else None
@@ -227,7 +227,7 @@ def remove(document: dict[str, Any], path: list[str]) -> bool:
 
 
 def complaints(error: Any, document: dict[str, Any], looks: Looks) -> list[dict[str, Any]]:
-    """Return what a pydantic ValidationError has to say, by path."""
+    """Return what a pydantic ValidationError of DeepSpeed has to say, by path."""
     found = []
     for one in error.errors():
         path = [str(part) for part in one["loc"]]
@@ -245,7 +245,7 @@ def complaints(error: Any, document: dict[str, Any], looks: Looks) -> list[dict[
 
 
 def validation_errors() -> tuple[type[Exception], ...]:
-    """Return what pydantic raises: that of version 2, and of version 1 inside of it."""
+    """Return what pydantic raises in DeepSpeed: that of version 2, and of version 1 in it."""
     import pydantic
 
     found: list[type[Exception]] = [pydantic.ValidationError]
@@ -257,7 +257,7 @@ def validation_errors() -> tuple[type[Exception], ...]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's text, with its class if there is none."""
+    """Return the first line of an exception of DeepSpeed, with its class if there is none."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -448,7 +448,7 @@ def imported() -> Any:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Answer a request."""
+    """Answer a request to inspect DeepSpeed."""
     try:
         deepspeed = imported()
     except ImportError as error:
@@ -478,7 +478,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def attempt(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what a function returns, or as `problem` why this DeepSpeed does not have it."""
+    """Return what a function of DeepSpeed returns, or as `problem` why it does not have it."""
     try:
         return function()
     except (ImportError, AttributeError, TypeError, KeyError) as error:

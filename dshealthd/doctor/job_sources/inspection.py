@@ -54,7 +54,8 @@ class Inspection:
 
 
 def inspect(python: str, request: Mapping[str, Any], program: Path = PROGRAM) -> dict[str, Any]:
-    """Ask an interpreter, and return its answer as JSON has it, or `problem` why there is none.
+    """Inspect DeepSpeed by an interpreter; return its answer's JSON, or `problem` why there is
+    none.
 
     Waits without end: for a process that is killed at its deadline, and its group with it.
     """
@@ -118,14 +119,14 @@ def from_json(document: Mapping[str, Any]) -> Inspection:
 
 
 def _variables() -> dict[str, str]:
-    """Return the environment of the interpreter."""
+    """Return the environment of the interpreter whose DeepSpeed is inspected."""
     if os.geteuid() != 0:
         return environment()
     return {name: value for name in _INHERITED if (value := os.environ.get(name)) is not None}
 
 
 def _owner(python: str) -> pwd.struct_passwd | None:
-    """Return whose an environment is, where root would otherwise run another user's program."""
+    """Return whose the interpreter's environment is, where root would run another's program."""
     if os.geteuid() != 0:
         return None
     place = os.path.abspath(python)
@@ -143,7 +144,7 @@ def _owner(python: str) -> pwd.struct_passwd | None:
 
 
 def _last_line(errors: int) -> str:
-    """Return the last line that was written to a memory file."""
+    """Return the last line that the inspecting interpreter wrote to a memory file."""
     size = os.fstat(errors).st_size
     lines = os.pread(errors, _LAST, max(0, size - _LAST)).decode(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -82,7 +82,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def short_options(text: str) -> dict[str, str]:
-    """Return long names by letter, from `N=nodes n=ntasks`."""
+    """Return a launcher's long option names by letter, from `N=nodes n=ntasks`."""
     return dict(pair.split("=") for pair in text.split())
 
 
@@ -121,7 +121,7 @@ class LauncherCommand:
     """The launcher that an `srun` starts."""
 
     def number(self, name: str) -> int | None:
-        """Return the number that an option gives; None if there is none that can be told."""
+        """Return the number that the launcher gets by an option; None if none is clear."""
         return natural(self.options.get(name))
 
     def find(self, program: str) -> LauncherCommand | None:
@@ -132,7 +132,7 @@ class LauncherCommand:
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Return a text with the variables that are known; ValueError if it grows out of bounds.
+    """Return a command with its known variables replaced; ValueError if it grows out of bounds.
 
     `${NAME:-default}` takes its default where the name is not known.
     """
@@ -225,7 +225,7 @@ def launcher(
 
 
 def _options(rest: Sequence[str], grammar: Grammar) -> tuple[dict[str, str], list[str], list[str]]:
-    """Return options, those that do not exist, and what follows from the first argument on."""
+    """Return a launcher's options, those it does not have, and all from the first argument on."""
     options: dict[str, str] = {}
     unknown: list[str] = []
     waiting = list(rest)
@@ -252,7 +252,7 @@ def _options(rest: Sequence[str], grammar: Grammar) -> tuple[dict[str, str], lis
 
 
 def _long(name: str, grammar: Grammar) -> str:
-    """Return the option that a name stands for: argparse takes any beginning that is unique."""
+    """Return the launcher's option of a name: argparse takes any beginning that is unique."""
     known = grammar.flags | grammar.valued
     if name in known or grammar.is_open:
         return name
@@ -261,7 +261,7 @@ def _long(name: str, grammar: Grammar) -> str:
 
 
 def as_json(command: LauncherCommand | None) -> dict[str, Any] | None:
-    """Return a command as JSON has it."""
+    """Return a launcher command as JSON has it."""
     if command is None:
         return None
     return {
@@ -275,7 +275,7 @@ def as_json(command: LauncherCommand | None) -> dict[str, Any] | None:
 
 
 def from_json(document: Mapping[str, Any] | None) -> LauncherCommand | None:
-    """Return the command of a JSON document."""
+    """Return the launcher command of a JSON document."""
     if document is None:
         return None
     return LauncherCommand(

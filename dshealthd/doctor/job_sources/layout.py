@@ -1,4 +1,4 @@
-"""How many ranks a job has, and on which nodes: from whatever says it first."""
+"""The layout of a job: how many ranks it has, and on which nodes, from whatever says it first."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def layout(
     variables: Mapping[str, str],
     gpus: int | None,
 ) -> Layout:
-    """Return what the sources say together; `ranks` is what the user says, and wins.
+    """Return the layout that the sources say together; `ranks` is what the user says, and wins.
 
     FilterError if a filter of the launcher's cannot be applied.
     """
@@ -123,7 +123,7 @@ def _deepspeed(
 
 
 def _filtered(pool: dict[str, list[int]], options: Mapping[str, str]) -> dict[str, list[int]]:
-    """Apply `--include` and `--exclude` as DeepSpeed does (launcher/runner.py)."""
+    """Apply `--include` and `--exclude` to the layout as DeepSpeed does (launcher/runner.py)."""
     include, exclude = options.get("include", ""), options.get("exclude", "")
     if include and exclude:
         message = "--include and --exclude exclude each other"

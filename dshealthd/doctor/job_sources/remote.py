@@ -46,7 +46,7 @@ class Answer:
 
 
 def look(hosts: Sequence[str], ssh: str, options: Sequence[str] = ()) -> dict[str, Answer]:
-    """Ask hosts side by side, and return their answers by name.
+    """Ask remote hosts side by side over SSH, and return their answers by name.
 
     `ssh` is the program and `options` are of it. A name is never taken for an option. One that has
     not answered by the deadline is killed.
@@ -103,7 +103,7 @@ class _Call:
         return too_much or (self._process.poll() is not None and not self._open)
 
     def answer(self, *, over: bool) -> Answer:
-        """End it, if it still runs, and return what it said."""
+        """End the SSH call, if it still runs, and return what the other host said."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -123,7 +123,7 @@ class _Call:
 
 
 def remedy(name: str, problem: str) -> str:
-    """Return the command that mends why a host cannot be reached."""
+    """Return the command that mends why a remote host cannot be reached by SSH."""
     if "Host key verification" in problem or "host key" in problem.lower():
         return f"ssh-keyscan -H {name} >> ~/.ssh/known_hosts"
     if "Permission denied" in problem:

@@ -1,4 +1,4 @@
-"""Where the ranks of a job meet: what the launcher and the environment say of address and port."""
+"""The rendezvous of a job's ranks: its address and port, as launcher and environment say."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ class Resolved:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it leads to the machine that asks alone."""
+        """Whether the rendezvous leads to the machine that asks alone."""
         return bool(self.addresses) and all(map(is_loopback, self.addresses))
 
 
 def resolve(names: Iterable[str], seconds: float = RESOLVE_DEADLINE) -> dict[str, Resolved]:
-    """Return the addresses of names, by name, within so many seconds in all.
+    """Return the addresses of rendezvous names, by name, within so many seconds in all.
 
     A look-up that hangs is left behind. StartError if no thread can be started.
     """
@@ -133,7 +133,7 @@ def _look_up(name: str) -> Resolved:
 
 
 def is_address(text: str) -> bool:
-    """Tell whether a text is an address and no name."""
+    """Tell whether the text of a rendezvous is an address and no name."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

@@ -45,12 +45,12 @@ class SlurmScript:
     """Why no launcher was found, where a line could not be read."""
 
     def number(self, name: str) -> int | None:
-        """Return the number that a directive gives; None if there is none."""
+        """Return the number that an `#SBATCH` directive gives; None if there is none."""
         return natural(self.directives.get(name))
 
     @property
     def gpus_per_node(self) -> int | None:
-        """GPUs that the job asks for on each node; None where it does not say."""
+        """GPUs that the Slurm job asks for on each node; None where it does not say."""
         return gpus_per_node(self.directives)
 
 
@@ -65,7 +65,7 @@ def gpus_per_node(options: Mapping[str, str]) -> int | None:
 
 
 def parse(text: str) -> SlurmScript:
-    """Return what a script says; ValueError if it is none."""
+    """Return what a Slurm script says; ValueError if it is none."""
     if not text.startswith("#!"):
         message = "is no batch script: it does not begin with #!"
         raise ValueError(message)
@@ -96,7 +96,7 @@ def parse(text: str) -> SlurmScript:
 
 
 def _statement(line: str, variables: dict[str, str]) -> LauncherCommand | None:
-    """Take the assignments of a line, and return the launcher that it calls."""
+    """Take the assignments of a script's line, and return the launcher that it calls."""
     for words in launcher_command.commands(
         launcher_command.words(launcher_command.expand(line, variables))
     ):
@@ -114,7 +114,7 @@ def _statement(line: str, variables: dict[str, str]) -> LauncherCommand | None:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the first line's number and the text of each statement."""
+    """Yield the first line's number and the text of each statement of a batch script."""
     pending, start = "", 0
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
@@ -133,7 +133,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _is_open(text: str) -> bool:
-    """Tell whether a quote goes on in the next line."""
+    """Tell whether a quote of a batch script goes on in the next line."""
     if text.startswith("#") or ("'" not in text and '"' not in text):
         return False
     try:
@@ -185,7 +185,7 @@ def _slurm_variables(directives: Mapping[str, str]) -> dict[str, str]:
 
 
 def as_json(script: SlurmScript) -> dict[str, Any]:
-    """Return a script as JSON has it."""
+    """Return a Slurm script as JSON has it."""
     return {
         "directives": dict(script.directives),
         "ignored": list(script.ignored),
@@ -196,7 +196,7 @@ def as_json(script: SlurmScript) -> dict[str, Any]:
 
 
 def from_json(document: Mapping[str, Any]) -> SlurmScript:
-    """Return the script of a JSON document."""
+    """Return the Slurm script of a JSON document."""
     return SlurmScript(
         document["directives"],
         tuple(document["ignored"]),

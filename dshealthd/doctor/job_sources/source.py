@@ -1,4 +1,4 @@
-"""One thing that a user named, and what came of reading it."""
+"""Reading a source of a job: one thing that a user named, and what came of it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Source(Generic[T]):
 def read_all(
     readers: Mapping[str, Callable[[], Any]], deadline: float = READ_DEADLINE
 ) -> dict[str, Source[Any]]:
-    """Run readers side by side, each in a process of its own that is killed at its deadline.
+    """Read sources side by side, each in a process of its own that is killed at its deadline.
 
     A reader raises OSError or ValueError with the reason, and returns what JSON can carry.
     """
@@ -49,7 +49,7 @@ def _start(name: str, reader: Callable[[], Any], deadline: float) -> step.Runnin
 
 
 def read_owned(path: str, limit: int) -> bytes:
-    """Return what a regular file holds, read with the rights of its owner.
+    """Return what a source that is a regular file holds, read with the rights of its owner.
 
     OSError; ValueError if it holds more than `limit` bytes. Other than a regular file is refused
     without being opened.
@@ -64,7 +64,7 @@ def read_owned(path: str, limit: int) -> bytes:
 
 
 def read_text(path: str, limit: int) -> str:
-    """Return what a text file holds; ValueError names the line that is not UTF-8. OSError."""
+    """Return a text source's content; ValueError names the line that is not UTF-8. OSError."""
     content = read_owned(path, limit)
     try:
         return content.decode()

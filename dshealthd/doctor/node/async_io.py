@@ -29,7 +29,7 @@ INSTALL = "sudo apt install libaio-dev || sudo dnf install libaio-devel"
 
 
 def _offload(context: NodeContext) -> str:
-    """Return a path of the configuration that NVMe offload is meant for, or nothing."""
+    """Return a configured path that NVMe offload, and so libaio, is meant for, or nothing."""
     paths = getattr(context.config.collectors["filesystem"], "write_test", ())
     return next((str(path) for path in paths if "nvme" in str(path)), "")
 
@@ -50,7 +50,7 @@ def _library(offload: str) -> Result:
 
 
 def _operator(context: NodeContext, place: str, offload: str) -> Result | None:
-    """Return what is known of an environment's operator; None where it has no DeepSpeed."""
+    """Return what is known of an environment's async_io; None where it has no DeepSpeed."""
     try:
         with Root.of_owner(context.host.rootfs, place) as root:
             built = operators(root, place)

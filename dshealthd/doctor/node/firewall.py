@@ -22,7 +22,7 @@ _NO_PEERS = frozenset(("docker", "cni", "virbr", "lxcbr", "podman", "veth", "lo"
 
 
 def _packets(context: NodeContext, port: int) -> list[Packet]:
-    """Return a packet of a neighbour in each network of this node; one of anywhere without any."""
+    """Return packets to try the firewall with: a neighbour's in each network, or from anywhere."""
     route = read(context.host.proc("net/route"))
     return [
         Packet(port, interface, network)
@@ -32,7 +32,7 @@ def _packets(context: NodeContext, port: int) -> list[Packet]:
 
 
 def judge(ruleset: Ruleset, packets: Sequence[Packet]) -> tuple[Fate, str, str]:
-    """Return what becomes of packets, the chain that drops them or may, and where from.
+    """Return what the firewall makes of packets, the chain that drops them or may, and where from.
 
     One network that is let in is enough: those of management are closed on purpose.
     """
@@ -46,7 +46,7 @@ def judge(ruleset: Ruleset, packets: Sequence[Packet]) -> tuple[Fate, str, str]:
 
 
 def _has_legacy_rules(context: NodeContext) -> bool:
-    """Tell whether the older iptables of the kernel has a filter, whose rules nft does not list."""
+    """Tell whether the older iptables has a firewall's filter, whose rules nft does not list."""
     try:
         return "filter" in read(context.host.proc("net/ip_tables_names")).split()
     except FileNotFoundError:  # the module is not loaded

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _more(context: NodeContext) -> Iterator[Result]:
-    """Yield the GPUs that do not say what slows them down."""
+    """Yield the GPUs that do not say whether heat or power slows them down."""
     telling = {(point.labels["gpu"],) for point in context.series("gpu_throttle_active")}
     for (gpu,) in sorted(context.series.parts("gpu_up", "gpu") - telling):
         yield Result(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _more(context: NodeContext) -> Iterator[Result]:
-    """Yield GPUs that nobody has asked: there is no NVML."""
+    """Yield GPUs of the PCI bus that were never asked: there is no NVML."""
     expected = context.series.value("gpus_expected")
     if expected and context.series.value("gpus_visible") is None:
         yield Result(

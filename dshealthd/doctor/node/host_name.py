@@ -27,7 +27,7 @@ def _resolve(name: str) -> list[str]:
 
 
 def _here(address: str) -> bool:
-    """Tell whether an interface of this network namespace has an address, by binding to it."""
+    """Tell whether an interface here has the address of the host name, by binding to it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
@@ -38,7 +38,7 @@ def _here(address: str) -> bool:
 
 
 def parse_bridge_routes(route: str, bridges: set[str]) -> list[ipaddress.IPv4Network]:
-    """Return the networks of bridges from `/proc/net/route`, addresses in hexadecimal."""
+    """Return the networks of bridges, not to be a host's, from `/proc/net/route` in hexadecimal."""
     networks = []
     for line in route.splitlines()[1:]:
         fields = line.split()
@@ -51,7 +51,7 @@ def parse_bridge_routes(route: str, bridges: set[str]) -> list[ipaddress.IPv4Net
 
 
 def _bridges() -> set[str]:
-    """Return the bridges here that containers are behind, by the names that their runtimes give."""
+    """Return the bridges of containers here, to which the host name must not resolve."""
     return {name for _, name in socket.if_nameindex() if _OF_CONTAINERS.fullmatch(name)}
 
 

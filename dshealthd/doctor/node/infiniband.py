@@ -44,7 +44,7 @@ def _boards(context: NodeContext, ports: dict[Port, float]) -> dict[str, list[Po
 
 
 def _more(context: NodeContext) -> Iterator[Result]:
-    """Yield ports that are down or slow where their peers are not."""
+    """Yield InfiniBand ports that are down or slow where their peers are not."""
     series, ports = context.series, _ports(context)
     told = {finding["part"] for finding in context.document["findings"]}
     wanted = context.config.doctor.infiniband_ports

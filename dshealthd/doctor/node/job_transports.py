@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _more(context: NodeContext) -> Iterator[Result]:
-    """Yield what is switched off, where the node has it."""
+    """Yield the transports that a running job has switched off, where the node has them."""
     nvlink = any(point.value for point in context.series("nvlinks_up"))
     network = any(point.value for point in context.series("infiniband_port_up"))
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _more(context: NodeContext) -> Iterator[Result]:
-    """Yield the listeners of which nobody knows whether they are orphans."""
+    """Yield the listeners on rendezvous ports of which it is not known whether they are orphans."""
     unknown = context.series.value("rendezvous_listeners", orphaned="unknown")
     if unknown:
         first, last = parse_ports(getattr(context.config.collectors["rendezvous"], "ports", ""))

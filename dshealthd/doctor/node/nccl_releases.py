@@ -24,7 +24,7 @@ WITH_TORCH = (r"2\.21\.5", r"2\.3\.")
 
 
 def defect(nccl: str, torch: set[str]) -> str:
-    """Return what is known against a release of NCCL in an environment with these torch versions.
+    """Return the known defect of an NCCL release in an environment with these torch versions.
 
     Empty where nothing is.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _more(context: NodeContext) -> Iterator[Result]:
-    """Yield the GPUs whose links are not known."""
+    """Yield the GPUs whose PCIe links are not known."""
     series = context.series
     wide, possible = (
         {(point.labels["gpu"],) for point in series(name)}

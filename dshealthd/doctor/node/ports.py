@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _more(context: NodeContext) -> Iterator[Result]:
-    """Yield an overlap: an outgoing connection may hold the port when a job wants to bind it."""
+    """Yield an overlap of ranges: a connection may hold the port when a job wants to bind it."""
     options = context.config.collectors["rendezvous"]
     ports = getattr(options, "ports", "")
     first, last = parse_ports(ports)

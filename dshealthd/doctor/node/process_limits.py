@@ -28,7 +28,7 @@ LAUNCHERS = frozenset(("slurmd", "slurmstepd"))
 
 
 def _launchers(host: Host) -> Iterator[tuple[str, ProcessLimits]]:
-    """Yield the daemons here that start jobs, with the limits that they hand on."""
+    """Yield the daemons here that start jobs, with the process limits that they hand on."""
     seen = set()
     for pid in sorted(filter(str.isdecimal, os.listdir(host.procfs)), key=int):
         with contextlib.suppress(OSError, ValueError):  # it ended meanwhile

@@ -27,7 +27,7 @@ COMPATIBILITY = "CUDA minor version compatibility (docs.nvidia.com/deploy/cuda-c
 
 
 def prefix(python: str) -> str:
-    """Return the prefix of an interpreter; a prefix stays what it is."""
+    """Return the prefix of a training environment's interpreter; a prefix stays what it is."""
     head, tail = os.path.split(python.rstrip("/"))
     return os.path.dirname(head) if tail.startswith("python") else python.rstrip("/") or "/"
 
@@ -38,7 +38,7 @@ def _major(version: str) -> int | None:
 
 
 def _for_driver(driver_cuda: str) -> str:
-    """Return what installs a torch that a driver serves, which has CUDA `driver_cuda` at most."""
+    """Return the remedy: what installs a torch that the driver's CUDA `driver_cuda` serves."""
     served = tuple(int(part) for part in driver_cuda.split(".") if part.isdecimal())
     same = [build for build in BUILDS if build[:1] == served[:1]]
     if not same:
@@ -50,7 +50,7 @@ def _for_driver(driver_cuda: str) -> str:
 
 
 def judge(versions: Versions, driver_cuda: str | None, *, gpus: bool) -> Iterator[tuple[str, str]]:
-    """Yield what does not fit, each with a remedy.
+    """Yield what of a training environment's software does not fit, each with a remedy.
 
     `driver_cuda` is the newest CUDA that the driver serves, None where there is no driver.
     """

@@ -27,7 +27,7 @@ PAUSE = 0.4
 
 
 def _devices(host: Host, pid: int) -> set[str]:
-    """Return the NVIDIA devices that a process has open. PermissionError."""
+    """Return the NVIDIA devices that a stuck process has open. PermissionError."""
     base = host.proc(f"{pid}/fd")
     found = set()
     for descriptor in os.listdir(base):
