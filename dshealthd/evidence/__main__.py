@@ -30,7 +30,7 @@ PATIENCE = 20.0
 
 
 def main(descriptor: int) -> None:
-    """Serve one request."""
+    """Serve one request of the agent for evidence."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = socket.socket(fileno=descriptor)
     messages = wire.frames(channel)
@@ -55,7 +55,7 @@ def main(descriptor: int) -> None:
 def _take(
     request: dict[str, Any], directory: Path, channel: socket.socket, messages: Any
 ) -> dict[str, Any]:
-    """Make a bundle. `BundleRefused`, OSError."""
+    """Make a bundle in the collecting process. `BundleRefused`, OSError."""
     case = HangCase(
         **{
             **request["case"],
@@ -98,7 +98,7 @@ def _take(
 
 
 def _user(host: Host, pid: int) -> int | None:
-    """Return whose a rank is; None if it has ended."""
+    """Return whose a rank is of which evidence is collected; None if it has ended."""
     try:
         return parse_user(read_bytes(host.proc(f"{pid}/status"), 1 << 16))
     except (OSError, ValueError):

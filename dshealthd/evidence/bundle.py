@@ -57,7 +57,7 @@ def parse_name(name: str) -> Kept | None:
 
 
 def kept(directory: Path) -> list[Kept]:
-    """Return the bundles that are there, the oldest first. Touches the disk.
+    """Return the bundles of evidence that are there, the oldest first. Touches the disk.
 
     OSError if that cannot be told, none where there is no directory.
     """
@@ -74,7 +74,7 @@ def bundles(names: Iterable[str]) -> list[Kept]:
 
 
 def size(directory: str | Path) -> int:
-    """Return the bytes of all files in a directory and below."""
+    """Return the bytes of all files in a bundle's directory and below."""
     return sum(
         os.lstat(os.path.join(folder, name)).st_size
         for folder, _, names in os.walk(directory)

@@ -1,5 +1,4 @@
-"""One collection: steps side by side, each in a process of its own, into a bundle with a summary on
-top.
+"""One collection of evidence: steps side by side, each in a process, into a bundle with a summary.
 
 Runs in a process of its own too, since the disk may hang as well. It never waits for what it
 collects from; a step that hangs is killed at its deadline, and what it gave until then is kept.
@@ -76,7 +75,7 @@ class Collection:
         self._members: dict[int, JobProcess] = {}
 
     def begin(self, metrics: str, probes: Mapping[str, Any] | None) -> None:
-        """Write what the agent knows, and a summary that says that the rest is to come."""
+        """Write what the agent knows into the bundle, and a summary: the rest is to come."""
         findings = self.findings
         findings.metrics = metrics
         if probes is not None:
@@ -95,7 +94,7 @@ class Collection:
             findings.missing.append("metrics: the agent was not asked")
 
     def collect(self) -> None:
-        """Run all steps. OSError where the bundle cannot be written."""
+        """Run all steps of the collection. OSError where the bundle cannot be written."""
         self._discover()
         views = [self._view(rank) for rank in self.findings.ranks]
         for step in run(views, AT_ONCE):  # before anything makes the ranks do something
@@ -123,7 +122,7 @@ class Collection:
         self._read_dumps()
 
     def end(self, metrics: str | None, interval: float) -> None:
-        """Write the exposition of the end, taken so many seconds after the first, and the summary.
+        """Write the exposition of the end, seconds after the first, and the summary. OSError.
 
         OSError.
         """
@@ -147,7 +146,7 @@ class Collection:
 
     @property
     def whole(self) -> bool:
-        """Whether each rank's process could at least be looked at."""
+        """Whether each rank's process could at least be looked at by the collection."""
         return (
             bool(self.findings.ranks)
             and not any("kernel" in rank.problems for rank in self.findings.ranks)
@@ -155,7 +154,7 @@ class Collection:
         )
 
     def _discover(self) -> None:
-        """Find the ranks by their environments.
+        """Find the ranks to collect from by their environments.
 
         Where that hangs, those that the heartbeats tell of are known anyway.
         """
@@ -199,7 +198,7 @@ class Collection:
         return self._step(f"kernel {rank.pid}", 8.0, function, _SMALL)
 
     def _steps_of(self, rank: RankEvidence) -> Iterable[Callable[[], RunningStep]]:
-        """Return the steps of one rank that make it, or py-spy, do something."""
+        """Return the collection's steps of one rank that make it, or py-spy, do something."""
         stacked = functools.partial(
             stacks.take, host=self._host, pid=rank.pid, rank=rank.rank, program=self._py_spy
         )
@@ -218,7 +217,7 @@ class Collection:
             yield self._step(f"recorder {rank.pid}", patience, recorded, size)
 
     def _ask_ras(self) -> Function | None:
-        """Return the step that asks NCCL's RAS; None where another node does, or nobody can."""
+        """Return the step that asks NCCL's RAS; None where another node does, or none can."""
         case = self.findings.case
         ranks = [rank for rank in self.findings.ranks if rank.pid in self._environments]
         if not ranks:
@@ -240,7 +239,7 @@ class Collection:
         )
 
     def _note(self, step: RunningStep) -> None:
-        """Put what a step found where it belongs."""
+        """Put what a step of the collection found where it belongs."""
         kind, _, pid = step.name.partition(" ")
         rank = next((rank for rank in self.findings.ranks if pid == str(rank.pid)), None)
         if rank is not None:
@@ -256,7 +255,7 @@ class Collection:
             self.findings.logs = step.answer["says"]
 
     def _read_dumps(self) -> None:
-        """Take the dumps of the flight recorders apart, and compare the ranks."""
+        """Take the collected dumps of the flight recorders apart, and compare the ranks."""
         files = {
             f"digest {rank.pid}": rank for rank in self.findings.ranks if rank.facts.get("recorder")
         }
@@ -290,12 +289,12 @@ class Collection:
         return functools.partial(RunningStep, name, function, seconds, max_bytes, self._keep)
 
     def _keep(self, name: str, data: bytes) -> None:
-        """Take bytes from a step into the bundle."""
+        """Take bytes from a step of the collection into the bundle."""
         self._bundle.append(name, data)
 
 
 def read_dump(_emit: Emit, data: bytes) -> dict[str, Any]:
-    """Take a dump apart as nobody, with nothing but memory and time."""
+    """Take a flight recorder's dump apart as nobody, with nothing but memory and time."""
     privileges.become(privileges.NOBODY)
     privileges.end_with_parent()
     privileges.confine(READ_MEMORY, READ_SECONDS)

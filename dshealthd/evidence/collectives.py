@@ -1,4 +1,4 @@
-"""Which ranks lag, from the flight recorders of several ranks.
+"""Lagging ranks: what the flight recorders of several ranks say of their collectives.
 
 One rank's collectives are numbered as all others' of its group are.
 """
@@ -20,7 +20,7 @@ MAX_NAMED = 8
 
 
 def compare(digests: Mapping[int, Digest]) -> list[str]:
-    """Return what the dumps of these ranks say together.
+    """Return what the flight recorders' dumps of these ranks say together of their collectives.
 
     Who has not entered what the others wait in, and where operations differ.
     """
@@ -36,7 +36,7 @@ def compare(digests: Mapping[int, Digest]) -> list[str]:
 
 
 def _apart(ranks: Mapping[int, Digest]) -> list[str]:
-    """Compare how many operations each rank has entered."""
+    """Compare how many collectives each rank has entered."""
     first = max(group["entered"] for group in ranks.values())
     ahead = sorted(rank for rank, group in ranks.items() if group["entered"] == first)
     behind = sorted(
@@ -68,7 +68,7 @@ def _apart(ranks: Mapping[int, Digest]) -> list[str]:
 
 
 def _different(ranks: Mapping[int, Digest]) -> list[str]:
-    """Look for the first operation of which ranks disagree what it is."""
+    """Look for the first collective of which ranks disagree what it is."""
     by_number: dict[int, dict[int, tuple[str, str]]] = defaultdict(dict)
     for rank, group in ranks.items():
         for operation in (*group["pending"], *group["last"]):
@@ -92,7 +92,7 @@ def _different(ranks: Mapping[int, Digest]) -> list[str]:
 
 
 def _described(group: Digest, number: int) -> str:
-    """Return an operation by its number: what it is, of what size, called from where."""
+    """Return a collective by its number: what it is, of what size, called from where."""
     for operation in (*group["pending"], *group["last"]):
         if operation["number"] == number:
             size = f" of {operation['sizes']}" if operation["sizes"] else ""

@@ -1,6 +1,4 @@
-"""`dshealthd evidence`: takes a bundle now, of a job that need not hang, with what the running
-agent knows of it.
-"""
+"""`dshealthd evidence`: takes a bundle now, of a job that need not hang."""
 
 from __future__ import annotations
 
@@ -94,12 +92,12 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
 
 
 def only(jobs: Sequence[str]) -> str | None:
-    """Return the job that is meant where none is named: the node's only one."""
+    """Return the job that `dshealthd evidence` means where none is named: the node's only one."""
     return jobs[0] if len(jobs) == 1 else None
 
 
 def _from_agent(loaded: Config, access: Access) -> tuple[Mapping[str, Any] | None, str]:
-    """Return what the running agent knows of probes, and its exposition.
+    """Return what the running agent knows of probes, and its exposition, for a bundle.
 
     Nothing where it does not answer.
     """
@@ -114,7 +112,7 @@ def _from_agent(loaded: Config, access: Access) -> tuple[Mapping[str, Any] | Non
 
 
 def _nobody(job: str | None, answer: Mapping[str, Any]) -> str:
-    """Say that there is nothing to look at, and what there is instead."""
+    """Say that there is no job to take evidence of, and what there is instead."""
     lines = [f"no job {job} on this node" if job else "no training process on this node"]
     if answer["jobs"]:
         lines.append(f"there are: {', '.join(answer['jobs'])}")
@@ -128,4 +126,4 @@ def _nobody(job: str | None, answer: Mapping[str, Any]) -> str:
 
 
 def _nothing(_name: str, _data: bytes) -> None:
-    """Keep nothing: the step emits no file."""
+    """Keep nothing of a step: it emits no file."""

@@ -1,4 +1,4 @@
-"""The dump of PyTorch's flight recorder.
+"""The dump of PyTorch's flight recorder, unpickled without trust and digested.
 
 A pickle, read without letting it name anything, and what it says of one rank's collectives.
 
@@ -45,7 +45,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load(data: bytes) -> Any:
-    """Return the plain values that a pickle holds.
+    """Return the plain values that a dump's pickle holds.
 
     `MalformedDump` if it holds anything else, MemoryError.
     """
@@ -134,7 +134,7 @@ def _operation(entry: dict[Any, Any]) -> dict[str, Any] | None:
 
 
 def _sizes(value: Any) -> str:
-    """Write the shapes of an operation's input."""
+    """Write the shapes of a dumped operation's input."""
     if not isinstance(value, list):
         return ""
     shapes = [shape for shape in value[:4] if isinstance(shape, list)]
@@ -144,7 +144,7 @@ def _sizes(value: Any) -> str:
 
 
 def _place(frames: Any) -> str:
-    """Return where in the training's own code an operation was called.
+    """Return where in the training's own code an operation of the dump was called.
 
     The innermost frame that is not a library's.
     """
@@ -164,7 +164,7 @@ def _place(frames: Any) -> str:
 
 
 def _members(value: Any) -> dict[str, str]:
-    """Return the ranks of each group by its name, as text."""
+    """Return the ranks of each group of the dump by its name, as text."""
     if not isinstance(value, dict):
         return {}
     found = [
@@ -182,7 +182,7 @@ def _members(value: Any) -> dict[str, str]:
 
 
 def _completed(value: Any) -> dict[str, int]:
-    """Return the last operation that is known to be complete by group.
+    """Return by group the last operation of the dump that is known to be complete.
 
     Of gloo, whose entries never say so, nothing else tells.
     """
@@ -201,12 +201,12 @@ def _completed(value: Any) -> dict[str, int]:
 
 
 def _name(value: Any) -> str:
-    """Return how a process group is called: its name and what it is for."""
+    """Return how a process group of the dump is called: its name and what it is for."""
     return " ".join(_text(part) for part in value[:2]) if isinstance(value, tuple | list) else ""
 
 
 def _text(value: Any) -> str:
-    """Return a plain value as one short line."""
+    """Return a plain value of the dump as one short line."""
     text = (
         value
         if isinstance(value, str)
@@ -218,7 +218,7 @@ def _text(value: Any) -> str:
 
 
 def _is_count(value: Any) -> bool:
-    """Tell whether a value is a number that C++ could have counted.
+    """Tell whether a value of the dump is a number that C++ could have counted.
 
     One of a million digits takes Python hours to write.
     """

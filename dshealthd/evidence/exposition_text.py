@@ -1,4 +1,4 @@
-"""The agent's own exposition, read again.
+"""The agent's own exposition, read again as text by a collection of evidence.
 
 What it says of a job, and what has moved from one to the next.
 """
@@ -38,7 +38,7 @@ def parse(text: str) -> Series:
 
 
 def of_job(series: Series, name: str, job: str) -> dict[str, float]:
-    """Return the values of a metric of a job by rank.
+    """Return from an exposition the values of a metric of a job by rank.
 
     The largest where several series are of one rank.
     """
@@ -51,7 +51,7 @@ def of_job(series: Series, name: str, job: str) -> dict[str, float]:
 
 
 def chosen(series: Series, name: str, job: str, label: str) -> dict[str, str]:
-    """Return, of a metric that is 1 for one value of a label, that value by rank."""
+    """Return by rank the value of the label for which an exposition's metric is 1."""
     found: dict[str, str] = {}
     for labels, value in series.get(name, {}).items():
         known = dict(labels)

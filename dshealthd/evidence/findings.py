@@ -1,4 +1,4 @@
-"""What a collection is about, and what it has found.
+"""What a collection of evidence is about, and what it has found of each rank.
 
 Plain values that travel as JSON between the agent and the collecting process.
 """
@@ -35,7 +35,7 @@ class HangCase:
 
 
 def file_of(rank: int, pid: int) -> str:
-    """Return how the names of a rank's files begin.
+    """Return how the names of a rank's files of evidence begin.
 
     By pid too: another process may claim the same rank, and what it gives must not mix.
     """
@@ -56,7 +56,7 @@ class RankEvidence:
 
     @property
     def file(self) -> str:
-        """How the names of its files begin."""
+        """How the names of the rank's files of evidence begin."""
         return file_of(self.rank, self.pid)
 
 

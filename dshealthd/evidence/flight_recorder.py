@@ -49,7 +49,7 @@ _LOOK_EVERY = 0.1
 def take(
     emit: Emit, host: Host, pid: int, rank: int, environment: Mapping[str, str]
 ) -> dict[str, object]:
-    """Ask a rank for a dump and emit it as `rank-<rank>-<pid>.flight-recorder.pickle`.
+    """Ask a rank's recorder for a dump and emit `rank-<rank>-<pid>.flight-recorder.pickle`.
 
     `Missing` says why there is none, OSError.
 
@@ -113,7 +113,7 @@ def take(
 
 
 def _ask(root: Root, place: str) -> str:
-    """Write to the FIFO of a rank; return why that was not possible, or nothing."""
+    """Write to a flight recorder's FIFO; return why that was not possible, or nothing."""
     try:
         descriptor = root.open_kind(
             place, os.O_WRONLY, stat.S_ISFIFO, "FIFO", follow=False, owned=True
@@ -134,7 +134,7 @@ def _ask(root: Root, place: str) -> str:
 
 
 def _stopped(host: Host, pid: int) -> bool:
-    """Tell whether a process is stopped by a signal, so that it cannot dump.
+    """Tell whether a rank is stopped by a signal, so that its flight recorder cannot dump.
 
     A stop for a tracer is none: py-spy, which takes its stacks at the same time, makes short ones.
     """
@@ -145,8 +145,8 @@ def _stopped(host: Host, pid: int) -> bool:
 
 
 def _wait(root: Root, place: str, before: object, stopped: Callable[[], bool]) -> bool:
-    """Wait until another dump is there than before, with something in it, and has not changed for a
-    moment; a process that is stopped is not waited for.
+    """Wait until another dump of the flight recorder is there than before, with something in it,
+    and has not changed for a moment; a process that is stopped is not waited for.
     """
     end = time.monotonic() + PATIENCE
     last, since = before, time.monotonic()
@@ -163,5 +163,5 @@ def _wait(root: Root, place: str, before: object, stopped: Callable[[], bool]) -
 
 
 def _signature(found: os.stat_result | None) -> Signature | None:
-    """Return what changes when a rank writes its dump anew; None as long as the dump is empty."""
+    """Return what changes when a recorder dumps anew; None as long as the dump is empty."""
     return None if found is None or not found.st_size else signature(found)

@@ -41,7 +41,7 @@ def take(
     paths: tuple[str, ...],
     now: float,
 ) -> dict[str, Any]:
-    """Emit `explain.txt`, and return a line for each job whose logs tell a cause.
+    """Emit `explain.txt` of the jobs' logs, and return a line for each whose logs tell a cause.
 
     `ranks` are job, rank and pid; `paths` the configured patterns. `Missing` if there is no log.
 
@@ -91,7 +91,7 @@ def _open(
     paths: tuple[str, ...],
     problems: list[str],
 ) -> Iterator[Opened]:
-    """Open the logs of one job, each once."""
+    """Open the logs of one job as evidence, each once."""
     seen: set[tuple[int, int]] = set()
     writers: dict[str, set[int]] = defaultdict(set)
     for rank, pid in members:

@@ -1,4 +1,4 @@
-"""The lines of the kernel log of the last minutes, whoever wrote them."""
+"""The last minutes of the kernel log as evidence: all lines, whoever wrote them."""
 
 from __future__ import annotations
 

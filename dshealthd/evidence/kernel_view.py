@@ -1,4 +1,4 @@
-"""What the kernel says of one rank.
+"""The kernel's view of one rank: what each of its threads waits for, and whether it moves.
 
 State and waiting place of each thread, and whether it used the CPU or read and wrote meanwhile.
 
@@ -44,8 +44,8 @@ _IO = ("rchar", "wchar", "read_bytes", "write_bytes")
 
 
 def look(emit: Emit, host: Host, pid: int, rank: int) -> dict[str, Any]:
-    """Emit `rank-<rank>-<pid>.kernel.txt` and return the state, where the main thread waits, and
-    what moved; `Missing` if it is gone.
+    """Emit the kernel's view, `rank-<rank>-<pid>.kernel.txt`, and return the state, where the main
+    thread waits, and what moved; `Missing` if it is gone.
     """
     name = f"{file_of(rank, pid)}.kernel.txt"
     before, transferred = _cpu(host, pid), _transferred(host, pid)
@@ -87,7 +87,7 @@ def _status(host: Host, pid: int) -> Iterator[str]:
 
 
 def _threads(host: Host, pid: int) -> list[str]:
-    """Return the threads, the main one first."""
+    """Return the threads that the kernel has of a rank, the main one first."""
     try:
         names = sorted(os.listdir(host.proc(f"{pid}/task")), key=int)
     except (FileNotFoundError, ProcessLookupError):
@@ -98,7 +98,7 @@ def _threads(host: Host, pid: int) -> list[str]:
 
 
 def _thread(host: Host, place: str) -> tuple[str, str]:
-    """Return what is to be written of a thread, and where it waits in the kernel."""
+    """Return the kernel's view of a thread, and where it waits in the kernel."""
     parts = {name: _read(host, f"{place}/{name}") for name in ("comm", "wchan", "syscall", "stack")}
     try:
         state = parse_activity(_read(host, f"{place}/stat").encode()).state.value
@@ -113,7 +113,7 @@ def _thread(host: Host, place: str) -> tuple[str, str]:
 
 
 def _read(host: Host, place: str) -> str:
-    """Return a line or more; in brackets why it cannot be read."""
+    """Return a line or more of the kernel's view of a rank; in brackets why it cannot be read."""
     try:
         return read(host.proc(place), 1 << 14).strip()
     except OSError as error:
@@ -129,7 +129,7 @@ def _cpu(host: Host, pid: int) -> tuple[str, float] | None:
 
 
 def _transferred(host: Host, pid: int) -> dict[str, int]:
-    """Return what the process has read and written so far; nothing where one may not know."""
+    """Return the bytes that the kernel has seen a process read and write; nothing if hidden."""
     found = {}
     for line in _read(host, f"{pid}/io").splitlines():
         name, _, value = line.partition(":")

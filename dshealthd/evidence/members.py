@@ -1,4 +1,4 @@
-"""The ranks of a job on this node, and what their environment says, as far as it is allowed."""
+"""The ranks of a job on this node to collect evidence from, and what their environment says."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NEEDED = frozenset((PIPE, *DUMPS, "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"))
 
 
 def find(_emit: Emit, host: Host, job: str, pids: Collection[int] = ()) -> dict[str, Any]:
-    """Return the ranks of a job here, of all jobs if it is empty.
+    """Return the ranks of a job here to collect evidence from, of all jobs if it is empty.
 
     And how many processes could not be looked at by why. `pids` are ranks that are known to be of
     the job: where there are some, only processes of their users are.

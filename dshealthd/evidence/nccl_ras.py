@@ -48,7 +48,7 @@ def ask(
     members: Sequence[JobProcess],
     world_size: int | None,
 ) -> dict[str, Any]:
-    """Emit `nccl-ras-1.json` and -2 (`.txt` before NCCL 2.28.7), and return what they say.
+    """Emit RAS's answers, `nccl-ras-1.json` and -2 (`.txt` before NCCL 2.28.7), and return them.
 
     That is who is behind and who is in trouble; `Missing` says why not.
     """
@@ -86,7 +86,7 @@ def ask(
 
 
 def _form(host: Host, loaded: Loaded) -> Form:
-    """Return how a job may be asked; `Missing` if it may not."""
+    """Return in which form a job's RAS may be asked; `Missing` if it may not."""
     decision = question.decide(host, loaded, permit_unknown=False)
     if decision.form is None:
         releases = ", ".join(sorted(map(str, loaded.versions - {None}))) or "none that is known"
@@ -96,7 +96,7 @@ def _form(host: Host, loaded: Loaded) -> Form:
 
 
 def _answer(environment: Mapping[str, str], host: Host, loaded: Loaded, form: Form) -> RasAnswer:
-    """Return one answer of a process that belongs to the job; `Missing` if there is none."""
+    """Return one RAS answer of a process that belongs to the job; `Missing` if there is none."""
     try:
         query = question.prepare(environment, loaded, form, host, time.monotonic, MAX_ANSWER)
     except ValueError as error:

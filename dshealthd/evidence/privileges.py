@@ -33,7 +33,7 @@ NOBODY = User(65534, 65534)
 
 
 def become(user: User, *, keep_ptrace: bool = False) -> None:
-    """Become a user for good, where one may.
+    """Become a user for good, without other privileges, where one may.
 
     Without privileges one stays who one is, and the kernel says what that user may not.
 
@@ -56,7 +56,7 @@ def become(user: User, *, keep_ptrace: bool = False) -> None:
 
 
 def end_with_parent() -> None:
-    """Have this process killed when its parent ends.
+    """Have this unprivileged process killed when its parent ends.
 
     To be called after `become`, which takes that back.
     """
@@ -64,9 +64,7 @@ def end_with_parent() -> None:
 
 
 def seclude(descriptor: int) -> None:
-    """Let go of all descriptors but the standard ones and this one, and of the ways to get new
-    privileges.
-    """
+    """Let go of all descriptors but the standard ones and this, and of new privileges."""
     os.closerange(3, descriptor)
     os.closerange(descriptor + 1, 1 << 30)
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
@@ -80,7 +78,7 @@ def limit_memory(memory: int) -> None:
 
 
 def confine(memory: int, seconds: int) -> None:
-    """Allow this process no file, no process, and so many bytes of memory and seconds of CPU time."""
+    """Allow this process no file, no process, and so many bytes of memory and seconds of CPU."""
     for what, limit in (
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_CPU, seconds),

@@ -41,7 +41,7 @@ class CollectionProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> CollectionProcess:
-        """Start a program, which is given the number of its descriptor as last argument.
+        """Start the collecting process; its descriptor's number is the last argument.
 
         StartError.
         """
@@ -51,13 +51,13 @@ class CollectionProcess:
             return cls(child, *await streams(ours))
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Send a frame. ConnectionError if the process has ended."""
+        """Send the collecting process a frame. ConnectionError if it has ended."""
         self._writer.write(wire.pack(message))
         await self._writer.drain()
 
     async def receive(self) -> dict[str, Any]:
-        """Return the next frame; ValueError or TypeError if it is none, IncompleteReadError or
-        ConnectionError at the process's end.
+        """Return the collecting process's next frame; ValueError or TypeError if it is none,
+        IncompleteReadError or ConnectionError at its end.
         """
         (size,) = wire.LENGTH.unpack(await self._reader.readexactly(wire.LENGTH.size))
         if size > wire.MAX_FRAME:
@@ -70,7 +70,7 @@ class CollectionProcess:
         return found
 
     async def end(self) -> None:
-        """Close the channel, and kill the process if it does not end.
+        """Close the channel, and kill the collecting process if it does not end.
 
         What it has started ends with it; what cannot be killed is left.
         """

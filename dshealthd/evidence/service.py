@@ -1,4 +1,4 @@
-"""Has evidence taken of hangs, by a process of its own, one at a time.
+"""The service that has evidence taken of hangs, by a process of its own, one at a time.
 
 The agent's loop waits for nothing and is slowed by nothing.
 """
@@ -82,7 +82,7 @@ class Taken(NamedTuple):
 
 
 def case(hang: Hang) -> HangCase:
-    """Return what evidence is to be taken of."""
+    """Return the case that evidence is to be taken of."""
     return HangCase(
         job=hang.job,
         reason=str(hang.reason),
@@ -151,7 +151,7 @@ class Evidence:
             await self.remember()
 
     async def remember(self) -> None:
-        """Look which bundles there are; their sizes the next collection tells."""
+        """Look which bundles of evidence there are; their sizes the next collection tells."""
         look = functools.partial(state_file.names_in_child, str(self.directory))
         try:
             names = await background.call(look, "kept evidence", LIST_DEADLINE, OSError)
@@ -164,12 +164,12 @@ class Evidence:
         self._sizes = dict.fromkeys((entry.name for entry in bundles(names)), None)
 
     def see(self, hangs: Iterable[Hang]) -> None:
-        """Take note of the hangs that are confirmed now: those that are not given are over."""
+        """Note the hangs to take evidence of, confirmed now; those that are not given are over."""
         self.look(map(case, hangs))
 
     def look(self, hangs: Iterable[HangCase]) -> None:
-        """Take note of the jobs that are hung now, and begin a collection where it is time for
-        one.
+        """Take note of the jobs that are hung now, and begin to collect evidence where it is time
+        for that.
         """
         present = {case.job: case for case in hangs}
         now = self._monotonic()
@@ -264,7 +264,7 @@ class Evidence:
             await process.end()
 
     async def close(self) -> None:
-        """Give up what is being taken."""
+        """Give up the evidence that is being taken."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -273,7 +273,7 @@ class Evidence:
                 await task
 
     def _due(self, job: str) -> bool:
-        """Tell whether the last bundle of a job is old enough.
+        """Tell whether the last evidence of a job is old enough.
 
         A clock that was set back makes none too new.
         """
@@ -288,7 +288,7 @@ class Evidence:
         return last is None or not 0 <= self._wall() - last < self.options.again_after
 
     async def _work(self) -> None:
-        """Take what waits, one after another."""
+        """Take evidence of the jobs that wait for it, one after another."""
         try:
             while self._waiting:
                 job = next(iter(self._waiting))
@@ -297,7 +297,7 @@ class Evidence:
             self._running = False
 
     def _begin(self, work: Coroutine[None, None, None], name: str) -> None:
-        """Have something done beside the loop's other work, and say so if it ends by a defect."""
+        """Have evidence taken beside the loop's other work; say so if it ends by a defect."""
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)

@@ -1,6 +1,4 @@
-"""Python stacks of one rank, by py-spy where it is installed, without stopping the process and
-without the values of variables.
-"""
+"""Python stacks of one rank, by py-spy, without stopping it and without variables' values."""
 
 from __future__ import annotations
 
@@ -81,7 +79,7 @@ def take(emit: Emit, host: Host, pid: int, rank: int, program: str | None) -> di
 
 
 def _run(program: int, pid: int) -> tuple[bytes, str]:
-    """Return what py-spy prints, or why it does not."""
+    """Return the stacks that py-spy prints, or why it does not."""
     with subprocess.Popen(  # noqa: S603 - a program of the administrator's
         ["py-spy", "dump", "--nonblocking", "--json", "--pid", str(pid)],  # noqa: S607 - what runs is the open file
         executable=f"/proc/self/fd/{program}",
@@ -157,7 +155,7 @@ def write(threads: list[dict[str, Any]]) -> str:
 
 
 def place(frames: list[tuple[str, str, int]]) -> str:
-    """Return the innermost frame that is not a library's.
+    """Return the innermost frame of a stack that is not a library's.
 
     The innermost of all where there is none.
     """

@@ -1,4 +1,4 @@
-"""One step of a collection, in a forked process of its own, since whatever it touches may hang.
+"""A step of a collection, in a forked process of its own, since whatever it touches may hang.
 
 What it has found by its deadline is kept.
 
@@ -73,7 +73,7 @@ class RunningStep:
         self.descriptor = read_end
 
     def receive(self) -> bool:
-        """Take what has come; False at its end."""
+        """Take what has come from the step's process; False at its end."""
         try:
             data = os.read(self.descriptor, _CHUNK)
         except BlockingIOError:
@@ -95,7 +95,7 @@ class RunningStep:
         return bool(data)
 
     def end(self) -> None:
-        """End it, if it has not ended; one that cannot be killed is left behind."""
+        """End the step's process, if it has not ended; one that cannot be killed is left behind."""
         os.close(self.descriptor)
         if not self._answered and not self.problem and time.monotonic() >= self.deadline:
             self.problem = f"not within {self._seconds:g} s"
@@ -117,7 +117,7 @@ class RunningStep:
             )
 
     def _reaped(self) -> int | None:
-        """Return its wait status; None if it has not ended within `KILL_DEADLINE`."""
+        """Return the step's wait status; None if it has not ended within `KILL_DEADLINE`."""
         end = time.monotonic() + KILL_DEADLINE
         while True:
             late = time.monotonic() >= end  # before the look: this process may be stopped after it
@@ -137,7 +137,7 @@ class RunningStep:
 
 
 def run(steps: Iterable[Callable[[], RunningStep]], at_once: int) -> list[RunningStep]:
-    """Run steps side by side, so many at a time, each to its end or its deadline.
+    """Run steps of a collection side by side, so many at a time, each to its end or its deadline.
 
     Return them in the order in which they were started.
     """
@@ -166,7 +166,7 @@ def run(steps: Iterable[Callable[[], RunningStep]], at_once: int) -> list[Runnin
 
 
 def _run(function: Function, descriptor: int) -> NoReturn:
-    """Be a step: in the child."""
+    """Be a step of a collection: in the child."""
     status = 1
     try:
         # So that programs which it starts, such as py-spy, are killed with it.

@@ -1,6 +1,4 @@
-"""The summary of a bundle: the first thing that is read, at night, by somebody who has to decide
-whom to blame.
-"""
+"""The summary of a bundle of evidence: what is read first, at night, to decide whom to blame."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ FILES = (
 
 
 def write(findings: CollectedEvidence) -> str:
-    """Return the text."""
+    """Return the text of a bundle's summary."""
     return "\n".join(printable(line)[:_WIDTH] for line in _lines(findings)) + "\n"
 
 
@@ -86,7 +84,7 @@ def _lines(findings: CollectedEvidence) -> Iterator[str]:
 
 
 def _stopped(findings: CollectedEvidence) -> Iterator[str]:
-    """Yield ranks whose process is stopped by a signal, where nobody has named them yet.
+    """Yield ranks for the summary that a signal has stopped, where no line names them yet.
 
     A job without heartbeats has no other sign of it: such a rank leaves no dump, and its peers' say
     only that all of them have entered.
@@ -99,7 +97,7 @@ def _stopped(findings: CollectedEvidence) -> Iterator[str]:
 
 
 def _blame(findings: CollectedEvidence, series: exposition_text.Series) -> Iterator[str]:
-    """Yield what says who the others wait for, the surest first."""
+    """Yield for the summary what says who the others wait for, the surest first."""
     found = False
     for line in (
         *(f"rank {rank}: {why}" for rank, why in findings.case.culprits),
@@ -146,7 +144,7 @@ def _who(number: str, host: str, gpu: str) -> str:
 
 
 def _by_steps(findings: CollectedEvidence, series: exposition_text.Series) -> Iterator[str]:
-    """Compare the steps that the heartbeats tell."""
+    """Compare for the summary the steps that the heartbeats tell."""
     for job in sorted({rank.job for rank in findings.ranks}):
         steps = exposition_text.of_job(series, "dshealthd_job_step", job)
         if steps and min(steps.values()) < max(steps.values()):
@@ -156,7 +154,7 @@ def _by_steps(findings: CollectedEvidence, series: exposition_text.Series) -> It
 
 
 def _moving(findings: CollectedEvidence, series: exposition_text.Series) -> Iterator[str]:
-    """Say of each job that the agent watches, and finds well, that it is not hung."""
+    """Say of each job in the summary that the agent finds well that it is not hung."""
     if findings.case.reason != "requested":
         return
     for labels, hung in series.get("dshealthd_job_hang", {}).items():
@@ -170,7 +168,7 @@ def _moving(findings: CollectedEvidence, series: exposition_text.Series) -> Iter
 
 
 def _rank(findings: CollectedEvidence, series: exposition_text.Series, rank: RankEvidence) -> str:
-    """Write one rank as one line."""
+    """Write one rank as one line of the summary."""
     key = str(rank.rank)
     step = exposition_text.of_job(series, "dshealthd_job_step", rank.job).get(key)
     doing = [
@@ -212,7 +210,7 @@ def _problem(rank: RankEvidence, name: str) -> str:
 
 
 def _round(entry: Mapping[str, Any]) -> str:
-    """Write one round as the status document has it."""
+    """Write one probe round into the summary as the status document has it."""
     return ", ".join(
         f"{name} {value}"
         for name, value in entry.items()

@@ -1,4 +1,4 @@
-"""Which ranks are at fault, once it is known what is the cause."""
+"""Which ranks a failure's logs accuse, once it is known what is the cause."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_NAMED = 8
 def accused(
     root: Event, case: Case, verdicts: Sequence[GroupVerdict]
 ) -> tuple[tuple[int, ...], tuple[Place, ...], str]:
-    """Return the ranks at fault, the proof, and the statement."""
+    """Return the ranks that are accused of the failure, the proof, and the statement."""
     alike = [
         event
         for event in case.causes
@@ -87,7 +87,7 @@ def accused(
 
 
 def _summary(case: Case, root: Event) -> list[int]:
-    """Return the rank that torchrun saw fail first, in the file of the event if there is one."""
+    """Return the rank that torchrun's summary accuses, in the event's file if there is one."""
     found = [
         failure for failure in case.found.failures if failure.root and failure.rank is not None
     ]
@@ -99,7 +99,7 @@ def _summary(case: Case, root: Event) -> list[int]:
 
 
 def _blocked_alone(events: Sequence[Event], case: Case) -> int | None:
-    """Return the one rank whose watchdog was blocked; None where there are several, or it is not clear.
+    """Return the one rank to accuse whose watchdog was blocked; None for several, or if unclear.
 
     A watchdog that first reports a collective may be blocked by ending it, which is no cause.
     """
@@ -119,7 +119,7 @@ def _blocked_alone(events: Sequence[Event], case: Case) -> int | None:
 
 
 def left_silently(case: Case) -> Event | None:
-    """Return what a launcher says of a rank that ended with a code that no exception gives."""
+    """Return what a launcher says of an accused rank whose code no exception gives."""
     for event in case.consequences:
         code = int(event.fields.get("exit", 0))
         if event.slug == "child-failed" and code > 1:
@@ -128,7 +128,7 @@ def left_silently(case: Case) -> Event | None:
 
 
 def absent_ranks(case: Case) -> list[int]:
-    """Return the ranks that reported nothing while all others did; empty if that is not clear."""
+    """Return ranks to accuse: they reported nothing while all others did; empty if unclear."""
     failures = [failure for failure in case.found.failures if failure.rank is not None]
     ended = {failure.rank for failure in failures if failure.exit == -signal.SIGTERM}
     told = {event.rank for event in case.causes if event.rank is not None and event.role != "loss"}
@@ -151,13 +151,13 @@ def absent_ranks(case: Case) -> list[int]:
 
 
 def _tied(events: Sequence[Event], case: Case) -> bool:
-    """Tell whether no order can be seen between these events."""
+    """Tell whether no order can be seen between these events of the accused."""
     times = [when for event in events if event.exact and (when := case.when(event)) is not None]
     return len(times) < len(events) or max(times) - min(times) <= clocks.UNCERTAINTY
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """Write ranks for a sentence."""
+    """Write accused ranks for a sentence."""
     shown = ", ".join(map(str, ranks[:MAX_NAMED]))
     if len(ranks) > MAX_NAMED:
         shown += f" and {len(ranks) - MAX_NAMED} more"
@@ -165,5 +165,5 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 def is_timeout(event: Event) -> bool:
-    """Tell whether an event is a collective that did not end in time."""
+    """Tell whether an event that accuses ranks is a collective that did not end in time."""
     return event.slug in {"nccl-timeout", "gradient-sync-timeout"}

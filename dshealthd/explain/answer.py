@@ -1,4 +1,4 @@
-"""The answer as text for people and as JSON for programs."""
+"""The answer of `dshealthd explain` as text for people and as JSON for programs."""
 
 from __future__ import annotations
 

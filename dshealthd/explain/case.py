@@ -1,4 +1,4 @@
-"""The facts of one failure, worked out: rank, host and time of each event, and what came of it."""
+"""The case of one failure, worked out: rank, host and time of each event, what came of it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Case:
         return len(self.seen_on[event.pattern]), len(self.seen_on[""])
 
     def is_rare(self, event: Event) -> bool:
-        """Tell whether few hosts alone have a fault of their own that all the others lack.
+        """Tell whether few hosts of the case have a fault of their own that all others lack.
 
         What a host says of its peers is no such fault: those who notice first are few, too.
         """
@@ -86,7 +86,7 @@ class Case:
         return hosts >= ENOUGH_HOSTS and seen * FEW <= hosts
 
     def later(self, event: Event, other: Event) -> float | None:
-        """Return by how many seconds an event is later than another, at least; 0 is a tie.
+        """Return by how many seconds one event of the case is later, at least; 0 is a tie.
 
         Negative if it is earlier. None where one of the times is not known.
         """
@@ -101,7 +101,7 @@ class Case:
 
 
 def prepare(found: Recognised, *, year: int) -> Case:
-    """Work out what was read; what was read stays as it is, as a followed log is judged anew."""
+    """Work out a case of what was read, which stays as it is: a followed log is judged anew."""
     found = replace(found, events=[replace(event) for event in found.events])
     case = Case(found, seen=set(found.ranks_seen), world=found.world)
     _place(case, year)
@@ -112,7 +112,7 @@ def prepare(found: Recognised, *, year: int) -> Case:
 
 
 def _place(case: Case, year: int) -> None:
-    """Work out rank, time and attempt of every event."""
+    """Work out rank, time and attempt of every event of the case."""
     found = case.found
     identities = Identities(found)
     events = found.events
@@ -138,7 +138,7 @@ def _place(case: Case, year: int) -> None:
 
 
 def _signals(case: Case) -> None:
-    """Turn what launchers say of a process that a signal ended into an event of that rank."""
+    """Turn what launchers say of a process that a signal ended into an event of the case."""
     identities = Identities(case.found)
     told: set[int | None] = set()
     pids = {failure.pid for failure in case.found.failures if failure.root}
@@ -209,7 +209,7 @@ def _signal(code: int) -> str:
 
 
 def _sort(case: Case) -> None:
-    """Tell causes from consequences, and from what the job recovered from."""
+    """Tell a case's causes from consequences, and from what the job recovered from."""
     found = case.found
     latest: dict[str, int] = defaultdict(int)
     for facts in found.sources:
@@ -236,7 +236,7 @@ def _sort(case: Case) -> None:
 
 
 def _index(case: Case) -> None:
-    """Prepare what is looked up for each event: there may be thousands of them."""
+    """Prepare what is looked up for each event of the case: there may be thousands of them."""
     for event in case.found.events:
         clock = clocks.clock_of(event.origin)
         case.seen_on[event.pattern].add(clock)

@@ -1,4 +1,4 @@
-"""Which event is the cause, and which only follow from it.
+"""Causality: which event is the cause of a failure, and which only follow from it.
 
 Layers say what fails underneath what: hardware and the scheduler, the program of a rank, the
 communication of all ranks, the launcher. Time orders events of one layer, as well as the clocks
@@ -117,7 +117,7 @@ def _judged(case: Case) -> list[GroupVerdict]:
 
 
 def _whereabouts(root: Event, ranks: Sequence[int], case: Case) -> tuple[str | None, int | None]:
-    """Return host and GPU of the culprits, and not those of a rank that tells of them."""
+    """Return host and GPU of the cause's culprits, not those of a rank that tells of them."""
     own = root
     if ranks and root.rank is not None and root.rank not in ranks:
         events = (event for event in case.found.events if event.rank in ranks)
@@ -143,7 +143,7 @@ def _first_failure(case: Case) -> float | None:
 
 
 def _key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
-    """Order candidates: the least is the cause."""
+    """Order candidates for the cause: the least is it."""
     ranking = _RANKING["loss" if event.role == "loss" else event.layer]
     weak = event.weak
     when = case.when(event)
@@ -172,7 +172,7 @@ def _key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
 
 
 def _is_aftermath(event: Event, case: Case) -> bool:
-    """Tell whether a rank's failure came after the communication had broken."""
+    """Tell whether a rank's failure is no cause, as it came after the communication had broken."""
     if event.origin.labelled and case.broken.get(event.origin, event.order) < event.order:
         return True
     when, clock = case.when(event), clocks.clock_of(event.origin)
@@ -183,7 +183,7 @@ def _is_aftermath(event: Event, case: Case) -> bool:
 
 
 def _comes_after(event: Event, case: Case) -> bool:
-    """Tell whether the scheduler ended a job that had already failed."""
+    """Tell whether the scheduler is no cause, as it ended a job that had already failed."""
     for other in case.causes:
         if other.layer in {"scheduler", "launcher"} or other.role == "loss" or other is event:
             continue

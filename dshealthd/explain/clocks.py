@@ -1,4 +1,4 @@
-"""What the stamps of different formats mean, and how far clocks of hosts may be apart.
+"""Clocks of logs: what the stamps of different formats mean, and how far hosts may be apart.
 
 Stamps without a zone are taken as they are.
 """
@@ -91,7 +91,7 @@ class Clocks:
 
 
 def compare(shared: Mapping[Clock, Mapping[str, Stamp]], year: int) -> Clocks:
-    """Work out offsets from what several clocks saw at the same moment.
+    """Work out offsets of clocks from what several saw at the same moment.
 
     The one that shares most is what the others are compared with; those that share too little
     with it are compared with one that does, and the uncertainties add up.

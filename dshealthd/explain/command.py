@@ -28,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
+    """Return the parser of the command `explain`."""
     made = _Parser(
         prog="dshealthd explain",
         description="Name the cause of a job's failure from its logs.",
@@ -92,7 +92,7 @@ def _follow(names: Sequence[str], *, as_json: bool) -> int:
 
 
 def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recogniser, list[str]]:
-    """Read logs and dumps; return what was recognised, and what could not be read and why.
+    """Read logs and dumps to explain; return what was recognised, what could not be read and why.
 
     InputError: a name stands for no file, or none of the files can be read.
     """
@@ -124,5 +124,5 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recogniser,
 
 
 def conclude(recogniser: Recogniser) -> Finding:
-    """Return the answer to what was recognised so far."""
+    """Return the answer of `explain` to what was recognised so far."""
     return decide(recogniser.found, year=datetime.now(UTC).year)

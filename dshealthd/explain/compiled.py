@@ -32,7 +32,7 @@ class NotKept(Exception):
 
 
 def load(name: str, home: str | None = None) -> bytes:
-    """Return what was kept under a name; `NotKept` says why there is nothing."""
+    """Return the compiled literals kept under a name; `NotKept` says why there are none."""
     with _folder(home) as folder, _reported(name):
         descriptor = os.open(name, _READ, dir_fd=folder)
         with open(descriptor, "rb") as file:
@@ -46,7 +46,7 @@ def load(name: str, home: str | None = None) -> bytes:
 
 
 def save(name: str, payload: bytes, home: str | None = None) -> None:
-    """Keep one thing under a name, all of it or nothing; `NotKept` says why not.
+    """Keep compiled literals under a name, all of them or none; `NotKept` says why not.
 
     What other releases kept goes.
     """
@@ -68,7 +68,7 @@ def save(name: str, payload: bytes, home: str | None = None) -> None:
 
 @contextlib.contextmanager
 def _folder(home: str | None) -> Iterator[int]:
-    """Open the folder in the user's cache, and make it if need be."""
+    """Open the cache folder of the compiled literals, and make it if need be."""
     with contextlib.ExitStack() as closing, _reported("~/.cache/dshealthd-explain"):
         path = home or pwd.getpwuid(os.geteuid()).pw_dir
         descriptor = os.open(path, _FOLDER)

@@ -23,7 +23,7 @@ class UnreadableDump(Exception):
 
 
 def is_dump(name: str) -> bool:
-    """Tell whether a file is a pickle, by what it begins with."""
+    """Tell whether a file beside the logs is a flight recorder's pickle, by what it begins with."""
     if name == "-" or not Path(name).is_file():
         return False
     with open(name, "rb") as file:
@@ -38,7 +38,7 @@ def rank_of(name: str) -> int | None:
 
 
 def digest(name: str) -> dict[str, Any]:
-    """Return what a dump says; `UnreadableDump` if it is none or too much."""
+    """Return what a flight recorder's dump says; `UnreadableDump` if it is none or too much."""
     import subprocess  # most logs have no dumps beside them, and reading one takes 0.1 s
 
     with open(name, "rb") as file:
@@ -59,7 +59,7 @@ def digest(name: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Read the dump of standard input without any right."""
+    """Read the flight recorder's dump of standard input without any right."""
     from dshealthd.evidence import dump, privileges
 
     privileges.become(privileges.NOBODY)

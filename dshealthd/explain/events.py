@@ -1,4 +1,4 @@
-"""What is found in logs: where it stands, whose it is, and what it means."""
+"""Events of logs: what is found, where it stands, whose it is, and what it means."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Origin:
 
     @property
     def labelled(self) -> bool:
-        """Whether the line belongs to one rank for certain."""
+        """Whether the line of the event belongs to one rank for certain."""
         return self.rank is not None or self.local is not None or self.pid is not None
 
 
@@ -97,7 +97,7 @@ class Event:
 
     @property
     def own_frame(self) -> Frame | None:
-        """Return the innermost frame that is not a library's."""
+        """Return the event's innermost frame that is not a library's."""
         for frame in reversed(self.frames):
             if not any(part in frame.file for part in LIBRARIES):
                 return frame

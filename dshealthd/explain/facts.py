@@ -1,4 +1,4 @@
-"""What was found in all logs together: events, failures, and who is who."""
+"""The facts of all logs together, as they are recognised: events, failures, and who is who."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Bounded(dict[K, V]):
             super().__setitem__(key, value)
 
     def setdefault(self, key: K, default: V) -> V:
-        """Return what is there, or the default, which is kept if there is room."""
+        """Return the fact that is there, or the default, which is kept if there is room."""
         if key not in self and len(self) >= self._most:
             return default
         return super().setdefault(key, default)
@@ -149,7 +149,7 @@ class Recognised:
     statistics: logs.Statistics = field(default_factory=logs.Statistics)
 
     def learn(self, line: Line, source: int) -> None:
-        """Learn which rank, task and process belong together, and how many there are."""
+        """Learn the fact which rank, task and process belong together, and how many there are."""
         origin, text = line.origin, line.text
         facts = self.sources[source]
         if origin not in facts.origins:
@@ -191,6 +191,6 @@ class Recognised:
             facts.is_launcher = True
 
     def see(self, rank: int) -> None:
-        """Note that a rank is there."""
+        """Note the fact that a rank is there."""
         if len(self.ranks_seen) < MAX_KNOWN:
             self.ranks_seen.add(rank)

@@ -1,4 +1,4 @@
-"""Where in a block a pattern may match: by Hyperscan, or in plain Python by lines seen before."""
+"""Finders of where a block may match a pattern: Hyperscan, or plain Python by lines seen before."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Hyperscan:
 
 @functools.cache
 def _compiled(literals: tuple[str, ...], *, keep: bool) -> Any:
-    """Return the literals' database; with `keep`, the one of an earlier run if there is one.
+    """Return the finder's database; with `keep`, an earlier run's if there is one.
 
     Making it takes as long as it takes to search 50 MB, and 30 MiB of memory.
     """
@@ -107,7 +107,7 @@ def _compiled(literals: tuple[str, ...], *, keep: bool) -> Any:
 
 
 def _made(hyperscan: Any, literals: tuple[str, ...]) -> Any:
-    """Compile literals as literals: as expressions they take twice as long."""
+    """Compile literals for the finder as literals: as expressions they take twice as long."""
     database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
     expressions = [literal.encode() for literal in literals]
     database.compile(

@@ -1,4 +1,4 @@
-"""Logs that are still being written: the verdict within two seconds of the line that tells it.
+"""Follows logs that are being written: the verdict within two seconds of the line that tells it.
 
 New data are looked for twice a second; nothing is held open, so that a log may be moved away.
 """
@@ -31,7 +31,7 @@ class Follower:
         self._files: dict[str, Tail] = {}
 
     def poll(self) -> bool:
-        """Take what is new; return whether anything was."""
+        """Take what is new in the followed logs; return whether anything was."""
         grown = False
         for name in self._expand():
             try:
@@ -62,7 +62,7 @@ class Follower:
 def follow(
     names: Sequence[str], *, year: int, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[tuple[Finding, Recogniser]]:
-    """Return the answer each time that it changes; the first is of what is there already."""
+    """Follow logs and return the answer each time it changes; the first is of what is there."""
     follower = Follower(names)
     told: tuple[object, ...] | None = None
     while True:

@@ -1,4 +1,4 @@
-"""What the members of a process group, taken together, say of who is at fault."""
+"""Verdicts of process groups: what the members, taken together, say of who is at fault."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def judge(
     present: set[int],
     coverage: Coverage,
 ) -> GroupVerdict:
-    """Say who is at fault in a group of which somebody waits.
+    """Say who is at fault in a process group of which somebody waits.
 
     `world` is the number of ranks of the job, `present` those that any log tells of, and `coverage`
     tells of whom the logs hold what they said of the hang.
@@ -225,7 +225,7 @@ def _group_size(
 
 
 def _is_whole(ledger: Ledger, group: str) -> bool:
-    """Tell whether a group is that of all ranks."""
+    """Tell whether a process group is that of all ranks."""
     return group in {"0", "?"} or ledger.names.get(group) == "default_pg"
 
 
@@ -250,7 +250,7 @@ def _missed(
 
 
 def _is_part(ranks: list[int]) -> bool:
-    """Tell whether ranks are one, or all of a node: several others may have ended too early to report."""
+    """Tell whether ranks of a group are one, or a whole node: others may have ended too early."""
     count = len(ranks)
     return count == 1 or (
         count in _PER_NODE and ranks[0] % count == 0 and ranks[-1] - ranks[0] == count - 1
@@ -264,7 +264,7 @@ def _number(member: GroupMember) -> int | None:
 
 
 def _size(members: Iterable[GroupMember]) -> int | None:
-    """Tell how large a group is from an operation whose output is a multiple of its input."""
+    """Tell a process group's size from an operation whose output is a multiple of its input."""
     for member in members:
         first, _, second = member.size.partition(":")
         if first.isdecimal() and second.isdecimal() and int(first) and int(second):
@@ -318,7 +318,7 @@ def _odd(
 
 
 def disagreement(running: Mapping[int, tuple[str, Place]]) -> GroupVerdict:
-    """Say which ranks run another collective than most; nobody where there is no majority."""
+    """Say which ranks of a group run another collective than most; none without a majority."""
     ranks_of: dict[str, list[int]] = defaultdict(list)
     for rank, (what, _) in sorted(running.items()):
         ranks_of[what].append(rank)
@@ -338,7 +338,7 @@ def disagreement(running: Mapping[int, tuple[str, Place]]) -> GroupVerdict:
 
 
 def together(verdicts: list[GroupVerdict]) -> list[GroupVerdict]:
-    """Name all ranks that groups miss in the verdict of each: several may fail at once."""
+    """Name all ranks that groups miss in the verdict of each group: several may fail at once."""
     missed = sorted({
         rank for verdict in verdicts if verdict.kind == "missing" for rank in verdict.culprits
     })  # fmt: skip

@@ -44,7 +44,7 @@ class Identities:
         return match["node"] if match else None
 
     def rank(self, origin: Origin) -> int | None:
-        """Return the rank in the whole job, or None if nothing tells."""
+        """Return the rank of an event in the whole job, or None if nothing tells."""
         if origin.rank is not None:
             return origin.rank
         found = self._found

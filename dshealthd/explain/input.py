@@ -1,4 +1,4 @@
-"""Logs as they lie around: files, folders, patterns of names, standard input, compressed or not.
+"""Input of logs as they lie around: files, folders, patterns, standard input, compressed or not.
 
 One pass in blocks. Lines far from anything that a pattern could match are counted and not looked
 at, which is what makes it fast. Memory does not grow with the size of a file or of a line.
@@ -80,7 +80,7 @@ class Raw:
 
 
 def expand(names: Sequence[str]) -> list[str]:
-    """Return the files that the names stand for, in order; `-` is standard input.
+    """Return the log files that the names stand for, in order; `-` is standard input.
 
     InputError: there is none, or there are too many.
     """
@@ -148,7 +148,7 @@ class Examiner:
         self._until = EDGE
 
     def take(self, block: bytes, *, is_last: bool = False) -> Iterator[Raw | Skipped]:
-        """Yield what stands in the next whole lines; of the last ones, the end in any case."""
+        """Yield what stands in the log's next whole lines; of the last, the end in any case."""
         before = self._number
         windows = _windows(block, self._find(block), self._until, is_last=is_last)
         self._until = 0
@@ -166,7 +166,7 @@ class Examiner:
         self._statistics.lines += self._number - before
 
     def skip(self) -> Skipped:
-        """Return what stands for lines that were not read, of which nothing is known."""
+        """Return what stands for lines of the log that were not read, of which nothing is known."""
         self._until = EDGE
         return Skipped(0, is_progress=False, has_loss=False)
 
@@ -200,7 +200,7 @@ def read(
 def _windows(
     block: bytes, offsets: Sequence[int], until: int, *, is_last: bool
 ) -> list[tuple[int, int]]:
-    """Return the parts of a block, in whole lines, that are looked at."""
+    """Return the parts of a log's block, in whole lines, that are looked at."""
     found: list[tuple[int, int]] = []
     if until:
         found.append((0, _line_end(block, min(until, len(block)))))
@@ -236,7 +236,7 @@ def _skipped(block: bytes, start: int, end: int) -> Skipped:
 
 
 def _blocks(file: IO[bytes], statistics: Statistics, name: str) -> Iterator[bytes]:
-    """Read whole lines in blocks; of a line longer than a block only the beginning is kept."""
+    """Read a log's whole lines in blocks; of one longer than a block the beginning is kept."""
     rest = b""
     cutting = False
     is_empty = True
@@ -300,7 +300,7 @@ def _lines(segment: bytes, number: int, statistics: Statistics) -> Iterator[Raw]
 
 
 def finder(literals: Sequence[str], *, keep: bool = False) -> Finder:
-    """Return the fastest finder there is here; with `keep`, it may use the user's cache."""
+    """Return the fastest finder here to read logs with; `keep` lets it use the user's cache."""
     from dshealthd.explain import finders
 
     try:

@@ -36,7 +36,7 @@ class LauncherSummary:
         self._failure: Failure | None = None
 
     def take(self, line: Line, place: Place) -> bool:
-        """Take a line; return whether it is of the summary."""
+        """Take a line; return whether it is of torchrun's summary."""
         text = line.text
         self._facts.summaries += text.startswith("Failures:")
         if text.startswith("Root Cause (first observed failure)"):

@@ -1,4 +1,4 @@
-"""The collectives of every group by rank, from the watchdogs' lines and flight recorders.
+"""The ledger of collectives of every group by rank, from watchdogs' lines and flight recorders.
 
 A collective ends when all ranks of its group have entered it. Who has not is at fault, not who
 reports the time-out: those are the ones that waited. Where all have entered the same operation
@@ -49,7 +49,7 @@ class GroupMember:
 
     @property
     def waits(self) -> bool:
-        """Whether it has an operation that did not end."""
+        """Whether a member of the ledger has an operation that did not end."""
         return self.timed_out is not None or (
             self.enqueued is not None
             and self.completed is not None
@@ -87,7 +87,7 @@ class Ledger:
     """Files that begin or end within a stack."""
 
     def add_line(self, event: Event, raw_text: str) -> None:
-        """Take a line of the watchdog that a pattern of `nccl-timeout` matched."""
+        """Take into the ledger a line of the watchdog that a pattern of `nccl-timeout` matched."""
         fields, origin, place = event.fields, event.origin, event.place
         for number in re.findall(r"\d+", fields.get("culprits", fields.get("culprit", ""))):
             self.named.append((int(number), place))
@@ -187,7 +187,7 @@ class Ledger:
         known.rank = member.rank if known.rank is None else known.rank
 
     def add_dump(self, rank: int, digest: Mapping[str, Any], place: Place) -> None:
-        """Take what a flight recorder's dump says (`dshealthd.evidence.dump.digest`)."""
+        """Take a flight recorder's dump into the ledger (`dshealthd.evidence.dump.digest`)."""
         self.has_dumps = True
         self.dumped[rank] = place
         for group in digest["groups"]:
@@ -207,7 +207,7 @@ class Ledger:
             self._join(key, name, member)
 
     def groups_with_pending(self) -> dict[str, dict[int, GroupMember]]:
-        """Return the members by group; under `?` those whose group nothing tells."""
+        """Return the ledger's members by group; under `?` those whose group nothing tells."""
         groups = {group: dict(members) for group, members in self.groups.items()}
         only = next(iter(groups.values())) if len(groups) == 1 else {}
         told = {(known.timed_out, known.operation, known.size) for known in only.values()}

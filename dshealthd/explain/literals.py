@@ -1,4 +1,4 @@
-"""The texts of which every match of a regular expression holds at least one.
+"""Literals: the texts of which every match of a regular expression holds at least one.
 
 A line is searched for them first, which costs a tenth of the expression itself.
 """
@@ -14,7 +14,7 @@ MIN_LENGTH = 3
 
 
 def required(pattern: str) -> tuple[str, ...]:
-    """Return the texts; empty if there are none of MIN_LENGTH characters."""
+    """Return the literals an expression requires; empty if none has MIN_LENGTH characters."""
     found = _best(_parser.parse(pattern))
     if not found or min(map(len, found)) < MIN_LENGTH:
         return ()
@@ -22,7 +22,7 @@ def required(pattern: str) -> tuple[str, ...]:
 
 
 def shortest(found: set[str]) -> set[str]:
-    """Leave out every text that holds another one."""
+    """Leave out every literal that holds another one."""
     kept: list[str] = []
     for text in sorted(found, key=len):
         if not any(map(text.__contains__, kept)):
@@ -31,7 +31,7 @@ def shortest(found: set[str]) -> set[str]:
 
 
 def _best(items: Any) -> set[str]:
-    """Return the alternatives of the part of a sequence whose shortest is longest."""
+    """Return the literals of the part of a sequence whose shortest is longest."""
     candidates: list[set[str]] = []
     run = ""
 

@@ -1,4 +1,4 @@
-"""What libraries, schedulers and the kernel print when a job fails, from one file a symptom.
+"""Patterns of what libraries, schedulers and the kernel print when a job fails, a file a symptom.
 
 The files are `dshealthd/symptoms/patterns/SLUG.toml`; a slug without a runbook has `title` and
 `first_step` of its own.
@@ -58,7 +58,7 @@ class Pattern:
 
     @property
     def regex(self) -> re.Pattern[str]:
-        """The expression, compiled when a line first needs it: of most logs few ever are."""
+        """The pattern's expression, compiled when a line first needs it: few ever are."""
         return _compiled(self.expression)
 
 
@@ -93,7 +93,7 @@ class Patterns:
 
 @functools.cache
 def load() -> Patterns:
-    """Return the patterns that are shipped; PatternError if one is wrong."""
+    """Return the log patterns that are shipped; PatternError if one is wrong."""
     found: list[Pattern] = []
     titles = {}
     folder = resources.files("dshealthd.symptoms").joinpath("patterns")
@@ -116,7 +116,7 @@ def load() -> Patterns:
 
 
 def parse(slug: str, text: str) -> tuple[list[Pattern], tuple[str, str] | None]:
-    """Return the patterns of one file, and its title and first step if it has them."""
+    """Return the log patterns of one file, and its title and first step if it has them."""
     try:
         table = tomllib.loads(text)
         found = [_pattern(slug, dict(row)) for row in table.pop("pattern")]
@@ -131,7 +131,7 @@ def parse(slug: str, text: str) -> tuple[list[Pattern], tuple[str, str] | None]:
 
 
 def _literals(row: dict[str, Any]) -> tuple[str, ...]:
-    """Return the literals that are given, or those of the expression, which it must be one for."""
+    """Return the literals that a pattern gives, or those that its one expression requires."""
     given = row.pop("literals", None)
     if given:
         _compiled(row["regex"])

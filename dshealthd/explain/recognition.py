@@ -1,4 +1,4 @@
-"""From files to events: each line by its stream, each traceback as one exception."""
+"""Recognition of events in files: each line by its stream, each traceback as one exception."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Recogniser:
         items: Iterable[logs.Raw | logs.Skipped] | None = None,
         rank: int | None = None,
     ) -> None:
-        """Read one log; InputError if it cannot be read.
+        """Recognise what one log says; InputError if it cannot be read.
 
         `rank` is the only one that writes it, where that is known.
         """
@@ -102,12 +102,12 @@ class Recogniser:
         self.found.sources[-1].is_cut = name in self.found.statistics.unfinished
 
     def open(self, name: str, rank: int | None = None) -> Reader:
-        """Begin a log whose lines come one after another; `rank` is the only one that writes it."""
+        """Begin to recognise a log that comes by lines; `rank` is the only one that writes it."""
         self.found.sources.append(SourceFacts(name))
         return Reader(self, len(self.found.sources) - 1, self.found.sources[-1], rank)
 
     def near(self, text: str) -> tuple[Pattern, ...]:
-        """Return the patterns that may match a line, in the order of trial.
+        """Return the patterns that may recognise a line, in the order of trial.
 
         Lines that differ in their digits alone have the same: of most there are thousands.
         """
@@ -126,7 +126,7 @@ class Recogniser:
         return found
 
     def keep(self, event: Event) -> Event:
-        """Keep an event, or count it where its stream has said the same before."""
+        """Keep a recognised event, or count it where its stream has said the same before."""
         key = event.pattern, event.origin, event.attempt
         if (kept := self._kept.get(key)) is not None and kept.fields == event.fields:
             kept.count += 1
@@ -164,7 +164,7 @@ class Reader:
         self._order = 0
 
     def take(self, item: logs.Raw | logs.Skipped) -> None:
-        """Take a line, or a number of lines that hold nothing."""
+        """Recognise a line, or take a number of lines that hold nothing."""
         if isinstance(item, logs.Skipped):
             self._flush_sample()
             if item.is_progress:
@@ -183,7 +183,7 @@ class Reader:
         self._line(item)
 
     def pause(self) -> None:
-        """Take what stands at the end, as nothing has come after it yet."""
+        """Recognise what stands at the end, as nothing has come after it yet."""
         self._flush_sample()
         for traceback in self._assembler.finish():
             self._exception(traceback)
@@ -207,7 +207,7 @@ class Reader:
             self._text(text, raw)
 
     def _text(self, told: str, raw: logs.Raw) -> None:
-        """Take one line of text; `raw` is the line of the file that it stands in."""
+        """Recognise one line of text; `raw` is the line of the file that it stands in."""
         line = as_exception(self._splitter.split(told))
         tells = self._recognise(line, raw)
         facts = self._facts
@@ -312,7 +312,7 @@ class Reader:
         return self._parent.keep(event)
 
     def _exception(self, traceback: Traceback) -> None:
-        """Take an exception for what the first pattern says of it, else for the program's own."""
+        """Recognise an exception by the first pattern that fits, else as the program's own."""
         text = traceback.text
         chosen, fields = None, {}
         for pattern in self._parent._patterns.every:  # noqa: SLF001 - one part in two classes
@@ -350,7 +350,7 @@ _PYTHON_EXIT = replace(_PYTHON, name="exit", role="consequence", layer="launcher
 
 
 def _by_literal(patterns: Iterable[Pattern]) -> list[tuple[str, list[tuple[int, Pattern]]]]:
-    """Return the patterns, with their place in the order of trial, by each of their literals.
+    """Return the patterns to recognise by each literal, with their place in the order of trial.
 
     Of those without digits, as they are looked for in lines without them.
     """

@@ -16,7 +16,7 @@ MAX_STEP = 400
 
 @functools.cache
 def remedy(slug: str) -> tuple[str, str, str]:
-    """Return what a runbook advises: title, first step and its path, empty if there is none."""
+    """Return a runbook's advice: title, first step and its path, empty if there is none."""
     file = resources.files("dshealthd.symptoms").joinpath(f"{slug}.md")
     if not file.is_file():
         title, step = patterns.load().titles.get(slug, (slug, ""))

@@ -118,7 +118,7 @@ class Splitter:
         self.base = Origin(source, rank=rank, local=local, task=task, host=host)
 
     def learn(self, lines: Iterable[str]) -> None:
-        """Look at the first lines of the file for `srun -l` and pdsh, which prefix every line."""
+        """Learn from the first lines of the file whether `srun -l` or pdsh prefix every line."""
         sample = [line for line in lines if line.strip()]
         if not sample:
             return
@@ -140,7 +140,7 @@ class Splitter:
             self.nodes = frozenset(nodes)
 
     def split(self, text: str) -> Line:  # noqa: PLR0915 - one step for each kind of prefix
-        """Return a line's text, whose it is, and when it was written."""
+        """Return a prefixed line's text, whose stream it is, and when it was written."""
         base = self.base
         rank, local, task, host = base.rank, base.local, base.task, base.host
         pid = gpu = launcher = None

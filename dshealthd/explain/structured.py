@@ -18,7 +18,7 @@ _MICROSECONDS, _MILLISECONDS = 1e14, 1e11
 
 
 def lines(text: str) -> list[str]:
-    """Return a record's message as lines; the line itself where it is no record."""
+    """Return a JSON log record's message as lines; the line itself where it is no record."""
     if not text.startswith("{") or not any(key in text for key in _KEYS):
         return [text]
     try:
@@ -41,7 +41,7 @@ def lines(text: str) -> list[str]:
 
 
 def _time(value: Any) -> str | None:
-    """Return a record's time as ISO 8601 in UTC; None if it is none of the usual forms."""
+    """Return a JSON record's time as ISO 8601 in UTC; None if it is none of the usual forms."""
     if isinstance(value, str) and not value.replace(".", "", 1).isdecimal():
         try:
             when = datetime.fromisoformat(value)

@@ -1,4 +1,4 @@
-"""A log that grows: what was appended since the last look, a bounded amount at a time."""
+"""The tail of a log that grows: what was appended since the last look, a bounded amount each."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Tail:
         recogniser.found.statistics.files += 1
 
     def continues(self, status: os.stat_result) -> bool:
-        """Tell whether a file is still this one, and was not truncated."""
+        """Tell whether a file is still this growing log, and was not truncated."""
         return (status.st_dev, status.st_ino) == self.identity and status.st_size >= self.offset
 
     def skip_to(self, offset: int) -> int:
-        """Go on at an offset, from the next line there; return how many bytes are left out."""
+        """Go on in the log at an offset, from the next line; return how many bytes are left out."""
         skipped = offset - self.offset
         if skipped <= 0:
             return 0
@@ -56,7 +56,7 @@ class Tail:
         return skipped
 
     def take(self, descriptor: int, limit: int) -> int:
-        """Read at most so many bytes of the open file from where it was left; return how many."""
+        """Read at most so many bytes of the growing log from where it was left; return how many."""
         data = os.pread(descriptor, min(limit, MAX_TAKEN), self.offset)
         self.offset += len(data)
         if self._cutting:

@@ -47,7 +47,7 @@ _CONTINUES = re.compile(
 
 
 def as_exception(line: Line) -> Line:
-    """Return a line that tells of an exception in another form as Python would write it."""
+    """Return a line that tells of an exception in another form as a traceback would end with it."""
     text = line.text
     if '"message"' in text and (match := _ELASTIC_MESSAGE.match(text)):
         return replace(line, text=match[1], prefixed=False)
@@ -73,12 +73,12 @@ class Traceback:
 
     @property
     def text(self) -> str:
-        """Return class and message."""
+        """Return class and message of the traceback's exception."""
         return "\n".join(self.message)[:MAX_MESSAGE]
 
     @property
     def stack(self) -> str:
-        """Return the frames as `FILE:FUNCTION` lines, outermost first."""
+        """Return the traceback's frames as `FILE:FUNCTION` lines, outermost first."""
         return "\n".join(f"{frame.file}:{frame.function}" for frame in self.frames)
 
 
@@ -91,7 +91,7 @@ class Assembler:
         self._chained: dict[object, bool] = {}
 
     def feed(self, line: Line, place: Place) -> tuple[bool, list[Traceback]]:
-        """Take one line; return whether it belongs to a traceback, and those that it completes."""
+        """Take a line; return whether a traceback goes on, and those that it completes."""
         key, text = line.origin, line.text
         if _HEAD in text and len(text) < MAX_HEAD:
             done = self._finish(key)
@@ -151,7 +151,7 @@ class Assembler:
 
     @staticmethod
     def _continues(closing: Traceback, line: Line, opened: list[Traceback]) -> bool:
-        """Tell whether a line is more of the message before it."""
+        """Tell whether a line is more of the message of a traceback before it."""
         is_logged = closing.line.prefixed
         """A logger stamps every line of it, and what comes after it."""
         if line.prefixed != is_logged or len(closing.message) >= MAX_MESSAGE_LINES:
@@ -165,6 +165,6 @@ class Assembler:
         return [] if found is None else [found]
 
     def finish(self) -> Iterator[Traceback]:
-        """Return what is complete but for a line that shows its end."""
+        """Return the tracebacks that are complete but for a line that shows their end."""
         yield from self._closing.values()
         self._closing.clear()
