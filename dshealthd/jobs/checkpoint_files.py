@@ -66,15 +66,15 @@ class Checkpoint:
     """Directories beside it."""
 
     def shards(self) -> dict[int, set[int]]:
-        """Return the data-parallel ranks whose optimizer was saved, by model-parallel rank."""
+        """Return the data-parallel ranks with optimizer files, by model-parallel rank."""
         return _ranks(_SHARD, self.files)
 
     def model_shards(self) -> dict[int, set[int]]:
-        """Return the data-parallel ranks whose parameters were saved: with ZeRO 3 alone."""
+        """Return the data-parallel ranks whose parameter files are there: with ZeRO 3 alone."""
         return _ranks(_MODEL_SHARD, self.files)
 
     def models(self) -> set[int]:
-        """Return the model-parallel ranks that were saved."""
+        """Return the model-parallel ranks whose checkpoint files are there."""
         return {int(match[1]) for name in self.files if (match := _MODEL.fullmatch(name))}
 
     def gaps(self) -> Iterator[Gap]:
@@ -105,12 +105,12 @@ class Checkpoint:
 
     @property
     def has_experts(self) -> bool:
-        """Whether it is of a mixture of experts, which keeps its optimizers in other files."""
+        """Whether files of experts are there, which keep their optimizers elsewhere."""
         return any(_EXPERT.fullmatch(name) for name in self.files)
 
     @property
     def stage(self) -> int | None:
-        """The ZeRO stage: 3, 1 (which stands for 2 as well), or 0; None where it cannot be told."""
+        """The ZeRO stage that the files tell: 3, 1 (which stands for 2 too), or 0; else None."""
         if self.model_shards():
             return 3
         if self.shards():
@@ -177,7 +177,7 @@ def read(directory: str, tag: str = "", *, universal: bool = False) -> dict[str,
 
 
 def from_json(document: Mapping[str, Any]) -> Checkpoint:
-    """Return the checkpoint of a JSON document."""
+    """Return the checkpoint's files from a JSON document."""
     return Checkpoint(
         **{
             **document,
@@ -188,19 +188,21 @@ def from_json(document: Mapping[str, Any]) -> Checkpoint:
 
 
 def pointed(root: Root, path: str) -> str:
-    """Return the tag that a file such as `latest` names, empty if it is empty. OSError."""
+    """Return the checkpoint's tag that a file such as `latest` names, empty if it is empty.
+    OSError.
+    """
     return root.read(path, MAX_TAG + 2).decode(errors="replace").strip()
 
 
 def check_tag(tag: str, where: str) -> None:
-    """Raise ValueError if what a file or a user says is no name of a directory."""
+    """Raise ValueError if a checkpoint's tag, of a file or a user, is no name of a directory."""
     if len(tag) > MAX_TAG or "/" in tag or tag in {".", ".."}:
         message = f"{where}: {tag[:60]!r} is no name of a checkpoint"
         raise ValueError(message)
 
 
 def is_truncated(root: Root, path: str) -> bool:
-    """Tell whether a file begins as torch's do, and ends before its table of contents. OSError."""
+    """Tell whether a checkpoint file begins as torch's do, and ends too early. OSError."""
     descriptor = root.open(path)
     try:
         if os.pread(descriptor, len(_ZIP_HEAD), 0) != _ZIP_HEAD:

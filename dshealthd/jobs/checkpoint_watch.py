@@ -1,4 +1,4 @@
-"""The checkpoints of one running job, looked at with its user's rights and a few files at a time.
+"""The watch of one running job's checkpoints, with its user's rights, a few files at a time.
 
 Looked at is what DeepSpeed's `latest` names, once after each save: names, sizes and the last bytes
 of files. Nobody calls this while a save runs, as what is written then is neither whole nor broken.
@@ -71,7 +71,7 @@ class CheckpointWatch:
 
     @property
     def next_size(self) -> int | None:
-        """Return how many bytes the next one takes: the most of the last ones.
+        """Return how many bytes the job's next checkpoint takes: the most of the last ones.
 
         None while none is known, and where the job makes room for it by itself: it overwrites the
         last one, or has saved before with less room than that.
@@ -79,7 +79,7 @@ class CheckpointWatch:
         return None if self._makes_room or not self._sizes else max(self._sizes)
 
     def look(self, root: Root, saved: Saved, now: float, has_time: Callable[[], bool]) -> None:
-        """Look at the checkpoint that a job saved, a few files at a time over several calls.
+        """Watch the checkpoint that a job saved, a few files at a time over several calls.
 
         `now` is monotonic. OSError where it cannot be looked at; ValueError where it is no
         checkpoint of DeepSpeed's.
@@ -107,7 +107,7 @@ class CheckpointWatch:
         return self.problems is not None and any(self.problems.values())
 
     def _has_made_room(self, newest: _Pointed, before: int | None) -> bool:
-        """Tell whether the job saved this one without the room that the last ones took."""
+        """Tell whether the job saved the checkpoint without the room of the last."""
         if self._seen is None:
             return False
         if self._seen[:2] == newest[:2]:
@@ -117,11 +117,11 @@ class CheckpointWatch:
         return max(before, self.free) < max(self._sizes)
 
     def _forget(self) -> None:
-        """Know nothing of the newest one."""
+        """Know nothing of the newest checkpoint."""
         self.saved_at = self.size = self.problems = self._seen = None
 
     def _begin(self, root: Root, newest: _Pointed) -> None:
-        """List the files of a checkpoint; OSError, ValueError if it has more than any job saves."""
+        """List a checkpoint's files to watch; OSError, ValueError if it has too many."""
         self._files, self._truncated, self._todo = {}, [], []
         self._universal, self._finished = False, None
         check_tag(newest.tag, f"{newest.directory}/{POINTER}")
@@ -138,7 +138,7 @@ class CheckpointWatch:
         self._todo = sorted(names, reverse=True)
 
     def _go_on(self, root: Root, newest: _Pointed, has_time: Callable[[], bool]) -> bool:
-        """Look at some of the files, and tell whether that was all."""
+        """Look at some of the watched checkpoint's files, and tell whether that was all."""
         for _ in range(FILES_A_LOOK):
             if not self._todo or not has_time():
                 break
@@ -154,7 +154,7 @@ class CheckpointWatch:
         return not self._todo
 
     def _conclude(self, newest: _Pointed, saved: Saved) -> None:
-        """Say what the files come to."""
+        """Say what the watched checkpoint's files come to."""
         checkpoint = Checkpoint(
             directory=newest.directory,
             tag=newest.tag,

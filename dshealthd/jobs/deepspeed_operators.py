@@ -32,7 +32,7 @@ def parse_operators(source: str) -> dict[str, bool]:
 
 
 def operators(root: Root, prefix: str) -> dict[str, bool] | None:
-    """Return for each operator whether it is built; None where there is no DeepSpeed.
+    """Return for each DeepSpeed operator whether it is built; None where there is no DeepSpeed.
 
     Raises OSError, ValueError.
     """

@@ -1,4 +1,4 @@
-"""What a launcher tells a training process through its environment.
+"""The environment of a training process: what its launcher tells it of job, rank and NCCL.
 
 Which rank it is, and of which job.
 
@@ -186,8 +186,8 @@ def nccl_variables(data: bytes) -> frozenset[str]:
 
 
 def launched_by(environment: Mapping[str, str], place: Launch) -> str:
-    """Return what started a process: deepspeed, torchrun, openmpi, pmi, slurm, or torch where RANK
-    was set by something else.
+    """Return which launcher made a process's environment: deepspeed, torchrun, openmpi, pmi, slurm,
+    or torch where RANK was set by something else.
     """
     if "TORCHELASTIC_RUN_ID" in environment:
         return "torchrun"
@@ -204,7 +204,9 @@ def launched_by(environment: Mapping[str, str], place: Launch) -> str:
 
 
 def scheduled(environment: Mapping[str, str]) -> str | None:
-    """Return the scheduler's name of the job, such as `slurm-123`; None if there is none."""
+    """Return the scheduler's name of the job, such as `slurm-123`; None if the environment has
+    none.
+    """
     for scheduler, name in _SCHEDULERS:
         number = environment.get(name, "").partition(".")[0].partition("[")[0]
         if natural(number) is not None:
@@ -213,12 +215,12 @@ def scheduled(environment: Mapping[str, str]) -> str | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether an address, as MASTER_ADDR has it, is that of the machine itself."""
+    """Tell whether an environment's address, such as MASTER_ADDR, is of the machine itself."""
     return address.startswith("127.") or address in {"localhost", "::1", "[::1]"}
 
 
 def launch(environment: Mapping[str, str]) -> Launch | None:
-    """Return the place of a process in its job.
+    """Return the place of a process in its job, by its environment.
 
     None if its environment is not that of a training process.
     """
@@ -233,7 +235,7 @@ def launch(environment: Mapping[str, str]) -> Launch | None:
 
 
 def job(environment: Mapping[str, str], machine: str) -> str:
-    """Return the name of the job, equal on all its nodes without asking any.
+    """Return the job's name by the environment, equal on all its nodes without asking any.
 
     Bounded, and safe as a label.
 
@@ -254,5 +256,5 @@ def job(environment: Mapping[str, str], machine: str) -> str:
 
 
 def natural(text: str | None) -> int | None:
-    """Return the number that `text` writes in plain digits; None otherwise."""
+    """Return the number that a variable's `text` writes in plain digits; None otherwise."""
     return int(text) if text and len(text) <= 12 and text.isascii() and text.isdigit() else None  # noqa: PLR2004 - 12 digits hold any id

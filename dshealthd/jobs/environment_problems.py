@@ -1,4 +1,4 @@
-"""What is wrong with the environment of a rank.
+"""Problems of the environment of a rank: names, values, numbers, GPUs, interfaces, adapters.
 
 In itself, on its node, and beside the other ranks.
 """
@@ -63,12 +63,12 @@ class Problem(enum.StrEnum):
 
 
 def names(have: Iterable[str]) -> Iterator[Finding]:
-    """Yield what is wrong with the names of the variables that are set for NCCL."""
+    """Yield problems of the names of the variables that are set for NCCL."""
     return (found for name in have if (found := misnomer(name)) is not None)
 
 
 def values(settings: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what is wrong with values, and what they switch off or open."""
+    """Yield problems of the variables' values, and what they switch off or open."""
     for name, value in settings.items():
         if (found := misfit(name, value)) is not None:
             yield name, found
@@ -90,7 +90,7 @@ def values(settings: Mapping[str, str]) -> Iterator[Finding]:
 def place(
     launch: Launch, environment: Mapping[str, str], gpus: int | None, *, mixed: bool = False
 ) -> Iterator[Finding]:
-    """Yield what is wrong with a rank's numbers and its GPUs.
+    """Yield problems of a rank's numbers and its GPUs, as its environment has them.
 
     `gpus` is how many the node has; None, or 0, if none can be told. `mixed` says that they are of
     several models.
@@ -114,7 +114,7 @@ def place(
 
 
 def interface(text: str, interfaces: Interfaces, *, many_nodes: bool) -> Iterator[Finding]:
-    """Yield what is wrong with NCCL_SOCKET_IFNAME.
+    """Yield problems of NCCL_SOCKET_IFNAME.
 
     NCCL takes no notice of a value of one character.
     """
@@ -135,7 +135,7 @@ def interface(text: str, interfaces: Interfaces, *, many_nodes: bool) -> Iterato
 
 
 def adapters(text: str, ports: Ports) -> Iterator[Finding]:
-    """Yield what is wrong with NCCL_IB_HCA.
+    """Yield problems of NCCL_IB_HCA.
 
     Nothing is left, or an entry that names one adapter names none that works.
 
@@ -165,7 +165,7 @@ def adapters(text: str, ports: Ports) -> Iterator[Finding]:
 
 
 def differing(settings: Mapping[int, Mapping[str, str]]) -> Iterator[tuple[int, Finding]]:
-    """Yield the ranks whose settings are not those of most ranks here, by rank.
+    """Yield the ranks whose environments differ in settings from those of most ranks here, by rank.
 
     Of what all ranks of a run must have in common.
     """
@@ -185,7 +185,7 @@ def _names_one(selection: Selection, entry: SelectedName) -> bool:
 
 
 def _broken(ports: Ports) -> set[Problem]:
-    """Return what is wrong with all of these ports together."""
+    """Return the problem of all of these ports, that the environment names, together."""
     if not ports:
         return {Problem.ABSENT}
     return {Problem.DOWN} if all(active is False for active in ports.values()) else set()

@@ -47,8 +47,8 @@ class GpuRanks:
         self._known: dict[tuple[int, int], TrainingProcess | None] = {}
 
     def of(self, pids: Iterable[int]) -> tuple[dict[int, GpuRank], int]:
-        """Return the ranks among these processes, and of how many it is not known whether they are
-        some.
+        """Return the ranks among these processes of a GPU, and of how many it is not known whether
+        they are some.
         """
         found: list[TrainingProcess] = []
         known: dict[tuple[int, int], TrainingProcess | None] = {}

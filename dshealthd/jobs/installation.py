@@ -1,4 +1,4 @@
-"""Which versions of what training stands on are installed in a Python environment.
+"""The installation of a Python environment: which versions of what training stands on it has.
 
 Read from its files: nothing is imported or run. Whoever owns an environment may put anything there,
 so its files are opened through `Root` alone, sizes are bounded, and so are the versions found.
@@ -40,7 +40,7 @@ _TEXT_LIMIT = 1 << 16
 
 
 def parse_assignments(source: str) -> dict[str, str]:
-    """Return the strings that a generated `version.py` assigns to names at its top level.
+    """Return the strings that a package's `version.py` assigns to names at its top level.
 
     None and other values are left out.
     """
@@ -48,7 +48,7 @@ def parse_assignments(source: str) -> dict[str, str]:
 
 
 def parse_settings(text: str) -> dict[str, str]:
-    """Return the keys of `pyvenv.cfg`."""
+    """Return the keys of an environment's `pyvenv.cfg`."""
     return {
         key.strip().lower(): value.strip()
         for key, equals, value in (line.partition("=") for line in text.splitlines())
@@ -74,7 +74,7 @@ def parse_distributions(names: Iterable[str]) -> set[tuple[str, str]]:
 
 
 def library_version(root: Root, path: str) -> str | None:
-    """Return the version of NCCL that a shared library is, or has linked into it.
+    """Return the version of NCCL that an installed shared library is, or has linked into it.
 
     None if it does not say. Raises OSError.
 
@@ -115,7 +115,7 @@ class Installations:
         self._before: dict[Key, Versions] = {}
 
     def begin(self) -> None:
-        """Start a round: what the last one did not ask for is forgotten."""
+        """Start a round of installations: what the last one did not ask for is forgotten."""
         self._before, self._found = self._found, {}
 
     def environment(self, root: Root, prefix: str) -> Versions:
@@ -147,7 +147,7 @@ class Installations:
         return self._remembered(root, site, lambda: _plausible(self._read(root, site)))
 
     def library(self, root: Root, path: str) -> Versions:
-        """Return which NCCL a library is or contains; empty if it does not say.
+        """Return which NCCL an installed library is or contains; empty if it does not say.
 
         Raises OSError if it cannot be read.
         """
@@ -175,7 +175,7 @@ class Installations:
         return versions
 
     def _first(self, root: Root, libraries: Iterable[str]) -> Versions:
-        """Return the version of the first library that there is."""
+        """Return the version of the first installed library that there is."""
         for path in libraries:
             if root.look(path) is not None:
                 return self.library(root, path)
@@ -226,7 +226,7 @@ def sites(root: Root, base: str) -> list[str]:
 
 
 def _plausible(found: Iterable[tuple[str, str]]) -> Versions:
-    """Return what can be versions, at most `MAX_VERSIONS` of each component."""
+    """Return what can be versions of installed components, at most `MAX_VERSIONS` of each."""
     kept: dict[str, list[str]] = {}
     for component, version in sorted(found):
         if _VERSION.fullmatch(version) and len(kept.setdefault(component, [])) < MAX_VERSIONS:
@@ -235,7 +235,7 @@ def _plausible(found: Iterable[tuple[str, str]]) -> Versions:
 
 
 def _missing(have: Versions, more: Versions) -> Versions:
-    """Return what `more` has of components that `have` lacks."""
+    """Return what `more` has of installed components that `have` lacks."""
     components = {component for component, _ in have}
     return frozenset(pair for pair in more if pair[0] not in components)
 
@@ -253,7 +253,7 @@ def _interpreters(root: Root, base: str, lib: str = "lib") -> list[str]:
 
 
 def _text(root: Root, path: str) -> str:
-    """Return a short text; nothing where there is no such file. Raises OSError."""
+    """Return an environment's short text; nothing where there is no such file. Raises OSError."""
     try:
         return root.read(path, _TEXT_LIMIT).decode(errors="replace")
     except (FileNotFoundError, NotADirectoryError):
@@ -269,7 +269,7 @@ def _settings(root: Root, base: str) -> dict[str, str]:
 
 
 def _python(root: Root, base: str, settings: Mapping[str, str], names: Iterable[str]) -> str:
-    """Return the version of the interpreter: as exactly as its files say."""
+    """Return the version of an environment's interpreter: as exactly as its files say."""
     if version := settings.get("version_info") or settings.get("version"):
         return ".".join(version.split(".")[:3])
     for name in names:

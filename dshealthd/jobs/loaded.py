@@ -38,7 +38,7 @@ class Libraries:
 
 
 def parse_maps(data: bytes) -> Libraries:
-    """Return the libraries of `/proc/<pid>/maps` that matter."""
+    """Return the loaded libraries of `/proc/<pid>/maps` that matter: torch's and NCCL's."""
     found = {
         line[line.find(b"/") :] for line in data.split(b"\n") if _TORCH in line or _NCCL in line
     }
@@ -55,7 +55,7 @@ def parse_maps(data: bytes) -> Libraries:
 
 
 def libraries(place: str) -> Libraries:
-    """Return what the process of the directory `place` in `/proc` has loaded.
+    """Return the libraries that the process of the directory `place` in `/proc` has loaded.
 
     Raises OSError; other users' take CAP_SYS_PTRACE.
     """
@@ -69,7 +69,8 @@ def versions(
     loaded: Libraries,
     installations: Installations,
 ) -> Versions:
-    """Return what a process runs with; `place` is its directory in `/proc`, `root` its root.
+    """Return which torch and NCCL runs; `place` is the process's directory in `/proc`, `root` its
+    root.
 
     What it has loaded, and of the rest what its environment has installed. Raises OSError.
     """
@@ -96,7 +97,7 @@ def versions(
 
 
 def _prefixes(place: str, process: TrainingProcess, loaded: Libraries) -> Iterator[str]:
-    """Yield where the environment of a process may be, the surest first."""
+    """Yield where the Python environment of a running process may be, the surest first."""
     program = os.fsdecode(read_bytes(f"{place}/cmdline", 4096).partition(b"\0")[0])
     # A virtual environment's interpreter is a link, which only this name shows.
     yield from _prefix(program)

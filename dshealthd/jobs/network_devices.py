@@ -1,6 +1,4 @@
-"""The network interfaces and InfiniBand or RoCE ports that a training process could use, and which
-of them work.
-"""
+"""Network devices, interfaces and InfiniBand or RoCE ports, that a training process could use."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ _RUNNING = frozenset({"up", "unknown"})  # what the kernel calls operational: ne
 
 
 def parse_names(text: str) -> list[str]:
-    """Return the interfaces of a `/proc/<pid>/net/dev`."""
+    """Return the network interfaces of a `/proc/<pid>/net/dev`."""
     return [
         name.strip()
         for name, colon, _ in (line.rpartition(":") for line in text.splitlines()[2:])
@@ -69,7 +67,7 @@ class NetworkDevices:
         return self._interfaces[theirs]
 
     def ports(self) -> Ports:
-        """Return the ports of all adapters; empty where there is none."""
+        """Return the ports of all InfiniBand adapters; empty where there is none."""
         if self._ports is None:
             self._ports = {}
             try:
@@ -102,7 +100,7 @@ class NetworkDevices:
             return None
 
     def _adapter(self, name: str) -> Mapping[tuple[str, int], bool | None]:
-        """Return the ports of one adapter, whose firmware is asked and may not answer."""
+        """Return the ports of one network adapter, whose firmware is asked and may not answer."""
         place = self._host.sys(f"class/infiniband/{name}/ports")
         found: Ports = {}
         try:

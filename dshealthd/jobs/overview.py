@@ -1,4 +1,4 @@
-"""The training jobs of this node as people ask for them.
+"""The overview of this node's training jobs, as people ask for them: ranks, hangs, failures.
 
 How far they are, whether they move, who is at fault.
 """
@@ -66,7 +66,7 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
 
 
 def _ranks(series: Series, job: str) -> Iterator[dict[str, Any]]:
-    """Yield the ranks of this node that send heartbeats, by their number."""
+    """Yield for the overview the ranks of this node that send heartbeats, by their number."""
     found = sorted({int(point.labels["rank"]) for point in series("job_step", job=job)})
     for number in found:
         id = {"job": job, "rank": str(number)}
@@ -84,7 +84,7 @@ def _ranks(series: Series, job: str) -> Iterator[dict[str, Any]]:
 
 
 def _hang(series: Series, job: str) -> dict[str, Any] | None:
-    """Return what is known of a hang: cause, ranks at fault, time without progress."""
+    """Return the overview's part on a hang: cause, ranks at fault, time without progress."""
     cause = next((p.labels["class"] for p in series("job_hang", job=job) if p.value == 1), None)
     if cause is None:
         return None
@@ -100,7 +100,7 @@ def _hang(series: Series, job: str) -> dict[str, Any] | None:
 
 
 def _failures(series: Series, job: str) -> list[dict[str, Any]]:
-    """Return why the job failed by its logs here, for each rank at fault; none is a null rank."""
+    """Return why the job failed by its logs, for each rank at fault; none is a null rank."""
     return [
         {
             "slug": point.labels["slug"],

@@ -1,4 +1,4 @@
-"""Whose a job is: processes of other users that name the same job are other jobs.
+"""Who owns a job: processes of other users that name the same job are other jobs.
 
 What a process says of its job is anybody's to say. The name belongs to the user whose process the
 scheduler has put into that job's cgroup, else to the user of the oldest process that says so; those
@@ -30,11 +30,11 @@ class JobClaim(Protocol):
 
     @property
     def claimed(self) -> str:
-        """The name of the job, as its environment has it."""
+        """The name of the job that the process claims, as its environment has it."""
 
     @property
     def user(self) -> int | None:
-        """Its real uid; None where the kernel does not tell."""
+        """The real uid of the process that claims the job; None where the kernel does not tell."""
 
     @property
     def confirmed(self) -> bool:
@@ -42,11 +42,11 @@ class JobClaim(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its pid."""
+        """The pid of the process that claims the job."""
 
     @property
     def start(self) -> int:
-        """Clock ticks from boot to its start, which it cannot choose."""
+        """Clock ticks from boot to the start of the process, which it cannot choose."""
 
 
 def parse_user(status: bytes) -> int:
@@ -65,7 +65,7 @@ def scheduled_in(cgroup: bytes) -> str | None:
 
 
 def owners(claims: Iterable[JobClaim]) -> dict[str, int | None]:
-    """Return whose each job is that one of these processes names."""
+    """Return the owner of each job that one of these processes names."""
     best: dict[str, tuple[tuple[bool, int, int], int | None]] = {}
     for claim in claims:
         # The oldest, as a start cannot be chosen in the past: who names somebody else's job later
@@ -77,12 +77,12 @@ def owners(claims: Iterable[JobClaim]) -> dict[str, int | None]:
 
 
 def name(claim: JobClaim, known: Mapping[str, int | None]) -> str:
-    """Return the name of the job that a process is of, where `known` says whose each is."""
+    """Return the name of the job that a process is of, where `known` says who owns each."""
     if known.get(claim.claimed, claim.user) == claim.user:
         return claim.claimed
     return f"{claim.claimed}{_SUFFIX}{'' if claim.user is None else claim.user}"
 
 
 def claimed(job: str) -> str:
-    """Return the name that the processes of a job give to it."""
+    """Return the name that the processes of a job claim for it."""
     return job.partition(_SUFFIX)[0]

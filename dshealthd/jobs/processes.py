@@ -1,5 +1,4 @@
-"""The training processes of this machine, found in `/proc` by what their launcher put into their
-environment.
+"""Training processes of this machine, found in `/proc` by what their launcher gave them.
 
 `/proc` is listed once a sweep, and an environment is read once in the life of a program: `stat`
 tells, for less, that a pid was reused (start time) or runs another program (place of its
@@ -105,17 +104,17 @@ class TrainingProcess:
 
     @property
     def started(self) -> float:
-        """When it started, in seconds since boot."""
+        """When the training process started, in seconds since boot."""
         return self.start / _TICKS
 
     @property
     def claimed(self) -> str:
-        """The job as the environment names it, whoever's that is."""
+        """The job as the training process's environment names it, whoever's that is."""
         return ownership.claimed(self.job)
 
 
 def with_owners(processes: Iterable[TrainingProcess]) -> list[TrainingProcess]:
-    """Return processes with the jobs that they are of, among each other."""
+    """Return training processes with the jobs that they are of, among each other."""
     processes = list(processes)
     owners = ownership.owners(processes)
     return [
@@ -127,7 +126,7 @@ def with_owners(processes: Iterable[TrainingProcess]) -> list[TrainingProcess]:
 
 
 def standing(place: str, job: str) -> tuple[int | None, bool]:
-    """Return the user of a process, and whether the scheduler says that it is of a job.
+    """Return the user of a training process, and whether the scheduler says that it is of a job.
 
     `place` is its directory in `/proc`. None and False where the kernel does not tell.
     """
@@ -142,7 +141,7 @@ def standing(place: str, job: str) -> tuple[int | None, bool]:
 
 
 def namespace(host: Host, pid: int) -> str:
-    """Return the network namespace of a process.
+    """Return the network namespace of a training process.
 
     Empty where it is the agent's own, or the kernel does not tell: two pods that meet on
     `localhost`, on equal ports, are two jobs.
@@ -221,7 +220,7 @@ class ProcessTable:
             self._look(pid, young, again=True)
 
     def _turn(self, processes: int) -> Iterable[str]:
-        """Return the share of the known processes that was checked the longest ago."""
+        """Return the share of the known training processes that was checked the longest ago."""
         turn = list(itertools.islice(self._known, min(256, max(8, processes // ROTATION))))
         for pid in turn:
             self._known[pid] = self._known.pop(pid)  # to the end
@@ -307,7 +306,7 @@ class ProcessTable:
         self._unseen.pop(pid, None)
 
     def _now(self) -> float:
-        """Return the clock ticks since boot.
+        """Return the clock ticks since boot, for the age of processes.
 
         Infinity, by which nothing is young, where they cannot be read.
         """
@@ -318,7 +317,7 @@ class ProcessTable:
 
     @property
     def machine(self) -> str:
-        """Return what only this machine has; empty where the kernel does not tell."""
+        """Return what only this machine has, to name jobs; empty where it is not known."""
         if self._machine is None:
             try:
                 self._machine = read(f"{self._proc}/sys/kernel/random/boot_id").strip()

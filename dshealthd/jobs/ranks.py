@@ -1,4 +1,4 @@
-"""The ranks of training jobs on this node.
+"""The ranks of training jobs on this node, put together into runs by their rendezvous.
 
 Which processes are ranks, and which rendezvous they share.
 
@@ -28,7 +28,7 @@ Key = tuple[int, int]
 
 
 def digest(*parts: str) -> int:
-    """Return 48 bits of a digest: a number that a float holds exactly."""
+    """Return 48 bits of a digest of a run: a number that a float holds exactly."""
     import hashlib  # with OpenSSL behind it: half a MiB in each worker that reads ranks
 
     return int.from_bytes(
@@ -55,12 +55,12 @@ class Run:
 
     @property
     def processes(self) -> list[TrainingProcess]:
-        """All of them."""
+        """All processes of the run."""
         return [process for members in self.ranks.values() for process in members]
 
     @property
     def whole(self) -> bool:
-        """Whether each rank is here, once."""
+        """Whether each rank of the run is here, once."""
         return (
             self.world_size is not None
             and sorted(self.ranks) == list(range(self.world_size))
@@ -69,7 +69,7 @@ class Run:
 
     @property
     def many_nodes(self) -> bool:
-        """Whether it has ranks elsewhere."""
+        """Whether the run has ranks elsewhere."""
         return self.world_size is not None and len(self.ranks) < self.world_size
 
     def without(self, machine: str) -> dict[str, int]:
@@ -111,7 +111,7 @@ def _user(process: TrainingProcess) -> tuple[str, ...]:
 
 
 def _rendezvous(process: TrainingProcess) -> dict[str, str]:
-    """Return the values by which a process finds the others.
+    """Return the values of its rendezvous by which a rank finds the others.
 
     Of the size, that which its launcher names so.
     """
@@ -124,7 +124,7 @@ def _rendezvous(process: TrainingProcess) -> dict[str, str]:
 
 
 def _name(process: TrainingProcess, values: Mapping[str, str], machine: str) -> str:
-    """Return the name of the run that a process belongs to."""
+    """Return the name of the run that a rank's process belongs to."""
     environment = process.environment
     job = scheduled(environment)
     if job is None:

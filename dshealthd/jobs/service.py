@@ -1,5 +1,4 @@
-"""The training jobs of this node, as the agent's loop follows them: what their ranks report, and
-which of them are hung.
+"""The service of the training jobs on this node: takes heartbeats and watches for hangs.
 
 The collectors `training` and `job_hang` read from here, and have the options.
 """
@@ -69,7 +68,7 @@ class Jobs:
         self._looking: Periodic | None = None
 
     async def apply(self, config: Config) -> None:
-        """Receive and watch as the collectors `training` and `job_hang` are configured.
+        """Receive heartbeats and watch jobs as `training` and `job_hang` are configured.
 
         What their options do not change goes on, with its senders and all that was learnt.
         """
@@ -97,7 +96,7 @@ class Jobs:
                 self._reception.receiver.adopt(*process)
 
     def heartbeats(self) -> Reception:
-        """Return where heartbeats come in; NotAvailable or SourceError where none can."""
+        """Return where the jobs' heartbeats come in; NotAvailable or SourceError where none can."""
         if self._reception is None or self._tending is None:
             message = "heartbeats come in while an agent runs"
             raise NotAvailable(message)
@@ -108,7 +107,7 @@ class Jobs:
         return self._reception
 
     def hangs(self) -> HangDetector:
-        """Return what is known of hangs; NotAvailable or SourceError where nothing can be."""
+        """Return what is known of jobs' hangs; NotAvailable or SourceError where nothing can be."""
         if self._detector is None or self._looking is None or not self._receiving():
             message = "no heartbeats come in"
             raise NotAvailable(message)
@@ -121,7 +120,7 @@ class Jobs:
         yield from ()
 
     def status(self) -> Mapping[str, Any]:
-        """Return whether heartbeats come in."""
+        """Return whether heartbeats of jobs come in."""
         try:
             self.heartbeats()
         except NotAvailable as absence:
@@ -131,14 +130,14 @@ class Jobs:
         return {"state": "ok"}
 
     async def close(self) -> None:
-        """Stop listening, let go of all processes, and keep what is usual for them."""
+        """Stop listening, let go of all jobs' processes, and keep what is usual for them."""
         self._stop_looking()
         self._stop_receiving()
         if self._pace is not None:
             await state_writer.settled(SAVE_DEADLINE)
 
     async def _resume(self, detector: HangDetector, host: Host) -> list[tuple[int, int, int]]:
-        """Take up what an agent of this boot knew before.
+        """Take up what an agent of this boot knew of jobs before.
 
         Return pid, start and user of its ranks: one that hangs sends nothing to make itself known.
         """
@@ -158,7 +157,7 @@ class Jobs:
         return self._reception is not None and self._reception.receiver.is_open
 
     def _look(self) -> None:
-        """Look once, and hand on what is hung."""
+        """Look at the jobs once, and hand on what is hung."""
         if self._reception is None or self._detector is None or not self._receiving():
             return
         self._detector.look(self._reception.ranks())

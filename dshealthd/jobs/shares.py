@@ -1,4 +1,4 @@
-"""Who gets a place where there are fewer than jobs or ranks want: users take turns, then jobs.
+"""Shares of too few places: which jobs and ranks get one; users take turns, then jobs.
 
 By age alone, one user's idle processes would keep everybody's new jobs out for as long as they
 stay.
@@ -24,7 +24,7 @@ def shared(
     job: Callable[[T], Hashable],
     start: Callable[[T], int],
 ) -> list[T]:
-    """Return the entries that get one of so many places.
+    """Return the entries that get a share of so many places.
 
     Each user in turn gives one, and of a user each job in turn; the oldest goes first.
     """
@@ -39,7 +39,7 @@ def shared(
 def jobs(
     processes: Iterable[TrainingProcess], places: int
 ) -> tuple[dict[str, list[TrainingProcess]], int]:
-    """Return the processes of the jobs that get one of so many places, and how many get none."""
+    """Return the processes of jobs that get a share of so many places, and how many get none."""
     found: dict[str, list[TrainingProcess]] = {}
     for process in processes:
         found.setdefault(process.job, []).append(process)
@@ -54,7 +54,7 @@ def jobs(
 
 
 def _turns(entries: Iterable[T], group: Callable[[T], Hashable]) -> list[int]:
-    """Return for each entry how many of its group come before it."""
+    """Return for each entry to share places how many of its group come before it."""
     before: Counter[Hashable] = Counter()
     turns = []
     for entry in entries:

@@ -21,7 +21,7 @@ class Visible(NamedTuple):
 
 
 def visible(text: str, gpus: int | None) -> Visible:
-    """Return what a list leaves.
+    """Return which GPUs a list of `CUDA_VISIBLE_DEVICES` leaves.
 
     `gpus` is how many the node has, where that is known; those that are listed by UUID are not
     looked up.

@@ -1,5 +1,5 @@
-"""What a process does at the moment, from `/proc/<pid>/stat` and `schedstat`, which can be read
-without waiting for the process.
+"""The activity of a rank's process, from `/proc/<pid>/stat` and `schedstat`, which never wait for
+it.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class Activity:
 
     @property
     def work_seconds(self) -> float:
-        """Time for which it computed or would have, on a machine with enough CPUs."""
+        """Time for which the process computed, or would have with enough CPUs."""
         return self.cpu_seconds + (self.queued_seconds or 0.0)
 
 
 def parse_activity(data: bytes) -> Activity:
-    """Return what `/proc/<pid>/stat` says; ValueError if malformed."""
+    """Return the activity that `/proc/<pid>/stat` says; ValueError if malformed."""
     stat = parse_stat(data)
     return Activity(
         _STATES.get(stat.state, ThreadState.UNKNOWN),
@@ -81,7 +81,7 @@ def parse_activity(data: bytes) -> Activity:
 
 
 def activity(host: Host, pid: int, start: int) -> Activity | None:
-    """Return what the process does that has this pid and start; None if it is gone.
+    """Return the activity of the process that has this pid and start; None if it is gone.
 
     ValueError, OSError if it cannot be known.
     """

@@ -1,4 +1,4 @@
-"""Finds the jobs that are hung on this node, look by look."""
+"""The detector of hangs: which jobs are hung on this node, look by look."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class HangDetector:
         """By job, the hangs that are confirmed: two looks in a row have seen them."""
 
     def look(self, ranks: Mapping[tuple[str, int], Sequence[tuple[Identity, Sender]]]) -> None:
-        """Look at what the ranks report now; of each, the process that started last counts."""
+        """Look for hangs now; of each rank, the process that started last counts."""
         present = {}
         for place, senders in ranks.items():
             who, sender = senders[-1]
@@ -69,13 +69,13 @@ class HangDetector:
         self._suspected = frozenset(found)
 
     def restore(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Go on from what `rows` gave to an agent before this one. ValueError, TypeError, KeyError."""
+        """Go on from `rows` of an earlier detector. ValueError, TypeError, KeyError."""
         self._watch.restore(rows)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return what is usual for the ranks that run, for an agent after this one."""
+        """Return what is usual for the ranks here, for a detector after this one."""
         return self._watch.rows()
 
     def close(self) -> None:
-        """Let go of the processes."""
+        """Let go of the processes that the detector watches."""
         self._exit_watcher.close()

@@ -1,5 +1,5 @@
-"""How the processes of ranks end: which was the first, and whether by an error, by a signal or of
-its own accord.
+"""The exits of ranks' processes: which was the first, by an error, by a signal or of its own
+accord.
 
 The kernel tells of the end of a process at once where one holds a descriptor of it (pidfd_open(2)),
 and how it ended can be read for as long as its parent has not asked: a launcher asks some ten times
@@ -50,7 +50,7 @@ class ExitKind(enum.StrEnum):
 
 
 def how(status: int) -> ExitKind:
-    """Return how a process ended whose status this is, as waitpid(2) has it."""
+    """Return how a rank's process exited whose status this is, as waitpid(2) has it."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if number:
         return (
@@ -90,7 +90,7 @@ class ExitWatcher:
         self._ended: dict[tuple[int, int], End] = {}
 
     def follow(self, pid: int, start: int) -> None:
-        """Wait for the end of a process, unless that is done already.
+        """Wait for the exit of a process, unless that is done already.
 
         Where the kernel cannot (before Linux 5.3) its end is seen later.
         """
@@ -105,7 +105,7 @@ class ExitWatcher:
         self._loop.add_reader(descriptor, self._note, key)
 
     def end(self, pid: int, start: int) -> End | None:
-        """Return how the process ended; None while it runs, as far as is known."""
+        """Return how the process exited; None while it runs, as far as is known."""
         key = pid, start
         if key not in self._ended and key not in self._followed:
             status = self._status(pid, start)
@@ -114,12 +114,12 @@ class ExitWatcher:
         return self._ended.get(key)
 
     def forget(self, pid: int, start: int) -> None:
-        """Wait for this process no longer."""
+        """Wait for the exit of this process no longer."""
         self._release((pid, start))
         self._ended.pop((pid, start), None)
 
     def close(self) -> None:
-        """Wait for none any longer."""
+        """Wait for no process's exit any longer."""
         for key in list(self._followed):
             self._release(key)
 
@@ -130,7 +130,7 @@ class ExitWatcher:
         self._ended[key] = End(self._status(*key) or ExitKind.UNKNOWN, self._wall())
 
     def _status(self, pid: int, start: int) -> ExitKind | None:
-        """Return how a process ended, by what is left of it.
+        """Return how a process exited, by what is left of it.
 
         None while it runs, or cannot be looked at.
         """

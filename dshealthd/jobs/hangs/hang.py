@@ -1,5 +1,4 @@
-"""Whether a job is hung on this node, and which of its ranks here is at fault as far as that
-can be known here.
+"""The hang of a job on this node: whether it is one, of which class, and which rank is at fault.
 
 A job is hung on a node if each of its ranks there has been silent for longer than is usual for
 it. Most of them wait for another, which may be on another node: then nothing here is at fault, and
@@ -104,13 +103,13 @@ class RankState:
 
     @property
     def stands_still(self) -> bool:
-        """Whether it is silent for longer than is usual."""
+        """Whether the rank of a job is silent for longer than is usual."""
         bound = self.bound * (PATIENCE if self.cpu is not None and self.cpu >= BUSY else 1.0)
         return self.silence > bound
 
     @property
     def stopped(self) -> bool:
-        """Whether its process is held by a signal or a debugger."""
+        """Whether the process of the job's rank is held by a signal or a debugger."""
         return self.state in {ThreadState.STOPPED, ThreadState.TRACED}
 
 
@@ -173,7 +172,7 @@ def _cause(
 
 
 def _minority(living: Sequence[RankState], ranks: list[int]) -> list[int]:
-    """Return the ranks if they are not all, and no more than half."""
+    """Return the ranks of a hung job if they are not all, and no more than half."""
     return ranks if len(ranks) * 2 <= len(living) else []
 
 

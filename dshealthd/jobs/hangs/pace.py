@@ -1,4 +1,4 @@
-"""What is usual for the ranks of this boot, kept for an agent that is started anew."""
+"""The usual pace of the ranks of this boot, kept in a file for an agent that is started anew."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Pace:
         """Whether the file may hold ranks."""
 
     async def load(self) -> list[dict[str, Any]]:
-        """Return the rows that were saved; OSError, ValueError, KeyError, TypeError."""
+        """Return the saved rows of ranks' pace; OSError, ValueError, KeyError, TypeError."""
         look = functools.partial(state_file.read_in_child, self._file.place, _LIMIT)
         try:
             content = await background.call(look, "state of job_hang", DEADLINE, OSError)
@@ -53,7 +53,7 @@ class Pace:
         return [dict(row) for row in rows][:MAX_RANKS]
 
     def keep(self, rows: list[dict[str, Any]], now: float, *, at_once: bool = False) -> None:
-        """Have what is usual written in the background, if it is time to; `now` is monotonic."""
+        """Have the usual pace written in the background, if it is time; `now` is monotonic."""
         if (now - self._saved < SAVE and not at_once) or not (rows or self._kept):
             return
         self._saved, self._kept = now, bool(rows)

@@ -1,5 +1,4 @@
-"""How long a rank is usually silent, learnt from its own heartbeats, and from when on its silence
-is no longer usual.
+"""The silence of a rank: how long is usual, learnt from its heartbeats, and when it is overdue.
 
 Heartbeats come as steps end, so that a pause between two steps (an evaluation every hundred steps,
 a checkpoint, a batch that is late) is a silence like any other, and what is usual is the longest
@@ -59,7 +58,7 @@ class _Longest:
 
     @property
     def seconds(self) -> float | None:
-        """The longest; None before the first."""
+        """The longest silence; None before the first."""
         known = [seconds for seconds in (self.current, self.before) if seconds is not None]
         return max(known, default=None)
 
@@ -85,7 +84,7 @@ class SilenceBaseline:
         self._longest: dict[int, _Longest] = {}
 
     def hear(self, at: float, step: int, phase: int) -> None:
-        """Learn from a heartbeat that was heard `at`, not before the one before it."""
+        """Learn a rank's silence from a heartbeat heard `at`, not before the previous one."""
         silence, self.heard = at - self.heard, at
         if self._phase != Phase.TRAINING or self.knows_training:
             self._longest.setdefault(self._phase, _Longest()).add(silence, at)
@@ -94,7 +93,7 @@ class SilenceBaseline:
         self._step, self._phase = step, phase
 
     def document(self, now: float) -> dict[str, Any]:
-        """Return what is kept over a restart of the agent, its times as seconds before `now`."""
+        """Return the silences to keep over a restart, times as seconds before `now`."""
         return {
             "first": self._first,
             "began": now - self._began,
@@ -109,7 +108,7 @@ class SilenceBaseline:
 
     @classmethod
     def restored(cls, document: Any, at: float, floor: float = FLOOR) -> SilenceBaseline:
-        """Return what was kept, as if no time had passed until `at`.
+        """Return the kept baseline of silence, as if no time had passed until `at`.
 
         ValueError, TypeError or KeyError for what `document` never returned.
         """
@@ -131,7 +130,7 @@ class SilenceBaseline:
 
     @property
     def knows_training(self) -> bool:
-        """Whether its steps are past those that nothing is learnt from."""
+        """Whether the rank's steps are past those of which no silence is learnt."""
         return self._step - self._first >= FIRST_STEPS
 
     @property

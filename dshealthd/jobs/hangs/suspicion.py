@@ -1,4 +1,4 @@
-"""Which jobs may be about to hang, long before that is certain.
+"""Suspicions: which jobs may be about to hang, long before that is certain.
 
 A hang is certain when the ranks of a job have been silent for twice as long as they ever were in
 the last hours. Half of that is longer than any silence that was usual, and early enough to ask what

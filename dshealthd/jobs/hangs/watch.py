@@ -1,4 +1,4 @@
-"""Watches the ranks of this node: how long each has been silent, what its process does, and how it
+"""The watch over the ranks of this node: how long each is silent, what its process does, how it
 ended.
 
 The time of silence runs only while the watch looks, so that an agent that was stopped, or a machine
@@ -76,11 +76,11 @@ class Watched:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Pid and start time."""
+        """Pid and start time of the watched rank."""
         return self.who.process.pid, self.who.process.start
 
     def at(self, clock: float) -> RankState:
-        """Return what is known of it at this time of the watch."""
+        """Return the state of a watched rank at this time of the watch."""
         pid, start = self.key
         return RankState(
             rank=self.who.process.launch.rank,
@@ -124,11 +124,11 @@ class RankWatch:
         """What an agent before this one knew of ranks, by pid and start."""
 
     def restore(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Go on from what `rows` gave once, with those processes that report again."""
+        """Go on watching from what `rows` gave once, with processes that report again."""
         self._saved = {(row["pid"], row["start"]): row for row in rows}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return what is kept of the ranks that run, for an agent after this one."""
+        """Return what is kept of the watched ranks that run, for an agent after this one."""
         return [
             {
                 "pid": watched.who.process.pid,
@@ -142,7 +142,7 @@ class RankWatch:
         ] + list(self._saved.values())
 
     def look(self, present: Mapping[Place, tuple[Identity, Message]], now: float) -> None:
-        """Take in what the processes that report say now, at monotonic time `now` in seconds."""
+        """Watch what processes of ranks report, at monotonic time `now` in seconds."""
         elapsed = 0.0 if self._now is None else min(now - self._now, self._slack)
         self._now = now
         self._clock += elapsed
@@ -167,14 +167,14 @@ class RankWatch:
         self._forget_ends()
 
     def jobs(self) -> dict[str, list[RankState]]:
-        """Return the ranks of each job."""
+        """Return the watched ranks of each job."""
         found: dict[str, list[RankState]] = defaultdict(list)
         for (job, _), watched in sorted(self.watched.items()):
             found[job].append(watched.at(self._clock))
         return dict(found)
 
     def _baseline(self, who: Identity, message: Message, heard: float) -> SilenceBaseline:
-        """Return what is usual for a process that is new here: what was known of it, if any was."""
+        """Return the usual silence of a newly watched process: what was known of it, if any."""
         fresh = SilenceBaseline(heard, message.step, message.phase, self._floor)
         saved = self._saved.pop((who.process.pid, who.process.start), None)
         if saved is None:
@@ -189,7 +189,7 @@ class RankWatch:
         return baseline
 
     def _begin(self, place: Place, watched: Watched) -> None:
-        """Watch a process that is new: the job goes on, whatever ended before."""
+        """Watch a rank's process that is new: the job goes on, whatever ended before."""
         job = place[0]
         for other, before in list(self.watched.items()):
             if other == place or (other[0] == job and before.end is not None):
@@ -198,7 +198,7 @@ class RankWatch:
         self._exit_watcher.follow(*watched.key)
 
     def _examine(self, place: Place, watched: Watched) -> None:
-        """Look at the process itself."""
+        """Look at the process of a watched rank itself."""
         if watched.end is not None:
             if self._clock - watched.ended_at > KEPT:
                 self._forget(place)
@@ -228,7 +228,7 @@ class RankWatch:
             )
 
     def _forget_ends(self) -> None:
-        """Forget the ends that have no place: users take turns, then jobs, the latest first."""
+        """Forget ends of ranks without a place: users take turns, then jobs, the latest first."""
         ended = [entry for entry in self.watched.items() if entry[1].end is not None]
         if len(ended) <= MAX_ENDED:
             return

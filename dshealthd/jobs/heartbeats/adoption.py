@@ -1,4 +1,4 @@
-"""The page of a process that handed it over to an agent before this one.
+"""The adoption of a heartbeat page that a process handed over to an agent before this one.
 
 A rank hands its page to a new agent with its next message, which one that hangs never sends. So an
 agent that is started anew takes the pages of the ranks that the one before it knew, from their
@@ -24,7 +24,7 @@ MAX_DESCRIPTORS = 65_536
 
 
 def find_page(host: Host, pid: int) -> int | None:
-    """Return a descriptor of the page of a process, None if it has none; OSError.
+    """Return a descriptor of the heartbeat page of a process, None if it has none; OSError.
 
     What a descriptor of it leads to is opened only once it is known to be memory: the kernel's
     names can be imitated by files, to open which may block.
@@ -47,7 +47,7 @@ def find_page(host: Host, pid: int) -> int | None:
 
 
 def _opened(held: int) -> int | None:
-    """Open what is held by O_PATH, if it is a page."""
+    """Open what is held by O_PATH, if it is a heartbeat page to adopt."""
     # Not by fstatfs, which asks the file's own system: one that hangs would not answer.
     if _mount(held) != _memory():
         return None
@@ -59,7 +59,7 @@ def _opened(held: int) -> int | None:
 
 
 def _memory() -> str:
-    """Return the mount that the kernel keeps all memory files on."""
+    """Return the mount that the kernel keeps all memory files, such as heartbeat pages, on."""
     file = os.memfd_create("dshealthd-mount", os.MFD_CLOEXEC)
     try:
         return _mount(file)
@@ -68,7 +68,7 @@ def _memory() -> str:
 
 
 def _mount(descriptor: int) -> str:
-    """Return the mount of a descriptor, without asking its file system; OSError."""
+    """Return the mount of a descriptor to adopt, without asking its file system; OSError."""
     found = _MOUNT.search(read(f"/proc/self/fdinfo/{descriptor}"))
     if found is None:
         message = "/proc/self/fdinfo tells no mount"

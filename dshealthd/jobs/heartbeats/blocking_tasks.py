@@ -1,4 +1,4 @@
-"""What may block on behalf of a sender: done in threads that nobody waits for."""
+"""Blocking tasks on behalf of senders of heartbeats: done in threads that nothing waits for."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BlockingTasks:
     def run(
         self, user: int, errand: Callable[[], Any], answer: Callable[[Any], object] = lambda _: None
     ) -> None:
-        """Run an errand some time on behalf of a user, and call `answer` with what it returned.
+        """Run a blocking task some time for a user, and call `answer` with what it returned.
 
         It must not raise.
         """
@@ -50,14 +50,14 @@ class BlockingTasks:
             self._start()
 
     def close(self) -> None:
-        """Have those that wait run one after the other, without an answer to anybody."""
+        """Have the blocking tasks that wait run one after the other, without an answer."""
         waiting, self._waiting = self._waiting, deque()
         if self._retry is not None:
             self._retry.cancel()
         _finish(self._loop, [errand for _, errand, _ in waiting])
 
     def _start(self) -> None:
-        """Start what may be started: those of a user who has too many already are passed over."""
+        """Start the blocking tasks that may be: not of a user who has too many already."""
         self._retry = None
         for _ in range(len(self._waiting)):
             if self._running.total() >= THREADS:
@@ -93,7 +93,7 @@ class BlockingTasks:
 
 
 def _finish(loop: asyncio.AbstractEventLoop, errands: list[Callable[[], Any]]) -> None:
-    """Run errands in one thread, as soon as one can be started."""
+    """Run blocking tasks in one thread, as soon as one can be started."""
     if not errands or loop.is_closed():
         return
     try:

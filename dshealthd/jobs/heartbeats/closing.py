@@ -1,4 +1,4 @@
-"""Closes what senders handed over, without ever waiting for it.
+"""The closer of descriptors that senders of heartbeats handed over, which never waits for it.
 
 To close a connection closes the descriptors that its sender put into it, and to close a TCP socket
 that lingers takes as long as its owner wishes: two of them, and everybody waits. The kernel does
@@ -88,7 +88,7 @@ class Closer:
             loop.call_later(_FINISHING, self.finish, loop)
 
     def turn(self) -> None:
-        """Go on; never waits."""
+        """Go on closing descriptors; never waits."""
         for batch in self._batches:
             if batch.copied.is_set() and not batch.closed.is_set():
                 for file in batch.files:

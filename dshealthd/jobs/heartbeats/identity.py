@@ -1,5 +1,5 @@
-"""Who sends heartbeats: the job and rank of a process, read from `/proc` and never taken from what
-it says.
+"""The identity of who sends heartbeats: job and rank of a process, read from `/proc`, never
+believed.
 
 A process's environment is read under the lock of its memory, which one that hangs in a driver may
 hold: this blocks.
@@ -49,7 +49,7 @@ Answer: TypeAlias = "Identity | UnidentifiedSender"
 
 
 def identify(host: Host, pid: int, user: int) -> Answer:
-    """Return who the process is, if it is one of `user`. Blocks where the process hangs."""
+    """Return the sender's identity, if it is one of `user`. Blocks where the process hangs."""
     place = host.proc(str(pid))
     try:
         stat = parse_stat(read_bytes(f"{place}/stat", 4096))
@@ -87,7 +87,7 @@ def identify(host: Host, pid: int, user: int) -> Answer:
 
 
 def same(host: Host, identity: Identity) -> bool:
-    """Tell whether the process is still the one that was identified. Does not block."""
+    """Tell whether the sender is still the process that was identified. Does not block."""
     try:
         return (
             parse_stat(read_bytes(host.proc(f"{identity.process.pid}/stat"), 4096)).image
@@ -98,7 +98,7 @@ def same(host: Host, identity: Identity) -> bool:
 
 
 def _boot(host: Host) -> str:
-    """Return what only this machine has; empty where the kernel does not tell.
+    """Return what only this machine has, for senders' jobs; empty where the kernel does not tell.
 
     `ProcessTable` names jobs by the same.
     """

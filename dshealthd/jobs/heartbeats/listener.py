@@ -1,4 +1,4 @@
-"""The heartbeats' socket in the file system.
+"""The heartbeats' listening socket in the file system.
 
 Made where none is, taken over from an agent that has ended, removed at the end.
 """
@@ -15,7 +15,7 @@ BACKLOG = 128
 
 
 def listen(path: str) -> socket.socket:
-    """Return a socket that listens on `path`, open to every user.
+    """Return a socket that listens for heartbeats on `path`, open to every user.
 
     OSError if it cannot be had: EADDRINUSE if another agent has it.
     """
@@ -35,7 +35,7 @@ def listen(path: str) -> socket.socket:
 
 
 def place(path: str) -> tuple[int, int] | None:
-    """Return what tells the socket at a path from another that takes its place.
+    """Return what tells the heartbeats' socket at a path from another that takes its place.
 
     None if there is none.
     """

@@ -1,4 +1,4 @@
-"""Takes in the heartbeats of training processes.
+"""The receiver of training processes' heartbeats: takes their connections, and reads their pages.
 
 A socket that every user may connect to, and that none can use to harm others.
 
@@ -95,11 +95,11 @@ class Receiver:
 
     @property
     def is_open(self) -> bool:
-        """Whether it listens, at a path that is still there."""
+        """Whether the receiver listens, at a path that is still there."""
         return self._listener is not None and self._place == place(self.path)
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Listen, and take in what comes in `loop`.
+        """Listen for heartbeats, and take in what comes in `loop`.
 
         OSError if the path cannot be had: EADDRINUSE if another agent listens there.
         """
@@ -110,7 +110,7 @@ class Receiver:
         self._turn()
 
     def close(self) -> None:
-        """Let go of the socket and of all senders, who will find the next one."""
+        """Let go of the receiver's socket and of all senders, who will find the next one."""
         senders = list(self._senders.values())
         for sender in senders:
             self._forget(sender)
@@ -133,13 +133,13 @@ class Receiver:
         listener.close()
 
     def refresh(self) -> None:
-        """Let go of senders that have ended or run another program."""
+        """Let go of heartbeats' senders that have ended or run another program."""
         for sender in list(self._senders.values()):
             if isinstance(sender.who, Identity) and not same(self._host, sender.who):
                 self._drop(sender)
 
     def adopt(self, pid: int, start: int, user: int) -> None:
-        """Take the page of a process that reported to an agent before this one.
+        """Take the heartbeat page of a process that reported to an agent before this one.
 
         Nothing comes of it where that process is gone, or has connected by itself, or the agent is
         out of descriptors.
@@ -178,7 +178,7 @@ class Receiver:
 
     @property
     def connections(self) -> int:
-        """How many senders are connected."""
+        """How many senders of heartbeats are connected."""
         return len(self._senders)
 
     @property
@@ -192,7 +192,7 @@ class Receiver:
         return {reason: counts[reason] for reason in UnidentifiedSender}
 
     def _turn(self) -> None:
-        """See to the connections, and read the pages."""
+        """See to the receiver's connections, and read the pages."""
         if self._listener is None or self._loop is None or self._blocking_tasks is None:
             return
         # First of all, so that a defect in one turn does not end the heartbeats of all jobs.
@@ -207,7 +207,7 @@ class Receiver:
                 self._read(sender, sender.page)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Take new connections."""
+        """Take new connections of the receiver."""
         for _ in range(CONNECTIONS):
             if len(self._closer) >= MAX_CLOSING:
                 return
@@ -258,14 +258,14 @@ class Receiver:
         return True
 
     def _end_silent(self) -> None:
-        """Let go of connections that never brought a page."""
+        """Let go of connections to the receiver that never brought a page."""
         oldest = self._monotonic() - SILENT
         for sender in list(self._senders.values()):
             if sender.who is None and sender.since < oldest:
                 self._reject(sender, RejectReason.SILENT)
 
     def _attend(self, blocking_tasks: BlockingTasks, sender: Sender, events: int) -> None:
-        """Do what a connection asks for: it has ended, or its page is there."""
+        """Do what a sender's connection asks for: it has ended, or its page is there."""
         if events & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
             self._drop(sender)
         elif sender.who is None:
@@ -303,7 +303,7 @@ class Receiver:
         self._settle()
 
     def _read(self, sender: Sender, page: int) -> None:
-        """Read a page, if it is another than it was."""
+        """Read a sender's page, if it is another than it was."""
         now = self._monotonic()
         try:
             data = os.pread(page, PAGE, 0)
@@ -326,7 +326,7 @@ class Receiver:
         sender.torn, sender.looked = 0, now
 
     def _settle(self) -> None:
-        """Decide whose each job is."""
+        """Decide whose each job is that the senders name."""
         self._owners = ownership.owners(
             sender.who.process
             for sender in self._senders.values()
@@ -359,7 +359,7 @@ class Receiver:
 
 
 def _meet(host: Host, sender: Sender, closer: Closer) -> tuple[int | RejectReason | None, Answer]:
-    """Return the page of a sender, or why it has none, and who it is. Blocks."""
+    """Return the heartbeat page of a sender, or why it has none, and who it is. Blocks."""
     try:
         page = take_page(sender.connection, sender.pid, sender.user, closer.put)
     except OSError:
@@ -370,7 +370,7 @@ def _meet(host: Host, sender: Sender, closer: Closer) -> tuple[int | RejectReaso
 
 
 def _adopt(host: Host, sender: Sender, start: int) -> tuple[int | None, Answer]:
-    """Return the page of a process that has not connected, and who it is. Blocks."""
+    """Return the heartbeat page of a process that has not connected, and who it is. Blocks."""
     who = identify(host, sender.pid, sender.user)
     if not isinstance(who, Identity) or who.process.start != start:
         return None, UnidentifiedSender.GONE

@@ -1,4 +1,4 @@
-"""Keeps the heartbeats' socket open, and says why nothing comes in while nothing can."""
+"""The reception of heartbeats: keeps their socket open, and says why nothing comes in."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ class Reception:
         self._warned = False
 
     def tend(self) -> None:
-        """Listen if need be, as a socket that was removed is made again; let go of who is gone."""
+        """Listen for heartbeats, again if the socket was removed; let go of who is gone."""
         self.problem = None if self.receiver.is_open else self._listen()
         self.receiver.refresh()
 
     def ranks(self) -> dict[tuple[str, int], list[tuple[Identity, Sender]]]:
-        """Return the processes that report, by job and rank, as `by_rank` orders them."""
+        """Return the processes that send heartbeats, by job and rank, as `by_rank` orders them."""
         return by_rank(self.receiver.senders())
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening for heartbeats."""
         self.receiver.close()
 
     def _listen(self) -> NotAvailable | SourceError | None:
-        """Open the socket; return why it cannot be."""
+        """Open the heartbeats' socket; return why it cannot be."""
         directory = os.path.dirname(self.path)
         if not os.path.isdir(directory):
             message = (
@@ -81,7 +81,7 @@ class Reception:
 def by_rank(
     senders: Iterable[tuple[Identity, Sender]],
 ) -> dict[tuple[str, int], list[tuple[Identity, Sender]]]:
-    """Return the processes of each job and rank, the one that started last at the end.
+    """Return the heartbeats' processes of each job and rank, the one that started last at the end.
 
     Without the children of others of the same rank.
     """

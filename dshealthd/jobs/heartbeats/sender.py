@@ -77,7 +77,7 @@ class Sender:
 def take_page(
     connection: socket.socket, pid: int, user: int, close: Callable[[int], object] = os.close
 ) -> int | RejectReason:
-    """Return the descriptor of the page that a process hands over, or why there is none.
+    """Return the descriptor of the page that a heartbeats' sender hands over, or why there is none.
 
     OSError if the connection has gone.
 
@@ -111,7 +111,7 @@ def take_page(
 
 
 def is_page(file: int) -> bool:
-    """Tell whether a descriptor is memory of the size of a page that nobody can shrink."""
+    """Tell whether a sender's descriptor is memory of the size of a page that nobody can shrink."""
     try:
         # First of all, as only memory has seals: another file's system might not answer the calls
         # after it.

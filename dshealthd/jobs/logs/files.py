@@ -1,4 +1,4 @@
-"""Which files a job logs to: standard output and error of its ranks, and configured patterns.
+"""Log files of a job: standard output and error of its ranks, and configured patterns.
 
 Every name is looked up as the job's process sees it, with the rights of its user.
 """
@@ -44,7 +44,7 @@ class LogFileState(enum.StrEnum):
 
 
 def standard_streams(host: Host, pid: int) -> list[str]:
-    """Return the paths that standard output and error of a process lead to, if they lead to any.
+    """Return the paths of logs that standard output and error of a process lead to, if any.
 
     OSError where they cannot be seen. Pipes, sockets, terminals and deleted files have none.
     """
@@ -57,7 +57,7 @@ def standard_streams(host: Host, pid: int) -> list[str]:
 
 
 def pattern_of(pattern: str, job: str) -> str | None:
-    """Return a configured pattern with the job's number in it; None where the job has none."""
+    """Return a log pattern with the job's number in it; None where the job has none."""
     if JOB not in pattern:
         return pattern
     number = job.removeprefix(_SLURM)
@@ -67,7 +67,7 @@ def pattern_of(pattern: str, job: str) -> str | None:
 
 
 def wrong(pattern: str) -> str | None:
-    """Return why a configured pattern cannot be used; None if it can."""
+    """Return why a configured pattern of log files cannot be used; None if it can."""
     if not pattern.startswith("/"):
         return "must be absolute"
     if "**" in pattern:
@@ -79,7 +79,7 @@ def wrong(pattern: str) -> str | None:
 
 
 def matches(root: Root, pattern: str) -> Iterator[str]:
-    """Yield the paths that a pattern stands for, in order. OSError, but for what is not there."""
+    """Yield the logs' paths that a pattern means, in order. OSError, but for what is not there."""
     places = [""]
     for part in pattern.strip("/").split("/"):
         if not _WILD & set(part):
@@ -110,7 +110,7 @@ def is_log(status: os.stat_result | None, user: int, since: float) -> bool:
 
 
 def named(root: Root, patterns: Sequence[str], job: str) -> Iterator[tuple[str, bool]]:
-    """Yield the paths that the configured patterns stand for, and whether one names the job.
+    """Yield the logs' paths of the configured patterns, and whether one names the job. OSError.
 
     OSError.
     """

@@ -1,4 +1,4 @@
-"""Follows the logs of the jobs of this node, a bounded amount at a time.
+"""The watch over the logs of the jobs of this node, a bounded amount at a time.
 
 For a process of its own: each look may hang with its file system, and lines that a user chose are
 matched here. Of what there is too much the newest is read, and what is left out is counted.
@@ -121,7 +121,7 @@ class LogWatch:
         self.jobs_left_out = 0
 
     def update(self, processes: Iterable[TrainingProcess], boot: float) -> None:
-        """Note which jobs there are; `boot` is the Unix time to which process starts count."""
+        """Note the jobs whose logs to watch; process starts count to `boot`, in Unix time."""
         now = self._monotonic()
         found: dict[str, list[TrainingProcess]] = defaultdict(list)
         for process in processes:
@@ -142,7 +142,7 @@ class LogWatch:
         self._bound()
 
     def look(self) -> Iterator[Fault]:
-        """Read what was appended since the last look; yield what cannot be read."""
+        """Read what was appended to logs since the last look; yield what cannot be read."""
         now, spent = self._monotonic(), self._spent()
         elapsed = min(CATCH_UP, now - self._looked)
         self._looked = now
@@ -169,14 +169,14 @@ class LogWatch:
             bytes_left -= self.read - before
 
     def findings(self) -> Iterator[tuple[str, Finding, frozenset[int]]]:
-        """Yield each job with a known cause, and its ranks on this node."""
+        """Yield each job whose logs tell a cause, and its ranks on this node."""
         for job in self._jobs.values():
             if job.finding is not None:
                 yield job.name, job.finding, frozenset(job.ranks)
 
     @property
     def states(self) -> Counter[LogFileState]:
-        """What became of the files of all jobs at the last look for them."""
+        """What became of the log files of all jobs at the last look for them."""
         total: Counter[LogFileState] = Counter()
         for job in self._jobs.values():
             total.update(job.states)
@@ -187,7 +187,7 @@ class LogWatch:
         return [job for job in self._jobs.values() if now - job.seen <= FOLLOWED_AFTER]
 
     def _bound(self) -> None:
-        """Let go of jobs beyond `max_jobs`: the last of the user who has most."""
+        """Let go of jobs' logs beyond `max_jobs`: the last of the user who has most."""
         self.jobs_left_out = 0
         while len(self._jobs) > self._limits.max_jobs:
             shares = Counter(job.user for job in self._jobs.values())
@@ -197,7 +197,7 @@ class LogWatch:
             self.jobs_left_out += 1
 
     def _follow(self, job: _Job, jobs: int, bytes_left: float, until: float) -> None:
-        """Read what a job has appended. OSError if none of its processes can be looked at."""
+        """Read a job's new log lines. OSError if none of its processes can be looked at."""
         root = self._root(job)
         if root is None:
             return
@@ -218,7 +218,7 @@ class LogWatch:
             job.finding = finding if finding.outcome == "found" else None
 
     def _root(self, job: _Job) -> Root | None:
-        """Return the file system as a job sees it; None where it cannot be told any more."""
+        """Return the file system of a job's logs; None where it cannot be known any more."""
         for process in job.processes:
             try:
                 root = Root.of_process(self._host, process.pid)
@@ -233,7 +233,7 @@ class LogWatch:
         return None
 
     def _find(self, job: _Job, root: Root, limit: int) -> None:
-        """Look for the files of a job. OSError."""
+        """Look for the log files of a job. OSError."""
         job.states = Counter()
         writers: dict[str, set[int]] = defaultdict(set)
         if self._limits.standard_streams:
@@ -273,7 +273,7 @@ class LogWatch:
             del job.tails[path]
 
     def _take(self, job: _Job, root: Root, path: str, allowed: int, until: float) -> int:
-        """Read what was appended to one file; return how many bytes."""
+        """Read what was appended to one log file; return how many bytes."""
         try:
             descriptor = root.open(path)
         except FileNotFoundError:

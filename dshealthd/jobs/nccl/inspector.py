@@ -1,4 +1,4 @@
-"""What NCCL's Inspector plugin writes for Prometheus.
+"""NCCL's Inspector plugin: the text that it writes for Prometheus, parsed.
 
 Bandwidth and time of operations by GPU, brought down to few series.
 
@@ -105,7 +105,7 @@ class Content:
 
 
 def parse(text: str) -> Content:
-    """Return what a file holds.
+    """Return what an Inspector's file holds.
 
     A line that is still being written is left for the next time; whatever else a file may hold is
     counted.
@@ -143,7 +143,7 @@ def parse(text: str) -> Content:
 
 
 def _number(name: str, value: float) -> float:
-    """Return a value in base units; ValueError if it is of no known metric or cannot be."""
+    """Return an Inspector's value in base units; ValueError if its metric or number is wrong."""
     if name not in _BANDWIDTHS | _TIMES or not 0 <= value < math.inf:
         message = f"{name} {value} is nothing that the Inspector measures"
         raise ValueError(message)
@@ -151,7 +151,7 @@ def _number(name: str, value: float) -> float:
 
 
 def _operation(labels: Mapping[str, str]) -> Operation:
-    """Return the labels that are kept; ValueError if one is missing or out of its bounds."""
+    """Return an Inspector's labels that are kept; ValueError if one is missing or wrong."""
     name = labels.get("collective") or labels.get("p2p_operation")
     if name not in OPERATIONS:
         message = f"{name!r} is no operation of NCCL"
@@ -192,7 +192,7 @@ def _is_natural(text: str, largest: int) -> bool:
 
 
 def _figures(bandwidths: list[float], times: list[float]) -> Figures:
-    """Return the means over communicators, algorithms and sizes of one class.
+    """Return the Inspector's means over communicators, algorithms and sizes of one class.
 
     The plugin's own are of the same kinds.
     """
@@ -203,5 +203,5 @@ def _figures(bandwidths: list[float], times: list[float]) -> Figures:
 
 
 def _six_digits(value: float) -> float:
-    """Round to what the plugin writes, which keeps 400 from becoming 400.00000000000006."""
+    """Round to what the Inspector writes, which keeps 400 from becoming 400.00000000000006."""
     return float(f"{value:.6g}")

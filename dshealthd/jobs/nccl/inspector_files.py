@@ -1,4 +1,4 @@
-"""The files of NCCL's Inspector, opened as what they are.
+"""The files of NCCL's Inspector by name, owner and age, opened as what they are.
 
 Files of other users, in directories that these can write to: nothing is opened but a regular file
 of the user whose training writes it, with that user's rights.
@@ -69,7 +69,7 @@ class Directories(dict[tuple[int, int], Directory]):
     """Directories by device and inode: each once, whatever its paths are."""
 
     def add(self, descriptor: int, part: str) -> Directory:
-        """Return the entry of an open directory.
+        """Return the entry of an open directory of the Inspector.
 
         One that is known under another path stays as it is, and this descriptor is closed.
         """
@@ -105,7 +105,7 @@ def names(directory: int) -> list[str]:
 
 
 def uuid(name: str) -> str:
-    """Return the UUID of the GPU that a file is about, as NVML writes it.
+    """Return the UUID of the GPU that an Inspector's file is about, as NVML writes it.
 
     ValueError if the name is not the Inspector's.
     """
@@ -119,8 +119,8 @@ def uuid(name: str) -> str:
 def read(
     directory: int, name: str, owners: Collection[int], oldest: float, newest: float, limit: int
 ) -> File:
-    """Read one of these files, if it belongs to one of `owners` and was written between `oldest`
-    and `newest`, in Unix time.
+    """Read one of the Inspector's files, if it belongs to one of `owners` and was written between
+    `oldest` and `newest`, in Unix time.
 
     Raises FileRefused, and OSError if it cannot be read. `limit` is in bytes.
     """

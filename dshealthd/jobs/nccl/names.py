@@ -1,6 +1,4 @@
-"""Which environment variables NCCL and torch read, and what is wrong with the name of one that they
-do not.
-"""
+"""The names of variables that NCCL and torch read, and what is wrong with one that they do not."""
 
 from __future__ import annotations
 
@@ -58,7 +56,7 @@ class Names:
 
 @functools.cache
 def names() -> Names:
-    """Return what is known of names, from `names.toml`."""
+    """Return what is known of variables' names, from `names.toml`."""
     data = tomllib.loads(
         resources.files(__package__).joinpath("names.toml").read_text(encoding="utf-8")
     )
@@ -79,13 +77,13 @@ def names() -> Names:
 
 
 def newer(releases: Iterable[str]) -> bool:
-    """Tell whether one of these releases of NCCL came after the one whose names are known."""
+    """Tell whether one of these releases of NCCL is newer than the names that are known."""
     return any(release_numbers(release) > names().release for release in releases)
 
 
 @functools.lru_cache(maxsize=1024)
 def misnomer(name: str) -> tuple[str, Misnomer] | None:
-    """Return what is wrong with a name, and a name of ours that stands for it.
+    """Return what is wrong with a variable's name, and a name of ours that stands for it.
 
     Itself, the one that is meant, or `other`.
 

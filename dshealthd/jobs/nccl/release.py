@@ -1,4 +1,4 @@
-"""Which NCCL releases a running process has mapped, and which variables they read.
+"""NCCL releases that a running process has mapped, and which variables they read.
 
 From `/proc/<pid>/maps`, and the text that each of these libraries prints at start: "NCCL version
 2.27.7+cuda12.9", a constant of the build. A file's name says less, as anybody can rename a file; it
@@ -67,7 +67,7 @@ class UnknownRelease(Exception):
 
 
 def release_numbers(release: str) -> tuple[int, ...]:
-    """Return the three numbers that a release begins with; what vendors add is left out."""
+    """Return the three numbers that an NCCL release begins with; what vendors add is left out."""
     return tuple(int(number) for number in re.findall(r"\d+", release)[:3])
 
 
@@ -86,7 +86,7 @@ def parse_maps(data: bytes) -> tuple[Mapping, ...]:
 
 
 def read_library(descriptor: int, name: str) -> Library:
-    """Return what the constants of an open library say of it.
+    """Return what the constants of an open library say of its NCCL release.
 
     `name` is that of its file. OSError.
     """

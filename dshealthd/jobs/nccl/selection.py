@@ -30,11 +30,11 @@ class Selection:
     entries: tuple[SelectedName, ...]
 
     def takes(self, name: str, port: int | None = None) -> bool:
-        """Tell whether NCCL may use a device or one of its ports; interfaces have no port."""
+        """Tell whether a device or its port is selected; interfaces have no port."""
         return self._lists(name, port) != self.exclude
 
     def names(self, entry: SelectedName, name: str, port: int | None = None) -> bool:
-        """Tell whether an entry stands for a device or port."""
+        """Tell whether an entry of the selection stands for a device or port."""
         if port is not None and entry.port is not None and port != entry.port:
             return False
         return name == entry.name if self.exact else name.startswith(entry.name)
@@ -44,8 +44,8 @@ class Selection:
 
 
 def parse_selection(text: str) -> Selection:
-    """Return what a value means: `^` in front excludes, `=` after it makes names exact, and `:`
-    leads to a port.
+    """Return what a value such as `NCCL_IB_HCA`'s selects: `^` in front excludes, `=` after it
+    makes names exact, and `:` leads to a port.
     """
     exclude = text.startswith("^")
     text = text.removeprefix("^")

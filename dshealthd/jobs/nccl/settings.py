@@ -1,4 +1,4 @@
-"""What NCCL makes of its settings.
+"""NCCL's settings: what it makes of their values, and of an `nccl.conf`.
 
 Where they come from, what it reads in a number, and which values it does not take.
 
@@ -66,7 +66,7 @@ class Misfit(enum.StrEnum):
 
 
 def number(text: str) -> int | None:
-    """Return the number that NCCL reads in a value.
+    """Return the number that NCCL reads in a setting's value.
 
     None where it takes its default: the value is empty, or longer than 64 bits.
     """
@@ -109,7 +109,7 @@ def misfit(name: str, value: str) -> Misfit | None:
 
 
 def _is_list(text: str, elements: frozenset[str]) -> bool:
-    """Tell whether a value is `[function:][^]element,…` with `;` between the functions."""
+    """Tell whether a setting is `[function:][^]element,…` with `;` between the functions."""
     for index, part in enumerate(part for part in text.split(";") if part):
         function, colon, listed = part.partition(":")
         if colon and function not in _FUNCTIONS:

@@ -1,5 +1,4 @@
-"""Where the RAS of a job listens, by the environment of its processes, and whether that is this
-node.
+"""Where the RAS of a job listens, by its processes' environment, and whether that is this node.
 
 NCCL binds what `NCCL_RAS_ADDR` says, `localhost:28028` by default. Names are not looked up: a name
 server that hangs would stop the queries of all jobs. What is neither loopback nor an address of
@@ -93,7 +92,7 @@ def exposed(environment: Mapping[str, str]) -> bool:
 
 
 def own(host: str) -> bool:
-    """Tell whether an address is this network namespace's, by the kernel's own routing.
+    """Tell whether an address of RAS is this network namespace's, by the kernel's own routing.
 
     It sends from there what is for there.
 

@@ -1,4 +1,4 @@
-"""Over which protocol the NCCL of a process reaches its peers.
+"""Which protocol (IPv4 or IPv6) the NCCL of a process, and so its RAS, reaches its peers over.
 
 RAS listens for its peers at an address of NCCL's bootstrap interface. A process with a TCP socket
 bound to an IPv6 address of its own (not loopback, not a mapped IPv4 address, not any address) may
@@ -40,7 +40,7 @@ def parse_bound(table: bytes) -> set[int]:
 
 
 def may_use_ipv6(host: Host, pid: int) -> bool:
-    """Tell whether a process may reach its peers over IPv6. OSError where that is not told."""
+    """Tell whether NCCL may reach its peers over IPv6. OSError where that is not known."""
     try:
         table = read_bytes(host.proc(f"{pid}/net/tcp6"), TABLE_LIMIT)
     except FileNotFoundError:

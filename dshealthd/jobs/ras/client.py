@@ -1,5 +1,5 @@
-"""The client of NCCL's RAS: one question to each of several jobs at once, bounded in time and bytes
-whatever the other end does.
+"""The client of NCCL's RAS: one question to each of several jobs at once, bounded in time and
+bytes.
 
 A process that is stopped accepts connections through its kernel and says nothing. NCCL's processes
 share the port, and the kernel picks one for each connection, so that a greeting that is not
@@ -87,7 +87,7 @@ class Query:
 
     @property
     def due(self) -> float:
-        """When to look at this query even if nothing happens, by the monotonic clock."""
+        """When to look at this RAS query even if nothing happens, by the monotonic clock."""
         connection = self._connection
         return (
             self._end
@@ -96,12 +96,12 @@ class Query:
         )
 
     def start(self, selector: selectors.BaseSelector, now: float, end: float) -> None:
-        """Make the first connection; the answer must be whole at `end`."""
+        """Make the first connection to RAS; the answer must be whole at `end`."""
         self._selector, self._end = selector, end
         self._connect(now)
 
     def look(self, now: float) -> None:
-        """Give up what has taken too long."""
+        """Give up what of a RAS query has taken too long."""
         if now >= self._end:
             self._finish(Unanswered(Reason.TIMEOUT, "no whole answer in time"))
         elif now >= self.due:
@@ -113,7 +113,7 @@ class Query:
             )
 
     def ready(self, now: float) -> None:
-        """Go on, now that the connection is made or something has arrived."""
+        """Go on with the RAS query, now that the connection is made or something has arrived."""
         if (connection := self._connection) is None:
             return
         try:
@@ -153,7 +153,7 @@ class Query:
             self._say(connection, reply)
 
     def _say(self, connection: _Connection, line: bytes) -> None:
-        """Say a line of the closed list.
+        """Say a line of RAS's closed list.
 
         It is always taken whole, as it is the first thing in an empty buffer.
         """
@@ -186,7 +186,7 @@ class Query:
                 self._finish(Unanswered(os_reason(error), str(error)))
 
     def _nobody(self, endpoint: Endpoint, now: float) -> None:
-        """Leave an address out at which nobody listens."""
+        """Leave an address out at which no RAS listens."""
         self._close()
         self._endpoints.remove(endpoint)
         if self._endpoints:
@@ -213,7 +213,7 @@ class Query:
 
 
 def ask(queries: Iterable[Query], seconds: float, monotonic: Callable[[], float]) -> None:
-    """Ask all side by side and return when each has its outcome, after `seconds` at the latest."""
+    """Ask RAS of all jobs and return when each has its outcome, after `seconds` at the latest."""
     now = monotonic()
     with selectors.DefaultSelector() as selector:
         asked = list(queries)

@@ -61,7 +61,7 @@ def parse_json(data: bytes) -> Status:
 
 
 def _load(data: bytes) -> object:
-    """Return the document, repaired if that is what it takes."""
+    """Return the JSON document of a RAS answer, repaired if that is what it takes."""
     try:
         try:
             return json.loads(data.decode(), parse_constant=_no_number)
@@ -138,7 +138,7 @@ def _state(status: dict[str, Any], at: str) -> RasRankState:
 
 
 def _counts(rank: dict[str, Any], at: str) -> dict[str, int]:
-    """Return the counts of a rank; operations that are not known are counted together."""
+    """Return a rank's counts in the JSON; operations that are not known count together."""
     counts: dict[str, int] = {}
     table = _table(rank.get("collective_counts"), f"{at}.collective_counts")
     for name in table:
@@ -194,7 +194,7 @@ def _place(rank: dict[str, Any], at: str) -> RankLocation:
 
 
 def _processes(document: dict[str, Any]) -> dict[RasRankState, int]:
-    """Return how many processes are unresponsive or dead; the document has been checked."""
+    """Return how many processes the JSON calls unresponsive or dead; it has been checked."""
     gone: dict[RasRankState, set[tuple[str, int]]] = {
         RasRankState.UNRESPONSIVE: set(),
         RasRankState.DEAD: set(),
@@ -206,7 +206,7 @@ def _processes(document: dict[str, Any]) -> dict[RasRankState, int]:
 
 
 def _numbers(document: dict[str, Any]) -> dict[RankLocation, int]:
-    """Return which number the ranks of the largest communicator have, by place.
+    """Return which number the ranks of the largest communicator have in RAS's JSON, by place.
 
     The document has been checked.
     """

@@ -159,7 +159,7 @@ class _Reader:
             self._read(line)
 
     def status(self) -> Status:
-        """Return what was read."""
+        """Return what was read of RAS's text."""
         communicators = [self._communicator(section) for section in self.sections.values()]
         for group in self.groups.values():
             if group.count > group.named:
@@ -212,7 +212,7 @@ class _Reader:
         self._named = []
 
     def _read_summary(self, line: str) -> None:
-        """Read a line of what concerns processes."""
+        """Read a line of RAS's text on what concerns processes."""
         if match := _PROCESSES.fullmatch(line):
             self.processes[self._state] = int(match[1] or match[2])
         elif match := _TIMEOUTS.fullmatch(line):
@@ -228,7 +228,7 @@ class _Reader:
             ]
 
     def _read_section(self, section: _Section, line: str) -> None:
-        """Read a line of what concerns a communicator.
+        """Read a line of RAS's text on what concerns a communicator.
 
         One that is not known says nothing that is needed.
         """
@@ -255,7 +255,7 @@ class _Reader:
             self._name(section, int(match[1]), _place(*match.groups()[1:5]))
 
     def _read_ranks(self, section: _Section, number: int, facts: tuple[str | None, ...]) -> None:
-        """Take what is said of so many ranks.
+        """Take what RAS's text says of so many ranks.
 
         Their status, how many operations they launched (none, if nothing is said), or an error.
         """
@@ -317,7 +317,7 @@ class _Reader:
         )
 
     def _silent(self, section: _Section) -> list[Trouble]:
-        """Return the ranks that did not answer for a communicator, as far as NCCL numbers them.
+        """Return the ranks that did not answer, as far as RAS's text numbers them.
 
         2.24 says neither where they run nor whether they are dead. Where one GPU's process is gone
         and a communicator of all GPUs lacks one rank, that rank runs there. In a smaller one, whose
@@ -341,7 +341,7 @@ class _Reader:
 
 
 def _least_unnamed(groups: list[_Launched]) -> float:
-    """Return the least count of ranks that are not named; infinite if all are.
+    """Return the least count of ranks that RAS's text does not name; infinite if all are.
 
     Who has launched more than these is not the one that is furthest behind.
     """
@@ -356,7 +356,7 @@ def _spread(values: Iterator[int]) -> Spread:
 def _place(
     cuda: str | None, nvml: str | None, pid: str | None, host: str | None
 ) -> RankLocation | None:
-    """Return where a rank runs; None if NCCL did not find it."""
+    """Return where a rank runs by RAS's text; None if NCCL did not find it."""
     return (
         None
         if cuda is None or pid is None or host is None

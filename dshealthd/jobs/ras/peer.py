@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection within this node.
+"""Who is at the other end of a connection to RAS within this node.
 
 All processes of a user can share the port of RAS (SO_REUSEPORT), so that two jobs with the default
 address answer for each other, and whoever binds it first can answer for a job that is not his. The
@@ -30,7 +30,7 @@ MAX_DESCRIPTORS = 65536
 def holder(
     connection: socket.socket, pids: Iterable[int], host: Host, monotonic: Callable[[], float]
 ) -> int | None:
-    """Return which of these processes has accepted a connection; None if none of them has.
+    """Return which of these processes has accepted a connection to RAS; None if none has.
 
     Raises OSError where the kernel does not tell, as it may where netlink is refused or the process
     is another user's.
@@ -48,7 +48,7 @@ def holder(
 
 
 def _has(place: str, inodes: set[int]) -> bool:
-    """Tell whether a process has one of these sockets."""
+    """Tell whether a job's process has one of these sockets."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError), os.scandir(place) as entries:
         for entry in itertools.islice(entries, MAX_DESCRIPTORS):
             with contextlib.suppress(FileNotFoundError):  # closed since

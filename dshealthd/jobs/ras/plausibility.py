@@ -1,4 +1,4 @@
-"""What no sound NCCL answers.
+"""Plausibility of RAS answers: what no sound NCCL answers.
 
 An overrun inside NCCL shows as numbers that cannot be. Such an answer is worth nothing, and the
 next question may do more damage.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def check(
     status: Status, form: Form, versions: Iterable[str | None], world_size: int | None
 ) -> None:
-    """Raise ImpossibleAnswer if an answer cannot be true.
+    """Raise ImpossibleAnswer if a RAS answer cannot be true.
 
     `versions` are what the processes have mapped, `world_size` is what the job's launcher says.
     """
@@ -54,7 +54,7 @@ def check(
 
 
 def check_change(before: Status, after: Status, world_size: int | None) -> None:
-    """Raise ImpossibleAnswer if the processes that gave one answer cannot give the next.
+    """Raise ImpossibleAnswer if the processes that gave one RAS answer cannot give the next.
 
     A job may end its communicators at any time; but the one of all ranks goes last, so that it
     cannot be missing while others remain.
@@ -70,7 +70,7 @@ def check_change(before: Status, after: Status, world_size: int | None) -> None:
 
 
 def _number(version: str) -> str:
-    """Return a version without what a build appends."""
+    """Return a version of NCCL without what a build appends."""
     return version.partition("+")[0].partition("-")[0]
 
 

@@ -111,7 +111,7 @@ _ORDER = (AskReason.UNSAFE, AskReason.IPV6, AskReason.UNKNOWN, AskReason.WITHOUT
 
 
 def decide(version: str | None) -> Decision:
-    """Return whether and how a release such as `2.27.7` is asked; None is a release not known.
+    """Return whether and how a release such as `2.27.7` may be asked; None is not known.
 
     A version with a suffix is a build of somebody's own: not known, unless it is of a release that
     is unsafe anyway.

@@ -1,4 +1,4 @@
-"""Whether a job gets on, from one answer of its RAS to the next."""
+"""The progress of a job, from one answer of its RAS to the next."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class JobProgress:
     _marks: Mapping[str, Mapping[object, int]] = field(default_factory=dict)
 
     def update(self, status: Status, now: float, *, early: bool = False) -> None:
-        """Take an answer that was given at `now`, in Unix time.
+        """Take a RAS answer that was given at `now`, in Unix time.
 
         One that came `early`, before its interval was over, tells that nothing moves, but no more
         than once: alerts count answers for the time that they stand for.
@@ -66,6 +66,6 @@ class JobProgress:
 
 
 def _changed(before: Mapping[object, int], after: Mapping[object, int]) -> bool | None:
-    """Tell whether a count differs; None where there is nothing to compare."""
+    """Tell whether a count of RAS differs; None where there is nothing to compare."""
     common = before.keys() & after.keys()
     return any(before[mark] != after[mark] for mark in common) if common else None

@@ -74,16 +74,16 @@ class Conversation:
 
     @property
     def greeted(self) -> bool:
-        """Whether the other end speaks the protocol."""
+        """Whether the other end speaks the protocol of RAS."""
         return self._step is not _Step.GREETING
 
     @property
     def answering(self) -> bool:
-        """Whether all is asked, and what is left is to read."""
+        """Whether RAS was asked all, and what is left is to read."""
         return self._step is _Step.STATUS
 
     def receive(self, data: bytes, seconds: float) -> bytes:
-        """Take what has arrived, and return what to say next, with `seconds` left for the answer.
+        """Take what RAS said, and return what to say next, in the `seconds` left.
 
         Raises Unanswered.
         """
@@ -104,7 +104,7 @@ class Conversation:
         return self._reply(line.strip().upper(), seconds)
 
     def end(self) -> RasAnswer:
-        """Return the answer, now that the other end has closed. Raises Unanswered."""
+        """Return the RAS answer, now that the other end has closed. Raises Unanswered."""
         if not self.answering or not self._received:
             raise Unanswered(
                 Reason.MALFORMED,

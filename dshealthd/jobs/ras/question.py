@@ -1,4 +1,4 @@
-"""One way to ask a job for its RAS status, for the collector and for evidence alike.
+"""The question for a job's RAS status, the same for the collector and for evidence.
 
 Nothing is sent unless every rank of the job that this node sees has mapped an NCCL that is known to
 be safe to ask, and the process that accepts the connection is one of those looked at.
@@ -58,7 +58,7 @@ class Loaded(NamedTuple):
 
 
 def look(host: Host, members: Iterable[JobProcess], releases: MappedReleases) -> Loaded:
-    """Return which NCCL the processes of a job have mapped.
+    """Return which NCCL the processes of a job to be asked have mapped.
 
     What a rank has forked (a data loader) has what the rank has, and is not looked at.
     """
@@ -87,7 +87,7 @@ def look(host: Host, members: Iterable[JobProcess], releases: MappedReleases) ->
 
 
 def decide(host: Host, loaded: Loaded, *, permit_unknown: bool) -> Decision:
-    """Return whether and how a job is asked, by what its processes have mapped."""
+    """Return whether and how a job's question is put, by what its processes have mapped."""
     decision = policy.strictest(loaded.versions, permit_unknown=permit_unknown)
     if decision.form is not None and decision.ipv4_only:
         try:
@@ -107,7 +107,7 @@ def prepare(
     limit: int,
     first: int | None = None,
 ) -> Query:
-    """Return the question to a job, not yet asked; an answer may have `limit` bytes.
+    """Return the question for a job's RAS, not yet asked; an answer may have `limit` bytes.
 
     `first` is the pid that is likely to answer. The query's `responder` is who did. ValueError if
     its RAS listens nowhere on this node.
@@ -126,5 +126,5 @@ def prepare(
 
 
 def read(answer: RasAnswer) -> Status:
-    """Return what an answer says. Raises MalformedAnswer."""
+    """Return what the answer to the question says. Raises MalformedAnswer."""
     return parse_json(answer.data) if answer.json else parse_text(answer.data)

@@ -25,7 +25,7 @@ _STATUS_LIMIT = 1 << 16
 
 
 def dead_here(status: Status) -> set[int]:
-    """Return the pids of this node that an answer calls dead, of those it names."""
+    """Return the pids of this node that a RAS answer calls dead, of those it names."""
     places = {
         trouble.place
         for communicator in status.communicators
@@ -37,7 +37,7 @@ def dead_here(status: Status) -> set[int]:
 
 
 def own_pid(host: Host, pid: int) -> int | None:
-    """Return the pid of a process as its innermost namespace numbers it.
+    """Return the pid of a process as its innermost namespace, and so its RAS, numbers it.
 
     None where the kernel does not tell.
     """

@@ -1,5 +1,4 @@
-"""What NCCL's RAS tells of a job: its communicators, the ranks that are missing from them, and how
-many operations each has launched.
+"""The status that NCCL's RAS tells of a job: communicators, missing ranks, operations launched.
 
 RAS is a thread in every process of an NCCL job (2.24 and later). Asked over TCP, it collects from
 all processes of the job and answers in JSON (`ras_json`, from 2.28.7) or in text (`ras_text`). The
@@ -111,7 +110,7 @@ class Spread(NamedTuple):
 
     @property
     def width(self) -> int:
-        """By how many operations the last rank is behind the first."""
+        """By how many operations the last rank of a communicator is behind the first."""
         return self.most - self.least
 
 
@@ -167,7 +166,7 @@ class Status:
 
 @functools.lru_cache(maxsize=4096)
 def address(text: str) -> str:
-    """Return an IP address as it is usually written.
+    """Return an IP address of a rank in the RAS status as it is usually written.
 
     Nothing for what is none, so that it is safe as a label.
     """
@@ -178,25 +177,25 @@ def address(text: str) -> str:
 
 
 def version(text: str) -> str:
-    """Return the version of NCCL that `text` writes; nothing if it writes none."""
+    """Return the version of NCCL that `text` of a RAS status writes; nothing if it writes none."""
     return text if _VERSION.fullmatch(text) else ""
 
 
 def error_name(code: int) -> str | None:
-    """Return what a result of NCCL is called if it is an error."""
+    """Return what a result of NCCL in a RAS status is called if it is an error."""
     return None if code in {0, 7} else ERRORS.get(code, OTHER)
 
 
 def severity(what: str) -> int:
-    """Return an order of troubles: a dead process is more certain than an error, and an error more
-    than silence; what another rank has brought about comes last.
+    """Return the order of a RAS status's troubles: a dead process is more certain than an error,
+    and an error more than silence; what another rank has brought about comes last.
     """
     order = {RasRankState.DEAD.value: 0, RasRankState.UNRESPONSIVE.value: 2, REMOTE_ERROR: 3}
     return order.get(what, 1)
 
 
 def first_troubles(troubles: Iterable[Trouble]) -> tuple[Trouble, ...]:
-    """Return the worst."""
+    """Return the worst troubles of a RAS status."""
     return tuple(
         heapq.nsmallest(
             MAX_NAMED,
@@ -207,7 +206,7 @@ def first_troubles(troubles: Iterable[Trouble]) -> tuple[Trouble, ...]:
 
 
 def first_lags(lags: Iterable[Lag]) -> tuple[Lag, ...]:
-    """Return the furthest behind."""
+    """Return the ranks of a RAS status that lag furthest behind."""
     return tuple(
         heapq.nsmallest(MAX_NAMED, lags, key=lambda lag: (-lag.behind, lag.rank, lag.operation))
     )

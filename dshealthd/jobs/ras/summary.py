@@ -1,4 +1,4 @@
-"""What is shown of an answer of RAS.
+"""The summary of a RAS answer that is shown: sizes, lags and troubles of communicators.
 
 Numbers by size of communicator, and the few ranks that are behind or in trouble.
 
@@ -43,7 +43,7 @@ class SizeClass:
     """By operation, that of the communicator whose ranks are furthest apart."""
 
     def add(self, communicator: Communicator, moving: bool | None) -> None:  # noqa: FBT001 - what `JobProgress.moving` has
-        """Count one more."""
+        """Count one more communicator of this size."""
         alike = communicator.alike
         self.communicators += alike
         if moving is not None:
@@ -69,7 +69,7 @@ class RankLabel(NamedTuple):
 
 
 def classes(status: Status, moving: Mapping[str, bool]) -> dict[str, SizeClass]:
-    """Return the communicators by size."""
+    """Return the communicators of a RAS answer by size."""
     sizes = sorted({communicator.size for communicator in status.communicators}, reverse=True)
     names = {
         size: str(size) for size in (sizes if len(sizes) <= MAX_SIZES else sizes[: MAX_SIZES - 1])
@@ -84,7 +84,7 @@ def classes(status: Status, moving: Mapping[str, bool]) -> dict[str, SizeClass]:
 def lags(
     status: Status, progress: JobProgress, world_size: int | None
 ) -> dict[tuple[RankLabel, str], int]:
-    """Return by how many operations ranks are behind, with the operation.
+    """Return by how many operations ranks are behind by RAS, with the operation.
 
     The furthest first, at most `MAX_NAMED`.
 
@@ -127,8 +127,8 @@ def _rank(
     place: RankLocation | None,
     world_size: int | None,
 ) -> RankLabel:
-    """Return a rank with the number that it has in the communicator of all ranks, if there is one
-    and it is of this size.
+    """Return a rank with the number that RAS gives it in the communicator of all ranks, if there is
+    one and it is of this size.
     """
     number = ""
     if world_size is not None and world_size == max(

@@ -1,4 +1,4 @@
-"""What is remembered of a job that this node asks for its RAS status, and when it is asked next.
+"""A job that this node asks for its RAS status: what is remembered, when it is asked next.
 
 A query goes through all processes of a job, so that one that is well is asked rarely. It is asked
 at the next look where its last answer was no answer, showed ranks in trouble or no progress, or
@@ -74,7 +74,7 @@ class WatchedJob:
     """From when on, by the monotonic clock, an answer is not an early one."""
 
     def due(self, host: Host, now: float, healthy_interval: float) -> bool:
-        """Tell whether to ask at `now`, by the monotonic clock."""
+        """Tell whether to ask the job's RAS at `now`, by the monotonic clock."""
         if self._looked is None or not self._rarely:
             return True
         if now - self._looked >= healthy_interval - _JITTER:
@@ -82,13 +82,13 @@ class WatchedJob:
         return any(_in_trouble(host, process) for process in self._starts)
 
     def rested(self, now: float, seconds: float) -> bool:
-        """Tell whether so many seconds have passed since the last query, or since the last look at
-        its libraries.
+        """Tell whether so many seconds have passed since the last RAS query, or since the last look
+        at its libraries.
         """
         return self._looked is None or now - self._looked >= seconds - _JITTER
 
     def hurry(self, now: float) -> bool:
-        """Tell whether a query may be brought forward to `now`, and count it if so.
+        """Tell whether a RAS query may be brought forward to `now`, and count it if so.
 
         One that is not asked, or whose parts of RAS contradict each other, has nothing to tell
         sooner.
@@ -102,11 +102,11 @@ class WatchedJob:
         return True
 
     def watch_closely(self) -> None:
-        """Ask at the next look, though it was well."""
+        """Ask the job's RAS at the next look, though it was well."""
         self._rarely = self.split or self._refused
 
     def looked(self, loaded: Loaded, starts: frozenset[Process], now: float) -> None:
-        """Take what its processes have loaded.
+        """Take what the watched job's processes have loaded.
 
         What an answer was disbelieved for is over once the job has restarted, or runs with other
         libraries; not where one of its processes has ended.
@@ -119,13 +119,13 @@ class WatchedJob:
         self._rarely = self._refused = False
 
     def refused(self) -> None:
-        """Note that it may not be asked: it is looked at rarely."""
+        """Note that the job's RAS may not be asked: it is looked at rarely."""
         self._rarely = self._refused = True
 
     def answered(
         self, status: Status, now: float, answerer: int | None, interval: float = 0.0
     ) -> None:
-        """Take an answer that can be true, given at `now`, in Unix time.
+        """Take a RAS answer that can be true, given at `now`, in Unix time.
 
         `interval` is the usual time between two answers of a job that is not well, in seconds;
         `answerer` is the pid of who gave it, as its own namespace numbers it.
@@ -157,13 +157,13 @@ class WatchedJob:
             self._regular += interval
 
     def disbelieve(self, why: str) -> None:
-        """Take an answer that cannot be true: the job is not asked any more."""
+        """Take a RAS answer that cannot be true: the job is not asked any more."""
         self.implausible += 1
         self.ended, self.status, self._rarely = why, None, True
 
 
 def _in_trouble(host: Host, process: Process) -> bool:
-    """Tell whether a process has ended or is stopped."""
+    """Tell whether a process of a job that RAS is asked about has ended or is stopped."""
     pid, start = process
     try:
         stat = parse_stat(read_bytes(host.proc(f"{pid}/stat"), 4096))
