@@ -67,7 +67,7 @@ class FlagParser(argparse.ArgumentParser):
         return f"unknown option {name}{_meant(name, known)}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Name the nearest choice instead of all of them."""
+        """Name the nearest choice of a flag's value instead of all of them."""
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
             what = str(action.metavar or "value").lower()
@@ -78,7 +78,7 @@ class FlagParser(argparse.ArgumentParser):
             )
 
     def error(self, message: str) -> NoReturn:
-        """Print the mistake, and where help is; the whole usage would hide it."""
+        """Print the mistake in the flags, and where help is; the whole usage would hide it."""
         self.exit(self.exit_usage, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
 
 
@@ -123,7 +123,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def form(hint: Any) -> str:
-    """Return what a value of this type looks like."""
+    """Return what a flag's value of this type looks like."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return "|".join(map(str, arguments))
@@ -141,7 +141,7 @@ def _help(metadata: typing.Mapping[str, Any]) -> str:
 
 
 def shown(default: Any) -> str:
-    """Return a default as a person would type it; `none` where there is none."""
+    """Return a flag's default as a person would type it; `none` where there is none."""
     if default is None or default in ("", ()):
         return "none"
     if isinstance(default, bool):

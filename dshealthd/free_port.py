@@ -43,7 +43,7 @@ class Held:
             raise
 
     def release(self) -> None:
-        """Let others have it."""
+        """Let others have the port that is held."""
         for one in self.sockets:
             one.close()
         self.sockets.clear()
@@ -70,7 +70,7 @@ class Held:
 
 
 def candidates(host: Host, first: int, last: int) -> list[int]:
-    """Return the ports of a range that the kernel does not give out by itself, in random order.
+    """Return a range's ports that the kernel does not give out by itself, in random order.
 
     NoPort where there is none. What the administrator has reserved is not given out either.
     Random, so that two who ask at once do not try the same ports in the same order.
@@ -94,7 +94,7 @@ def candidates(host: Host, first: int, last: int) -> list[int]:
 
 
 def free(ports: Iterable[int]) -> Iterator[int]:
-    """Yield the ports that can be bound now."""
+    """Yield the TCP ports that can be bound now."""
     for port in ports:
         with contextlib.suppress(OSError):
             Held(port).release()
@@ -102,7 +102,7 @@ def free(ports: Iterable[int]) -> Iterator[int]:
 
 
 def hold(ports: Sequence[int]) -> Held:
-    """Return the first port that can be bound, bound; NoPort if none can be."""
+    """Return the first TCP port that can be bound, bound; NoPort if none can be."""
     for port in ports:
         try:
             return Held(port)

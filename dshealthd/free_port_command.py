@@ -1,4 +1,4 @@
-"""`dshealthd free-port`."""
+"""`dshealthd free-port`: chooses a port that is free on all nodes of a job, and holds it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Exit status: 0 ok, 1 no such port, 2 wrong usage; with COMMAND, its own.
 
 
 def parser() -> flags.FlagParser:
-    """Return the parser of the command."""
+    """Return the parser of the command `free-port`."""
     made = flags.FlagParser(prog="dshealthd free-port", description=DESCRIPTION, epilog=EPILOG)
     made.add_argument(
         "--range", metavar="FIRST-LAST", help="ports to choose from; collectors.rendezvous.ports"
@@ -100,7 +100,7 @@ def parser() -> flags.FlagParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
+    """Run the command `free-port` and return its exit status."""
     options = parser().parse_args(arguments)
     try:
         loaded = config.load(options.config_file, flags.tables(options))
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _identity() -> str:
-    """Return what is equal for two looks at the same ports: boot and network namespace."""
+    """Return what is equal for two looks at the same free ports: boot and network namespace."""
     boot = read("/proc/sys/kernel/random/boot_id").strip()
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
 
@@ -134,7 +134,7 @@ def _ports(options: argparse.Namespace, loaded: Config) -> list[int]:
 
 
 def _serve(options: argparse.Namespace, ports: Sequence[int]) -> int:
-    """Choose, hold and hand on."""
+    """Choose a free port, hold it and hand it on."""
     holders: list[subprocess.Popen[bytes]] = []
     if options.hosts:
         held, holders = _everywhere(options, ports)
@@ -153,7 +153,8 @@ def _serve(options: argparse.Namespace, ports: Sequence[int]) -> int:
 
 
 def _exec(options: argparse.Namespace, held: Held) -> int:
-    """Become the command. The sockets close as it starts, unless they are handed on.
+    """Become the command that gets the port. The sockets close as it starts, unless they are handed
+    on.
 
     The holders on other nodes let go too: their standard input is closed by then.
     """
@@ -166,7 +167,7 @@ def _exec(options: argparse.Namespace, held: Held) -> int:
 
 
 def _wait(seconds: float) -> None:
-    """Wait for so long, until standard input ends, or for SIGTERM or SIGINT."""
+    """Hold the free port for so long, until standard input ends, or for SIGTERM or SIGINT."""
 
     def stop(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
@@ -219,7 +220,7 @@ def _everywhere(
 def _ask(
     options: argparse.Namespace, hosts: Sequence[str], ports: Sequence[int]
 ) -> dict[str, tuple[set[int], str]]:
-    """Return which of these ports each node can bind, and which network it is.
+    """Return which of these ports are free on each node, and which network it is.
 
     NoPort where one does not say.
     """
@@ -274,7 +275,7 @@ def _hold_there(
 
 
 def _line(holder: subprocess.Popen[bytes], seconds: float) -> bytes:
-    """Return what a holder says within so many seconds; nothing where it does not."""
+    """Return what the holder of a port says within so many seconds; nothing where it does not."""
     if holder.stdout is None:
         return b""
     ready, _, _ = select.select([holder.stdout], [], [], max(0.0, seconds))

@@ -1,4 +1,4 @@
-"""What the agent says of itself, and of this node by its probes."""
+"""Findings about the agent itself, and about this node by its probes: suspects, maintenance."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAILED = frozenset(("failed", "unreachable", "refused", "unauthorized", "intermi
 
 
 def workings(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield what keeps the agent or its probes from working."""
+    """Yield the findings about what keeps the agent or its probes from working."""
     waiting = any(series("path_failing", reason=("timeout", "stuck")))
     for labels, value in series("worker_stuck"):
         if labels["worker"] != "device" and value > 0 and not waiting:
@@ -126,7 +126,7 @@ def checksums(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def maintenance(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield that the node is in maintenance, and for how many seconds more."""
+    """Yield the finding that the node is in maintenance, and for how many seconds more."""
     name = "maintenance_end_timestamp_seconds"
     end = series.value(name)
     if end is not None and end > wall:

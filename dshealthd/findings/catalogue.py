@@ -1,4 +1,4 @@
-"""Signs become findings: with the severity, the words and the first step of their alert."""
+"""The catalogue that makes findings of signs: severity, words and first step of their alert."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def starting(sources: tuple[str, ...], node: str) -> Finding:
 
 
 def part(labels: Mapping[str, str], component: str) -> str:
-    """Return what people call the thing that these labels name; empty for the node itself."""
+    """Return what findings call the thing that these labels name; empty for the node itself."""
     if labels.get("gpu") and component != "job":
         return f"GPU {labels['gpu']}"
     if labels.get("device"):

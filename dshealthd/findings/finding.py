@@ -118,7 +118,7 @@ class Verdict:
 
     @property
     def state(self) -> State:
-        """The worst of them; ok without any."""
+        """The worst severity of the verdict's findings; ok without any."""
         return max(
             (finding.severity for finding in self.findings), key=ORDER.index, default=State.OK
         )

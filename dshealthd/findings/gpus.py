@@ -1,4 +1,4 @@
-"""What GPUs, NVML and the driver's log say of GPUs."""
+"""Findings about GPUs: what NVML and the driver's log say of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NVML = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "mig", "gpu_processes",
 def recent(
     series: Series, xids: frozenset[str], wall: float
 ) -> Iterator[tuple[Mapping[str, str], float]]:
-    """Yield the Xids that are recent at Unix time `wall`, and when each was logged last."""
+    """Yield the Xids of GPUs that are recent at Unix time `wall`, and when each was logged last."""
     for labels, at in series(_XID, xid=xids):
         if at > wall - LIMITS["xid_recent_seconds"]:
             yield labels, at
@@ -75,7 +75,7 @@ def inforom(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def _flags(series: Series, alert: str, *names: str) -> Iterator[Sign]:
-    """Yield a sign for each series of these metrics that is 1."""
+    """Yield a sign for each series of these metrics of GPUs that is 1."""
     for name in names:
         for labels, value in series(name):
             if value == 1:

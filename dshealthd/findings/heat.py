@@ -1,4 +1,4 @@
-"""GPUs that are hot, or slowed down by heat or power."""
+"""Findings about heat: GPUs that are hot, or slowed down by heat or power."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def _too_hot(series: Series) -> Iterator[Sign]:
 
 
 def _hotter(value: float, limit: float | None, *, strict: bool) -> bool:
-    """Compare; a part may run at its own highest operating temperature, not above it."""
+    """Compare heat; a part may run at its own highest operating temperature, not above it."""
     return limit is not None and (value > limit if strict else value >= limit)
 
 
 def _margins(series: Series) -> Iterator[Sign]:
-    """Compare the degrees that are left, on parts that tell these and no temperature limits."""
+    """Compare the degrees left until too hot, on parts that tell no temperature limits."""
     name = "gpu_temperature_margin_celsius"
     limits = {
         point.labels["gpu"]: point.value

@@ -1,4 +1,4 @@
-"""What the judgement remembers: since when each finding has been there, and which GPUs are back."""
+"""The history of findings: since when each has been there, and which GPUs are back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FirstSeen:
         self._first: dict[tuple[str, str, str], float] = {}
 
     def update(self, verdict: Verdict, wall: float) -> Verdict:
-        """Return the verdict with `since` filled in; `wall` is the Unix time in seconds."""
+        """Return the verdict with its findings' `since`; `wall` is the Unix time in seconds."""
         self._first = {
             finding.key: self._first.get(finding.key, wall) for finding in verdict.findings
         }

@@ -1,4 +1,4 @@
-"""What is wrong with the host: memory, files, sockets, storage, clock."""
+"""Findings about the host: memory, files, sockets, storage, clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def over(
     source: str,
     labels: Mapping[str, str] | None = None,
 ) -> Iterator[Sign]:
-    """Yield a sign if `value` is above the threshold of that name."""
+    """Yield a sign about the host if `value` is above the threshold of that name."""
     if value is not None and value > LIMITS[limit]:
         yield Sign(
             alert=alert,
@@ -37,12 +37,12 @@ def over(
 
 
 def share(part: float | None, whole: float | None) -> float | None:
-    """Return the share of a whole; None where it is not known or there is none."""
+    """Return the share of a whole, as of memory; None where it is not known or there is none."""
     return part / whole if part is not None and whole else None
 
 
 def memory(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield pressure on the host's memory."""
+    """Yield findings of pressure on the host's memory."""
     stalled = series.value("pressure_stalled_ratio", resource="memory", tasks="full")
     yield from over(
         "DshealthdHostMemoryStalls", stalled, "memory_pressure_ratio", "pressure_stalled_ratio"
@@ -70,7 +70,7 @@ def memory(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def files(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield limits of open files that are nearly reached."""
+    """Yield findings of limits of the host's open files that are nearly reached."""
     for labels, value in series("open_files"):
         limit = series.value("open_files_limit", **labels)
         used = share(value, limit)
@@ -92,7 +92,7 @@ def files(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def sockets(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield ports and sockets that run out, and a loopback that does not work."""
+    """Yield findings of the host's ports and sockets that run out, and a broken loopback."""
     if series.value("loopback_up") == 0:
         yield Sign(alert="DshealthdLoopbackRefused", value=0, source="dshealthd_loopback_up")
     seconds = series.value("loopback_connect_seconds")
@@ -132,7 +132,7 @@ def sockets(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def storage(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield paths that hang, fail, are slow or full."""
+    """Yield findings of the host's paths that hang, fail, are slow or full."""
     yield from _shared_memory(series)
     read_only = series.parts("filesystem_read_only", "path")
     full = set()
@@ -200,7 +200,7 @@ def _shared_memory(series: Series) -> Iterator[Sign]:
 
 
 def clock(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield a clock that nothing keeps right, or that differs from the peers'."""
+    """Yield findings of a host clock that nothing keeps right, or that differs from the peers'."""
     if series.value("clock_synchronized") == 0:
         yield Sign(
             alert="DshealthdClockUnsynchronized", value=0, source="dshealthd_clock_synchronized"

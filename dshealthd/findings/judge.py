@@ -49,7 +49,7 @@ def signs(series: Series, name: str, wall: float) -> Iterator[Sign]:
 
 
 def series_of(snapshot: Snapshot, own: Iterable[Sample]) -> Series:
-    """Return all samples of this moment.
+    """Return all samples of this moment, to be judged.
 
     `own` are the agent's own, those of the probes among them.
     """
@@ -92,7 +92,7 @@ def judge(
 def _unread(
     latest: Latest, now: float, node: str, parts: set[str], alerts: set[str]
 ) -> Iterator[Finding]:
-    """Yield what of one collector could not be read, unless a finding says so already."""
+    """Yield the finding of what of one collector could not be read, unless one says so already."""
     if latest.sampled is None:
         return
     result = latest.result
@@ -116,5 +116,5 @@ def _unread(
 
 
 def words(reason: Reason | str) -> str:
-    """Return a name as people read it."""
+    """Return a name of a source as people read it in a finding."""
     return str(reason).replace("_", " ")

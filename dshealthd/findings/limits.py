@@ -1,4 +1,4 @@
-"""The thresholds that findings compare with.
+"""The limits, or thresholds, that findings compare with.
 
 They are those of `deploy/prometheus/thresholds.yml`, by the name after `dshealthd:threshold:`;
 their units and sources are told there. A test holds the two together. Prometheus may load a changed

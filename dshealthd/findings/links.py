@@ -1,4 +1,4 @@
-"""What is wrong with the links of this node's GPUs and adapters."""
+"""Findings about the links of this node's GPUs and adapters: NVLink, PCIe, InfiniBand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples as the rules of findings ask for them: by metric and by the values of labels."""
+"""Series: samples as the rules of findings ask for them, by metric and by the values of labels."""
 
 from __future__ import annotations
 
@@ -132,6 +132,6 @@ def _labels(dimensions: tuple[str, ...], values: tuple[str, ...]) -> Mapping[str
 
 
 def _matches(text: str, how: str, value: str) -> bool:
-    """Compare a label as a matcher of Prometheus does."""
+    """Compare a series' label as a matcher of Prometheus does."""
     same = re.fullmatch(value, text) is not None if how.endswith("~") else text == value
     return same != how.startswith("!")

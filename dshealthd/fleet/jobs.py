@@ -12,7 +12,7 @@ MAX_JOBS = 200
 
 
 def merged(answers: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return each job of these nodes' summaries with all its nodes; hung ones first."""
+    """Return each job of the fleet by the summaries of all its nodes; hung ones first."""
     jobs: dict[str, dict[str, Any]] = {}
     for node, answer in answers:
         for told in answer["jobs"]:
@@ -37,7 +37,7 @@ def merged(answers: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, A
 
 
 def _add(job: dict[str, Any], node: str, told: Mapping[str, Any]) -> None:
-    """Add one node's share of a job."""
+    """Add one node's share of a job to those of the fleet."""
     job["nodes"].append(node)
     job["ranks"] += told["ranks"]
     job["world_size"] = job["world_size"] or told.get("world_size")

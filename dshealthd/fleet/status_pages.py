@@ -1,4 +1,4 @@
-"""This node's status document for other members, in pages that fit into a message.
+"""Pages of this node's status document for other members, each of which fits into a message.
 
 The doctor of another node asks for it. It is rendered and packed when the first page is asked for,
 and kept for a moment, so that its pages belong together and many who ask cost one rendering.

@@ -1,4 +1,4 @@
-"""What a node tells other members of itself: its verdict, its worst findings, its jobs.
+"""The summary that a node tells other members of itself: its verdict, worst findings, jobs.
 
 A few hundred bytes, of bounded lists and texts.
 """
@@ -48,7 +48,7 @@ class SummaryCache:
 
 
 def summary(verdict: Verdict, jobs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what is told of a verdict and of the jobs of the node, hung ones first."""
+    """Return the summary that members get of a verdict and the node's jobs, hung ones first."""
     found = verdict.findings
     return {
         "version": summary_text(__version__),

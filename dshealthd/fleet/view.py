@@ -1,4 +1,4 @@
-"""Asks all members for their summaries while somebody looks at the fleet, and keeps the answers.
+"""The view of the fleet: asks all members for summaries while people look, keeps the answers.
 
 Nothing is asked while nobody looks, and at most once in ten seconds however many do.
 """
@@ -50,7 +50,9 @@ class MemberAnswer:
 
     @property
     def state(self) -> str:
-        """The verdict; `unreachable` without an answer, and unknown for one of no known state."""
+        """The verdict of a member of the fleet; `unreachable` without an answer, and unknown for
+        one of no known state.
+        """
         if self.problem:
             return "unreachable"
         try:
@@ -102,12 +104,12 @@ class Fleet:
         return body
 
     async def settled(self) -> None:
-        """Wait until a round that is under way has ended."""
+        """Wait until a round of asking the fleet that is under way has ended."""
         if self._round is not None:
             await asyncio.wait({self._round})
 
     async def close(self) -> None:
-        """End a round that is under way."""
+        """End a round of asking the fleet that is under way."""
         if self._round is not None:
             self._round.cancel()
             await asyncio.gather(self._round, return_exceptions=True)
@@ -118,7 +120,7 @@ class Fleet:
             log.error("fleet: ended by a defect: %r", error, exc_info=error)
 
     async def _ask_all(self, names: tuple[str, ...]) -> None:
-        """Ask every member once: those not known yet first, those that did not answer last.
+        """Ask the whole fleet once: those not known yet first, those that were silent last.
 
         A member that is down takes its whole deadline, and would keep the others waiting.
         """
@@ -137,7 +139,7 @@ class Fleet:
         await asyncio.gather(*(work() for _ in range(min(AT_ONCE, len(left)))))
 
     def _turn(self, name: str) -> tuple[bool, bool, str]:
-        """Return by what members are ordered."""
+        """Return by what the fleet's members are ordered to be asked."""
         answer = self._answers.get(name)
         return answer is not None and bool(answer.problem), answer is not None, name
 
@@ -181,7 +183,7 @@ def fleet_of(service: ProbeService, summary: Callable[[], Mapping[str, Any]]) ->
 
 
 def _node(name: str, leaf: str, answer: MemberAnswer | None) -> dict[str, Any]:
-    """Return one square."""
+    """Return one square of the fleet's view: a member and its answer."""
     if answer is None:
         return {"name": name, "leaf": leaf, "state": "not asked yet"}
     node: dict[str, Any] = {

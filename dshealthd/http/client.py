@@ -1,4 +1,4 @@
-"""Asks an agent over HTTP, as the commands do: the one of this node, or another by its address."""
+"""The HTTP client of the commands: asks the agent of this node, or another by its address."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Access:
     password_file: Path | None = None
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of a request. OSError if the password cannot be read."""
+        """Return the headers of the client's request. OSError if the password cannot be read."""
         headers = {"Accept-Encoding": "identity"}
         if self.user:
             password = "" if self.password_file is None else self.password_file.read_text()
@@ -51,7 +51,7 @@ class Access:
         return headers
 
     def context(self) -> ssl.SSLContext | None:
-        """Return what TLS is spoken with, None for plain HTTP.
+        """Return what TLS the client speaks with, None for plain HTTP.
 
         OSError if the certificates cannot be read.
         """
@@ -75,14 +75,14 @@ class Client:
 
     @property
     def url(self) -> str:
-        """The agent's address, for people."""
+        """The address of the agent that the client asks, for people."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self._tls else 'http'}://{host}:{self.port}"
 
     def get(
         self, path: str, verify: Callable[[socket.socket], None] = lambda _connection: None
     ) -> bytes:
-        """Return what the agent answers. Unreachable.
+        """Return what the agent answers over HTTP. Unreachable.
 
         `verify` is given the connection once there is an answer, and may raise.
         """
@@ -119,7 +119,7 @@ class Client:
     def status(
         self, verify: Callable[[socket.socket], None] = lambda _connection: None
     ) -> Mapping[str, Any]:
-        """Return the status document. Unreachable, and what `verify` raises."""
+        """Return the status document by HTTP. Unreachable, and what `verify` raises."""
         body = self.get("/api/v1/status", verify)
         try:
             document = json.loads(body)
@@ -147,7 +147,7 @@ def local(loaded: Config, access: Access) -> Client:
 
 
 def _own(file: Path) -> ssl.SSLContext | None:
-    """Return a context that trusts the certificate of the agent's own web config file."""
+    """Return a TLS context that trusts the certificate of the agent's own web config file."""
     from dshealthd.web import config_file
 
     config = config_file.load(file)

@@ -1,4 +1,4 @@
-"""One client's connection, and how long each of its steps may take."""
+"""One client's HTTP connection, and how long each of its steps may take."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Connection(RequestHandler):
         super().data_received(data)
 
     def begin(self) -> None:
-        """Note that a request's headers are complete and its handling starts."""
+        """Note that an HTTP request's headers are complete and its handling starts."""
         self._idle = False
         self._wake()
         self._allow(RESPONSE_PATIENCE * self._header_timeout, CloseReason.RESPONSE)
@@ -110,7 +110,7 @@ class Connection(RequestHandler):
     async def finish_response(
         self, request: BaseRequest, resp: StreamResponse, start_time: float | None
     ) -> tuple[StreamResponse, bool]:
-        """Send an answer; afterwards the connection is idle."""
+        """Send an HTTP answer; afterwards the connection is idle."""
         resp.headers.setdefault("Server", "dshealthd")
         self._answered(request, resp)
         done = await super().finish_response(request, resp, start_time)
@@ -127,7 +127,7 @@ class Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> StreamResponse:
-        """Answer a request that is none, without a word about it in the log.
+        """Answer an HTTP request that is none, without a word about it in the log.
 
         Only a defect of ours gets a traceback there.
         """
@@ -145,12 +145,12 @@ class Connection(RequestHandler):
         return response
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Give the place in the gate back."""
+        """Give the HTTP connection's place in the gate back."""
         self.release()
         super().connection_lost(exc)
 
     def release(self) -> None:
-        """Give the place in the gate back, if that has not been done."""
+        """Give the HTTP connection's place in the gate back, if that has not been done."""
         self._stop_timer()
         self._wake()
         if self._client is not None:
@@ -158,7 +158,7 @@ class Connection(RequestHandler):
             self._client = None
 
     def give_way(self) -> None:
-        """Close this idle connection for another one of the same client."""
+        """Close this idle HTTP connection for another one of the same client."""
         self.release()
         if self.transport is not None:
             _abort(self.transport)
@@ -188,7 +188,7 @@ class Connection(RequestHandler):
 
 
 def _abort(transport: asyncio.BaseTransport) -> None:
-    """Close a connection at once, whatever is still unsent.
+    """Close an HTTP connection at once, whatever is still unsent.
 
     A client that reads nothing must not keep it.
     """
@@ -198,7 +198,7 @@ def _abort(transport: asyncio.BaseTransport) -> None:
 
 
 def plain(status: HTTPStatus, text: str = "", **headers: str) -> Response:
-    """Return an answer of one line of text."""
+    """Return an HTTP answer of one line of text."""
     return Response(
         status=status,
         body=f"{text or status.phrase}\n".encode(),

@@ -1,4 +1,4 @@
-"""How many connections there are at a time, and which were refused."""
+"""The limiter of connections: how many there are at a time, and which were refused."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class CloseReason(enum.StrEnum):
 
 
 def client_of(host: str) -> str:
-    """Return whom a peer's address counts for.
+    """Return whom the limiter counts a peer's address for.
 
     An IPv4 address itself, of an IPv6 address the /64, since one machine owns that much.
     """
@@ -89,21 +89,21 @@ class Reserve:
         self._held: list[int] = []
 
     def refill(self) -> None:
-        """Take back what was given up, as far as there are descriptors."""
+        """Take back the reserved descriptors that were given up, as far as there are any."""
         with contextlib.suppress(OSError):
             while len(self._held) < self._size:
                 # of something that is always there, and at no cost: /proc/self/fd may not be
                 self._held.append(os.eventfd(0, os.EFD_CLOEXEC))
 
     def give(self) -> bool:
-        """Give one up; False if none is left."""
+        """Give up one reserved descriptor; False if none is left."""
         if not self._held:
             return False
         os.close(self._held.pop())
         return True
 
     def close(self) -> None:
-        """Give all up."""
+        """Give up all reserved descriptors."""
         while self.give():
             pass
 
@@ -112,7 +112,7 @@ class Idle(Protocol):
     """A connection that waits for its client's next request."""
 
     def give_way(self) -> None:
-        """Close at once, and release the place in the gate."""
+        """Close the idle connection at once, and release its place in the gate."""
 
 
 class ConnectionLimiter:
@@ -150,14 +150,14 @@ class ConnectionLimiter:
             self.limit = room
 
     async def emptied(self, seconds: float) -> None:
-        """Wait until no connection is left, but no longer than so many seconds."""
+        """Wait until the limiter has no connection left, but no longer than so many seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.total:  # noqa: ASYNC110 - a transport closes its socket in a later turn of the loop
                     await asyncio.sleep(0.01)
 
     def admit(self, client: str) -> bool:
-        """Count a connection of `client`, or its refusal."""
+        """Count a connection of `client` within the limits, or its refusal."""
         self._make_room(client)
         if self.total >= self.limit:
             self.refused[CloseReason.TOTAL] += 1
@@ -180,7 +180,7 @@ class ConnectionLimiter:
                 self._close_idle(largest)
 
     def _close_idle(self, client: str) -> None:
-        """Close the longest idle connection of a client, if it has one."""
+        """Close the connection of a client that is idle longest, if it has one."""
         for connection in self._idle.get(client, ()):
             connection.give_way()
             return
@@ -197,14 +197,14 @@ class ConnectionLimiter:
             self._idle.pop(client, None)
 
     def release(self, client: str) -> None:
-        """Take back an admitted connection."""
+        """Take back an admitted connection from the limits."""
         self.total -= 1
         self._open[client] -= 1
         if not self._open[client]:
             del self._open[client]
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the gate's metrics."""
+        """Yield the limiter's metrics: connections, and those refused."""
         yield OPEN(float(self.total))
         yield LIMIT(float(self.limit))
         for reason, count in self.refused.items():
@@ -212,7 +212,7 @@ class ConnectionLimiter:
 
 
 def reset_on_close(connection: socket.socket) -> None:
-    """Have a socket reset its connection when it is closed.
+    """Have a refused socket reset its connection when it is closed.
 
     What the server closes in order stays in TIME_WAIT on this machine, a minute for every one
     refused; and a client that reads nothing would keep the kernel busy with what was meant for it.

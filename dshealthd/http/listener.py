@@ -1,5 +1,4 @@
-"""The listening sockets: accept connections, refuse those beyond the limits, and hand the others
-on.
+"""The listening sockets: accept connections, refuse those beyond the limits, hand on the others.
 
 The caps are applied at accept(2): before a TLS handshake, which can stall like anything else that a
 client does, and before a flood can use up the descriptors that the collectors need. asyncio's own
@@ -78,7 +77,7 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The TCP port that is listened on."""
         port: int = self._sockets[0].getsockname()[1]
         return port
 
@@ -106,7 +105,7 @@ class Listener:
             loop.add_reader(listening, self._accept, listening)
 
     async def close(self) -> None:
-        """Stop listening, and give up the handshakes in progress."""
+        """Stop listening, and give up the TLS handshakes in progress."""
         self._reserve.close()
         for pause in self._pauses.values():
             pause.cancel()
@@ -160,7 +159,7 @@ class Listener:
         )
 
     async def _hand_on(self, accepted: socket.socket, client: str) -> None:
-        """Give an accepted connection to its protocol, after the TLS handshake where there is one."""
+        """Give a connection to its protocol, after the TLS handshake where there is one."""
         try:
             tls = None if self._tls is None else await self._tls()
             connection = self._connect(client, tls)

@@ -1,4 +1,4 @@
-"""Asking the agent of this node: for how long, and whether who answers on its port is the agent.
+"""The agent of this node as it is asked: for how long, and whether who answers on its port is it.
 
 The port is not a privileged one: where no agent runs, any user can listen on it.
 """
@@ -31,7 +31,7 @@ class Impostor(Exception):
 
 
 def identify(connection: socket.socket, seconds: float = 2.0) -> None:
-    """Wait until a process has accepted the connection; Impostor where it is some user's.
+    """Wait until the local agent has accepted the connection; Impostor where a user's process has.
 
     Only an agent of root, of this process's user or of the user `dshealthd` is believed. To be
     called before a password is sent. OSError where the kernel's tables cannot be read.
@@ -58,7 +58,7 @@ def _believed() -> set[int]:
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError after so many seconds, whatever the name server or the agent does.
+    """Raise TimeoutError after so many seconds, whatever name server or local agent does.
 
     A timeout of the socket alone begins anew with every byte. Only in a process of its own.
     """

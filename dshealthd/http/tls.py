@@ -1,5 +1,4 @@
-"""TLS as the exporter-toolkit's `tls_server_config` describes it, as far as Python's `ssl` can do
-exactly that.
+"""TLS as the exporter-toolkit's `tls_server_config` describes it, as far as Python can do that.
 
 What it cannot do exactly is refused with the key's name. The names of versions, suites and curves
 are those of Go's `crypto/tls`.
@@ -82,7 +81,7 @@ class Tls:
         return not self.allowed_sans or bool(self.allowed_sans & _names(certificate or {}))
 
     def loosens(self, before: Tls) -> bool:
-        """Tell whether this admits clients that `before` did not ask in."""
+        """Tell whether this TLS admits clients that `before` did not ask in."""
         return self.context.verify_mode < before.context.verify_mode or bool(
             before.allowed_sans and not self.allowed_sans
         )
@@ -145,7 +144,7 @@ def build(table: Mapping[str, Any], directory: str, key: str, errors: Errors) ->
 
 
 def _plain(name: str) -> str:
-    """Write an IP address among the names as a certificate's is written."""
+    """Write an IP address among the TLS names as a certificate's is written."""
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:
@@ -288,5 +287,5 @@ def _set_certificate(
 
 
 def _reason(error: OSError) -> str:
-    """Say in a few words what OpenSSL or the kernel did not like."""
+    """Say in a few words what OpenSSL or the kernel did not like about TLS."""
     return (error.reason if isinstance(error, ssl.SSLError) else error.strerror) or str(error)
