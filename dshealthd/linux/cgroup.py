@@ -1,4 +1,4 @@
-"""How many tasks the control groups of a process may have, by `/proc/<pid>/cgroup` and sysfs.
+"""The control groups of a process: how many tasks they may have, by `/proc/<pid>/cgroup` and sysfs.
 
 cgroup v2, and v1 where its pids controller is mounted apart, as most systems do that still have it.
 """
@@ -32,7 +32,7 @@ class Tasks(NamedTuple):
 
     @property
     def share(self) -> float:
-        """How much of the limit is used."""
+        """How much of the group's limit on tasks is used."""
         return self.current / self.limit if self.limit else math.inf
 
 
@@ -52,7 +52,7 @@ def parse_pids_path(text: str) -> str | None:
 
 
 def tasks(host: Host, pid: int) -> Tasks | None:
-    """Return those of the group nearest to its limit, of the process's own and all above it.
+    """Return the tasks of the control group nearest to its limit, the process's own or one above.
 
     None where the kernel counts no tasks. OutsideNamespace, OSError, ValueError.
     """
@@ -66,7 +66,7 @@ def tasks(host: Host, pid: int) -> Tasks | None:
 
 
 def _groups(host: Host, parts: list[str]) -> Iterator[Tasks]:
-    """Yield what each group allows, the process's own first; the root has no files."""
+    """Yield what each control group allows, the process's own first; the root has no files."""
     for depth in range(len(parts), 0, -1):
         place = host.sys("/".join(("fs/cgroup", *parts[:depth])))
         try:

@@ -1,4 +1,4 @@
-"""Whose rights a process has, and how this thread takes on the rights of one user to open files.
+"""Credentials: whose rights a process has, and how this thread takes on one user's to open files.
 
 `assumed` changes what the kernel checks on opening files (fsuid, fsgid, groups, capabilities) and
 nothing else: the thread keeps its real and effective ids, so that the user can neither signal nor
@@ -105,7 +105,7 @@ def assumed(user: User) -> Iterator[None]:
 
 
 def _fs(call: int, new: int = 0xFFFFFFFF) -> int:
-    """Set fsuid or fsgid, and return what it was before; there is no error to see."""
+    """Set this thread's fsuid or fsgid, and return the one before; there is no error to see."""
     return int(_libc.syscall(call, ctypes.c_uint(new))) & 0xFFFFFFFF
 
 
@@ -115,7 +115,7 @@ def _groups(groups: tuple[int, ...] | list[int]) -> None:
 
 
 def _death_signal() -> int:
-    """Return the signal that this thread gets when its parent ends; 0 for none."""
+    """Return this thread's death signal, which it gets when its parent ends; 0 for none."""
     number = ctypes.c_int(0)
     _check(_libc.prctl(PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0), "prctl")
     return number.value

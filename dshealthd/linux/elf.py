@@ -26,7 +26,8 @@ _MAX_SECTIONS = 4096
 
 
 def constants(descriptor: int) -> Iterator[bytes]:
-    """Yield the section `.rodata` in pieces, and nothing of files that are not 64-bit ELF.
+    """Yield an ELF file's section `.rodata` in pieces, and nothing of files that are not 64-bit
+    ELF.
 
     OSError.
     """

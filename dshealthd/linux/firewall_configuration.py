@@ -1,4 +1,4 @@
-"""What a node's firewall is configured to do, by its files, to be compared between nodes.
+"""The firewall's configuration files of a node, to be compared between nodes.
 
 Not what is in force: to list rules takes CAP_NET_ADMIN, which could change them as well.
 """

@@ -29,19 +29,19 @@ _MOST_SOCKETS = 1 << 23
 
 
 def parse_settings(text: str) -> dict[str, str]:
-    """Return the settings of a config.cfg."""
+    """Return the settings of IMEX's config.cfg."""
     lines = (line.partition("#")[0].partition("=") for line in text.splitlines())
     return {key.strip(): value.strip() for key, equals, value in lines if equals}
 
 
 def parse_nodes(text: str) -> list[str]:
-    """Return the addresses of a nodes_config.cfg."""
+    """Return the addresses of IMEX's nodes_config.cfg."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return [line for line in lines if line]
 
 
 def parse_listening(text: str) -> Iterator[int]:
-    """Yield the ports that are listened on, of `/proc/PID/net/tcp` or `tcp6`. ValueError."""
+    """Yield the ports that IMEX may listen on, of `/proc/PID/net/tcp` or `tcp6`. ValueError."""
     for line in text.splitlines()[1:]:
         fields = line.split(maxsplit=4)
         if len(fields) < 4:  # noqa: PLR2004 - number, local and remote address, state
@@ -52,7 +52,7 @@ def parse_listening(text: str) -> Iterator[int]:
 
 
 def settings(host: Host) -> dict[str, str]:
-    """Return the service's settings; none where it is not installed. OSError."""
+    """Return IMEX's settings; none where it is not installed. OSError."""
     try:
         return parse_settings(read(host.root(CONFIG)))
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def settings(host: Host) -> dict[str, str]:
 
 
 def nodes(host: Host, configured: dict[str, str]) -> list[str]:
-    """Return the nodes that share memory; none where nobody has listed them. OSError."""
+    """Return the nodes that share memory by IMEX; none where nobody has listed them. OSError."""
     try:
         return parse_nodes(read(host.root(configured.get("IMEX_NODE_CONFIG_FILE") or NODES)))
     except FileNotFoundError:
@@ -68,7 +68,7 @@ def nodes(host: Host, configured: dict[str, str]) -> list[str]:
 
 
 def channels(host: Host) -> int:
-    """Return the number of channels that are there for jobs. OSError."""
+    """Return the number of IMEX channels that are there for jobs. OSError."""
     try:
         return sum(name.startswith("channel") for name in os.listdir(host.device(CHANNELS)))
     except FileNotFoundError:
@@ -76,7 +76,7 @@ def channels(host: Host) -> int:
 
 
 def daemon(host: Host, last: int | None = None) -> int | None:
-    """Return the pid of the service, None if it does not run; `last` is where it was before.
+    """Return the pid of IMEX's daemon, None if it does not run; `last` is where it was before.
 
     OSError if other users' processes cannot be seen, so that nothing is known.
     """
@@ -87,7 +87,7 @@ def daemon(host: Host, last: int | None = None) -> int | None:
 
 
 def listens(host: Host, pid: int, port: int) -> bool:
-    """Tell whether somebody listens on a TCP port in a process's network namespace.
+    """Tell whether a process listens on IMEX's TCP port in a process's network namespace.
 
     OSError, ValueError.
     """
@@ -104,7 +104,7 @@ def _pids(host: Host) -> Iterator[int]:
 
 
 def _is_daemon(host: Host, pid: int) -> bool:
-    """Tell whether a process is the service: by name and owner, as any user may choose a name."""
+    """Tell whether a process is IMEX's daemon: by name and owner, as any user may choose a name."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
         place = host.proc(str(pid))
         return read(f"{place}/comm").strip() == DAEMON and os.stat(place).st_uid == 0

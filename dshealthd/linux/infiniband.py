@@ -27,7 +27,7 @@ _UNSUPPORTED = frozenset({errno.EINVAL, errno.EOPNOTSUPP, _ENOTSUPP})
 
 
 def read_attribute(place: str) -> bytes:
-    """Return the content of a sysfs attribute, in three system calls.
+    """Return the content of an adapter's sysfs attribute, in three system calls.
 
     It is at most a page, and one read(2) gives all of it.
     """
@@ -39,12 +39,12 @@ def read_attribute(place: str) -> bytes:
 
 
 def parse_state(text: bytes) -> int:
-    """Return the number in `4: ACTIVE`; ValueError if there is none."""
+    """Return the number of a port's state in `4: ACTIVE`; ValueError if there is none."""
     return int(text.partition(b":")[0])
 
 
 def parse_rate(text: bytes) -> float:
-    """Return bytes per second from `400 Gb/sec (4X NDR)`; ValueError if malformed."""
+    """Return a port's bytes per second from `400 Gb/sec (4X NDR)`; ValueError if malformed."""
     value, unit, *_ = text.split(maxsplit=2) or (b"", b"")
     if unit != b"Gb/sec":
         message = f"{text[:40]!r} is no rate in Gb/sec"
@@ -88,7 +88,7 @@ class Adapter:
         )
 
     def number(self, place: str) -> int | None:
-        """Return the number that a file holds; None if there is none for this adapter.
+        """Return the number that a file of the adapter holds; None if there is none.
 
         OSError or ValueError if it cannot be had.
         """
@@ -137,7 +137,7 @@ class Adapter:
         return os.path.basename(os.path.realpath(link)) if os.path.lexists(link) else ""
 
     def interface(self, port: str) -> str:
-        """Return the network interface of a port; "" where it is not clear."""
+        """Return the network interface of an adapter's port; "" where it is not clear."""
         # RoCE; an InfiniBand port has none among its GIDs.
         if name := self.text(f"ports/{port}/gid_attrs/ndevs/0"):
             return name
@@ -148,7 +148,7 @@ class Adapter:
         return ours[0] if len(ours) == 1 else ""
 
     def counters(self, port: str) -> Iterator[tuple[str, str]]:
-        """Yield name and place of each counter that a port has."""
+        """Yield name and place of each counter that an adapter's port has."""
         for directory in (
             f"{self.place}/ports/{port}/counters",
             f"{self.place}/ports/{port}/hw_counters",
@@ -157,7 +157,7 @@ class Adapter:
                 yield name, f"{directory}/{name}"
 
     def sensors(self) -> Iterator[tuple[str, str, str]]:
-        """Yield name, place and limit ("" if unknown) of each temperature sensor.
+        """Yield name, place and limit ("" if unknown) of each temperature sensor of the adapter.
 
         In thousandths of a degree Celsius.
         """
@@ -186,7 +186,7 @@ class PortHistory:
     """Flaps seen in the state that `link_downed` may still count."""
 
     def observe(self, *, active: bool, downed: int | None) -> None:
-        """Take a sample, whose `link_downed` was read before its state.
+        """Take a sample of a port, whose `link_downed` was read before its state.
 
         A flap that both show is one flap.
         """
@@ -204,13 +204,13 @@ class PortHistory:
 
 
 def identity(place: str) -> tuple[int, int]:
-    """Return what tells a directory from a later one with the same name."""
+    """Return what tells an adapter's directory from a later one with the same name."""
     status = os.stat(place)
     return status.st_dev, status.st_ino
 
 
 def _entries(directory: str) -> Iterable[str]:
-    """Return the names in a directory; none where there is no such directory."""
+    """Return the names in an adapter's directory; none where there is no such directory."""
     try:
         return os.listdir(directory)
     except FileNotFoundError:

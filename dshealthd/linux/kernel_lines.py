@@ -1,4 +1,4 @@
-"""What lines of the kernel log mean: Xids, SXids, and the events of one table.
+"""Meanings of kernel log lines: Xids, SXids, and the events of one table.
 
 Every pattern is anchored at the beginning of the line and spells out what the kernel prints there.
 A line may begin with, or hold, what a user chose (a process name of up to 15 characters, a version
@@ -88,13 +88,13 @@ class LinkError(NamedTuple):
 
 
 def xid(message: str) -> Xid | None:
-    """Return the Xid that a line reports, if it does."""
+    """Return the Xid that a kernel log line reports, if it does."""
     match = _XID.match(message)
     return Xid(f"{match[1]}.0", int(match[2]), message[match.end() :]) if match else None
 
 
 def sxid(message: str) -> SXid | None:
-    """Return the SXid that a line reports, if it does."""
+    """Return the SXid that a kernel log line reports, if it does."""
     match = _SXID.match(message)
     if not match:
         return None
@@ -406,7 +406,7 @@ EVENTS = tuple(dict.fromkeys(event.name for event in _TABLE))
 
 
 def event(message: str) -> str | None:
-    """Return the event that a line reports, one of `EVENTS`, or None."""
+    """Return the event that a kernel log line reports, one of `EVENTS`, or None."""
     for name, part, pattern in _TABLE:
         if part in message and pattern.match(message):
             return name

@@ -1,4 +1,4 @@
-r"""The kernel log as `/dev/kmsg` gives it: one numbered record a read, with the facility that wrote it.
+r"""`/dev/kmsg`, the kernel log one numbered record a read, with the facility that wrote it.
 
 A record is `priority,sequence,microseconds,flags[,…];message\n KEY=value\n…`, its unprintable bytes escaped by the kernel; see
 Documentation/ABI/testing/dev-kmsg of the kernel. Who writes to `/dev/kmsg` can choose every facility but 0, the kernel's own.
@@ -41,7 +41,7 @@ class KernelLogRecord(NamedTuple):
 
 
 def parse(raw: bytes) -> KernelLogRecord:
-    """Return the record that one read gave; ValueError if it is none.
+    """Return the record of `/dev/kmsg` that one read gave; ValueError if it is none.
 
     The dictionary after the message is left out.
     """
@@ -94,7 +94,8 @@ class KernelLogReader:
         self._trouble: OSError | None = None
 
     def read(self, most: int, seconds: float) -> Iterator[KernelLogRecord]:
-        """Yield what is new, at most so many records for so long; the rest comes next time.
+        """Yield what is new in `/dev/kmsg`, at most so many records for so long; the rest comes
+        next time.
 
         OSError if the log cannot be opened or read. It is then opened again after a back-off; until
         then, `SourceError`.
@@ -134,14 +135,14 @@ class KernelLogReader:
                 return
 
     def behind(self) -> bool:
-        """Tell whether the whole log was read and ends before the position.
+        """Tell whether all of `/dev/kmsg` was read and ends before the position.
 
         Then the position is not of this log.
         """
         return self.drained and 0 <= self._newest < self.position - 1
 
     def close(self) -> None:
-        """Release the log."""
+        """Close `/dev/kmsg`."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -45,12 +45,12 @@ class TcpState(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The state as a label value."""
+        """The TCP state as a label value."""
         return self.name.lower()
 
     @property
     def mask(self) -> int:
-        """The state's bit in a request."""
+        """The TCP state's bit in a netlink request."""
         return 1 << self
 
 
@@ -116,27 +116,27 @@ class Table:
 
     @property
     def states(self) -> bytes:
-        """States, as numbers of `TcpState`."""
+        """States of the netlink records, as numbers of `TcpState`."""
         return self._column(_AT_STATE)
 
     @property
     def timers(self) -> bytes:
-        """Timers; `TIME_WAIT_TIMER` is the one of interest."""
+        """Timers of the netlink records; `TIME_WAIT_TIMER` is the one of interest."""
         return self._column(_AT_TIMER)
 
     @property
     def source_ports(self) -> array[int]:
-        """Local ports."""
+        """Local ports of the netlink records."""
         return self._integers("H", (_AT_SOURCE + 1, _AT_SOURCE))
 
     @property
     def destination_ports(self) -> array[int]:
-        """Ports of the other end; 0 for a listener."""
+        """Ports of the other end of the netlink records; 0 for a listener."""
         return self._integers("H", (_AT_DESTINATION + 1, _AT_DESTINATION))
 
     @property
     def inodes(self) -> array[int]:
-        """Inodes, as in `socket:[…]` of `/proc/<pid>/fd`; 0 for a socket that no process has."""
+        """Inodes that netlink tells, `socket:[…]` of `/proc/<pid>/fd`; 0 if no process has it."""
         at = range(_AT_INODE, _AT_INODE + 4)
         return self._integers("I", at if sys.byteorder == "little" else at[::-1])
 
@@ -144,7 +144,7 @@ class Table:
         return b"".join([chunk[at::stride] for chunk, stride in self._chunks])
 
     def _integers(self, code: str, least_significant_first: Sequence[int]) -> array[int]:
-        """Put bytes that lie apart together as integers, without a loop over the sockets."""
+        """Put netlink's bytes that lie apart together as integers, without a loop over sockets."""
         size = len(least_significant_first)
         native = bytearray(size * self._number)
         for place, at in enumerate(least_significant_first):
@@ -155,7 +155,7 @@ class Table:
 
 
 def record(state: int, timer: int, source: int, destination: int, inode: int) -> bytes:
-    """Return one socket as the kernel would write it, for a `Table` made from another source."""
+    """Return one TCP socket as netlink would tell it, for a `Table` made from another source."""
     ports = socket.htons(source), socket.htons(destination)
     return _HEADER.pack(RECORD, _TCPDIAG_GETSOCK, 0, 0, 0) + _SOCKET.pack(
         0, state, timer, 0, *ports, 0, 0, 0, inode
@@ -163,8 +163,8 @@ def record(state: int, timer: int, source: int, destination: int, inode: int) ->
 
 
 def request(states: int, ports: tuple[int, int] | None, sequence: int) -> bytes:
-    """Return the request for all sockets in `states` (a sum of `TcpState.mask`), if told only those
-    with a source port from first to last.
+    """Return the netlink request for all sockets in `states` (a sum of `TcpState.mask`), if told
+    only those with a source port from first to last.
     """
     body = _REQUEST.pack(0, 0, 0, 0, states, 0)
     if ports is not None:
@@ -184,8 +184,8 @@ def request(states: int, ports: tuple[int, int] | None, sequence: int) -> bytes:
 
 
 def parse(buffer: bytes, sequence: int) -> tuple[bytes, int, bool]:
-    """Return the records of one datagram of the reply to `sequence`, the bytes from one to the
-    next, and whether the reply ends with it.
+    """Return the records of one netlink datagram of the reply to `sequence`, the bytes from one to
+    the next, and whether the reply ends with it.
 
     Raises OSError for a refusal, Interrupted, MalformedReply.
     """
@@ -230,8 +230,8 @@ def parse(buffer: bytes, sequence: int) -> tuple[bytes, int, bool]:
 
 
 def _uniform(buffer: bytes, length: int, header: bytes) -> bool:
-    """Tell whether the datagram is nothing but sockets with this header, so that it can be taken
-    whole: in great numbers they come so.
+    """Tell whether the netlink datagram is nothing but sockets with this header, so that it can be
+    taken whole: in great numbers they come so.
     """
     number, rest = divmod(len(buffer), length)
     return (
@@ -242,7 +242,9 @@ def _uniform(buffer: bytes, length: int, header: bytes) -> bool:
 
 
 def _refusal(buffer: bytes, position: int, length: int) -> None:
-    """Raise the OSError that an error or the end of a dump carries; return if it carries none."""
+    """Raise the OSError that a netlink error or the end of a dump carries; return if it carries
+    none.
+    """
     if length < _HEADER.size + _INT.size:
         message = f"a result of {length} bytes"
         raise MalformedReply(message)
@@ -258,7 +260,7 @@ _sequences = itertools.count(1)
 def dump(
     states: int, ports: tuple[int, int] | None, deadline: float, monotonic: Callable[[], float]
 ) -> Table:
-    """Ask the kernel for the sockets of this network namespace.
+    """Ask the kernel over netlink for the sockets of this network namespace.
 
     Arguments as for `request`, `deadline` by the clock given.
 
@@ -269,7 +271,9 @@ def dump(
 
 
 def whole(attempt: Callable[[], Table]) -> Table:
-    """Return what the attempt does; one that is interrupted is made again, three times in all."""
+    """Return what an attempt at a netlink dump does; an interrupted one is made again, three times
+    in all.
+    """
     for _ in range(_ATTEMPTS - 1):
         with contextlib.suppress(Interrupted):
             return attempt()
@@ -292,7 +296,7 @@ def _dump(
 def receive(
     datagram: Callable[[], bytes], sequence: int, deadline: float, monotonic: Callable[[], float]
 ) -> Iterator[tuple[bytes, int]]:
-    """Yield the records of all datagrams of a reply.
+    """Yield the records of all datagrams of a netlink reply.
 
     Raises as `parse`, and TimeoutError past the deadline.
     """

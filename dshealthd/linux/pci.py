@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs as the PCI bus shows them in sysfs.
+"""NVIDIA's GPUs as the PCI bus shows them in sysfs: which are there, and of which models.
 
 What ought to be there, whatever the driver says.
 """
@@ -34,7 +34,7 @@ class Bus:
         self._models: dict[str, str] = {}
 
     def models(self) -> set[str]:
-        """Return the device ids of NVIDIA's GPUs: more than one where they are not all alike.
+        """Return the device ids of NVIDIA's GPUs on the bus: several where not all are alike.
 
         OSError if the bus cannot be read.
         """
@@ -82,7 +82,7 @@ class Bus:
 
 @functools.cache
 def bus(host: Host) -> Bus:
-    """Return the one `Bus` of a host in this process."""
+    """Return the one PCI `Bus` of a host in this process."""
     return Bus(host)
 
 

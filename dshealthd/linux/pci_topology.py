@@ -1,4 +1,4 @@
-"""How a node's GPUs and fabric adapters are joined: what `nvidia-smi topo -m` compares, from sysfs.
+"""The PCI topology of a node: how GPUs and fabric adapters are joined, like `nvidia-smi topo -m`.
 
 Addresses on the bus and names are left out, as they differ between nodes that are otherwise alike.
 """
@@ -35,7 +35,8 @@ class Device(NamedTuple):
 
 
 def describe(host: Host) -> str | None:
-    """Return one line a device: what it is, its NUMA node, and what is between it and each other.
+    """Return the topology, one line a device: what it is, its NUMA node, and what is between it and
+    each other.
 
     Lines that are the same on two nodes mean that these are joined alike. None without GPUs. OSError.
     """
@@ -77,7 +78,7 @@ def distance(one: Device, other: Device) -> str:
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return how many bridges two devices share, from the root complex on."""
+    """Return how many PCI bridges two devices share, from the root complex on."""
     common = 0
     for above, beside in zip(one, other, strict=False):
         if above != beside:
@@ -87,7 +88,7 @@ def _common(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def _device(place: str) -> Device | None:
-    """Return a GPU or an adapter; None for what is neither, or has just been removed."""
+    """Return a GPU or adapter of the topology; None for others, or what has just been removed."""
     try:
         kind = read(f"{place}/class")
         vendor = read(f"{place}/vendor").strip()
@@ -109,7 +110,7 @@ def _device(place: str) -> Device | None:
 
 
 def _numa_node(place: str) -> str:
-    """Return the NUMA node; -1 where the firmware does not say, as the kernel does."""
+    """Return a PCI device's NUMA node; -1 where the firmware does not say, as the kernel does."""
     try:
         return read(f"{place}/numa_node").strip()
     except FileNotFoundError:  # a kernel without NUMA

@@ -1,4 +1,4 @@
-"""The one way to open what a process or its user names: a path in an environment, argv or maps.
+"""Process files: the one way to open what a process or its user names, in environment, argv, maps.
 
 Whoever names a path must gain nothing by it. A file is looked up below the process's own root
 (openat2(2), Linux 5.6; older kernels are refused, ENOSYS), with the rights of the process's user
@@ -114,7 +114,7 @@ class Root:
         return cls(os.open(root, _DIRECTORY), owner, None)
 
     def close(self) -> None:
-        """Let go of the root."""
+        """Let go of the process's root."""
         os.close(self._root)
 
     def __enter__(self) -> Self:
@@ -125,12 +125,12 @@ class Root:
 
     @property
     def place(self) -> tuple[int, int, str | None, User]:
-        """What is equal for processes to which equal paths mean the same."""
+        """What is equal for processes to which equal paths name the same files."""
         status = os.fstat(self._root)
         return status.st_dev, status.st_ino, self._directory, self.owner
 
     def look(self, path: str, *, follow: bool = True) -> os.stat_result | None:
-        """Return what is at a path without opening it; None if nothing is. OSError."""
+        """Return what is at a process's path without opening it; None if nothing is. OSError."""
         try:
             with self._found(path, follow=follow) as descriptor:
                 return os.fstat(descriptor)
@@ -138,18 +138,18 @@ class Root:
             return None
 
     def free(self, path: str) -> int:
-        """Return the bytes that users other than root can still fill where a path lies. OSError."""
+        """Return the bytes that users other than root can fill at a process's path. OSError."""
         with self._found(path, follow=True) as descriptor:
             status = os.fstatvfs(descriptor)
             return status.f_bavail * status.f_frsize
 
     def link(self, path: str) -> str:
-        """Return where a link leads; OSError (EINVAL, ENOENT) if there is none."""
+        """Return where a process's link leads; OSError (EINVAL, ENOENT) if there is none."""
         with self._found(path, follow=False) as descriptor:
             return os.readlink("", dir_fd=descriptor)
 
     def names(self, path: str, limit: int = MAX_NAMES) -> list[str]:
-        """Return the names in a directory, at most so many. OSError."""
+        """Return the names in a directory below a process's root, at most so many. OSError."""
         descriptor = self.open_directory(path)
         try:
             with os.scandir(descriptor) as entries:
@@ -198,7 +198,7 @@ class Root:
 
     @contextlib.contextmanager
     def _found(self, path: str, *, follow: bool) -> Iterator[int]:
-        """Give a descriptor that only says what is at a path, with the user's rights."""
+        """Give a descriptor that only says what is at a process's path, with its user's rights."""
         with assumed(self.owner):
             descriptor = self._resolve(path, follow=follow)
             try:
@@ -228,7 +228,7 @@ class Root:
 
 
 def user_of(host: Host, pid: int) -> User:
-    """Return whose a process is; see `Root.of_process` for the errors."""
+    """Return whose a process, and what it names, is; see `Root.of_process` for the errors."""
     place = os.open(host.proc(str(pid)), _DIRECTORY)
     try:
         return _owner(place)
@@ -237,7 +237,7 @@ def user_of(host: Host, pid: int) -> User:
 
 
 def rights_of(status: os.stat_result) -> User:
-    """Return with whose rights a file of this status is read: its owner's, if the agent is root."""
+    """Return whose rights open a file of this status: its owner's, if the agent is root."""
     return User(status.st_uid, status.st_gid) if os.geteuid() == 0 else _own()
 
 
@@ -285,7 +285,7 @@ def _reopen(descriptor: int, path: str, flags: int) -> int:
 
 
 def _owner(place: int) -> User:
-    """Return whose the process is of which this is the directory in `/proc`."""
+    """Return whose the process is of which this is the directory in `/proc`, to open its files."""
     if _file_system(place) != _PROC:  # a tree of files that stands for it
         status = os.fstat(place)
         return User(status.st_uid, status.st_gid)
@@ -305,7 +305,7 @@ def _entry(place: int, name: str) -> bytes:
 
 
 def _working_directory(place: int) -> str | None:
-    """Return a process's working directory as seen from its root; None if it is outside of it."""
+    """Return where a process's relative files are as seen from its root; None if outside of it."""
     try:
         directory = os.readlink("cwd", dir_fd=place)
         root = os.readlink("root", dir_fd=place)
@@ -319,7 +319,7 @@ def _working_directory(place: int) -> str | None:
 
 
 def _file_system(descriptor: int) -> int:
-    """Return the kind of file system that a descriptor is of: `f_type` of fstatfs(2)."""
+    """Return the kind of file system that a file to open is of: `f_type` of fstatfs(2)."""
     data = ctypes.create_string_buffer(256)
     if _libc.fstatfs(descriptor, data):
         code = ctypes.get_errno()

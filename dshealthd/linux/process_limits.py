@@ -1,4 +1,4 @@
-"""What a process uses, and the limits of its own that stand against it.
+"""Limits of a process, and what it uses of them: open files and locked memory.
 
 Descriptors and locked memory.
 """
@@ -34,7 +34,7 @@ class Usage(NamedTuple):
 
     @property
     def order(self) -> tuple[float, float]:
-        """Sorts by nearness to the limit; among those that use nothing, by the lower limit."""
+        """Sorts by nearness to the limit; of processes that use nothing, by the lower limit."""
         return (self.value / self.limit if self.limit else math.inf, -self.limit)
 
 
@@ -84,7 +84,7 @@ class Descriptors:
             self.direct = self._own_pids = False
 
     def count(self, pid: int | str) -> int:
-        """Return the number of open descriptors.
+        """Return the number of open descriptors of a process.
 
         OSError: without `direct`, those of other users take CAP_SYS_PTRACE.
         """
@@ -93,7 +93,7 @@ class Descriptors:
         return len(os.listdir(f"{self._proc}/{pid}/fd"))
 
     def limits(self, pid: int | str) -> ProcessLimits:
-        """Return the soft limits. OSError as for `open(2)`; ValueError if malformed."""
+        """Return a process's soft limits. OSError as for `open(2)`; ValueError if malformed."""
         if self._own_pids:
             try:
                 return ProcessLimits(

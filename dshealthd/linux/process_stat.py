@@ -1,4 +1,4 @@
-"""What `/proc/<pid>/stat` says, which the kernel answers without waiting for the process."""
+"""`/proc/<pid>/stat` parsed, which the kernel answers without waiting for the process."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Stat(NamedTuple):
 
     @property
     def image(self) -> tuple[int, int]:
-        """What is the same for as long as the process is the same and runs the same program."""
+        """What stays the same while the process is the same and runs the same program."""
         return self.start, self.environment
 
 
 def parse_stat(data: bytes) -> Stat:
-    """Return what the line says; the name in it may hold anything. ValueError if malformed."""
+    """Return what `/proc/<pid>/stat` says; its name may hold anything. ValueError if malformed."""
     fields = data[data.rfind(b")") + 1 :].split()
     try:
         return Stat(

@@ -14,7 +14,7 @@ _MODES = {"0": "permissive", "1": "enforcing"}
 
 
 def mode(host: Host) -> str:
-    """Return `enforcing`, `permissive` or `disabled`; `unknown` for what no kernel says.
+    """Return SELinux's mode, `enforcing`, `permissive` or `disabled`; `unknown` if no kernel says.
 
     OSError if it cannot be read.
     """

@@ -42,13 +42,13 @@ def peer_uid(connection: socket.socket, procfs: str = "/proc") -> int | None:
 
 
 def _written(name: tuple[str, int]) -> tuple[bytes, int]:
-    """Return an address as the kernel compares it: IPv4 within IPv6 is IPv4."""
+    """Return an address of a connection as the kernel compares it: IPv4 within IPv6 is IPv4."""
     address = ipaddress.ip_address(name[0].partition("%")[0])
     return _plain(address), name[1]
 
 
 def _read(text: str) -> tuple[bytes, int]:
-    """Return an address of the table: words in the machine's byte order, and a port."""
+    """Return a connection's address of the table: words in the machine's byte order, and a port."""
     words, _, port = text.partition(":")
     raw = bytes.fromhex(words)
     if sys.byteorder == "little":

@@ -57,7 +57,7 @@ class Owner:
         self._parent_started_it = started_by(host, pid, self._first.parent)
 
     def refresh(self) -> bool:
-        """Look again; False if the process is gone or has the socket no longer."""
+        """Look at the socket's owner again; False if it is gone or has the socket no longer."""
         try:
             self.process = self._read()
             return (
@@ -69,7 +69,7 @@ class Owner:
 
     @property
     def orphaned(self) -> bool | None:
-        """Whether the process that started this one is gone; None where that cannot be told."""
+        """Whether the process that started the owner is gone; None where that is not known."""
         if self.process.parent != self._first.parent:
             return True
         return None if self._parent_started_it is None else not self._parent_started_it
@@ -80,7 +80,7 @@ class Owner:
 
 
 def started_by(host: Host, pid: int, parent: int) -> bool | None:
-    """Tell whether the parent that a process is first seen with is the one that started it.
+    """Tell whether the parent that a socket's owner is first seen with is the one that started it.
 
     None where that cannot be told.
 
@@ -133,7 +133,7 @@ class Search:
         return self._owners
 
     def close(self) -> None:
-        """Let go of the directory that the search stands in."""
+        """Let go of the directory that the search for sockets stands in."""
         if self._pass is not None:
             self._pass.close()
             self._pass = None

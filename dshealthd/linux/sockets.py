@@ -122,7 +122,7 @@ class Sockets:
         self._held: dict[tuple[int, int], tuple[float, Sequence[int]]] = {}
 
     def summary(self) -> SocketCounts | None:
-        """Return the kernel's own counts; None where it has none."""
+        """Return the kernel's own counts of sockets; None where it has none."""
         return self._once("summary", self._read_summary)
 
     def active(self) -> Table:
@@ -130,7 +130,7 @@ class Sockets:
         return self._once("active", self._read_active)[0]
 
     def complete(self) -> bool:
-        """Tell whether `active` has those in TIME_WAIT too, as it has when they are few."""
+        """Tell whether `active` has the sockets in TIME_WAIT too, as it has when they are few."""
         return self._once("active", self._read_active)[1]
 
     def time_wait_ports(self, first: int, last: int) -> Sequence[int]:
@@ -160,7 +160,7 @@ class Sockets:
             ) from error
 
     def _read_if_there(self, path: str, limit: int = 1 << 20) -> str:
-        """Read a file that a kernel without IPv6 does not have."""
+        """Read a file about sockets that a kernel without IPv6 does not have."""
         try:
             return read(self._host.proc(path), limit)
         except FileNotFoundError:
@@ -192,7 +192,7 @@ class Sockets:
         ]
 
     def _walk(self, states: int, ports: tuple[int, int] | None) -> Table | None:
-        """Return what netlink tells, None if it is refused."""
+        """Return the sockets that netlink tells, None if it is refused."""
         now = self._context.monotonic()
         if now < self._refused_until:
             return None
@@ -242,7 +242,7 @@ class Sockets:
 
 
 def _own(namespace: str) -> bool:
-    """Tell whether a `/proc` shows this process's network namespace.
+    """Tell whether a `/proc` shows the sockets of this process's network namespace.
 
     A fixture does not, nor another machine's.
     """

@@ -1,4 +1,4 @@
-"""Whether this node was too busy to observe others: its event loop or a child got no CPU.
+"""Starvation: whether this node was too busy to observe others, as its loop or a child got no CPU.
 
 A deadline that passes meanwhile says nothing of the other side: the answer may have been there, or
 this node has not sent what the other side waited for.
@@ -46,18 +46,20 @@ class LoopLag:
 
     @property
     def longest(self) -> float:
-        """Seconds; includes a delay that lasts until now, whose timer has yet to be run."""
+        """The loop's longest delay in seconds, also one that lasts until now, its timer not yet
+        run.
+        """
         if self._timer.cancelled():
             return self._longest
         return max(self._longest, self._loop.time() - self._timer.when())
 
     @property
     def starved(self) -> bool:
-        """Whether it was too long to blame others for a timeout."""
+        """Whether the event loop was late for too long to blame others for a timeout."""
         return self.longest > LAG
 
     def close(self) -> None:
-        """Stop measuring; what was measured stays."""
+        """Stop measuring the event loop's delays; what was measured stays."""
         self._longest = self.longest
         self._timer.cancel()
 
@@ -79,17 +81,17 @@ class RunQueue(NamedTuple):
     waiting: float
 
     def since(self, before: RunQueue) -> RunQueue:
-        """Return what came in addition."""
+        """Return what came in addition of waiting for a CPU."""
         return RunQueue(self.running - before.running, self.waiting - before.waiting)
 
     @property
     def starved(self) -> bool:
-        """Whether it got too little CPU to meet a deadline."""
+        """Whether the child got too little CPU to meet a deadline."""
         return self.waiting > max(QUEUED, SHARE * self.running)
 
 
 def parse_run_queue(data: bytes) -> RunQueue:
-    """Return what `/proc/<pid>/schedstat` says; ValueError if malformed."""
+    """Return a process's wait for a CPU of `/proc/<pid>/schedstat`; ValueError if malformed."""
     running, waiting, _slices = map(int, data.split())
     return RunQueue(running / 1e9, waiting / 1e9)
 
@@ -105,7 +107,7 @@ def waited() -> float | None:
 
 
 def run_queue(pid: int) -> RunQueue | None:
-    """Return how a child of ours fared until now; None where the kernel does not tell."""
+    """Return how long a child waited for a CPU; None where the kernel does not tell."""
     try:
         return parse_run_queue(read_bytes(f"/proc/{pid}/schedstat", 4096))
     except (OSError, ValueError):

@@ -29,7 +29,7 @@ class Sleep(NamedTuple):
 
 
 def sleeping(host: Host) -> dict[Sleep, str] | None:
-    """Return the processes in state D, kernel threads aside, with their names.
+    """Return the processes in uninterruptible sleep, kernel threads aside, with their names.
 
     None where `/proc` does not show the processes of others (hidepid). OSError.
     """

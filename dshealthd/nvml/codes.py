@@ -1,4 +1,4 @@
-"""What NVML's return codes mean for what could not be read."""
+"""NVML's return codes, and what they mean for what could not be read."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _REASONS = {
 
 
 def reason(code: int) -> Reason:
-    """Return the reason that a return code stands for; an unforeseen one is an unknown error."""
+    """Return the reason that a code of NVML stands for; an unforeseen one is an unknown error."""
     return _REASONS.get(code, Reason.UNKNOWN_ERROR)
 
 

@@ -1,4 +1,4 @@
-"""What the collectors of GPUs share: when there is nothing to do, and how they go from GPU to GPU.
+"""The base of NVML's collectors: when there is nothing to do, and how they go from GPU to GPU.
 
 Imports no pynvml.
 """
@@ -56,11 +56,11 @@ class GpuCollector(Collector):
 
     @classmethod
     def absent(cls, options: Any, host: Host) -> str | None:
-        """Say that the machine has no GPU, or that an operator wants them free."""
+        """Say why NVML's collectors have nothing to do: no GPU, or an operator wants them free."""
         return gpus_absent(options.release_file, host)
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what each GPU tells, and a fault for each that fails.
+        """Yield what an NVML collector reads of each GPU, and a fault for each that fails.
 
         SourceError if NVML or every GPU does.
         """
@@ -80,19 +80,19 @@ class GpuCollector(Collector):
             )
 
     def session(self) -> Session:
-        """Return this worker's NVML session."""
+        """Return the NVML session of this collector's worker."""
         from dshealthd.nvml.session import Session  # loads pynvml, which has no place in the agent
 
         return self.context.shared(Session)
 
     @abstractmethod
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
-        """Read one GPU that is known to answer."""
+        """Read for an NVML collector one GPU that is known to answer."""
 
     def overview(self, session: Session) -> Iterator[Sample | Fault]:  # noqa: ARG002 - for the subclass
         """Yield the samples of an NVML collector that belong to no single GPU."""
         yield from ()
 
     def verdict(self, gpu: Gpu, faults: list[Fault]) -> Iterator[Sample]:  # noqa: ARG002 - for the subclass
-        """Yield what became of a GPU in this sweep, readable or not."""
+        """Yield what an NVML collector makes of a GPU in this sweep, readable or not."""
         yield from ()

@@ -1,4 +1,4 @@
-"""A GPU and its handle: one device of NVML, asked by the names of pynvml's functions and constants.
+"""A device of NVML, a GPU and its handle, asked by the names of pynvml's functions and constants.
 
 The names are text, so that collectors can be declared without pynvml, and a pynvml or a driver that
 lacks one is a device without it.
@@ -117,7 +117,7 @@ class Device:
         return number(value) if value.__class__ is int else value
 
     def first(self, *calls: Call) -> Any:
-        """Return what the first of several functions says that says anything.
+        """Return what the first of pynvml's functions says of this device that says anything.
 
         Newer names before older ones. A failure for which another one makes up is no fault.
         """
@@ -130,11 +130,13 @@ class Device:
         return None
 
     def once(self, *call: str | int) -> Any:
-        """Return what `ask` returned first: for what does not change between two enumerations."""
+        """Return what `ask` returned first: for what of a device never changes between
+        enumerations.
+        """
         return self.keep(call, lambda: self.ask(*call))
 
     def keep(self, key: Call, make: Callable[[], Any]) -> Any:
-        """Return what `make` returned first that was not None."""
+        """Return what `make` returned first for this device that was not None."""
         value = self._constants.get(key)
         if value is None and (value := make()) is not None:
             self._constants[key] = value
@@ -191,7 +193,7 @@ class Device:
         return self.perform("nvmlDeviceGetInforomConfigurationChecksum", read)
 
     def fields(self, fields: Fields) -> list[float | None]:
-        """Return the value of each field, None where there is none, in one call of NVML."""
+        """Return each field's value of this device, None where there is none, in one call."""
         batch = self._batches.get(fields)
         if batch is None:
             # A name that this pynvml lacks becomes field 0, which no driver supports.
@@ -216,7 +218,7 @@ class Device:
         return part
 
     def take_notes(self) -> list[Fault]:
-        """Return the failures since the last time: one fault for each reason among them."""
+        """Return this device's failures since the last time: one fault for each reason."""
         by_reason: dict[Reason, list[Fault]] = {}
         for note in self.notes:
             by_reason.setdefault(note.reason, []).append(note)
@@ -229,14 +231,14 @@ class Device:
         ]
 
     def forget_notes(self) -> None:
-        """Begin a new reading."""
+        """Begin a new reading of this device."""
         self.notes.clear()
         self._spent.clear()
 
     def _failed(
         self, error: pynvml.NVMLError, call: Call, key: Call | Fields, started: float
     ) -> None:
-        """Sort out what a failing call says about itself, the device, or NVML."""
+        """Sort out what a failing call of NVML says about itself, the device, or NVML."""
         code = error.value
         if code in codes.UNSUPPORTED or (
             code == pynvml.NVML_ERROR_NO_PERMISSION and call[0] in codes.NEED_ROOT
@@ -280,10 +282,10 @@ class Gpu:
 
     @property
     def part(self) -> str:
-        """Its name where a fault or a deadline is concerned."""
+        """The GPU's name where a fault or a deadline is concerned."""
         return f"gpu {self.index}"
 
     @property
     def labels(self) -> tuple[str, str]:
-        """Values of the labels `gpu` and `uuid`."""
+        """Values of the GPU's labels `gpu` and `uuid`."""
         return str(self.index), self.uuid

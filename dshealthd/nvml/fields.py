@@ -1,4 +1,4 @@
-"""Field values: many readings of a device in one call of NVML.
+"""NVML's field values: many readings of a device in one call.
 
 `pynvml.nvmlDeviceGetFieldValues` fills its array anew at every call and gives it back as objects;
 both cost more than the call. Here the array is kept, handed to the same function of the library
@@ -32,8 +32,8 @@ _UINT = 0xFFFFFFFF
 
 
 def decoded(kind: int, raw: int) -> float | None:
-    """Return the number in the union `nvmlValue_t`, or None for a sentinel, a NaN or an unknown
-    type.
+    """Return the number in a field value's union `nvmlValue_t`, or None for a sentinel, a NaN or an
+    unknown type.
     """
     if kind == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT:
         return None if raw & _UINT == _UINT else raw & _UINT
@@ -77,8 +77,8 @@ class Batch:
             )
 
     def read(self, handle: Any) -> tuple[list[float | None], int]:
-        """Return a value or None for each field, and the first return code that is a failure (0 if
-        there is none).
+        """Return a value or None for each NVML field, and the first return code that is a failure
+        (0 if there is none).
         """
         values: list[float | None] = [None] * len(self._fields)
         failure = 0

@@ -1,4 +1,4 @@
-"""GPU Performance Monitoring: how busy the units of a GPU were between two samples; Hopper and later.
+"""GPM, GPU Performance Monitoring: how busy a GPU's units were between two samples; from Hopper.
 
 https://docs.nvidia.com/deploy/nvml-api/group__nvmlGpmFunctions.html
 """
@@ -30,7 +30,7 @@ class Samples:
         """Whether the newer one was taken, so that the next one has something to be compared with."""
 
     def between(self, device: Device, metrics: Sequence[str]) -> list[float | None] | None:
-        """Take a sample, and return the averages since the one before; None where there is none.
+        """Take a GPM sample, and return averages since the last; None where there is none.
 
         `metrics` are names of pynvml's constants; percentages come as percent.
         """

@@ -1,4 +1,4 @@
-"""The one NVML session of a worker.
+"""The one NVML session of a worker: its list of GPUs, those that fail, and those that are gone.
 
 Opened once, its GPUs listed once, each looked at once a sweep before anybody reads it.
 
@@ -97,14 +97,14 @@ class Session:
         return self._gpus
 
     def gone(self) -> Iterator[tuple[str, str]]:
-        """Yield index and UUID of GPUs that were here once and that NVML no longer lists."""
+        """Yield index and UUID of GPUs of the session that NVML no longer lists."""
         here = {gpu.uuid for gpu in self._gpus}
         return ((str(index), uuid) for uuid, index in self._known.items() if uuid not in here)
 
     def visit(
         self, gpu: Gpu, read: Callable[[Gpu, Device], Iterable[Sample]]
     ) -> tuple[list[Sample], list[Fault]]:
-        """Return what `read` finds on a GPU, and what failed.
+        """Return what `read` finds on a GPU of the session, and what failed.
 
         A GPU that fails as a whole gives nothing, for the rest of the sweep.
         """
@@ -126,11 +126,11 @@ class Session:
         return samples, device.take_notes()
 
     def note(self, collector: str, gpu: Gpu, faults: Iterable[Fault]) -> None:
-        """Remember what a collector found wrong with a GPU, until it reads it the next time."""
+        """Remember what a collector found wrong with a GPU of the session, until it reads anew."""
         self._troubles.setdefault(gpu.labels, {})[collector] = {fault.reason for fault in faults}
 
     def troubles(self, gpu: Gpu) -> Iterator[tuple[str, Reason]]:
-        """Yield the collectors that found something wrong with a GPU last time, and what."""
+        """Yield the collectors whose last reading of a GPU in this session failed, and why."""
         for collector, reasons in self._troubles.get(gpu.labels, {}).items():
             for reason in sorted(reasons):
                 yield collector, reason
@@ -140,7 +140,7 @@ class Session:
         self._shut()
 
     def _shut(self) -> bool:
-        """Close NVML; False if it did not let go."""
+        """Close the NVML session; False if it did not let go."""
         self._gpus = []
         if self._open:
             self._open = False
@@ -151,7 +151,7 @@ class Session:
         return True
 
     def _refresh(self) -> None:
-        """Bring the list of GPUs up to date."""
+        """Bring the session's list of GPUs up to date."""
         if fault := self._context.entering("nvml"):
             raise SourceError(fault.reason, fault.detail)
         now = self._context.monotonic()
@@ -204,7 +204,7 @@ class Session:
         gpu.quarantined = gpu.fault is not None
 
     def _take(self, index: int) -> Gpu:
-        """Open the GPU at an index."""
+        """Open the GPU at an index of the NVML session."""
         gpu = Gpu(index, "")
         self._approach(gpu)
         if gpu.quarantined:
@@ -225,7 +225,7 @@ class Session:
         return gpu
 
     def _again(self, gpu: Gpu) -> Gpu:
-        """Prepare a GPU for a new sweep; one that could not be opened is tried again."""
+        """Prepare a GPU for the session's new sweep; one that did not open is tried again."""
         if gpu.device is None:
             return self._take(gpu.index)
         return Gpu(gpu.index, gpu.uuid, gpu.device)
@@ -241,7 +241,7 @@ class Session:
             gpu.uuid = gpu.uuid or missing.get(gpu.index, "")
 
     def _look_at(self, gpu: Gpu, device: Device) -> None:
-        """See that a GPU answers, and by its energy counter, where it has one, that it is alive.
+        """See that a GPU answers NVML, and that it lives by its energy counter, where it has one.
 
         DeviceError if not; one call that fails while another one answers is no more than noted.
         """
@@ -271,7 +271,7 @@ class Session:
             )
 
     def _expected(self) -> int | None:
-        """Return the number of GPUs on the PCI bus; None if it cannot be known."""
+        """Return the number of GPUs on the PCI bus, which NVML should list; None if unknown."""
         try:
             return len(pci.bus(self._context.host).gpus())
         except FileNotFoundError:
@@ -305,7 +305,7 @@ def _on_the_bus(expected: int | None) -> str:
 
 
 def _said(function: Callable[[], str | int]) -> str | int | None:
-    """Return what a function says of the system; None where it has nothing to say."""
+    """Return what a function of NVML says of the system; None where it has nothing to say."""
     try:
         return function()
     except pynvml.NVMLError as error:

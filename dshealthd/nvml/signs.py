@@ -27,7 +27,7 @@ _MEMORY = ("NVML_FI_DEV_ECC_DBE_VOL_TOTAL", "NVML_FI_DEV_REMAPPED_FAILURE")
 
 @functools.cache
 def _asked(links: int) -> Fields:
-    """Return the signs of a GPU with so many NVLinks."""
+    """Return the fields to ask for the signs of a GPU with so many NVLinks."""
     return Fields(*_MEMORY, *((LINK_STATE, link) for link in range(links)))
 
 

@@ -1,4 +1,4 @@
-"""Numbers as NVML gives them, and the fields to ask for. Imports no pynvml."""
+"""NVML's values as plain numbers, and the fields to ask for. Imports no pynvml."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def number(value: int | None) -> int | None:
 
 
 def told(metric: Metric, value: float | None, *labels: str, scale: float = 1) -> tuple[Sample, ...]:
-    """Return a sample if there is a value, else nothing; `scale` makes NVML's unit the metric's."""
+    """Return a sample if NVML gave a value, else nothing; `scale` makes its unit the metric's."""
     return () if value is None else (metric(value * scale, *labels),)
 
 

@@ -1,4 +1,4 @@
-"""The answer to a health check, and how NVRx judges it.
+"""The answer to NVRx' health check, in protobuf, and how NVRx judges it.
 
 `ft_launcher` (`NodeHealthCheck._perform_health_check` in `health_check.py`, 0.6.0) takes a node for
 healthy with `success` and a JSON `output` whose `fail_count` is 0, and keeps it out of the job with
@@ -23,7 +23,7 @@ _SUCCESS, _EXIT_CODE, _OUTPUT, _ERROR = 1, 2, 3, 4
 
 
 def response(fitness: Fitness) -> bytes:
-    """Return the HealthCheckResponse for a node that is fit or not.
+    """Return the answer, a HealthCheckResponse, for a node that is fit or not.
 
     ValueError if that is not known.
     """
@@ -57,7 +57,7 @@ def _tag(number: int, kind: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Write a natural number in groups of seven bits, the lowest first."""
+    """Write a natural number into the answer in groups of seven bits, the lowest first."""
     data = bytearray()
     while value > 0x7F:  # noqa: PLR2004 - seven bits
         data.append(value & 0x7F | 0x80)

@@ -87,7 +87,7 @@ class Fitness:
 
     @property
     def fit(self) -> bool | None:
-        """False with a failure; None if there is none but not everything could be looked at."""
+        """False with a finding; None if there is none but not all of fitness could be looked at."""
         return False if self.failures else None if self.unknown else True
 
 
@@ -107,5 +107,5 @@ def fitness(verdict: Verdict) -> Fitness:
 
 
 def _elsewhere(finding: Finding) -> bool:
-    """Tell whether it is about a link, whose other end may be at fault."""
+    """Tell whether a finding is about a link, whose other end, not this node, may be unfit."""
     return "--" in finding.part

@@ -1,4 +1,4 @@
-"""What agent and server say to each other, over a socket pair.
+"""Frames between the agent and its process for NVRx, over a socket pair.
 
 The server writes `READY` once it listens, and `QUESTION` for each verdict that it wants; the agent
 answers with a frame: its length, then `ANSWER` and a HealthCheckResponse, or `UNKNOWN` and the text

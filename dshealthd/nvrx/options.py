@@ -1,4 +1,4 @@
-"""What can be said of the health check for NVRx."""
+"""The options of the health check for NVRx."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that speaks gRPC: it asks the agent for each verdict, and knows none itself.
+"""The gRPC server of NVRx' health check, in its own process: asks the agent for each verdict.
 
 Started as `python -m dshealthd.nvrx.server SOCKET DESCRIPTOR`; the descriptor is a socket to the
 agent, over which go the frames of `dshealthd.nvrx.frames`. Its end is the order to stop.
@@ -63,7 +63,7 @@ class Verdicts:
         self._until = 0.0
 
     def ask(self) -> bytes:
-        """Return the frame of the verdict of this second. AgentGone if there is none."""
+        """Return the agent's frame of this second's verdict, for gRPC. AgentGone without one."""
         with self._lock:
             if time.monotonic() >= self._until:
                 try:
@@ -94,7 +94,7 @@ class Verdicts:
 
 
 def answer(verdicts: Verdicts, _request: bytes, context: grpc.ServicerContext) -> bytes:
-    """Answer one call; what is not known is an error, see `dshealthd.nvrx.answer`."""
+    """Answer a gRPC health check; the unknown is an error, see `dshealthd.nvrx.answer`."""
     try:
         frame = verdicts.ask()
     except AgentGone as error:
@@ -105,7 +105,7 @@ def answer(verdicts: Verdicts, _request: bytes, context: grpc.ServicerContext) -
 
 
 def serve(path: str, verdicts: Verdicts) -> grpc.Server:
-    """Return a server that listens on a path, open to every user. OSError if it cannot."""
+    """Return the gRPC server, which listens on a Unix socket open to all. OSError if it cannot."""
     clear(path, socket.SOCK_STREAM)
     server = grpc.server(
         futures.ThreadPoolExecutor(THREADS),
@@ -136,8 +136,8 @@ def serve(path: str, verdicts: Verdicts) -> grpc.Server:
 
 
 def main(path: str, descriptor: int) -> int:
-    """Serve until the agent ends; status 1 with a line on standard error if the socket cannot be
-    had.
+    """Run the gRPC server until the agent ends; status 1 with a line on standard error if the
+    socket cannot be had.
     """
     # Ctrl-C goes to the whole terminal group; the agent decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The agent's side of the health check.
+"""The agent's side of NVRx' health check: keeps the gRPC server running, and answers its questions.
 
 Keeps the server's process running, and answers its questions.
 """
@@ -86,26 +86,26 @@ class HealthCheckService:
         self._problem = ""
 
     async def apply(self, config: Config) -> None:
-        """Serve the socket that the configuration names; one that is served already runs on."""
+        """Serve the configured socket; a health check that is served already runs on."""
         if config.nvrx != self.options:
             await self.close()
             self.options, self._problem = config.nvrx, ""
         self.start()
 
     def start(self) -> None:
-        """Begin, if there is a socket to serve."""
+        """Begin to run the gRPC server, if there is a socket to serve."""
         if self._task is None and self.options.socket is not None:
             self._task = asyncio.create_task(self._run(), name="health check for NVRx")
 
     async def close(self) -> None:
-        """End the process, and remove its socket."""
+        """End the health check's server, and remove its socket."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
     def samples(self) -> Iterator[Sample]:
-        """Yield what was asked and answered; nothing where no socket is configured."""
+        """Yield what NVRx asked and was answered; nothing where no socket is configured."""
         if self.options.socket is None:
             return
         yield UP(float(self._up))
@@ -117,7 +117,7 @@ class HealthCheckService:
                 yield FINDINGS(found[check], check)
 
     def status(self) -> Mapping[str, Any]:
-        """Return whether it is served, and why not."""
+        """Return whether the health check is served, and why not."""
         if self.options.socket is None:
             return {"state": "off"}
         if self._up or not self._problem:
@@ -125,7 +125,7 @@ class HealthCheckService:
         return {"state": "failing", "detail": self._problem}
 
     async def _run(self) -> None:
-        """Start the server again whenever it ends, ever more slowly while it ends at once."""
+        """Start the gRPC server again whenever it ends, ever more slowly while it ends at once."""
         pause = SHORTEST
         while True:
             started = self._monotonic()
@@ -139,7 +139,7 @@ class HealthCheckService:
             await asyncio.sleep(pause)
 
     async def _serve(self) -> None:
-        """Run one server until it ends, which raises ServerError."""
+        """Run one gRPC server until it ends, which raises ServerError."""
         if importlib.util.find_spec("grpc") is None:
             message = (
                 'nvrx.socket is set, and grpcio is not installed: pip install "dshealthd[nvrx]"'
@@ -175,7 +175,7 @@ class HealthCheckService:
                 await server.killed(KILL_DEADLINE)
 
     async def _listen(self, channel: socket.socket) -> None:
-        """Wait until the server listens."""
+        """Wait until the gRPC server listens."""
         try:
             async with time_limit(START_DEADLINE):
                 said = await asyncio.get_running_loop().sock_recv(channel, 1)
@@ -189,7 +189,7 @@ class HealthCheckService:
         log.info("nvrx: health check at unix://%s", self.options.socket)
 
     async def _answer(self, channel: socket.socket) -> None:
-        """Answer questions until the server ends."""
+        """Answer the gRPC server's questions until it ends."""
         loop = asyncio.get_running_loop()
         while (question := await loop.sock_recv(channel, 1)) == QUESTION:
             frame = self._frame()
@@ -198,7 +198,7 @@ class HealthCheckService:
         raise ServerError(message)
 
     def _frame(self) -> bytes:
-        """Return the verdict of this moment, as the server passes it on."""
+        """Return the verdict of this moment, as the gRPC server passes it on."""
         fitness = self._judge()
         before, self._last = self._last, fitness
         self._verdicts[_VERDICTS[fitness.fit]] += 1
