@@ -1,5 +1,4 @@
-"""The probes as a service of the agent, and the view of the fleet that they allow: set up where
-the configuration asks for them.
+"""The probes as a service of the agent, off unless configured, and the view of the fleet with them.
 
 An agent without probes imports nothing of what they need.
 """
@@ -85,12 +84,12 @@ class Probes:
             self._running.start()
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics of the probes."""
+        """Yield the metrics of the agent's probes, if it has any."""
         if self._running is not None:
             yield from self._running.samples()
 
     def status(self) -> Mapping[str, Any]:
-        """Return what the status document says of the probes."""
+        """Return what the status document says of the agent's probes, on or off."""
         return {"state": "off"} if self._running is None else self._running.status()
 
     def see(self, hangs: Iterable[Hang]) -> None:
@@ -106,7 +105,7 @@ class Probes:
         return self._fleet.document()
 
     async def close(self) -> None:
-        """End all rounds and close what is open."""
+        """End the agent's probes and the view of the fleet, with what is open."""
         fleet, self._fleet = self._fleet, None
         if fleet is not None:
             await fleet.close()

@@ -1,5 +1,5 @@
-"""The command `dshealthd probe`: the GPUs of this machine among themselves, or with a hostfile
-every pair of its nodes.
+"""The command `dshealthd probe`: this machine's GPUs among themselves, or pairs of a hostfile's
+nodes.
 
 The local probe needs nothing but an interpreter with torch: no configuration, no agent. Between
 nodes their agents do the work, by the peer API: each pair's first node is asked to lead a round,
@@ -69,14 +69,14 @@ def probe(
 
 
 def say(text: str) -> None:
-    """Tell how far it is."""
+    """Tell on standard error how far the command `probe` is."""
     print(text, file=sys.stderr, flush=True)
 
 
 def parse_steps(
     sizes: str | None, repetitions: int | None, source: str
 ) -> tuple[tuple[int, int], ...]:
-    """Return bytes and repetitions from the flags; ConfigError."""
+    """Return bytes and repetitions from the flags of `probe`; ConfigError."""
     found = []
     for text in sizes.split(",") if sizes is not None else map(str, SIZES):
         match = _SIZE.fullmatch(text.strip().upper().removesuffix("B"))

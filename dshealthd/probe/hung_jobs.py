@@ -1,4 +1,4 @@
-"""Light rounds with the other nodes of a job that is hung, at once.
+"""Hung jobs' other nodes, which this one meets in light rounds at once.
 
 Where all ranks of a job on this node wait and nothing here explains it, the way to the job's other
 nodes is suspect, and the schedule may take many epochs until it comes to them. A light round is an
@@ -80,7 +80,7 @@ class HungJobs:
         self._rounds = 0
 
     def see(self, hangs: Iterable[Hang]) -> None:
-        """Take note of the hangs that are confirmed now: those that are not given are over."""
+        """Take note of the hung jobs that are confirmed now: those that are not given are over."""
         by_job = {hang.job: hang.reason for hang in hangs}
         self._hung = frozenset(by_job)
         self._seen &= self._hung
@@ -107,11 +107,11 @@ class HungJobs:
                     self._rounds += 1
 
     def samples(self) -> Iterator[Sample]:
-        """Yield how many rounds there were."""
+        """Yield how many rounds there were with nodes of hung jobs."""
         yield ROUNDS(float(self._rounds))
 
     def _is_all_here(self, job: str) -> bool:
-        """Tell whether all ranks of a job are on this node."""
+        """Tell whether all ranks of a hung job are on this node."""
         return any(
             entry["job"] == summary_text(job)
             and entry["ranks"] >= entry.get("world_size", float("inf"))
@@ -119,7 +119,7 @@ class HungJobs:
         )
 
     async def _partners(self, job: str, around: Neighbourhood) -> list[str]:
-        """Return the members to meet: some that do not answer, and some that have the job."""
+        """Return members to meet for a hung job: some that are silent, and some that have it."""
         names = list(around.names())
         if around.me not in names:
             return []

@@ -1,4 +1,4 @@
-"""`dshealthd keys`: makes the key that all nodes share, and rotates it without a missed round.
+"""`dshealthd keys`: makes the key file that all nodes share, and rotates it without a missed round.
 
 A node signs with the first key of its file and accepts each. A rotation therefore takes three
 files, each of which is brought to all nodes before the next is made: the new key is accepted, then
@@ -50,7 +50,7 @@ def keys(loaded: Config, action: str, file: str | None) -> int:
 
 
 def new(place: Path) -> None:
-    """Make a file with a new key. FileExistsError where there is one: it may be in use."""
+    """Make a key file with a new key. FileExistsError where there is one: it may be in use."""
     _write(place, [_key()], 0, os.O_EXCL)
     print(f"{place}: made")
     show(place)
@@ -58,7 +58,7 @@ def new(place: Path) -> None:
 
 
 def rotate(place: Path) -> None:
-    """Go one step further in a rotation, or begin one."""
+    """Go one step further in a rotation of keys, or begin one."""
     found, step = _read(place)
     if len(found) == 1:
         after, step = [found[0], _key()], 1
@@ -92,7 +92,7 @@ def _key() -> bytes:
 
 
 def _read(place: Path) -> tuple[tuple[bytes, ...], int]:
-    """Return the keys of a file, and the step of a rotation that it is in, else 0."""
+    """Return the keys of a key file, and the step of a rotation that it is in, else 0."""
     with os.fdopen(open_secret(place), "rb") as file:
         data = file.read(MAX_FILE)
     match = _STEP.search(data)
@@ -117,7 +117,7 @@ def _replace(place: Path, keys: list[bytes], step: int) -> None:
 
 
 def _write(place: Path, keys: list[bytes], step: int, flags: int) -> None:
-    """Write a file that only its owner can read, and wait until it is on the disk."""
+    """Write a key file that only its owner can read, and wait until it is on the disk."""
     lines = [b"# dshealthd: the key that all nodes share. Whoever has it speaks for any node."]
     if step:
         lines.append(f"# rotation, {STEPS[step]}".encode())

@@ -1,4 +1,4 @@
-"""The probe of one machine: its GPUs among themselves, or its CPUs where it has none."""
+"""The local probe, of one machine: its GPUs among themselves, or its CPUs where it has none."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEADLINES = {
 
 
 def interpreter(loaded: Config) -> str:
-    """Return the interpreter to run workers with.
+    """Return the interpreter to run the local probe's workers with.
 
     The configured one, this one if it has torch, or the first python3.
     """
@@ -49,7 +49,7 @@ def interpreter(loaded: Config) -> str:
 
 
 def count_gpus(host: Host) -> int:
-    """Return how many GPUs the bus has; 0 where no driver is loaded for them."""
+    """Return how many GPUs the local probe has; 0 where no driver is loaded for them."""
     if not os.path.exists(host.device("nvidiactl")):
         return 0
     try:
@@ -117,7 +117,7 @@ async def local(
 
 
 def replace_parts(found: RoundResult) -> list[Any]:
-    """Return the slowest rank's time of each collective, and every GPU's own of what it does alone."""
+    """Return the local probe's slowest time of each collective, and each GPU's of its own steps."""
     slowest: dict[tuple[str, int], Any] = {}
     alone = []
     for timing in found.timings:
@@ -129,7 +129,7 @@ def replace_parts(found: RoundResult) -> list[Any]:
 
 
 def checksums(entries: list[dict[str, Any]]) -> list[str]:
-    """Return what the checksums of the GPUs come to: nothing where there are not two to compare."""
+    """Return what the local probe says of checksums: nothing where two GPUs are not there."""
     if len(entries) < PAIR:
         return []
     if len({(entry["library"], entry["checksum"]) for entry in entries}) == 1:
@@ -141,7 +141,7 @@ def checksums(entries: list[dict[str, Any]]) -> list[str]:
 
 
 def failure(result: RankResult) -> dict[str, Any]:
-    """Return what became of one rank."""
+    """Return what became of one rank of the local probe."""
     return {
         "rank": result.rank,
         "outcome": result.outcome,

@@ -1,4 +1,4 @@
-"""What rounds came to, counted: the metrics of the probes, and the last rounds for the page."""
+"""The probes' metrics: what rounds came to, counted, and the last rounds for the page."""
 
 from __future__ import annotations
 
@@ -145,11 +145,11 @@ class RoundMetrics:
         self._checksums: dict[str, Checksum] = {}
 
     def skip(self, reason: str) -> None:
-        """Count a round that was not run."""
+        """Count in the metrics a round that was not run."""
         self._skips[reason] += 1
 
     def add(self, report: RoundReport, me: str) -> None:
-        """Count a round."""
+        """Count a round in the metrics."""
         observation = report.observation
         kind = str(observation.kind)
         self._ended[kind, str(observation.outcome)] += 1
@@ -196,20 +196,20 @@ class RoundMetrics:
         self.rounds.append(_entry(report))
 
     def take_checksums(self, results: Iterable[RankResult]) -> None:
-        """Keep the checksums of a round among this node's GPUs, and none of earlier rounds."""
+        """Keep a round's checksums among this node's GPUs as metrics, none of earlier ones."""
         self._checksums = {
             result.part: result.checksum for result in results if result.checksum is not None
         }
 
     def forget(self, names: Iterable[str]) -> None:
-        """Drop what concerns members other than `names`."""
+        """Drop metrics that concern members other than `names`."""
         kept = set(names)
         for store in (self._offsets, self._disagreeing):
             for name in [name for name in store if name not in kept]:
                 del store[name]
 
     def samples(self, suspects: Iterable[Suspect]) -> Iterator[Sample]:
-        """Yield the metrics."""
+        """Yield the metrics of rounds."""
         for (kind, outcome), count in self._ended.items():
             yield ROUNDS(float(count), kind, outcome)
         for reason, count in self._skips.items():
@@ -239,7 +239,7 @@ class RoundMetrics:
 
 
 def _keep(store: OrderedDict[Any, Any], key: object, value: object, most: int) -> None:
-    """Put a value in a bounded dict, newest last."""
+    """Put a value into the metrics' bounded dict, newest last."""
     store[key] = value
     store.move_to_end(key)
     while len(store) > most:

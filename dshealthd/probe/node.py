@@ -1,6 +1,4 @@
-"""This node as rounds see it: its name and members, its GPUs, whether its workers may run now, what
-it tells of itself.
-"""
+"""This node as rounds see it: name, members, clock, GPUs, workers, and what it tells of itself."""
 
 from __future__ import annotations
 
@@ -66,7 +64,7 @@ class ThisNode:
         self._trouble = ""
 
     def membership(self) -> Membership:
-        """Return the members as they are believed to be now."""
+        """Return the members as this node believes them to be now."""
         return self._local_membership.membership
 
     def epoch(self) -> int:
@@ -74,15 +72,15 @@ class ThisNode:
         return epoch_at(self._wall(), self._period)
 
     def gpus(self) -> int:
-        """Return how many GPUs the node has."""
+        """Return how many GPUs this node has for a round."""
         return self._gpus.count()
 
     def scores(self) -> Scores:
-        """Return what the judge tells peers."""
+        """Return the scores that this node's judge tells peers."""
         return self._detector.scores()
 
     def objection(self, plan: RoundPlan) -> str:
-        """Return why no workers may run for another node's plan now."""
+        """Return why no workers of this node may run for another node's plan now."""
         on_demand = plan.epoch == ON_DEMAND
         reason = self.obstacle(scheduled=not on_demand, asked=on_demand)
         if reason or not on_demand:
@@ -96,7 +94,7 @@ class ThisNode:
         return ""
 
     def obstacle(self, *, scheduled: bool, asked: bool = False) -> str:
-        """Return why no workers may run now, as a slug; empty if they may.
+        """Return why no workers of this node may run now, as a slug; empty if they may.
 
         Where they only have to be prepared, that is begun.
         """
@@ -110,7 +108,7 @@ class ThisNode:
         return NO_CUDA if self._gpus.count() and not self._worker_pool.about.get("cuda") else ""
 
     async def close(self) -> None:
-        """Give up a preparation in progress."""
+        """Give up a preparation of this node's workers in progress."""
         if self._preparing is not None:
             self._preparing.cancel()
             await asyncio.gather(self._preparing, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What one round told about the parts that took part in it.
+"""The observation of a round: the record of what it told about the parts that took part in it.
 
 The record that rounds make and verdicts are made from.
 """

@@ -52,7 +52,7 @@ class MembershipOptions:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The sources that are set."""
+        """The configured sources of members."""
         return tuple(name for name in ("hostfile", "nodes", "dns", "slurm") if getattr(self, name))
 
     def check(self) -> Iterator[tuple[str, str]]:
@@ -156,11 +156,11 @@ class PeerOptions:
 
     @property
     def tls(self) -> bool:
-        """Whether connections are protected with TLS."""
+        """Whether connections to peers are configured to be protected with TLS."""
         return None not in {self.tls_cert_file, self.tls_key_file, self.tls_ca_file}
 
     def certificate_name(self, node: str) -> str:
-        """Return the subject alternative name that a node's certificate must have."""
+        """Return the configured subject alternative name of a node's certificate."""
         return self.tls_name.replace("{node}", node)
 
 
@@ -211,7 +211,7 @@ class PolicyOptions:
 
     @property
     def minutes(self) -> tuple[int, int] | None:
-        """Begin and end of the window in minutes of the day; None where there is none."""
+        """Begin and end of the configured window in minutes of the day; None without."""
         match = _WINDOW.fullmatch(self.window)
         if match is None:
             return None
@@ -252,7 +252,7 @@ class WorkerOptions:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment of the workers."""
+        """The configured environment of the workers."""
         variables = dict(entry.split("=", 1) for entry in self.environment)
         return (
             {"LD_LIBRARY_PATH": self.library_path, **variables} if self.library_path else variables

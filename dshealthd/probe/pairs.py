@@ -1,4 +1,4 @@
-"""Rounds between pairs of nodes, which their agents are asked to lead, many at a time."""
+"""Pairs of nodes, whose agents are asked to lead rounds with each other, many at a time."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def between(
 
 
 def own_place(loaded: Config, members: MembershipOptions) -> tuple[str, tuple[str, ...]]:
-    """Return this node's name among members, and all names.
+    """Return this node's name among members, and all names, to ask for rounds of pairs.
 
     MembershipError. Reads files, and may wait for a name server.
     """
@@ -123,13 +123,13 @@ def own_place(loaded: Config, members: MembershipOptions) -> tuple[str, tuple[st
 
 
 def member_client(loaded: Config, me: str) -> PeerClient:
-    """Return a client that calls the agents of members as the node `me`; CredentialError."""
+    """Return a client that asks the agents of pairs as the node `me`; CredentialError."""
     _, port = listen_address(loaded.probe.peer.listen_address)
     return PeerClient(loaded.probe.peer, me, lambda name: (name, port))
 
 
 async def one(client: PeerClient, members: tuple[str, ...], ask: Ask) -> dict[str, Any]:
-    """Have the first of the members lead a round with the others."""
+    """Have the first of a pair lead a round with the other."""
     body = {
         "members": members,
         "kind": ask.kind,

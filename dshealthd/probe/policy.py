@@ -1,6 +1,4 @@
-"""When rounds may use the GPUs: what the collectors saw last, the window, and how long GPUs have
-been kept occupied already.
-"""
+"""The policy on busy GPUs: when rounds may use them, by collectors, window, and share of time."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ class GpuOccupancy:
         self._rounds = [*self._rounds[-15:], (begin, end)]
 
     def count(self) -> int:
-        """Return how many GPUs NVML told of; 0 where there are none, or none is known."""
+        """Return how many GPUs NVML told of; 0 where the policy knows of none."""
         return len(self._processes() or {})
 
     def objection(self) -> str:
@@ -68,7 +66,7 @@ class GpuOccupancy:
         return BUSY if max(processes.values()) > own else ""
 
     def _expected(self) -> int | None:
-        """Return how many GPUs the bus has; None if that is not known."""
+        """Return how many GPUs the bus has and occupancy should know; None if not known."""
         latest = self._latest(gpu_bus.GpuBus.name)
         if latest is None or latest.sampled is None or latest.expired(self._monotonic()):
             return None
@@ -113,12 +111,12 @@ class Account:
 
     @property
     def open(self) -> bool:
-        """Whether another round may use the GPUs."""
+        """Whether the policy's account lets another round use the GPUs."""
         self._accrue()
         return self._balance > 0
 
     def spend(self, seconds: float) -> None:
-        """Take GPU time from the account; it may fall below nothing by what one round takes."""
+        """Take GPU time from the policy's account; one round may take it below nothing."""
         self._accrue()
         self._balance -= seconds
         self.used += seconds
@@ -148,15 +146,15 @@ class Policy:
 
     @property
     def used(self) -> float:
-        """Seconds used since the start, of the GPU used longest in each round."""
+        """GPU seconds used since the start, of the GPU used longest in each round."""
         return self._scheduled.used + self._on_demand.used
 
     def spend(self, seconds: float, *, scheduled: bool) -> None:
-        """Count the GPU time of a round."""
+        """Count the GPU time of a round against the policy."""
         (self._scheduled if scheduled else self._on_demand).spend(seconds)
 
     def objection(self, *, scheduled: bool, asked: bool = False) -> str:
-        """Return why a round may not use the GPUs now, as a slug, or nothing.
+        """Return why the policy keeps a round off the GPUs now, as a slug, or nothing.
 
         Limited in their share of time are scheduled rounds, and those that another node has `asked`
         for; not what this node needs to confirm a suspicion of its own.
@@ -171,7 +169,7 @@ class Policy:
 
 
 def in_window(minutes: tuple[int, int] | None, now: float) -> bool:
-    """Tell whether a Unix time is in a daily window of UTC.
+    """Tell whether the policy's daily window, in UTC, has a Unix time.
 
     One that ends before it begins goes over midnight, an equal one is always.
     """

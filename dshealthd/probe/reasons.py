@@ -1,4 +1,4 @@
-"""Why rounds and calls come to nothing: all words for it, so that a label cannot take any other.
+"""Reasons why rounds and calls come to nothing: all words for it, so that labels stay bounded.
 
 Reasons come from other nodes, and become labels of metrics. What is not among these is `other`.
 """

@@ -1,4 +1,4 @@
-"""Results of probes as people read them.
+"""The report of `dshealthd probe`: its results as people read them, tables and a matrix.
 
 Nccl-tests' table, a matrix of pairs, and exit statuses.
 """
@@ -53,12 +53,12 @@ REDUCTIONS = frozenset({Op.ALL_REDUCE})
 
 
 def algorithm_bandwidth(timing: Timing) -> float:
-    """Return bytes per second of the payload, as nccl-tests has it."""
+    """Return for the report the bytes per second of the payload, as nccl-tests has it."""
     return timing.size / timing.seconds
 
 
 def fields(timing: Timing) -> dict[str, Any]:
-    """Return a timing for `--json`, in `UNITS`."""
+    """Return a timing for the report of `--json`, in `UNITS`."""
     return {
         "op": timing.op,
         "part": timing.part,
@@ -71,7 +71,7 @@ def fields(timing: Timing) -> dict[str, Any]:
 
 
 def table(timings: Iterable[Timing]) -> str:
-    """Return timings in the columns and units of nccl-tests.
+    """Return the report's table of timings in the columns and units of nccl-tests.
 
     Microseconds, and 10^9 bytes per second.
     """
@@ -94,13 +94,13 @@ def table(timings: Iterable[Timing]) -> str:
 
 
 def sums(outcome: Outcome) -> str:
-    """Say what became of the check of every sum, where nccl-tests counts its `#wrong`."""
+    """Report what became of the check of every sum, where nccl-tests counts its `#wrong`."""
     checked = {Outcome.OK: "0 OK", Outcome.CORRUPTED: "FAILED, sums are wrong"}
     return f"# Out of bounds values : {checked.get(outcome, 'not checked')}"
 
 
 def matrix(names: Sequence[str], cells: Mapping[frozenset[str], str], what: str) -> str:
-    """Return what each pair came to, in a square.
+    """Return the report's square of what each pair came to.
 
     Rows and columns are numbered as the list below it.
     """
@@ -119,12 +119,12 @@ def matrix(names: Sequence[str], cells: Mapping[frozenset[str], str], what: str)
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return the outcome that counts of several."""
+    """Return the outcome that counts for the report of several rounds."""
     return min(outcomes, key=WORST.index, default=Outcome.OK)
 
 
 def timing_of(entry: Mapping[str, Any]) -> Timing:
-    """Return the timing of a document's entry."""
+    """Return the timing of a report's entry."""
     (timing,) = timings_of(
         [
             {name: entry[name] for name in ("op", "size", "seconds", "part")}

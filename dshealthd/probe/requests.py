@@ -1,4 +1,4 @@
-"""What members ask of this node: to take part in a round or lead one, and to tell of itself."""
+"""Requests of members to this node: to take part in a round or lead one, and to tell of itself."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PeerRequests:
         self._status_page = status_page
 
     def handlers(self) -> Mapping[str, Handler]:
-        """Return what answers each method."""
+        """Return what answers each method that members may request."""
         return {
             **self._rounds,
             "invite": self._invited,
@@ -79,7 +79,7 @@ class PeerRequests:
         }
 
     async def _invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Take part in another's round; while in maintenance only in one that a person asks for."""
+        """Take part in a round at another's request; while in maintenance only for a person."""
         if body["epoch"] != ON_DEMAND:
             self._absences.hear(sender, 0.0)  # who leads rounds of the schedule is in none
             if self._absences.own_end():
@@ -87,7 +87,7 @@ class PeerRequests:
         return await self._rounds["invite"](sender, body)
 
     async def _asked(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Lead a round that a person asks for, at another node."""
+        """Lead a round that a person at another node requests."""
         members, kind = body["members"], body["kind"]
         if members[0] != self._me or len(set(members)) != len(members) or kind is Kind.LOCAL:
             raise Refusal(Decline.MALFORMED)

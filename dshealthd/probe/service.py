@@ -1,6 +1,4 @@
-"""The probes of one agent: set up as the configuration says, set up anew where this node changes,
-and what they tell of themselves.
-"""
+"""The service of the probes: set up as configured, and anew where this node changes."""
 
 from __future__ import annotations
 
@@ -137,17 +135,17 @@ class ProbeService:
         return self._local_membership.me
 
     def start(self) -> None:
-        """Begin, if the configuration asks for it."""
+        """Begin to probe, if the configuration asks for it."""
         if self.options.wanted and self._task is None:
             self._task = asyncio.create_task(self._run(), name="probes")
             self._task.add_done_callback(self._fallen)
 
     def reload(self) -> None:
-        """Read the members again."""
+        """Read the members that the service probes again."""
         self._again.set()
 
     async def close(self) -> None:
-        """End all rounds and close what is open."""
+        """End all rounds of the probes' service and close what is open."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -156,7 +154,7 @@ class ProbeService:
             await self._worker_pool.close()
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics of the probes; none where they are not configured."""
+        """Yield the metrics of the probes' service; none where they are not configured."""
         if not self.options.wanted:
             return
         yield UP(float(self._running is not None))
@@ -215,11 +213,11 @@ class ProbeService:
         ]
 
     def see(self, hangs: Iterable[Hang]) -> None:
-        """Take note of the jobs that are hung on this node now; see `hung_jobs`."""
+        """Have the probes take note of the jobs that are hung on this node now; see `hung_jobs`."""
         self._hung_jobs.see(hangs)
 
     async def ask_summary(self, peer: str, deadline: float) -> dict[str, Any]:
-        """Return a member's summary. Raises PeerError; LookupError while probes do not run."""
+        """Return a member's summary. Raises PeerError; LookupError without the service's probes."""
         if self._running is None:
             raise LookupError(self._problem or "probes are starting")
         return await self._running.client.call(peer, "summary", {}, deadline)
@@ -231,7 +229,7 @@ class ProbeService:
             log.error("probe: %s", self._problem, exc_info=error)
 
     async def _run(self) -> None:
-        """Set up, run, and where that is not possible try again."""
+        """Set the probes up, run them, and where that is not possible try again."""
         while True:
             try:
                 running = await self._set_up()
@@ -253,7 +251,7 @@ class ProbeService:
                 await running.close()
 
     async def _set_up(self) -> SlotRunner:
-        """Read the members, the secrets and what is usual, and open the listener. Raises Setup."""
+        """Read the probes' members, secrets and baselines; open the listener. Raises Setup."""
         await self._local_membership.look(again=True)
         if not self._local_membership.known:
             raise Setup("\n".join(self._local_membership.errors))
@@ -304,7 +302,7 @@ class ProbeService:
         return running
 
     def _address(self) -> tuple[str, str]:
-        """Return this node's address in numbers and its interface; in a thread."""
+        """Return this node's address in numbers and its interface, for probes; in a thread."""
         host, _ = listen_address(self.options.peer.listen_address)
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
         address = str(ipaddress.ip_address(found))
@@ -326,7 +324,7 @@ class ProbeService:
             log.warning("probe: what is usual is learnt anew: %s", error)
 
     async def _save(self, baselines: Baselines) -> None:
-        """Have what is usual written, if it has changed; the disk may hang."""
+        """Have what is usual for the probes written, if it has changed; the disk may hang."""
         writer = self._writer
         if writer is None or not baselines.changed:
             return

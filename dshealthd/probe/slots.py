@@ -1,4 +1,4 @@
-"""The rounds of one node, epoch by epoch.
+"""The slots of one node: its rounds, epoch by epoch, scheduled and extra.
 
 Every epoch each node has one round, with the members that the schedule names. The GPUs are used
 where the policy lets them be; elsewhere the round is a light one. Of a group the first in the order
@@ -218,11 +218,11 @@ class SlotRunner:
         self._saved = self._monotonic()
 
     async def open(self) -> None:
-        """Open the listener; OSError."""
+        """Open the listener before the first slot; OSError."""
         await self.server.start()
 
     async def close(self) -> None:
-        """Close everything, and keep what is usual."""
+        """Close everything that slots need, and keep what is usual."""
         await self.rounds.close()
         await self.node.close()
         await self.server.close()
@@ -230,7 +230,7 @@ class SlotRunner:
         await self._save(self.baselines)
 
     async def run(self) -> None:
-        """Run an epoch after the other; returns when this node has another name."""
+        """Run a slot after the other; returns when this node has another name."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.confirmations.work(), name="confirmations")
@@ -243,7 +243,7 @@ class SlotRunner:
             log.warning("probe: this node is another one in the new list of members")
 
     async def _epochs(self, tasks: asyncio.TaskGroup) -> None:
-        """Begin every epoch that this node's clock comes to; raises Renamed."""
+        """Begin the slot of every epoch that this node's clock comes to; raises Renamed."""
         period = self._options.period
         last = epoch_at(self._wall(), period)
         while True:
@@ -264,7 +264,9 @@ class SlotRunner:
                 tasks.create_task(self._epoch(epoch), name=f"epoch {epoch}")
 
     async def _look(self, *, again: bool = False) -> None:
-        """Take over a new list of members; raises Renamed where this node is another one in it."""
+        """Take over a new list of members between slots; raises Renamed for a new name of this
+        node.
+        """
         if await self._local_membership.look(again=again):
             if self._local_membership.me != self._me:
                 raise Renamed
@@ -293,7 +295,7 @@ class SlotRunner:
         )
 
     async def _meet(self, name: str) -> bool:
-        """Have a light round with a member at once; False where that cannot be.
+        """Have a light round with a member between slots at once; False where that cannot be.
 
         All nodes of a job lead some at the same time, and each declines while it leads one: they
         try again after times that differ.
@@ -308,11 +310,11 @@ class SlotRunner:
         return False
 
     def _others(self) -> list[str]:
-        """Return all members but this node."""
+        """Return all members to have slots with: all but this node."""
         return [name for name in self._local_membership.membership.names if name != self._me]
 
     async def _epoch(self, epoch: int) -> None:
-        """Have this node's round of an epoch."""
+        """Have this node's round of the slot of an epoch."""
         if self._absences.own_end():
             self._metrics.skip(MAINTENANCE)
             return
@@ -377,7 +379,7 @@ class SlotRunner:
             await self._substitute(epoch, group)
 
     async def _substitute(self, epoch: int, group: Sequence[str]) -> None:
-        """Find another partner, as the one that the schedule names is gone.
+        """Find another partner for the slot, as the one that the schedule names is gone.
 
         Who is in another round now may have time later.
         """
@@ -404,11 +406,11 @@ class SlotRunner:
             await asyncio.sleep(self._options.period / TRIES)
 
     def _of(self, epoch: int) -> Iterator[Observation]:
-        """Yield the rounds that this node has had in an epoch."""
+        """Yield the rounds that this node has had in a slot."""
         return (round for round in self._recent if round.epoch == epoch)
 
     def _paired(self, epoch: int) -> bool:
-        """Tell whether one of them came about."""
+        """Tell whether one of the slot's rounds came about."""
         return any(
             round.outcome is not Outcome.DECLINED and round.outcome not in _GONE
             for round in self._of(epoch)
@@ -421,7 +423,7 @@ class SlotRunner:
         kind: Kind | None = None,
         steps: tuple[tuple[int, int], ...] | None = None,
     ) -> RoundReport | None:
-        """Lead a round of the kind that is possible now.
+        """Lead a round in this slot of the kind that is possible now.
 
         `kind` and `steps` are the schedule's where they are not given.
         """
@@ -446,8 +448,8 @@ class SlotRunner:
         return await self.rounds.lead(plan.light() if reason else plan, reason)
 
     async def _confirm(self, confirmation: Confirmation) -> bool:
-        """Run an extra round; False where this node was in another one for too long, or a member is
-        in maintenance.
+        """Run an extra round between slots; False where this node was in another one for too long,
+        or a member is in maintenance.
         """
         if self._absences.own_end() or any(map(self._absences.absent, confirmation.members)):
             self.detector.withdraw(confirmation)
@@ -464,7 +466,7 @@ class SlotRunner:
         return False
 
     async def _local(self, epoch: int) -> None:
-        """Have a round among the GPUs of this node."""
+        """Have a round in this slot among the GPUs of this node."""
         gpus, begin = self._gpus.count(), self._monotonic()
         backend = Backend.NCCL if gpus else Backend.GLOO
         plan = RoundPlan(
@@ -492,7 +494,7 @@ class SlotRunner:
         self._ended(RoundReport(observation, plan, self._monotonic() - begin, led=True))
 
     def _ended(self, report: RoundReport) -> None:
-        """Take a round into account; one that members in maintenance have spoilt is declined."""
+        """Take a slot's round into account; one that absent members have spoilt is declined."""
         observation = report.observation
         if observation.late and all(map(self._absences.absent, observation.late)):
             observation = replace(observation, outcome=Outcome.DECLINED, reason=MAINTENANCE)
@@ -530,7 +532,7 @@ class SlotRunner:
 
 
 def jitter(epoch: int, group: Iterable[str], period: float) -> float:
-    """Return how many seconds after an epoch's begin a group starts.
+    """Return how many seconds after a slot's begin a group starts.
 
     All its members know it, and no two groups need to agree.
     """
@@ -539,7 +541,7 @@ def jitter(epoch: int, group: Iterable[str], period: float) -> float:
 
 
 def _affinity(epoch: int, one: str, other: str) -> bytes:
-    """Return the order in which two members look for each other: the same seen from both sides."""
+    """Return the order in which two members of a slot find each other: the same from both sides."""
     return hashlib.blake2b(
         f"{epoch}/{'/'.join(sorted((one, other)))}".encode(), digest_size=8
     ).digest()
@@ -550,7 +552,7 @@ def _spread(name: str) -> int:
 
 
 def _kind(epoch: int, members: int, gpus: int) -> Kind:
-    """Return the kind of a scheduled round.
+    """Return the kind of the round scheduled in a slot.
 
     Two epochs in a row have the same, so that it is run inside leaves and between them.
     """

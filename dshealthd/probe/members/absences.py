@@ -1,5 +1,4 @@
-"""Members in maintenance: this node, if its collector says so, and others that have said it of
-themselves.
+"""Absences of members in maintenance: this node, if its collector says so, and those that say so.
 
 A node in maintenance tells every member until when, once, and whenever that changes. Until then the
 others neither call nor accuse it, also while its agent is gone. A member's word is about itself
@@ -66,14 +65,14 @@ class Absences:
         return ends[0] if ends and ends[0] > self._wall() else 0.0
 
     def absent(self, name: str) -> bool:
-        """Whether a member has said that it is in maintenance now."""
+        """Whether a member has said that it is absent, in maintenance, now."""
         end = self._ends.get(name)
         if end is not None and end <= self._wall():
             del self._ends[name]
         return name in self._ends
 
     def hear(self, name: str, end: float) -> None:
-        """Take a member's word about itself; an end that has passed ends it."""
+        """Take a member's word about its absence; an end that has passed ends it."""
         if end > self._wall():
             self._ends[name] = min(end, self._wall() + LONGEST)
         else:
@@ -85,14 +84,14 @@ class Absences:
         return {}
 
     def forget(self, names: Iterable[str]) -> None:
-        """Drop members other than `names`."""
+        """Drop absences of members other than `names`."""
         kept = set(names)
         for known in (self._ends, self._told):
             for name in known.keys() - kept:
                 del known[name]
 
     def samples(self) -> Iterator[Sample]:
-        """Yield how many there are."""
+        """Yield how many members are absent."""
         yield ABSENT(float(sum(map(self.absent, list(self._ends)))))
 
     async def keep_telling(self, peers: Peers, others: Callable[[], Iterable[str]]) -> None:

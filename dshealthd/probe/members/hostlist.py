@@ -1,5 +1,4 @@
-"""Slurm's node list expressions, such as `gpu[001-128,130],login1` or `rack[1-4]node[01-18]`, and
-the names that they stand for.
+"""Slurm's host lists (node list expressions), such as `gpu[001-128,130],login1`, expanded.
 
 Source: hostlist.c of Slurm; `scontrol show hostnames` expands the same.
 """
@@ -33,7 +32,7 @@ class HostlistError(ValueError):
 
 
 def is_name(text: str) -> bool:
-    """Whether a node can have this name: a host name or an address of at most 253 ASCII characters.
+    """Whether a list may hold this name: a host name or address of at most 253 ASCII characters.
 
     Names become labels, parts of `NODE/gpu3` and arguments of a resolver, so what no host can be
     called is refused here once.
@@ -42,7 +41,7 @@ def is_name(text: str) -> bool:
 
 
 def expand(expression: str, limit: int = MAX_NAMES) -> tuple[str, ...]:
-    """Return the names of an expression, in its order.
+    """Return the names of a host list, in its order.
 
     Raises HostlistError, also when a name is given twice or none is.
 
@@ -74,12 +73,12 @@ def expand(expression: str, limit: int = MAX_NAMES) -> tuple[str, ...]:
 
 
 def quote(text: str) -> str:
-    """Return at most 60 characters of what somebody wrote, in quotes and printable."""
+    """Return at most 60 characters of a host list that somebody wrote, in quotes and printable."""
     return ascii(text if len(text) <= 60 else f"{text[:57]}...").replace("'", '"')  # noqa: PLR2004 - the documented length
 
 
 def _items(expression: str) -> list[str]:
-    """Split at the commas and spaces outside of brackets."""
+    """Split a host list at the commas and spaces outside of brackets."""
     items, start, depth = [], 0, 0
     for position, character in enumerate(f"{expression},"):
         if character == "[":
@@ -99,7 +98,7 @@ def _items(expression: str) -> list[str]:
 
 
 def _axes(item: str) -> list[_Numbers | tuple[str]]:
-    """Return, for each stretch of an item, the texts that may stand there.
+    """Return, for each stretch of a host list's item, the texts that may stand there.
 
     Literal text is one choice.
     """

@@ -1,4 +1,4 @@
-"""Which of the members this machine is."""
+"""The identity of this machine: which of the members it is, by its name and addresses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def own_name(
 
 
 def _same_host(member: str, hostname: str) -> bool:
-    """Whether two names are one host's: equal, or one the first label of the other.
+    """Whether two names identify one host: equal, or one the first label of the other.
 
     Two long names that differ are two hosts.
     """
@@ -73,7 +73,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def local_addresses(host: Host) -> tuple[str, ...]:
-    """Return the addresses of this machine's interfaces, without the loopback's.
+    """Return the addresses that identify this machine: its interfaces', without the loopback's.
 
     Empty where the kernel does not tell.
 
@@ -91,7 +91,7 @@ def local_addresses(host: Host) -> tuple[str, ...]:
 
 
 def parse_fib_trie(text: str) -> list[str]:
-    """Return the IPv4 addresses that a routing trie has as the machine's own.
+    """Return the IPv4 addresses that identify this machine: its own in a routing trie.
 
     Leaves with a `/32 host LOCAL` line.
     """
@@ -106,7 +106,7 @@ def parse_fib_trie(text: str) -> list[str]:
 
 
 def parse_if_inet6(text: str) -> list[str]:
-    """Return the IPv6 addresses of the interfaces.
+    """Return the IPv6 addresses of interfaces that identify this machine.
 
     A link-local one is left out, as it means nothing without its interface.
     """

@@ -1,4 +1,4 @@
-"""The members as this agent believes them to be, and which of them it is.
+"""The local membership: the members as this agent believes them to be, and which of them it is.
 
 Read again as the files change, or when told to.
 """
@@ -74,11 +74,13 @@ class LocalMembership:
 
     @property
     def known(self) -> bool:
-        """Whether there is a list."""
+        """Whether there is a list of members."""
         return self._membership is not None
 
     async def look(self, *, again: bool = False) -> bool:
-        """Read the list if it has changed, or `again`; tell whether another one is in force now."""
+        """Read the members if their list has changed, or `again`; tell whether another one is in
+        force now.
+        """
         try:
             found = await background.call(
                 lambda: self._load(again=again), "members", DEADLINE, MembershipError, OSError
@@ -146,5 +148,5 @@ class LocalMembership:
 
 
 def hostname() -> str:
-    """Return what this machine calls itself."""
+    """Return what this machine calls itself, to be found among the members."""
     return socket.gethostname()

@@ -1,6 +1,4 @@
-"""Who takes part in probes: a DeepSpeed hostfile, a list, a DNS name or a Slurm node list
-expression, and where each node is attached.
-"""
+"""The membership of probes, from its source: a hostfile, a list, a DNS name, a Slurm node list."""
 
 from __future__ import annotations
 
@@ -67,13 +65,13 @@ class Membership:
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
-        """The names, sorted."""
+        """The members' names, sorted."""
         return tuple(member.name for member in self.members)
 
     @functools.cached_property
     def digest(self) -> str:
-        """12 hexadecimal digits that differ where two agents differ in a name, its slots or its
-        leaf. The source does not count.
+        """12 hexadecimal digits that differ where two memberships differ in a name, its slots or
+        its leaf. The source does not count.
         """
         rows = [
             [member.name, member.slots, self.leaves.get(member.name, "")] for member in self.members
@@ -82,7 +80,7 @@ class Membership:
 
     @property
     def digest_number(self) -> int:
-        """The digest as a number below 2^48, which a sample's float holds exactly."""
+        """The membership's digest as a number below 2^48, which a sample's float holds exactly."""
         return int(self.digest, 16)
 
 
@@ -202,7 +200,7 @@ def parse_nodes(names: Iterable[str]) -> tuple[Member, ...]:
 
 
 def _addresses(name: str, resolve: Callable[..., Iterable[tuple[Any, ...]]]) -> tuple[str, ...]:
-    """Return the addresses of a DNS name.
+    """Return the addresses of a DNS name that stands for the members.
 
     Those of one family, so that a node with both is one member.
 
@@ -235,7 +233,9 @@ def _addresses(name: str, resolve: Callable[..., Iterable[tuple[Any, ...]]]) -> 
 
 
 def _text(file: Path) -> str:
-    """Return what a file says. Raises MembershipError, with the line where it is not UTF-8."""
+    """Return what a members' file says. Raises MembershipError, with the line where it is not
+    UTF-8.
+    """
     try:
         if not stat.S_ISREG(os.stat(file).st_mode):
             raise MembershipError([f"{file}: is not a regular file"])
@@ -267,7 +267,7 @@ class Watcher:
         self._seen = signatures(self._files)
 
     def changed(self) -> bool:
-        """Whether anything changed since the last call that said so, or since the beginning.
+        """Whether the members' sources changed since the last call that said so, or the beginning.
 
         Call it before `load`, never after: a change in between is then seen the next time instead
         of being lost.

@@ -1,5 +1,4 @@
-"""Who meets whom in which epoch: a pure function of the members, their leaves and the epoch's
-number. No leader, no state.
+"""The schedule: who meets whom in which epoch, a pure function of members, leaves and number.
 
 Even epochs group members of one leaf, odd epochs members of different leaves. With a single leaf,
 or without a topology, every epoch is of the first kind; with one member in each leaf every epoch is
@@ -75,7 +74,7 @@ class Timetable:
 
     @property
     def inside(self) -> int:
-        """Epochs of the first kind until all members of each leaf have met.
+        """Scheduled epochs of the first kind until all members of each leaf have met.
 
         0 if there are none of it.
         """
@@ -83,7 +82,7 @@ class Timetable:
 
     @property
     def across(self) -> int:
-        """Epochs of the second kind until all members of different leaves have met.
+        """Scheduled epochs of the second kind until all members of different leaves have met.
 
         0 if there are none of it.
         """
@@ -91,7 +90,7 @@ class Timetable:
 
     @property
     def cycle(self) -> int:
-        """Epochs within which any two members meet."""
+        """Epochs of the schedule within which any two members meet."""
         return len(self._kinds) * max(self.inside, self.across)
 
     def groups(self, epoch: int) -> tuple[tuple[str, ...], ...]:
@@ -111,21 +110,21 @@ class Timetable:
         return blocks.group_of(me, turn)
 
     def _turn(self, epoch: int) -> tuple[_Blocks, int]:
-        """Return the kind of an epoch, and how many of that kind there were before it."""
+        """Return the kind of a scheduled epoch, and how many of that kind there were before it."""
         return self._kinds[epoch % len(self._kinds)], epoch // len(self._kinds)
 
 
 def groups(
     names: Iterable[str], leaves: Mapping[str, str], epoch: int, size: int = PAIR
 ) -> tuple[tuple[str, ...], ...]:
-    """Return all groups of an epoch; see Timetable. The order of `names` does not matter."""
+    """Return all groups scheduled in an epoch; see Timetable. The order of `names` is no matter."""
     return Timetable(names, leaves, size).groups(epoch)
 
 
 def group_of(
     me: str, names: Iterable[str], leaves: Mapping[str, str], epoch: int, size: int = PAIR
 ) -> tuple[str, ...]:
-    """Return the group of one member in an epoch, () when it rests.
+    """Return the group of one member in an epoch of the schedule, () when it rests.
 
     See Timetable, which to keep is cheaper than this.
     """
@@ -133,7 +132,7 @@ def group_of(
 
 
 def root_order(group: Iterable[str], epoch: int) -> tuple[str, ...]:
-    """Return the members in the order in which they are root of this epoch.
+    """Return the members in the order in which they are root of this epoch of the schedule.
 
     The next takes over where one is silent.
 
@@ -153,7 +152,7 @@ def root_order(group: Iterable[str], epoch: int) -> tuple[str, ...]:
 
 
 def epoch_at(unix_seconds: float, period: float) -> int:
-    """Return the number of the epoch of a moment.
+    """Return the number of the schedule's epoch of a moment.
 
     Epochs are `period` seconds long and are counted from 1970. ValueError if not above 0.
     """
@@ -186,7 +185,7 @@ class _Blocks:
         )
 
     def group_of(self, me: str, turn: int) -> tuple[str, ...]:
-        """Return the group of one member, () when it rests."""
+        """Return the scheduled group of one member, () when it rests."""
         seat = self._seats.get(me)
         if seat is None:
             message = f"{me} is no member"
@@ -199,7 +198,7 @@ class _Blocks:
         return self._named(group) if len(group) >= PAIR else ()
 
     def groups(self, turn: int) -> Iterator[tuple[str, ...]]:
-        """Yield every group once."""
+        """Yield every scheduled group once."""
         for block, members in enumerate(self._blocks):
             for position in range(len(members)):
                 group = self._met((block, position), turn)
@@ -209,7 +208,7 @@ class _Blocks:
         yield from self._pairs(self._remainder(turn), turn)
 
     def _met(self, seat: Seat, turn: int) -> list[Seat]:
-        """Return the promised group of one member: itself alone where it has none."""
+        """Return the group that the schedule promises a member: itself alone where it has none."""
         block, position = seat
         if not self._across:
             count = len(self._blocks[block])
@@ -227,19 +226,19 @@ class _Blocks:
         return [(other, place) for other, place in met if place < len(self._blocks[other])]
 
     def _alone(self, block: int, turn: int) -> list[Seat]:
-        """Return the members of a block that have no promised group."""
+        """Return the members of a block to which the schedule promises no group."""
         seats = [(block, position) for position in range(len(self._blocks[block]))]
         return [seat for seat in seats if len(self._met(seat, turn)) < PAIR]
 
     def _remainder(self, turn: int) -> list[Seat]:
-        """Return the members, at most one in a block, that find no partner in their own block
-        either.
+        """Return the members, at most one in a block, for which the schedule finds no partner in
+        their own block either.
         """
         blocks = (self._alone(block, turn) for block in range(len(self._blocks)))
         return [group[0] for alone in blocks for group in _extras(alone, turn) if len(group) < PAIR]
 
     def _pairs(self, alone: Sequence[Seat], turn: int) -> Iterator[tuple[str, ...]]:
-        """Yield the pairs of those left over, each once."""
+        """Yield the scheduled pairs of those left over, each once."""
         return (self._named(pair) for pair in _extras(alone, turn) if len(pair) == PAIR)
 
     def _named(self, group: Sequence[Seat]) -> tuple[str, ...]:
@@ -247,7 +246,7 @@ class _Blocks:
 
 
 def _extras(alone: Sequence[Seat], turn: int) -> Iterator[list[Seat]]:
-    """Yield the pairs of those left over, and the one that is left of an odd number."""
+    """Yield the scheduled pairs of those left over, and the one that is left of an odd number."""
     count = len(alone)
     # Half a cycle ahead, so that a leaf that is left over as a whole does not repeat the pairs that
     # it has just made.
@@ -304,7 +303,7 @@ def design(position: int, count: int, size: int, turn: int) -> list[int]:
 
 
 def _circle(position: int, count: int, turn: int) -> list[int]:
-    """Return the pair of a position in a turn, one position alone where the count is odd.
+    """Return the scheduled pair of a position in a turn, one position alone where the count is odd.
 
     Positions whose sum is the turn, modulo an odd number, meet; the one that would meet itself
     meets the last one, or rests.
@@ -320,8 +319,8 @@ def _circle(position: int, count: int, turn: int) -> list[int]:
 
 
 def _width(count: int, size: int) -> int:
-    """Return the largest group, up to `size`, that can be made of so many without repeating a pair
-    at once.
+    """Return the largest scheduled group, up to `size`, that can be made of so many without
+    repeating a pair at once.
     """
     return size if count >= size * size else max(PAIR, math.isqrt(count))
 

@@ -1,4 +1,4 @@
-"""Which nodes share a leaf switch: Slurm's `topology.conf`, in its tree form and its block form.
+"""The topology: which nodes share a leaf switch, by Slurm's `topology.conf`, as tree or as blocks.
 
     SwitchName=leaf1 Nodes=gpu[001-032]
     SwitchName=leaf2 Nodes=gpu[033-064]
@@ -56,7 +56,7 @@ class Switch:
 
 
 def parse(text: str, place: str) -> tuple[Switch, ...]:
-    """Return the switches and blocks that a file lists.
+    """Return the switches and blocks that a topology file lists.
 
     Raises TopologyError; `place` is the file's name in its lines.
     """
@@ -103,7 +103,7 @@ def parse(text: str, place: str) -> tuple[Switch, ...]:
 
 
 def leaves(switches: Iterable[Switch], names: Iterable[str]) -> dict[str, str]:
-    """Return the leaf of each name, "" where the topology does not know it.
+    """Return each name's leaf switch in the topology, "" where it does not know it.
 
     A node on several leaf switches, as with one rail for each adapter, has the leaf `a+b`: nodes on
     the same ones share it. Where a list writes `gpu1.example.org` and the topology `gpu1`, or the
@@ -122,7 +122,7 @@ def leaves(switches: Iterable[Switch], names: Iterable[str]) -> dict[str, str]:
 
 
 def _by_label(name: str, joined: Mapping[str, str], short: Mapping[str, str]) -> str:
-    """Return the leaf by the first label.
+    """Return the leaf switch by the first label of a node's name.
 
     Of a long name in a file of short ones, or of a short name in a file of long ones.
     """
@@ -133,7 +133,7 @@ def _by_label(name: str, joined: Mapping[str, str], short: Mapping[str, str]) ->
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the number of its first line and the text of each logical line.
+    """Yield the number of its first line and the text of each logical line of a topology file.
 
     No comment, a backslash at the end goes on.
     """
@@ -151,7 +151,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _switch(line: str, number: int, limit: int) -> Switch | None:
-    """Return the switch of a line, None for a line without one.
+    """Return the switch of a topology line, None for a line without one.
 
     HostlistError says what is wrong.
     """
@@ -182,7 +182,7 @@ def _switch(line: str, number: int, limit: int) -> Switch | None:
 
 
 def _fields(line: str) -> dict[str, str]:
-    """Return the fields of a line by their keys in lower case.
+    """Return the fields of a topology line by their keys in lower case.
 
     HostlistError where it is no list of KEY=VALUE.
     """

@@ -1,4 +1,4 @@
-"""Calls to other nodes' agents; what goes wrong is told apart.
+"""The client of the peer API: calls to other nodes' agents; what goes wrong is told apart.
 
 A connection of asyncio's own and not aiohttp's client: what ended it is known exactly, nothing is
 redirected, proxied or unpacked, and it costs some 0.6 of the CPU. What a call costs with all that
@@ -146,12 +146,12 @@ class PeerClient:
         self._pool.forget(peer)
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all the client's connections to peers."""
         await self._pool.close()
         await self._credentials.close()
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the client's own metrics."""
+        """Yield the metrics of calls to peers."""
         for (method, outcome), count in self._calls.items():
             yield CALLS(float(count), method, outcome)
         yield OPEN(float(len(self._pool)))
@@ -209,7 +209,7 @@ class PeerClient:
         key: bytes,
         progress: CallProgress,
     ) -> UnverifiedAnswer:
-        """Return the answer to a signed request, verified.
+        """Return the peer's answer to a signed request, verified.
 
         With another nonce if the first one was too old for the peer.
         """
@@ -248,7 +248,7 @@ class PeerClient:
 async def _send(
     link: Link, path: str, body: bytes, claim: RequestClaim, progress: CallProgress
 ) -> UnverifiedAnswer:
-    """Return the answer to one request, as it came; PeerError."""
+    """Return the peer's answer to one request, as it came; PeerError."""
     head = f"POST {path} HTTP/1.1\r\nHost: {claim.receiver}\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\nAuthorization: {claim}\r\n\r\n"
     progress.to(Outcome.HUNG, "no_answer")
@@ -284,7 +284,7 @@ def _read(answer: UnverifiedAnswer, method: Method) -> dict[str, Any]:
 
 
 def _unverified(answer: UnverifiedAnswer) -> PeerError:
-    """Return what an answer means that nobody has signed.
+    """Return what a peer's answer means that nobody has signed.
 
     Whatever it says, it is not the peer that says so.
     """

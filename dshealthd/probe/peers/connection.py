@@ -1,4 +1,4 @@
-"""Connections of the peer listener.
+"""Connections of the peer listener: those of strangers make room, those of nodes stay.
 
 Those of strangers make room, those of nodes that have proved who they are stay.
 """
@@ -69,23 +69,23 @@ class PeerConnection(Connection):
 
     @property
     def address(self) -> str:
-        """The address that the connection comes from."""
+        """The address that the peer's connection comes from."""
         peer = None if self.transport is None else self.transport.get_extra_info("peername")
         return str(peer[0]) if peer else ""
 
     @property
     def certificate(self) -> dict[str, Any]:
-        """The caller's certificate as `getpeercert()` gives it; empty without TLS."""
+        """The certificate on a peer's connection as `getpeercert()` gives it; empty without TLS."""
         return {} if self.transport is None else self.transport.get_extra_info("peercert") or {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the time for the first request's headers."""
+        """Start the time for the peer's first request's headers on this connection."""
         self._opening = None
         if self._client is not None:  # else it was evicted before
             super().connection_made(transport)
 
     def prove(self) -> None:
-        """Note that the request in hand proved who sent it."""
+        """Note that the request in hand proved who is at the connection's other end."""
         self.proved = True
         self._unproved = 0
         client = self._peer_gate.strangers.pop(self, None)
@@ -93,26 +93,26 @@ class PeerConnection(Connection):
             self._peer_gate.know(client)
 
     def doubt(self) -> bool:
-        """Note that the request in hand proved nothing; tell whether another one may follow."""
+        """Note that the request in hand proved nothing; tell whether the peer may send another."""
         self._unproved += 1
         return self._unproved < MAX_UNPROVED
 
     @property
     def aged(self) -> bool:
-        """Whether the connection has been open for so long that it is to be made anew."""
+        """Whether the peer's connection has been open for so long that it is to be made anew."""
         return self._loop.time() - self._opened > MAX_AGE
 
     async def finish_response(
         self, request: BaseRequest, resp: StreamResponse, start_time: float | None
     ) -> tuple[StreamResponse, bool]:
-        """Send a peer its answer; one that has not proved who it is must ask again soon."""
+        """Answer a peer; a connection without proof of who it is must ask again soon."""
         done = await super().finish_response(request, resp, start_time)
         if not self.proved:
             self._allow(self._header_timeout, CloseReason.HEADERS)
         return done
 
     def evict(self) -> None:
-        """Close at once, in the middle of whatever it is, and give the place back."""
+        """Close the peer's connection in the middle of whatever it is, and give the place back."""
         self.release()
         self._evicted = True
         if self._opening is not None:
@@ -123,7 +123,7 @@ class PeerConnection(Connection):
             self.transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Give the place in the gate back."""
+        """Give the peer connection's place in the gate back."""
         self._end()
         super().connection_lost(exc)
 
@@ -133,7 +133,7 @@ class PeerConnection(Connection):
             self._peer_gate.closing -= 1
 
     def release(self) -> None:
-        """Give the place in the gate back."""
+        """Give the peer connection's place in the gate back."""
         self._peer_gate.strangers.pop(self, None)
         super().release()
 
@@ -182,7 +182,7 @@ class PeerGate(ConnectionLimiter):
             self._evict(next(strangers, None) or next(iter(self.strangers), None))
 
     def know(self, client: str) -> None:
-        """Note that somebody at this address proved who it is."""
+        """Note that a connection from this address proved who it is."""
         self._known[client] = None
         self._known.move_to_end(client)
         if len(self._known) > MAX_KNOWN:

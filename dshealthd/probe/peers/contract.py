@@ -1,4 +1,4 @@
-"""What both sides of the peer API agree on: options, names of refusals, and what is signed.
+"""The contract of the peer API's two sides: options, names of refusals, and what is signed.
 
 A call is `POST /peer/v1/METHOD` with a JSON body. Who calls whom stands in one header, and with a
 shared key that header is the proof too:
@@ -103,7 +103,7 @@ class RequestClaim:
 
     @classmethod
     def parse(cls, header: str) -> RequestClaim | None:
-        """Return the claim of an `Authorization` header, or None if it makes none."""
+        """Return the claim of a peer's `Authorization` header, or None if it makes none."""
         fields = header.split(" ")
         if len(fields) != _FIELDS or fields[0] != SCHEME:
             return None
@@ -117,7 +117,7 @@ class RequestClaim:
 
 
 def certificate_names(certificate: Mapping[str, Any]) -> set[str]:
-    """Return the names (DNS and URI) of a certificate, as `getpeercert()` gives it.
+    """Return the names (DNS and URI) of a peer's certificate, as `getpeercert()` gives it.
 
     They are compared as they are: no wildcards.
     """
@@ -125,7 +125,7 @@ def certificate_names(certificate: Mapping[str, Any]) -> set[str]:
 
 
 def parse_answer(header: str) -> tuple[str, str] | None:
-    """Return nonce and MAC of a `Dshealthd-Answer` header, or None for anything else."""
+    """Return nonce and MAC of a peer's `Dshealthd-Answer` header, or None for anything else."""
     fields = header.split(" ")
     if len(fields) != 2 or not all(map(_TOKEN.fullmatch, fields)):  # noqa: PLR2004 - a pair
         return None
@@ -133,7 +133,7 @@ def parse_answer(header: str) -> tuple[str, str] | None:
 
 
 def request_mac(key: bytes, path: str, body: bytes, claim: RequestClaim) -> str:
-    """Return the MAC of a request; `claim.mac` takes no part."""
+    """Return the MAC of a request to a peer; `claim.mac` takes no part."""
     digest = hashlib.sha256(body).hexdigest()
     return _mac(
         key,
@@ -149,7 +149,7 @@ def request_mac(key: bytes, path: str, body: bytes, claim: RequestClaim) -> str:
 
 
 def answer_mac(key: bytes, request: str, status: int, body: bytes, next_nonce: str) -> str:
-    """Return the MAC of the answer to the request whose MAC is `request`."""
+    """Return the MAC of a peer's answer to the request whose MAC is `request`."""
     return _mac(key, "answer", request, str(status), hashlib.sha256(body).hexdigest(), next_nonce)
 
 

@@ -1,4 +1,4 @@
-"""The secrets of the peer API, re-read as their files change, and the switch that turns it off."""
+"""Credentials of the peer API: secrets re-read when files change, and the switch to turn it off."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Credentials:
         self._failures = 0
 
     async def current(self) -> Secrets:
-        """Return what is in force now, after looking whether a file has changed.
+        """Return the credentials in force now, after looking whether a file has changed.
 
         A file system that hangs is not waited for.
         """
@@ -102,7 +102,7 @@ class Credentials:
         return self.secrets
 
     def samples(self) -> Iterator[Sample]:
-        """Yield whether the files in force are the ones on disk."""
+        """Yield whether the credentials in force are the ones on disk."""
         yield RELOAD_OK(float(self._ok))
         yield RELOAD_FAILURES(float(self._failures))
         if self.secrets.own is not None and self.secrets.own.trusted:

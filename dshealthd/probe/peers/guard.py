@@ -1,4 +1,4 @@
-"""Who may call, and with what: the checks that a request passes before its message is looked at.
+"""The guard of the peer API: who may call, and with what, before a request's message is looked at.
 
 What costs little comes first, and nothing that a stranger sends is parsed beyond one header.
 """
@@ -45,7 +45,7 @@ class Members(Protocol):
 
     @property
     def names(self) -> Collection[str]:
-        """The names of the nodes."""
+        """The names of the nodes that may call."""
 
 
 class RequestRejected(Exception):
@@ -95,7 +95,7 @@ class Guard:
     async def body(
         self, request: BaseRequest, connection: PeerConnection, call: Call
     ) -> bytes | None:
-        """Return the body of a request that may be handled; None where only a nonce is asked for.
+        """Return the body of a request that may pass; None where only a nonce is asked for.
 
         Raises RequestRejected.
         """
@@ -141,7 +141,7 @@ class Guard:
         return f"{nonce} {ABSENT if call.key is None else answer_mac(call.key, call.claim.mac, code, body, nonce)}"
 
     def _key(self, path: str, body: bytes, claim: RequestClaim, keys: tuple[bytes, ...]) -> bytes:
-        """Return the key that a request is signed with."""
+        """Return the key that a caller's request is signed with."""
         fitting = [
             key
             for key in keys
@@ -194,14 +194,14 @@ class Guard:
 
 
 def _plain(address: str) -> str:
-    """Return an address in one spelling: without a zone, and IPv4 as such."""
+    """Return a caller's address in one spelling: without a zone, and IPv4 as such."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return str(mapped or parsed)
 
 
 def _content_length(request: BaseRequest) -> int:
-    """Return the length of a request's body.
+    """Return the length of a caller's body.
 
     What could be read in two ways, or has to be unpacked, is refused.
     """

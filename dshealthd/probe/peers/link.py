@@ -1,4 +1,4 @@
-"""One connection to another node's peer listener: sends a request, reads its answer.
+"""A link to another node's peer listener, one connection: sends a request, reads its answer.
 
 The server may be anybody until its answer is verified: it is read by a parser that takes the one
 form of answer that a peer sends.
@@ -51,7 +51,7 @@ class UnverifiedAnswer:
 
 
 def parse_head(head: bytes) -> Head:
-    """Return what an answer's head, without the empty line, says.
+    """Return what the head of an answer on a link, without the empty line, says.
 
     BadAnswer for anything that could be read in two ways.
     """
@@ -106,23 +106,23 @@ class Link(asyncio.Protocol):
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Keep the link's transport."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_connection makes
         self._transport = transport
 
     @property
     def secured(self) -> bool:
-        """Whether the connection is protected with TLS."""
+        """Whether the link to the peer is protected with TLS."""
         return (
             self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
         )
 
     def peer_certificate(self) -> Mapping[str, object]:
-        """Return the server's certificate as `getpeercert()` gives it; empty without TLS."""
+        """Return the link's server certificate as `getpeercert()` has it; empty without TLS."""
         return {} if self._transport is None else self._transport.get_extra_info("peercert") or {}
 
     def send(self, request: bytes) -> asyncio.Future[UnverifiedAnswer]:
-        """Send a request and return its answer to come.
+        """Send a request over the link and return its answer to come.
 
         OSError (what ssl raises is one) when the connection ends, BadAnswer.
         """
@@ -136,7 +136,7 @@ class Link(asyncio.Protocol):
         return waiter
 
     def data_received(self, data: bytes) -> None:
-        """Read an answer."""
+        """Read an answer off the link."""
         self._buffer += data
         try:
             answer = self._parse()
@@ -148,31 +148,31 @@ class Link(asyncio.Protocol):
             self._finish(answer)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """End the request that waits, if one does."""
+        """End the request that waits on the link, if one does."""
         self.broken = True
         self._finish(exc if isinstance(exc, OSError) else ConnectionAbortedError())
         if not self._lost.done():
             self._lost.set_result(None)
 
     def eof_received(self) -> bool:
-        """Close as the server does."""
+        """Close the link to a peer whose server has closed it."""
         self.broken = True
         return False
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close the link at once."""
         self.broken = True
         if self._transport is not None:
             self._transport.abort()
 
     async def close(self) -> None:
-        """Close at once, and wait until it is."""
+        """Close the link at once, and wait until it is."""
         self.abort()
         if self._transport is not None:
             await self._lost
 
     def usable(self) -> bool:
-        """Tell whether an idle connection can be used again.
+        """Tell whether an idle link can be used again.
 
         The kernel may know of its end before the loop has turned to it.
         """
@@ -183,7 +183,7 @@ class Link(asyncio.Protocol):
         return not poll.poll(0)
 
     def unacknowledged(self) -> bool:
-        """Tell whether the other machine's kernel has not acknowledged what was sent.
+        """Tell whether the kernel at the link's other end has not acknowledged what was sent.
 
         It is not there, or packets are lost.
         """

@@ -259,6 +259,6 @@ METHODS: Mapping[str, Method] = {
 
 
 def summary_text(value: object) -> str:
-    """Return a text as summaries hold it: printable ASCII, of a bounded length."""
+    """Return a text as messages with summaries hold it: printable ASCII, of a bounded length."""
     shown = str(value)[:MAX_SUMMARY_TEXT]
     return "".join(char if char.isascii() and char.isprintable() else "?" for char in shown)

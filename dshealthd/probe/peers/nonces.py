@@ -1,4 +1,4 @@
-"""What the receiver of calls remembers of each sender.
+"""Nonces of the peer API: what the receiver of calls remembers of each sender.
 
 Which nonces are spent, and how many calls it may make now.
 
@@ -86,7 +86,7 @@ class Nonces:
         return True
 
     def admit(self, sender: str) -> bool:
-        """Take one call from a sender's allowance; False if there is none left."""
+        """Take one call from a sender's allowance of nonces; False if there is none left."""
         known, now = self._sender(sender), self._monotonic()
         known.tokens = min(self._burst, known.tokens + (now - known.refilled) * self._rate)
         known.refilled = now

@@ -1,4 +1,4 @@
-"""Connections to other nodes' agents.
+"""The pool of connections to other nodes' agents, kept for later calls.
 
 Made when they are needed, kept while they are used, and what it means when they cannot be made.
 """
@@ -51,7 +51,7 @@ class CallProgress:
         self.reason = "too_many_calls"
 
     def to(self, outcome: Outcome, reason: str) -> None:
-        """Note what it means if nothing comes after this."""
+        """Note how far a call has come: what it means if nothing comes after this."""
         self.outcome = outcome
         self.reason = reason
 
@@ -83,7 +83,7 @@ class ConnectionPool:
         return len(self._idle) + len(self._busy)
 
     async def take(self, peer: str, tls: ssl.SSLContext | None, progress: CallProgress) -> Link:
-        """Return a connection to a peer, the one used last if any is kept; PeerError."""
+        """Return a pooled connection to a peer, the last used if any is kept; PeerError."""
         self._prune()
         # The one used last has been idle for the shortest time, and is the least likely to be
         # closed by now.
@@ -98,7 +98,7 @@ class ConnectionPool:
         return link
 
     def give_back(self, link: Link, peer: str, *, keep: bool) -> None:
-        """Keep a connection for later calls, or close it."""
+        """Keep a connection in the pool for later calls, or close it."""
         self._busy.discard(link)
         if not keep or link.broken:
             link.abort()
@@ -108,20 +108,20 @@ class ConnectionPool:
         self._prune()
 
     def forget(self, peer: str) -> None:
-        """Close the idle connections to a peer."""
+        """Close the pool's idle connections to a peer."""
         for link in [link for link, whose in self._idle.items() if whose == peer]:
             del self._idle[link]
             link.abort()
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections of the pool."""
         links = [*self._idle, *self._busy]
         self._idle.clear()
         await asyncio.gather(*(link.close() for link in links))
         await self._resolver.close()
 
     def _prune(self) -> None:
-        """Close what has been idle for long, and the longest unused of too many."""
+        """Close what has been idle in the pool for long, and the longest unused of too many."""
         now = self._monotonic()
         for link in [
             link for link in self._idle if link.broken or now - link.idle_since > IDLE_TIMEOUT
@@ -175,7 +175,7 @@ class ConnectionPool:
     async def _greet(
         self, connection: socket.socket, peer: str, tls: ssl.SSLContext | None
     ) -> Link:
-        """Return the link on a connection, after the TLS handshake where there is one.
+        """Return the link on a pool's new connection, after any TLS handshake.
 
         PeerError if it is not the peer's.
         """
@@ -210,7 +210,7 @@ _IP_BIND_ADDRESS_NO_PORT = 24
 
 
 def meaning(error: OSError) -> tuple[Outcome, str]:
-    """Return what an error of a connection says about the peer."""
+    """Return what an error of a connection to a peer says about it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Outcome.UNAUTHORIZED, _CERTIFICATE_PROBLEMS.get(
             error.verify_code, "certificate_untrusted"
@@ -233,7 +233,7 @@ def meaning(error: OSError) -> tuple[Outcome, str]:
 
 
 def _local_host(text: str) -> tuple[socket.AddressFamily, str] | None:
-    """Return the address that connections are made from.
+    """Return the address that the pool makes connections from.
 
     The one that is listened on, where that is one address.
     """

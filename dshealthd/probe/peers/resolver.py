@@ -1,5 +1,4 @@
-"""Names of nodes to addresses, without ever waiting for a name server longer than the caller wants
-to.
+"""The resolver of nodes' names, which no name server can make wait longer than the caller wants.
 
 `getaddrinfo` blocks, for as long as a silent name server lets it, and cannot be stopped. It runs in
 a few daemon threads, of which a process that ends does not wait; an address that was once known is
@@ -62,7 +61,7 @@ class Resolver:
         self._free = asyncio.Semaphore(MAX_LOOKUPS)
 
     async def addresses(self, host: str) -> tuple[Address, ...]:
-        """Return the addresses of a host, at least one.
+        """Return the addresses that a node's name resolves to, at least one.
 
         UnknownName, LookupFailed; waits for the name servers, so it needs a deadline.
         """
@@ -87,7 +86,7 @@ class Resolver:
         return known
 
     async def close(self) -> None:
-        """Give up the look-ups in progress; their threads end when they may."""
+        """Give up the look-ups of names in progress; their threads end when they may."""
         tasks = list(self._pending.values())
         for task in tasks:
             task.cancel()
@@ -113,7 +112,7 @@ class Resolver:
             del self._pending[host]
 
     def _ask(self, host: str) -> tuple[Address, ...]:
-        """Look a name up; blocks. OSError, of which gaierror is one."""
+        """Look a node's name up; blocks. OSError, of which gaierror is one."""
         try:
             entries = self._look_up(host, None, type=socket.SOCK_STREAM)
         except UnicodeError as error:  # an internationalised name that is none

@@ -1,4 +1,4 @@
-"""What may stand in a message of the peer API.
+"""The schema of messages of the peer API: types of their fields, with bounds.
 
 Types with bounds, checked before a handler sees anything of it.
 
@@ -33,10 +33,10 @@ class Type(Protocol):
     """Reads and writes one kind of value."""
 
     def read(self, value: object, place: str) -> Any:
-        """Return the Python value of a JSON value; SchemaError names `place`."""
+        """Return the Python value of a JSON value by its schema; SchemaError names `place`."""
 
     def write(self, value: Any, place: str) -> object:
-        """Return the JSON value of a Python value; SchemaError names `place`."""
+        """Return the JSON value of a Python value by its schema; SchemaError names `place`."""
 
 
 def _bad(place: str, problem: str) -> NoReturn:
@@ -62,7 +62,7 @@ class Integer(_Plain):
     maximum: int = MAX_EXACT
 
     def read(self, value: object, place: str) -> int:
-        """Return the number."""
+        """Return the number that the schema allows."""
         if type(value) is not int or not self.minimum <= value <= self.maximum:
             _bad(place, f"is no integer from {self.minimum} to {self.maximum}")
         return value
@@ -76,7 +76,7 @@ class Number(_Plain):
     maximum: float
 
     def read(self, value: object, place: str) -> float:
-        """Return the number."""
+        """Return the number that the schema allows."""
         if type(value) not in {int, float} or not self.minimum <= value <= self.maximum:  # type: ignore[operator] # it is a number
             _bad(place, f"is no number from {self.minimum:g} to {self.maximum:g}")
         return float(value)  # type: ignore[arg-type] # it is a number
@@ -87,7 +87,7 @@ class Flag(_Plain):
     """True or false."""
 
     def read(self, value: object, place: str) -> bool:
-        """Return the flag."""
+        """Return the flag that the schema allows."""
         if type(value) is not bool:
             _bad(place, "is neither true nor false")
         return value
@@ -100,7 +100,7 @@ class Choice(_Plain):
     values: type[enum.StrEnum]
 
     def read(self, value: object, place: str) -> enum.StrEnum:
-        """Return the member of the enumeration."""
+        """Return the member of the schema's enumeration."""
         if isinstance(value, str) and value in self.values.__members__.values():
             return self.values(value)
         _bad(place, f"is no {self.values.__name__}")
@@ -111,7 +111,7 @@ class NodeName(_Plain):
     """A node's name: only ever compared with those of the membership."""
 
     def read(self, value: object, place: str) -> str:
-        """Return the name."""
+        """Return the node's name that the schema allows."""
         if not isinstance(value, str) or not is_name(value):
             _bad(place, "is not a valid node name")
         return value
@@ -122,7 +122,7 @@ class Slug(_Plain):
     """A reason, or nothing: lower case letters, digits and underscores."""
 
     def read(self, value: object, place: str) -> str:
-        """Return the slug."""
+        """Return the slug that the schema allows."""
         if not isinstance(value, str) or (value and SLUG.fullmatch(value) is None):
             _bad(place, "is no slug")
         return value
@@ -133,7 +133,7 @@ class KnownReason(Slug):
     """A reason of those that this release knows, or nothing; `other` for any other slug."""
 
     def read(self, value: object, place: str) -> str:
-        """Return the reason."""
+        """Return the reason that the schema allows."""
         return known(Slug.read(self, value, place))
 
 
@@ -144,7 +144,7 @@ class Text(_Plain):
     maximum: int
 
     def read(self, value: object, place: str) -> str:
-        """Return the text."""
+        """Return the text that the schema allows."""
         if (
             not isinstance(value, str)
             or len(value) > self.maximum
@@ -162,7 +162,7 @@ class Data:
     maximum: int
 
     def read(self, value: object, place: str) -> bytes:
-        """Return the bytes."""
+        """Return the bytes that the schema allows."""
         try:
             data = base64.b64decode(value, validate=True) if isinstance(value, str) else None
         except (binascii.Error, ValueError):
@@ -172,7 +172,7 @@ class Data:
         return data
 
     def write(self, value: Any, place: str) -> str:
-        """Return the base64 of bytes."""
+        """Return the base64 of bytes as the schema has it."""
         if not isinstance(value, bytes) or len(value) > self.maximum:
             _bad(place, f"is not at most {self.maximum} bytes")
         return base64.b64encode(value).decode()
@@ -187,14 +187,14 @@ class Array:
     minimum: int = 0
 
     def read(self, value: object, place: str) -> tuple[Any, ...]:
-        """Return the items."""
+        """Return the items that the schema allows."""
         return tuple(
             self.item.read(entry, f"{place}[{index}]")
             for index, entry in enumerate(self._entries(value, place))
         )
 
     def write(self, value: Any, place: str) -> list[object]:
-        """Return the JSON values of the items."""
+        """Return the JSON values of the schema's items."""
         return [
             self.item.write(entry, f"{place}[{index}]")
             for index, entry in enumerate(self._entries(value, place))
@@ -217,14 +217,14 @@ class Record:
     optional: Mapping[str, Type] = field(default_factory=dict)
 
     def read(self, value: object, place: str = "body") -> dict[str, Any]:
-        """Return the values by field."""
+        """Return the values by field of the schema's record."""
         return {
             name: kind.read(entry, f"{place}.{name}")
             for name, kind, entry in self._entries(value, place)
         }
 
     def write(self, value: Any, place: str = "body") -> dict[str, object]:
-        """Return the JSON values by field."""
+        """Return the JSON values by field of the schema's record."""
         return {
             name: kind.write(entry, f"{place}.{name}")
             for name, kind, entry in self._entries(value, place)
@@ -244,7 +244,7 @@ class Record:
 
 
 def loads(body: bytes, schema: Record) -> dict[str, Any]:
-    """Return a message; SchemaError for what is no JSON, ambiguous JSON, or not what `schema` says."""
+    """Return a message; SchemaError for no JSON, ambiguous JSON, or not what `schema` says."""
     try:
         value = json.loads(
             body.decode(),

@@ -1,4 +1,4 @@
-"""The files with the secrets of the peer API: which can be trusted, and what they hold.
+"""The secret files of the peer API: which can be trusted, and what keys and certificates they hold.
 
 They are files that only their owner can read, or among systemd's credentials; never an environment,
 an argument or the log.
@@ -71,8 +71,8 @@ class Secrets:
 
 
 def place(path: Path) -> str:
-    """Return where a secret is: a name without a slash is one of systemd's credentials, where there
-    are any.
+    """Return where a secret file is: a name without a slash is one of systemd's credentials, where
+    there are any.
     """
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     return (
@@ -136,7 +136,7 @@ def parse_keys(data: bytes) -> tuple[bytes, ...]:
 
 
 def read(options: PeerOptions) -> Secrets:
-    """Return what the files hold; CredentialError with everything that is wrong. Blocks."""
+    """Return what the secret files hold; CredentialError with everything that is wrong. Blocks."""
     errors: list[str] = []
     keys: tuple[bytes, ...] = ()
     if options.key_file is not None:

@@ -1,6 +1,4 @@
-"""The peer listener: authenticates calls of other nodes, checks them against their schema, and
-hands them to handlers.
-"""
+"""The peer listener: authenticates calls of other nodes, checks them and hands them to handlers."""
 
 from __future__ import annotations
 
@@ -141,11 +139,11 @@ class PeerServer:
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port that the peer listener has."""
         return self._listener.port
 
     async def start(self) -> None:
-        """Listen, if a listen address is configured; OSError when that is not possible."""
+        """Listen for peers, if an address is configured; OSError when that is impossible."""
         if not self._options.listen_address:
             return
         if not self._options.tls and self._options.key_file is None:
@@ -157,7 +155,7 @@ class PeerServer:
         await self._listener.start(*listen_address(self._options.listen_address))
 
     async def close(self) -> None:
-        """Stop listening and close the connections; answers in progress get a second."""
+        """Stop listening for peers and close the connections; answers in progress get a second."""
         await self._listener.close()
         if self._connections is not None:
             self._connections.pre_shutdown()
@@ -166,7 +164,7 @@ class PeerServer:
         await self._credentials.close()
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the listener's own metrics."""
+        """Yield the peer listener's own metrics."""
         yield OPEN(float(self._gate.total))
         yield LIMIT(float(self._gate.limit))
         for closed, count in self._gate.refused.items():
@@ -214,7 +212,7 @@ class PeerServer:
             self._guard.refused[Rejection.MALFORMED] += 1
 
     async def _handle(self, request: BaseRequest) -> Response:
-        """Answer one request: authenticate it, check its message, and have it handled."""
+        """Answer one request of a peer: authenticate it, check its message, and have it handled."""
         connection = cast("PeerConnection", request.protocol)
         connection.begin()
         call = Call()
@@ -253,7 +251,7 @@ class PeerServer:
     def _answer(
         self, call: Call, connection: PeerConnection, code: HTTPStatus, body: bytes
     ) -> Response:
-        """Return an answer, signed where its request was, with the next nonce for its sender."""
+        """Return an answer to a peer, signed where its request was, with its next nonce."""
         headers = {"Content-Type": "application/json"}
         signature = self._guard.signature(call, code, body)
         if signature is not None:

@@ -1,6 +1,4 @@
-"""One agent's part in a round: what it knows of it while it lasts, what it needs of its node, and
-what it reports.
-"""
+"""An active round as one agent has it: what it knows, needs of its node, and reports."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ class Workers(Protocol):
     async def run(
         self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
     ) -> list[RankResult]:
-        """Run this node's ranks and return their results; when cancelled, end them."""
+        """Run this node's ranks of the round and return their results; when cancelled, end them."""
 
 
 class LocalNode(Protocol):
@@ -74,22 +72,22 @@ class LocalNode(Protocol):
 
     @property
     def adapters(self) -> Sequence[str]:
-        """The adapter next to each GPU, or none."""
+        """The adapter next to each GPU, for an active round, or none."""
 
     def membership(self) -> Membership:
-        """Return the members as they are believed to be now."""
+        """Return the members as they are believed to be while the round is active."""
 
     def epoch(self) -> int:
-        """Return the number of the epoch by this node's clock."""
+        """Return the number of the epoch by this node's clock, for an active round."""
 
     def gpus(self) -> int:
         """Return how many GPUs this node has for the ranks of a round."""
 
     def objection(self, plan: RoundPlan) -> str:
-        """Return why no workers may run for this plan now, as a slug; empty if they may."""
+        """Return why no workers may run for the round's plan now, as a slug; empty if they may."""
 
     def scores(self) -> Scores:
-        """Return what to tell peers of itself."""
+        """Return what the active round tells peers of this node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +133,13 @@ class ActiveRound:
 
     @property
     def decided(self) -> bool:
-        """Whether a share tells already what is wrong, and with whom."""
+        """Whether a share of the active round tells already what is wrong, and with whom."""
         return any(share.own_finding for share in self.shares.values())
 
     @property
     def offsets(self) -> Mapping[str, float]:
-        """Seconds by which the clock of the root is ahead of this member's, where the root has
-        told.
+        """Seconds by which the clock of the active round's root is ahead of this member's, where
+        the root has told.
         """
         if not self.told.done() or "offset" not in self.told.result():
             return {}
@@ -163,14 +161,14 @@ class RoundContext:
     async def ask(
         self, name: str, method: str, body: Mapping[str, Any], deadline: float
     ) -> dict[str, Any] | PeerError:
-        """Return a peer's answer, or why there is none."""
+        """Return a peer's answer in an active round, or why there is none."""
         try:
             return await self.peers.call(name, method, body, deadline)
         except PeerError as error:
             return error
 
     async def work(self, active: ActiveRound, store: StoreHandler) -> tuple[RankResult, ...]:
-        """Run this node's workers, which meet in `store`."""
+        """Run this node's workers of the active round, which meet in `store`."""
         node = self.node
         assert self.workers is not None  # noqa: S101 - who has none is not ready
 

@@ -1,4 +1,4 @@
-"""What a round comes to: the results of all its workers, put together into one observation.
+"""The conclusion of a round: the results of all its workers, put together into one observation.
 
 Every member does so itself, from what each other member has told it directly: nobody is believed
 about anybody else. Where all tell the truth, all come to the same.
@@ -41,17 +41,17 @@ class MemberResult:
 
     @property
     def well(self) -> bool:
-        """Whether all of them went through."""
+        """Whether all of the member's workers went through."""
         return all(rank.outcome is Outcome.OK for rank in self.ranks)
 
     @property
     def own_finding(self) -> bool:
-        """Whether one of them says what is wrong with itself."""
+        """Whether one of the member's workers says what is wrong with itself."""
         return any(rank.own_finding for rank in self.ranks)
 
     @property
     def plausible(self) -> bool:
-        """Whether its times are such as a transport can have."""
+        """Whether the member's times are such as a transport can have."""
         return all(
             timing.seconds >= max(FLOOR, timing.size / FASTEST)
             for rank in self.ranks
@@ -59,7 +59,7 @@ class MemberResult:
         )
 
     def message(self) -> dict[str, Any]:
-        """Return the fields of the message that tells the root."""
+        """Return the fields of the message that tells the root a member's result."""
         return {
             "ranks": [
                 {
@@ -74,7 +74,7 @@ class MemberResult:
 
     @classmethod
     def told(cls, body: Mapping[str, Any], sender: str) -> MemberResult:
-        """Return a member's share from its message.
+        """Return a member's result from its message.
 
         A node's timings are all on its first rank then.
         """
@@ -95,8 +95,8 @@ class RoundResult:
     reason: str = ""
 
     def unless_starved(self, *, starved: bool) -> RoundResult:
-        """Return this; unknown instead, where this node was starved and may have seen nothing but
-        its own delay.
+        """Return this result; unknown instead, where this node was starved and may have seen
+        nothing but its own delay.
 
         What refuses a connection, is stopped or computes a wrong sum is so for all observers.
         """
@@ -110,7 +110,7 @@ class RoundResult:
         return RoundResult(Outcome.INCONCLUSIVE, self.stage, reason=STARVED)
 
     def observation(self, plan: RoundPlan, scores: Scores, at: float) -> Observation:
-        """Return the record."""
+        """Return the round's result as an observation, the record of it."""
         return Observation(
             plan.epoch,
             plan.kind,
@@ -127,7 +127,7 @@ class RoundResult:
 
 
 def without(silent: Mapping[str, tuple[Outcome, str]], stage: Stage) -> RoundResult:
-    """Return what a round comes to without some members, by what calls to them said.
+    """Return the conclusion of a round without some members, by what calls to them said.
 
     Those of which nothing is known, as no name server answered, are not named.
     """
@@ -142,7 +142,7 @@ def combine(
     shares: Mapping[str, MemberResult],
     silent: Mapping[str, tuple[Outcome, str]],
 ) -> RoundResult:
-    """Return what a round comes to for the node `me`, from what its members gave.
+    """Return the conclusion of a round for the node `me`, from what its members gave.
 
     `silent` has, for those that gave nothing, what a call to them said.
     """
@@ -201,7 +201,7 @@ def combine(
 
 
 def _furthest(shares: Mapping[str, MemberResult]) -> tuple[int, int, int] | None:
-    """Return how far members came at least two of which say so, where there are more than two.
+    """Return how far members came, where at least two of them say so, of more than two.
 
     One that says it came further than all others would make all of them late.
     """
@@ -213,7 +213,7 @@ def _furthest(shares: Mapping[str, MemberResult]) -> tuple[int, int, int] | None
 
 
 def _measured(me: str, shares: Mapping[str, MemberResult]) -> tuple[Timing, ...]:
-    """Return what this node has timed, or a member that says it took longer.
+    """Return for the conclusion what this node has timed, or a member that says it took longer.
 
     What this node has not timed itself is nothing to it: another's parts have other names.
     """
@@ -224,7 +224,7 @@ def _measured(me: str, shares: Mapping[str, MemberResult]) -> tuple[Timing, ...]
 
 
 def merge(ranks: Iterable[RankResult]) -> tuple[Timing, ...]:
-    """Return one timing for each operation, size and part: the slowest rank's."""
+    """Return the conclusion's one timing for each operation, size and part: the slowest rank's."""
     found: dict[tuple[str, int, str], Timing] = {}
     for rank in ranks:
         for timing in rank.timings:
@@ -235,7 +235,7 @@ def merge(ranks: Iterable[RankResult]) -> tuple[Timing, ...]:
 
 
 def timing_fields(timings: Iterable[Timing]) -> list[dict[str, Any]]:
-    """Return timings as the peer API has them."""
+    """Return the timings of a conclusion as the peer API has them."""
     return [
         {
             "op": t.op,
@@ -249,17 +249,17 @@ def timing_fields(timings: Iterable[Timing]) -> list[dict[str, Any]]:
 
 
 def timings_of(fields: Iterable[Mapping[str, Any]]) -> tuple[Timing, ...]:
-    """Return the timings of a message."""
+    """Return the timings of a message for a round's conclusion."""
     return tuple(Timing(**entry) for entry in fields)
 
 
 def score_fields(scores: Iterable[tuple[str, float]]) -> list[dict[str, Any]]:
-    """Return scores as the peer API has them."""
+    """Return scores of a round's members as the peer API has them."""
     return [{"component": component, "score": score} for component, score in scores]
 
 
 def scores_of(body: Mapping[str, Any], *names: str) -> Scores:
-    """Return the scores of a message that are about one of `names`: nobody speaks for others."""
+    """Return a message's scores about `names`, for the conclusion: no member speaks for others."""
     scores = ((entry["component"], entry["score"]) for entry in body.get("scores", ()))
     return tuple((component, score) for component, score in scores if _speaker(component, names))
 

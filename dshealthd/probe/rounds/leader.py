@@ -1,4 +1,4 @@
-"""The root of a round: invites all members, runs it, and tells them that it is over.
+"""The leader (root) of a round: invites all members, runs it, and tells them that it is over.
 
 What it comes to each member finds out itself.
 """
@@ -69,7 +69,8 @@ class Leader:
         self._context = context
 
     async def lead(self, active: ActiveRound) -> tuple[RoundResult, Mapping[str, float]]:
-        """Return what the round comes to, and by how many seconds the clocks of others are ahead.
+        """Lead the round: return what it comes to, and by how many seconds others' clocks are
+        ahead.
 
         Raises Superseded.
         """
@@ -113,7 +114,7 @@ class Leader:
     async def _light(
         self, active: ActiveRound, errors: Mapping[str, PeerError]
     ) -> tuple[RoundResult, Mapping[str, float]]:
-        """Measure every member that is there by echoes."""
+        """Measure, as leader, every member that is there by echoes."""
         declined = [error.reason for error in errors.values()]
         whole = next((reason for reason in declined if reason in WHOLE), "")
         if active.plan.kind is not Kind.LIGHT:
@@ -158,7 +159,7 @@ class Leader:
             return error
 
     async def _full(self, active: ActiveRound) -> RoundResult:
-        """Run this node's workers and take the others' shares."""
+        """Run this node's workers and take the others' shares, as the leader does."""
         me = self._context.node.name
         others = active.plan.others(me)
         gone = await self._work_until_decided(active, others)
@@ -222,7 +223,7 @@ class Leader:
         return gone
 
     async def _absent(self, names: Sequence[str]) -> Mapping[str, PeerError]:
-        """Return whose agents do not answer an echo, and why."""
+        """Return whose agents do not answer the leader's echo, and why."""
         here = await asyncio.gather(*(self._present(name) for name in names))
         return {name: error for name, error in zip(names, here, strict=True) if error is not None}
 
@@ -239,7 +240,7 @@ class Leader:
     async def _wait_for_shares(
         active: ActiveRound, names: Sequence[str], seconds: float
     ) -> list[str]:
-        """Return whose share has not come."""
+        """Return whose share has not come to the leader."""
 
         def missing() -> list[str]:
             return [name for name in names if name not in active.shares]
@@ -258,8 +259,8 @@ class Leader:
         offsets: Mapping[str, float],
         names: Sequence[str],
     ) -> None:
-        """Tell the members that are there that the round is over, and what this node's workers
-        gave.
+        """Tell the members that are there that the leader's round is over, and what this node's
+        workers gave.
         """
         me = self._context.node.name
         own = MemberResult(
@@ -292,7 +293,7 @@ class Leader:
     async def _invite_all(
         self, plan: RoundPlan, invitation: Mapping[str, Any], offsets: dict[str, float]
     ) -> dict[str, dict[str, Any] | PeerError]:
-        """Return the answers to an invitation.
+        """Return the answers to the leader's invitation.
 
         `offsets` takes how far the clocks of those that are ready are ahead.
 

@@ -1,5 +1,4 @@
-"""A light round with one peer: echoes between the agents, which tell whether it is there, how far
-away, and what its clock says.
+"""A light round with one peer: echoes between agents, by which it is there, how far, at what time.
 
 A time counts only where neither agent waited for a CPU meanwhile: on a node whose CPUs are busy
 that takes a hundred times as long as the network does.
@@ -57,7 +56,9 @@ class Echoes:
 
     @property
     def timings(self) -> tuple[Timing, ...]:
-        """The times that are known, as an observation has them; both directions count as bandwidth."""
+        """The light round's known times, as an observation has them; both directions count as
+        bandwidth.
+        """
         found = []
         if self.round_trip is not None:
             found.append(Timing(OP, 0, self.round_trip, 0.0))
@@ -85,7 +86,7 @@ async def measure(
     wall: Callable[[], float],
     waited: Callable[[], float | None],
 ) -> Echoes:
-    """Exchange echoes with a peer. Raises PeerError, also where the payload comes back changed.
+    """Exchange a light round's echoes. Raises PeerError, also where the payload comes back changed.
 
     `waited` gives the seconds for which this agent has waited for a CPU; None where that is not
     known, and then every time counts.
@@ -139,7 +140,7 @@ def _undisturbed(echoes: Sequence[_Echo]) -> Iterator[_Echo]:
 async def echo(
     peers: Peers, peer: str, payload: bytes, sent_at: float, deadline: float
 ) -> dict[str, Any]:
-    """Exchange one echo and return the answer. Raises PeerError.
+    """Exchange one echo of a light round and return the answer. Raises PeerError.
 
     `sent_at` is the Unix time of this node; the answer may take `deadline` seconds.
     """

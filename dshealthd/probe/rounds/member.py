@@ -1,4 +1,4 @@
-"""A member of a round that another node leads.
+"""The member's part in a round that another node leads.
 
 Runs its workers, gives all others what they gave, and puts together what the round comes to.
 """
@@ -87,7 +87,7 @@ class Participant:
                     await asyncio.gather(task, return_exceptions=True)
 
     async def await_light(self, active: ActiveRound) -> RoundResult:
-        """Wait for the end of a light round, whose echoes are answered as all echoes are."""
+        """Wait, as a member, for a light round's end; its echoes are answered as all are."""
         active.plan = active.plan.light()
         try:
             async with time_limit(LIGHT_ROUND):
@@ -99,7 +99,7 @@ class Participant:
     # Giving
 
     async def _give(self, active: ActiveRound) -> None:
-        """Send this node's share to the members but the root."""
+        """Send, as a member of the round, this node's share to the members but the root."""
         others = [name for name in self._others(active) if name != active.plan.root]
         share = self._share(active)
         await asyncio.gather(
@@ -107,7 +107,7 @@ class Participant:
         )
 
     async def _hand_in(self, active: ActiveRound) -> PeerError | None:
-        """Send this node's share to the root until it says that the round is over.
+        """Send, as a member, this node's share to the root until it says that the round is over.
 
         Again and again, as the root may be gone by now, or may have been started anew. Return why
         it says nothing.
@@ -136,7 +136,7 @@ class Participant:
     # What it comes to
 
     async def _conclude(self, active: ActiveRound) -> RoundResult:
-        """Return what the round comes to, now that the root says that it is over."""
+        """Return what the round comes to for a member, now that the root says it is over."""
         told = active.told.result()
         outcome, stage, reason = told["outcome"], told["stage"], told["reason"]
         if told["kind"] is Kind.LIGHT:
@@ -161,7 +161,7 @@ class Participant:
     async def _check_gone(
         self, active: ActiveRound, told: Mapping[str, Any], named: Iterable[str]
     ) -> RoundResult:
-        """Call whom the root could not reach: who is absent is absent for others too."""
+        """Call, as a member, whom the root could not reach: absent for it, absent for others."""
         outcome, stage, reason = told["outcome"], told["stage"], told["reason"]
         me, root = self._context.node.name, active.plan.root
         if me in told["late"] or root in named:
@@ -175,7 +175,7 @@ class Participant:
         return RoundResult(first.outcome, stage, (), tuple(sorted(gone)), first.reason)
 
     async def _from_shares(self, active: ActiveRound) -> RoundResult:
-        """Put together what the members gave, once those that have given nothing were asked."""
+        """Put together what other members gave, once those that gave nothing were asked."""
         me, root = self._context.node.name, active.plan.root
         missing = await self._wait_for_shares(active)
         if active.decided or (not missing and me in active.shares):
@@ -205,7 +205,7 @@ class Participant:
         return self._combined(active, silent)
 
     async def _wait_for_shares(self, active: ActiveRound) -> list[str]:
-        """Return whose share has not come, or not before one says that it is at fault."""
+        """Return whose share this member lacks, or not before one says that it is at fault."""
 
         def missing() -> list[str]:
             return [name for name in self._others(active) if name not in active.shares]
@@ -222,7 +222,7 @@ class Participant:
     async def _ask_all(
         self, names: Iterable[str], method: str, body: Mapping[str, Any]
     ) -> dict[str, PeerError]:
-        """Return why members gave no answer; those that did are left out."""
+        """Return why other members gave no answer; those that did are left out."""
         names = list(names)
         answers = await asyncio.gather(
             *(self._context.ask(name, method, body, PRESENCE) for name in names)

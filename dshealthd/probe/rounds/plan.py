@@ -1,6 +1,4 @@
-"""What one round is to do: agreed on by its invitation, and turned into the workers' job on each
-node.
-"""
+"""The plan of a round: agreed on by its invitation, and turned into the workers' job of a node."""
 
 from __future__ import annotations
 
@@ -61,11 +59,11 @@ class RoundPlan:
 
     @property
     def root(self) -> str:
-        """The member that leads."""
+        """The member that leads the planned round."""
         return self.members[0]
 
     def others(self, me: str) -> tuple[str, ...]:
-        """Return the members but one."""
+        """Return the members of the plan but one."""
         return tuple(name for name in self.members if name != me)
 
     def has_ranks(self, member: str, ranks: Iterable[int]) -> bool:
@@ -74,11 +72,11 @@ class RoundPlan:
         return sorted(ranks) == list(range(first, first + self.ranks))
 
     def light(self) -> RoundPlan:
-        """Return the round that this one becomes where GPUs may not be used."""
+        """Return the plan of the light round that this one becomes where GPUs may not be used."""
         return replace(self, kind=Kind.LIGHT, backend=Backend.AGENT, steps=(), ranks=1)
 
     def invitation(self) -> dict[str, Any]:
-        """Return the message that invites a member."""
+        """Return the message with the plan that invites a member."""
         return {
             "round": self.round,
             "epoch": self.epoch,
@@ -95,7 +93,7 @@ class RoundPlan:
 
     @classmethod
     def invited(cls, body: Mapping[str, Any]) -> RoundPlan:
-        """Return the round of an invitation."""
+        """Return the plan of an invitation."""
         fields = {
             name: body[name]
             for name in (
@@ -124,12 +122,12 @@ class RoundPlan:
 
 
 def new_round() -> str:
-    """Return a name that no other round has."""
+    """Return a name for a round's plan that no other round has."""
     return secrets.token_hex(8)
 
 
 def steps_at(epoch: int, large_every: int) -> tuple[tuple[int, int], ...]:
-    """Return the collectives of an epoch: small ones always, a large one now and then.
+    """Return the collectives planned for an epoch: small ones always, a large one now and then.
 
     Two epochs in a row have it, so that with leaves it comes inside them as well as between them.
     """
@@ -139,7 +137,7 @@ def steps_at(epoch: int, large_every: int) -> tuple[tuple[int, int], ...]:
 def job(
     plan: RoundPlan, me: str, *, address: str, interface: str, adapters: Sequence[str] = ()
 ) -> WorkerJob:
-    """Return one member's share of a round between nodes."""
+    """Return one member's share of a planned round between nodes."""
     place = plan.members.index(me)
     rails = plan.kind is Kind.RAIL
     rank_specs = []
@@ -181,7 +179,7 @@ def local_job(
     device_steps: DeviceSteps | None,
     deadlines: Mapping[Stage, float],
 ) -> WorkerJob:
-    """Return a round among the GPUs of this node alone.
+    """Return the plan of a round among the GPUs of this node alone.
 
     Between two processes where there is no GPU.
     """

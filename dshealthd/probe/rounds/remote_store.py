@@ -1,4 +1,4 @@
-"""The rendezvous store of a round that another node leads.
+"""The remote rendezvous store: that of a round which another node leads.
 
 Every operation is a call to that node's agent.
 """
@@ -28,7 +28,7 @@ class Peers(Protocol):
     async def call(
         self, peer: str, method: str, body: Mapping[str, Any], deadline: float
     ) -> dict[str, Any]:
-        """Return a peer's answer within `deadline` seconds. Raises PeerError."""
+        """Return a peer's answer about the store within `deadline` seconds. Raises PeerError."""
 
 
 class RemoteStore:
@@ -75,7 +75,7 @@ class RemoteStore:
 
 
 async def serve(store: LocalStore, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Carry out a member's operation and return the answer to its call; raises Refusal."""
+    """Do a member's operation on the store and return the answer to its call; raises Refusal."""
     value = body.get("value", body.get("amount"))
     try:
         found = await store(body["op"], body["key"], value, min(TURN, body["timeout"]))

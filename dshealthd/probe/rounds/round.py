@@ -1,4 +1,4 @@
-"""One agent's part in rounds: it leads one or takes part in one, never in two that use the GPUs.
+"""The rounds of one agent: it leads one or takes part in one, never in two that use the GPUs.
 
 The root invites all members; each answers that it is ready, which starts its workers, or declines
 with a reason. The workers meet in the root's store; each member gives all others what its workers
@@ -74,7 +74,7 @@ class Rounds:
 
     @property
     def busy(self) -> bool:
-        """Whether a round is in progress that keeps this node from another one."""
+        """Whether one of the rounds in progress keeps this node from another one."""
         return self._current is not None
 
     def joined(self, epoch: int, members: Iterable[str]) -> bool:
@@ -85,7 +85,7 @@ class Rounds:
         )
 
     def handlers(self) -> Mapping[str, Handler]:
-        """Return what answers the calls that belong to rounds, by method."""
+        """Return what answers the calls that belong to the agent's rounds, by method."""
         return {
             "invite": self._invited,
             "store": self._store,
@@ -95,7 +95,7 @@ class Rounds:
         }
 
     async def close(self) -> None:
-        """Give up the rounds in progress."""
+        """Give up the agent's rounds in progress."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -103,7 +103,7 @@ class Rounds:
     # Leading
 
     async def lead(self, plan: RoundPlan, reason: str = "") -> RoundReport | None:
-        """Lead a round and return what came of it; None where this node is in another one.
+        """Lead a round and return what came of it; None where the agent is in another one.
 
         `reason` says why a plan for a light round is one. Where another member leads the same
         group's round, that one's report is returned.
@@ -162,7 +162,7 @@ class Rounds:
         return {"scores": score_fields(active.scores[self._node.name]), "clock": self._wall()}
 
     def _check(self, sender: str, plan: RoundPlan) -> None:
-        """Refuse an invitation that does not fit what this node knows."""
+        """Refuse an invitation to a round that does not fit what this node knows."""
         me = self._node.name
         membership = self._node.membership()
         if (

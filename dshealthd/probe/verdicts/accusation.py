@@ -1,4 +1,4 @@
-"""The names for what cases have found: which part of this node it is."""
+"""Accusations: the names for what cases have found, which part of this node it is."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def accusations(
 
 
 def nic(node: str, part: str) -> str:
-    """Return the component of an adapter: by its name, or by the GPU that it is nearest to."""
+    """Return the name for an accused adapter: its own, or by the GPU that it is nearest to."""
     return f"{node}/nic{part}" if part.isdecimal() else f"{node}/{part}"
 
 

@@ -1,5 +1,4 @@
-"""What is usual for this node: rolling median and deviation of every class of timing, kept over
-restarts.
+"""The baseline, what is usual for this node: median and deviation of every class of timing.
 
 A class is learnt over days, not from the round at hand: a slow leaf slows all of a round. What was
 flagged is not learnt, and the median that values are compared with may creep up by a few per cent
@@ -146,7 +145,7 @@ class _Class:
         return len(self.values) >= ENOUGH
 
     def learn(self, value: float, at: float, peers: Iterable[str]) -> bool:
-        """Take a value over if it is time to; tell whether anything has changed."""
+        """Take a value into the baseline if it is time to; tell whether anything has changed."""
         self.recent.append((value, frozenset(peers)))
         if self.known and len(self.recent) == RECENT and self._faster():
             self.values = deque((seconds for seconds, _ in self.recent), KEPT)
@@ -164,7 +163,7 @@ class _Class:
         return True
 
     def _faster(self) -> bool:
-        """Tell whether nearly all recent values are below what could be chance.
+        """Tell whether nearly all recent values are below what the baseline calls chance.
 
         And no single peer has a share in all of them, unless all concern this node alone.
         """
@@ -185,7 +184,7 @@ class _Class:
 
     @property
     def lowest(self) -> float:
-        """The lowest median of the last ANCHOR_KEPT to twice that."""
+        """The baseline's lowest median of the last ANCHOR_KEPT to twice that."""
         return min(self.anchor, self.earlier)
 
 
@@ -208,7 +207,7 @@ class Baselines:
         return len(self._classes)
 
     def ratio(self, series: TimingClass, seconds: float) -> Reading | None:
-        """Return a timing in terms of its class; None if too little is known to judge."""
+        """Return a timing by its class's baseline; None if too little is known to judge."""
         known = self._classes.get(series)
         if known is None or not known.known:
             return self._prior(series, seconds)
@@ -238,7 +237,7 @@ class Baselines:
         return new
 
     def _siblings(self, series: TimingClass) -> list[_Class]:
-        """Return the same class of the node's other parts, where enough of them are known."""
+        """Return the same class's baselines of the node's other parts, where enough are known."""
         family = self._families.get(series._replace(part=""), {})
         siblings = [
             other for part, other in family.items() if part != series.part and part and other.known
@@ -246,7 +245,7 @@ class Baselines:
         return siblings if series.part and len(siblings) >= _LEAST_SIBLINGS else []
 
     def _refer(self, series: TimingClass, known: _Class) -> None:
-        """Work out what values of a class are compared with."""
+        """Work out the baseline that values of a class are compared with."""
         known.reference = min(known.median, known.lowest * (1 + self._options.creep_ratio))
         if siblings := self._siblings(series):
             known.reference = min(
@@ -270,7 +269,7 @@ class Baselines:
         return Reading(seconds / usual, self._limit(series, sigma))
 
     def document(self) -> bytes:
-        """Return what `load` reads: a line with a checksum, and a line with the classes."""
+        """Return the baselines that `load` reads: a line with a checksum, and one with classes."""
         rows = [
             [
                 *series,
@@ -296,7 +295,8 @@ class Baselines:
         )
 
     def load(self, path: Path) -> bool:
-        """Take over what an earlier agent kept; False if there is none, or it is of other software.
+        """Take over an earlier agent's baselines; False if there are none, or they are of other
+        software.
 
         Raises BaselineError, with the file moved to `*.bad`, if it makes no sense, and OSError if
         it cannot be read. Call it in a thread.
@@ -336,7 +336,7 @@ def _checksum(body: bytes) -> str:
 
 
 def _parse(content: str) -> tuple[str, dict[TimingClass, _Class]]:
-    """Return the stamp and the classes of a file; ValueError says what is wrong with it."""
+    """Return stamp and classes of a baseline's file; ValueError says what is wrong with it."""
     head, _, body = content.partition("\n")
     body = body.removesuffix("\n")
     header = json.loads(head)
@@ -357,7 +357,7 @@ def _parse(content: str) -> tuple[str, dict[TimingClass, _Class]]:
 
 
 def _row(row: list[Any]) -> tuple[TimingClass, _Class]:
-    """Return one class; ValueError or TypeError if it is none."""
+    """Return one class of the baseline; ValueError or TypeError if it is none."""
     if len(row) != _FIELDS:
         message = f"a class has {_FIELDS} fields, not {len(row)}"
         raise ValueError(message)

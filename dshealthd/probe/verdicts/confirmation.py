@@ -1,4 +1,4 @@
-"""Extra rounds that a judge asks for.
+"""Confirmations: the extra rounds that a judge asks for, queued and run.
 
 Run one after the other, at once, and never more than so many in a minute.
 """
@@ -50,7 +50,7 @@ class Confirmations:
         self._results: Counter[str] = Counter()
 
     def add(self, confirmations: Iterable[Confirmation]) -> tuple[Confirmation, ...]:
-        """Queue what is asked for; return what is not run after all."""
+        """Queue the confirmations that are asked for; return what is not run after all."""
         dropped = []
         for confirmation in confirmations:
             if confirmation in self._pending:
@@ -65,7 +65,7 @@ class Confirmations:
         return tuple(dropped)
 
     async def work(self) -> None:
-        """Run the extra rounds that are queued, one after the other, until cancelled."""
+        """Run the confirmations that are queued, one after the other, until cancelled."""
         while True:
             await self._added.wait()
             self._added.clear()

@@ -1,4 +1,4 @@
-"""What one agent concludes from its own rounds, and from what its peers tell in them.
+"""The detector of suspects: what one agent concludes from its own rounds, and what its peers tell.
 
 A part that is flagged in two of three scheduled rounds is suspect. Extra rounds with members that
 are known to be well confirm it, and then the cause that explains most is accused: the leaf, if the
@@ -112,7 +112,7 @@ class Detector:
         self._told: tuple[tuple[str, float], ...] | None = None
 
     def members(self, leaves: Mapping[str, str]) -> None:
-        """Take over a new list of members; what concerns those that are gone is forgotten."""
+        """Take over a new list of members; what concerns those that are gone is no suspect's."""
         self._peer_history.members(leaves)
         self._around = self._surroundings()
         self._links.keep(leaves)
@@ -133,8 +133,8 @@ class Detector:
         )
 
     def observe(self, observation: Observation) -> tuple[Confirmation, ...]:
-        """Take a round into account; return the extra round that is to be run at once, if one is
-        needed.
+        """Take a round into account for suspects; return the extra round that is to be run at once,
+        if one is needed.
         """
         if self._me not in observation.members:
             return ()
@@ -216,7 +216,7 @@ class Detector:
                 history.investigation.home_refused = True
 
     def _reached(self, peers: Iterable[str]) -> None:
-        """Take back that peers cannot be reached: they have answered, if only to decline."""
+        """Take back the suspicion of peers that cannot be reached: they have answered."""
         for peer in peers:
             self._links.met(peer, self._epoch, well=True, led=True)
             if REACH in self._history:
@@ -227,7 +227,7 @@ class Detector:
     def _items(
         self, observation: Observation, round: ObservedRound
     ) -> Iterator[tuple[SignalHistory, Measurement]]:
-        """Yield what a round says on each track.
+        """Yield what a round says to the detector on each track.
 
         Timings of rounds in which nothing is wrong are learnt.
         """
@@ -296,7 +296,7 @@ class Detector:
         return history
 
     def _note_outages(self, observation: Observation, round: ObservedRound) -> None:
-        """Note which peers gave no answer, and which did, but for those that take it on themselves."""
+        """Note for the detector which peers were silent, which answered, save the self-accused."""
         if observation.outcome is Outcome.OK:
             self._outages.answered(round.peers, self._epoch)
         elif observation.outcome in SILENCES and hard_track(observation) == REACH:
@@ -310,7 +310,7 @@ class Detector:
     def _remember(
         self, observation: Observation, round: ObservedRound, measurements: list[Measurement]
     ) -> None:
-        """Keep who was met, and what is told about that to others."""
+        """Keep for later suspicions who was met, and what is told about that to others."""
         bad = [measurement.ratio for measurement in measurements if measurement.bad]
         for peer in round.peers:
             self._peer_history.met(peer, round.at, well=not bad)
@@ -338,7 +338,7 @@ class Detector:
     # What it means
 
     def _consider(self, round: ObservedRound) -> None:
-        """Open, decide and close cases."""
+        """Open, decide and close cases of suspects."""
         # Where packets are lost now and then, good rounds come between the bad ones and the window
         # never makes a suspect: such a fault is counted apart.
         if REACH not in self._verdicts and self._outages.many(self._epoch, self._around.liars):
@@ -371,7 +371,7 @@ class Detector:
         self._links.expire(self._epoch)
 
     def _review(self, track: Signal, history: SignalHistory, cause: Cause) -> None:
-        """Clear an accusation, or correct it."""
+        """Clear a suspect, or correct what it is accused of."""
         assert history.investigation is not None  # noqa: S101 - a verdict has a case
         # A faulty uplink does not show inside the leaf, so good rounds there clear nothing.
         leaf_alone = self._verdicts[track][0] in {Cause.LEAF, Cause.FABRIC} and not any(
@@ -398,7 +398,7 @@ class Detector:
             )
 
     def _ask(self) -> tuple[Confirmation, ...]:
-        """Return the extra round that is needed next, unless one is under way."""
+        """Return the extra round that the detector needs next, unless one is under way."""
         now = self._wall()
         self._pending = {
             # The lower bound ends the wait too where the wall clock was set back.
@@ -428,7 +428,7 @@ class Detector:
         return (confirmation,)
 
     def _note_plan(self, planned: NextStep) -> None:
-        """Note what was asked for, so that it is not asked for again at once."""
+        """Note what the detector asked for, so that it is not asked for again at once."""
         for signal in planned.considered:
             if investigation := self._history[signal].investigation:
                 investigation.asked += 1
@@ -447,7 +447,7 @@ class Detector:
     # What is told
 
     def suspects(self) -> tuple[Suspect, ...]:
-        """Return all accusations that stand now."""
+        """Return all suspects now: the accusations that stand."""
         if (
             not self._verdicts
             and not self._links.gone
@@ -516,7 +516,7 @@ class Detector:
         return self._told
 
     def _ratios(self) -> dict[str, float]:
-        """Return the ratio of every part, the worst of its sizes."""
+        """Return the ratio of every part that may be a suspect, the worst of its sizes."""
         ratios: dict[str, float] = {}
         for track, history in self._history.items():
             if track.timed and track.family != "light" and (ratio := history.ratio()) is not None:

@@ -1,4 +1,4 @@
-"""What explains the bad rounds of a case.
+"""The explanation of a case's bad rounds: this node, its leaf, lying peers, or nothing yet.
 
 Nothing, this node, its leaf, or something that cannot be told yet.
 
@@ -69,7 +69,7 @@ class Surroundings:
 
     @property
     def liars(self) -> int:
-        """How many other members may lie together without being believed.
+        """How many other members may lie together without being believed in an explanation.
 
         Two where five others or more can contradict them; one of fewer; none where there is one.
         """
@@ -108,14 +108,14 @@ class _Count:
 
 
 def reason_of(measurements: Iterable[Measurement]) -> str:
-    """Return the most common reason among the bad items."""
+    """Return the most common reason among the bad items of a case."""
     return Counter(
         measurement.reason for measurement in measurements if measurement.bad
     ).most_common(1)[0][0]
 
 
 def explain(investigation: Investigation, track: Signal, around: Surroundings) -> Cause:
-    """Return the cause of a case as far as its rounds tell it."""
+    """Return the explanation of a case as far as its rounds tell it."""
     measurements = list(investigation.measurements)
     count = _Count.of(measurements)
     first = _Count.of(investigation.earlier)
@@ -157,7 +157,7 @@ def _alike(measurements: Iterable[Measurement]) -> bool:
 def _inward(
     investigation: Investigation, track: Signal, count: _Count, around: Surroundings, needed: int
 ) -> Cause:
-    """Tell leaf and node apart, when rounds are bad wherever they lead."""
+    """Tell leaf and node apart as explanation, when rounds are bad wherever they lead."""
     measurements = list(investigation.measurements)
     # `asked` counts rounds that nobody was left for as well: without it such a case would stay open
     # for ever.
@@ -205,7 +205,7 @@ def _way_out(
     around: Surroundings,
     needed: int,
 ) -> Cause:
-    """Judge rounds that are bad only where they leave the leaf."""
+    """Explain rounds that are bad only where they leave the leaf."""
     if count.far_good > 1 or (count.far_good and not track.timed):
         return Cause.NOTHING
     spent = len(measurements) >= _MOST
@@ -244,7 +244,7 @@ def blamed_by_few(measurements: Iterable[Measurement], liars: int) -> bool:
 
 
 def blamed(investigation: Investigation, around: Surroundings) -> set[str]:
-    """Return the few peers that account for the bad rounds of a case.
+    """Return the few peers that explain the bad rounds of a case.
 
     A single one may be chance.
     """
@@ -258,7 +258,7 @@ def blamed(investigation: Investigation, around: Surroundings) -> set[str]:
 
 
 def _cover(rounds: Sequence[tuple[str, ...]], size: int) -> tuple[str, ...] | None:
-    """Return at most `size` names of which every round has one; None if there are none."""
+    """Return at most `size` names that explain all bad rounds, one each; None if there are none."""
     if not rounds:
         return ()
     # One peer of the first round must be in the cover, so only these are tried: at most (nodes of a
@@ -277,7 +277,7 @@ def _agrees(word: PeerReport, track: Signal, high: float) -> bool:
 def _words(
     measurements: Iterable[Measurement], track: Signal, around: Surroundings, *, near: bool
 ) -> tuple[set[str], set[str]]:
-    """Return who says the same of itself as this node finds, and who does not.
+    """Return whose word supports an explanation of this node's bad rounds, and whose does not.
 
     The last word of each counts.
 
@@ -299,7 +299,7 @@ def _words(
 
 
 def _next(measurements: Sequence[Measurement], around: Surroundings) -> Cause:
-    """Return on which side the next round is needed: the one that has been heard less."""
+    """Return on which side an explanation needs the next round: the one that was heard less."""
     near = sum(measurement.round.near for measurement in measurements)
     if not around.intra_leaf:
         return Cause.MORE_FAR

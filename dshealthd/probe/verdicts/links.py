@@ -1,4 +1,4 @@
-"""Peers with which rounds go badly.
+"""Links to peers with which rounds go badly: which are accused, of being slow or gone.
 
 The way to them, or they themselves where they cannot say so.
 """
@@ -86,28 +86,28 @@ class Links:
 
     @property
     def gone(self) -> frozenset[str]:
-        """Nodes that are accused."""
+        """Nodes whose links are gone and that are accused."""
         return frozenset(self._gone)
 
     @property
     def back(self) -> frozenset[str]:
-        """Those of them that have called this node since it last failed to call them.
+        """Accused nodes that have called since this node last failed to: links may be well again.
 
         They may be well again.
         """
         return frozenset(self._back)
 
     def suspects(self) -> list[Suspect]:
-        """Return the nodes, or their leaves, that are accused."""
+        """Return the nodes, or their leaves, that are accused by their links."""
         return [suspect for suspect, _ in self._gone.values()]
 
     def keep(self, names: Iterable[str]) -> None:
-        """Forget who is no member."""
+        """Forget links to nodes that are no members."""
         self._gone = {name: self._gone[name] for name in names if name in self._gone}
         self._back &= self._gone.keys()
 
     def met(self, name: str, epoch: int, *, well: bool, led: bool) -> None:
-        """Take back an accusation, if the node has answered a call.
+        """Take back an accusation of a link, if the node has answered a call.
 
         Where it has called itself, that is still to be seen.
         """
@@ -123,7 +123,7 @@ class Links:
             self._gone[name] = self._gone[name][0], epoch
 
     def expire(self, epoch: int) -> None:
-        """Let go what is old: who meets the node now says what it is like."""
+        """Let go of old accusations of links: who meets the node now says what it is like."""
         self._gone = {
             name: (suspect, since)
             for name, (suspect, since) in self._gone.items()
@@ -168,7 +168,7 @@ class Links:
             pair.accuse(AMBIGUOUS)
 
     def _hear(self, history: SignalHistory, pair: PeerSuspicion, epoch: int) -> None:
-        """Tell a peer that is gone from a way that is gone, by what it says itself, or what others
+        """Tell a peer that is gone from a link that is gone, by what it says itself, or what others
         know of it.
         """
         if pair.since is None:
@@ -236,7 +236,7 @@ def accused_links(me: str, every: Iterable[SignalHistory]) -> Iterator[Suspect]:
 
 
 def link(one: str, other: str, reason: str) -> Suspect:
-    """Return the accusation of the way between two nodes."""
+    """Return the accusation of the link, or way, between two nodes."""
     return Suspect(Part.LINK, "--".join(sorted((one, other))), reason)
 
 
@@ -247,5 +247,5 @@ def calls_missing(pair: PeerSuspicion) -> int:
 
 
 def mostly_well(pair: PeerSuspicion) -> bool:
-    """Tell whether this node has been well with others since the pair was bad first."""
+    """Tell whether this node was well with others since the link was bad first."""
     return pair.well > max(1, 2 * pair.ill)

@@ -1,6 +1,4 @@
-"""Short outages: peers that gave no answer and soon after answered again, as where packets are
-lost.
-"""
+"""Short outages of peers: no answer, and soon after one again, as where packets are lost."""
 
 from __future__ import annotations
 
@@ -34,12 +32,12 @@ class Outages:
         self._count = 0
 
     def silent(self, peers: Iterable[str], epoch: int) -> None:
-        """Note who gave no answer."""
+        """Note an outage: who gave no answer."""
         for peer in peers:
             self._silent.setdefault(peer, (epoch, self._count))
 
     def answered(self, peers: Iterable[str], epoch: int) -> None:
-        """Note who took part in a round."""
+        """Note the end of an outage: who took part in a round."""
         for peer in peers:
             began, count = self._silent.pop(peer, (-_MEMORY, 0))
             # One that began before another one had ended is the same: this node was cut off for a
@@ -49,14 +47,14 @@ class Outages:
                 self._count += 1
 
     def explained(self, peers: Iterable[str]) -> None:
-        """Leave out peers that are known to be at fault themselves."""
+        """Leave out outages of peers that are known to be at fault themselves."""
         out = set(peers)
         for peer in out:
             self._silent.pop(peer, None)
         self._ended = deque((entry for entry in self._ended if entry[1] not in out), maxlen=_MEMORY)
 
     def many(self, epoch: int, liars: int) -> bool:
-        """Tell whether there were so many of late that it is this node.
+        """Tell whether there were so many outages of late that it is this node.
 
         They must have come with more peers than the `liars` that may fall silent by intent, and
         with two at least.
@@ -68,6 +66,6 @@ class Outages:
         )
 
     def forget(self) -> None:
-        """Start afresh."""
+        """Forget all outages."""
         self._silent.clear()
         self._ended.clear()

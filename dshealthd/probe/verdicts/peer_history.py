@@ -1,4 +1,4 @@
-"""The other members as one agent has met them: with whom to run an extra round."""
+"""The history of peers, the members as one agent has met them: with whom to run an extra round."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PeerHistory:
         self.members(leaves)
 
     def members(self, leaves: Mapping[str, str]) -> None:
-        """Take over a new list of members."""
+        """Take over a new list of members; the history of those that are gone is dropped."""
         self.leaves = dict(leaves)
         self.leaf = self.leaves.get(self.me, "")
         self._timetable = Timetable(self.leaves, self.leaves, self._group_size)
@@ -58,7 +58,7 @@ class PeerHistory:
                 del store[name]
 
     def near(self, names: Iterable[str]) -> bool:
-        """Tell whether all of them are known to be on this node's leaf."""
+        """Tell whether all of these peers are known to be on this node's leaf."""
         return bool(self.leaf) and all(self.leaves.get(name) == self.leaf for name in names)
 
     def scheduled(self, members: Iterable[str], epoch: int) -> bool:
@@ -66,23 +66,23 @@ class PeerHistory:
         return set(self._timetable.group_of(self.me, epoch)) == set(members)
 
     def declined(self, names: Iterable[str], at: float, *, busy: bool = False) -> None:
-        """Note that members cannot take part now; `busy`: as they are in another round."""
+        """Note that peers cannot take part now; `busy`: as they are in another round."""
         self._declined.update(dict.fromkeys(names, at + (_BUSY if busy else _SHUNNED)))
 
     def shuns(self, name: str, now: float) -> bool:
-        """Tell whether a member has declined lately, and is not to be asked yet."""
+        """Tell whether a peer has declined lately, and is not to be asked yet."""
         return 0 < self._declined.get(name, float("-inf")) - now <= _SHUNNED
 
     def met(self, name: str, at: float, *, well: bool) -> None:
-        """Note how a round with a member went."""
+        """Note in the history how a round with a peer went."""
         self._met[name] = at, well
 
     def heard(self, name: str, at: float, epoch: int, told: PeerReport) -> None:
-        """Note what a member says of others."""
+        """Note in the history what a peer says of others."""
         self._said[name] = _Word(at, epoch, told)
 
     def spoke(self, name: str, since: float) -> bool:
-        """Tell whether a member has told anything since."""
+        """Tell whether a peer in the history has told anything since that epoch."""
         return name in self._said and self._said[name].at > since
 
     def opinions(self, name: str, since: float, epoch: int, *, calls: bool = False) -> list[float]:
@@ -135,7 +135,7 @@ class PeerHistory:
         ]
 
     def opinion(self, name: str, *, calls: bool = False) -> float | None:
-        """Return what a member told last of its rounds with this node.
+        """Return what a peer told last of its rounds with this node.
 
         With `calls` only of those that it led.
         """
@@ -145,14 +145,14 @@ class PeerHistory:
         return (told.calls if calls else told.pairs).get(self.me)
 
     def well(self, leaf: str, since: float) -> bool:
-        """Tell whether a round with a member of that leaf went well since."""
+        """Tell whether a round with a peer of that leaf went well since."""
         return any(
             good and at >= since and self.leaves.get(name) == leaf
             for name, (at, good) in self._met.items()
         )
 
     def witness(self, name: str, epoch: int, now: float) -> str | None:
-        """Return who was to meet a member in that epoch, and so knows about it.
+        """Return the peer that was to meet a member in that epoch, and so knows about it.
 
         None if nobody can be asked.
         """
@@ -164,7 +164,7 @@ class PeerHistory:
     def choose(
         self, *, near: bool, asked: Mapping[str, int], ill: Collection[str], now: float
     ) -> str | None:
-        """Return a member for an extra round.
+        """Return a peer for an extra round, by the history.
 
         One met lately and found well first, in an order of this node's own; None if there is none.
 

@@ -1,4 +1,4 @@
-"""Which extra round is needed next, to confirm what is suspected or to see whether it is over.
+"""The planner of extra rounds: which is needed next, to confirm a suspicion or see it end.
 
 Pure functions of what the detector knows: `plan` changes nothing, and says what the detector has to
 note where it asks for the round.
@@ -110,7 +110,7 @@ class PlanningInput:
 
 
 def plan(state: PlanningInput) -> NextStep:
-    """Return the extra round that matters most, if one is needed."""
+    """Return the extra round to plan that matters most, if one is needed."""
     considered: list[Signal] = []
     # What is not decided yet comes first: extra rounds are limited, and an accusation that may be
     # over does less harm than a fault that nobody knows of. Generators: only the first round is
@@ -120,7 +120,7 @@ def plan(state: PlanningInput) -> NextStep:
 
 
 def _undecided(state: PlanningInput, considered: list[Signal]) -> Iterator[ExtraRound]:
-    """Yield rounds for open investigations; `considered` takes those that were come to."""
+    """Yield extra rounds for open investigations; `considered` takes those that were come to."""
     for track, history in state.history.items():
         if (
             history.investigation
@@ -132,7 +132,7 @@ def _undecided(state: PlanningInput, considered: list[Signal]) -> Iterator[Extra
 
 
 def _others(state: PlanningInput) -> Iterator[ExtraRound]:
-    """Yield rounds for what is decided, and for pairs."""
+    """Yield extra rounds for what is decided, and for pairs."""
     me = state.peers.me
     if waits_for_home(state.history, state.verdicts, state.now):
         yield ExtraRound(Confirmation((me,), Kind.LOCAL), Purpose.TELL_APART)
@@ -155,7 +155,7 @@ def _others(state: PlanningInput) -> Iterator[ExtraRound]:
 def _for_case(
     track: Signal, investigation: Investigation, state: PlanningInput
 ) -> Iterator[ExtraRound]:
-    """Ask for a reference that has not been asked yet, on the side from which less is known."""
+    """Plan a round with a reference not asked yet, on the side from which less is known."""
     me = state.peers.me
     if track.family in {LOCAL, OWN_NODE.family}:
         yield ExtraRound(Confirmation((me,), Kind.LOCAL), Purpose.CONFIRM, track)
@@ -189,7 +189,7 @@ def _for_case(
 def _for_pair(
     history: SignalHistory, pair: PeerSuspicion, state: PlanningInput
 ) -> Iterator[ExtraRound]:
-    """See to a peer: only when this node is known to be well, by a later round with somebody else."""
+    """Plan a round with a peer: only when this node is known to be well, by one with another."""
     me, track = state.peers.me, history.track
     kind = _kind(track, pair.first)
     again = ExtraRound(Confirmation((me, pair.peer), kind), Purpose.RECHECK, track, pair.peer)
@@ -239,7 +239,8 @@ def _for_pair(
 
 
 def early(track: Signal, history: Mapping[Signal, SignalHistory]) -> bool:
-    """Tell whether other parts were slow in the last round too, and not before.
+    """Tell whether an extra round is too early: other parts were slow in the last one too, and not
+    before.
 
     Chance has made this part suspect one round before them: it is too early to tell it from the
     node, or the node from its leaf.
@@ -259,7 +260,7 @@ def early(track: Signal, history: Mapping[Signal, SignalHistory]) -> bool:
 
 
 def _kind(track: Signal, measurement: Measurement) -> Kind:
-    """Return the kind of round that measures the same again, with two nodes.
+    """Return the kind of the extra round that measures the same again, with two nodes.
 
     An echo where only reach is in question.
     """

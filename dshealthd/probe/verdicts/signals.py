@@ -1,4 +1,4 @@
-"""What a judge knows of one thing that rounds measure.
+"""Signals: what a judge knows of each thing that rounds measure, and what suspects it.
 
 The last rounds, and the cases that are open on them.
 """
@@ -42,12 +42,12 @@ class Signal(NamedTuple):
 
     @property
     def word(self) -> str:
-        """What a node says to its peers where it finds it slow; empty where its score says so."""
+        """What a node says to peers where a signal is slow; empty where its score says so."""
         return self.part or (self.family if self.family == "light" else "")
 
     @property
     def timed(self) -> bool:
-        """Whether it is a timing, which can be out of the usual by chance."""
+        """Whether the signal is a timing, which can be out of the usual by chance."""
         return self.family not in {REACH.family, RUN.family, OWN_NODE.family}
 
 
@@ -77,13 +77,13 @@ class PeerReport:
     """
 
     def accuses_itself(self, track: Signal, high: float) -> bool:
-        """Tell whether it takes on itself what is wrong with a round."""
+        """Tell whether a peer's report takes on itself what is wrong with a round."""
         if not track.timed:
             return self.node is not None and self.node >= HARD
         return (self.node is not None and self.node >= high) or track.word in self.parts
 
     def is_well(self, but: str, high: float) -> bool:
-        """Tell whether most of its last rounds with others `but` one were good.
+        """Tell whether most rounds in a peer's report, with others `but` one, were good.
 
         True if it tells of none.
         """
@@ -92,7 +92,7 @@ class PeerReport:
 
 
 def decode_scores(observation: Observation, peers: Iterable[str]) -> dict[str, PeerReport]:
-    """Return what the peers told in a round."""
+    """Return the signals' scores that the peers told in a round."""
     told: dict[str, PeerReport] = {}
     for peer in peers:
         node, parts, uplink, pairs, calls = None, set(), False, {}, {}
@@ -115,7 +115,7 @@ def decode_scores(observation: Observation, peers: Iterable[str]) -> dict[str, P
 def encode_scores(
     me: str, told: PeerReport, parts: Mapping[str, float], uplink: float
 ) -> tuple[tuple[str, float], ...]:
-    """Return the scores that `decode_scores` understands.
+    """Return the signals' scores that `decode_scores` understands.
 
     What this node tells its peers in each round.
     """
@@ -149,7 +149,7 @@ class ObservedRound:
 
     @property
     def unasked(self) -> bool:
-        """Whether a peer has asked for it, and neither this node nor the schedule."""
+        """Whether a peer alone has asked for the observed round, not this node or the schedule."""
         return self.extra and not self.led
 
 
@@ -186,7 +186,7 @@ class Investigation:
     """Whether a local round was asked since and declined."""
 
     def admits(self, round: ObservedRound) -> bool:
-        """Tell whether a round counts: of those that peers have asked for, one of each peer.
+        """Tell whether an investigation counts a round: of those that a peer has asked for, one.
 
         Else a peer could fill the investigation with rounds of its own.
         """
@@ -197,7 +197,7 @@ class Investigation:
 
     @classmethod
     def open(cls, window: Iterable[Measurement], at: float) -> Investigation:
-        """Open a case on the rounds that made the suspect."""
+        """Open a case on the rounds that made the signal suspect."""
         return cls(deque(maxlen=KEPT), at, tuple(window))
 
 
@@ -235,7 +235,7 @@ class PeerSuspicion:
     """The epoch of the last extra round that was asked."""
 
     def accuse(self, reason: str) -> None:
-        """Make it an accusation."""
+        """Make the suspicion of a peer an accusation."""
         self.accused, self.reason = True, reason
 
 
@@ -256,23 +256,23 @@ class SignalHistory:
     _median: float | None = None
 
     def suspicious(self) -> bool:
-        """Tell whether the last rounds make a suspect."""
+        """Tell whether the last rounds make the signal suspect."""
         return self._bads >= SUSPECT
 
     def uneasy(self) -> bool:
-        """Tell whether the last rounds are above the usual, if not all so far that they are
-        flagged.
+        """Tell whether the signal's last rounds are above the usual, if not all so far that they
+        are flagged.
         """
         return sum(not measurement.good for measurement in self.window) >= SUSPECT
 
     def leaves_badly(self) -> bool:
-        """Tell whether what leaves the leaf is bad, and what stays inside is not."""
+        """Tell whether the signal is bad in what leaves the leaf, and not in what stays inside."""
         return sum(measurement.bad for measurement in self.far) >= SUSPECT and not any(
             measurement.bad and measurement.round.near for measurement in self.window
         )
 
     def ratio(self) -> float | None:
-        """Return the median of the last rounds; None before the first."""
+        """Return the median of the signal's last rounds; None before the first."""
         if self._median is None and self.window:
             ordered = sorted(measurement.ratio for measurement in self.window)
             # Of two values the lower: one bad round must not make a ratio.
@@ -280,7 +280,7 @@ class SignalHistory:
         return self._median
 
     def forget(self) -> None:
-        """Start afresh, as what was found is over."""
+        """Start the signal's history afresh, as what was found is over."""
         self.investigation = None
         self.window.clear()
         self.far.clear()
@@ -291,7 +291,7 @@ class SignalHistory:
         self._bads = sum(measurement.bad for measurement in self.window)
 
     def add(self, measurement: Measurement, me: str, high: float) -> None:
-        """Put an item to what it is evidence for."""
+        """Put an item to the signal that it is evidence for."""
         told = measurement.round.told
         guilty = [
             peer
@@ -332,7 +332,7 @@ class SignalHistory:
             self._add_to_pair(measurement, measurement.round.peers[0])
 
     def _explain(self, guilty: list[str]) -> None:
-        """Take back what is now known to be a peer's."""
+        """Take back from a signal what is now known to be a peer's."""
         for measurement in (
             *self.window,
             *(self.investigation.measurements if self.investigation else ()),

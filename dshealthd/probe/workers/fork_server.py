@@ -1,4 +1,4 @@
-"""The agent's end of the process that has imported torch.
+"""The fork server, a process that has imported torch and forks workers: the agent's end of it.
 
 Started, asked to fork workers and to reap them, and ended.
 """
@@ -75,17 +75,17 @@ class ForkedWorker:
         asyncio.get_running_loop().add_reader(pidfd, self._end)
 
     def kill(self) -> None:
-        """Kill the worker and whatever it started."""
+        """Kill the forked worker and whatever it started."""
         if self._pidfd >= 0:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             self._kill_group()
 
     async def gone(self, seconds: float) -> bool:
-        """Wait for its end; False if it is still there after so many seconds."""
+        """Wait for the forked worker's end; False if it is still there after so many seconds."""
         return await happens(self.ended, seconds)
 
     def state(self) -> str:
-        """Return the letter of the process's state.
+        """Return the letter of the forked worker's process state.
 
         T for stopped, D for a wait in the kernel that no signal ends; empty if it is gone.
         """
@@ -95,7 +95,7 @@ class ForkedWorker:
             return ""
 
     def _kill_group(self) -> None:
-        """Kill the worker's session.
+        """Kill the forked worker's session.
 
         Only while the parent keeps its pid: a pid that was reaped may be another's.
         """
@@ -168,11 +168,11 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """The parent's process."""
+        """The fork server's process id."""
         return self._child.pid
 
     async def ready(self, deadline: float) -> None:
-        """Return when torch is imported; raises ForkServerError, with the process killed."""
+        """Return when torch is imported in the fork server; ForkServerError, with it killed."""
         try:
             # Shielded, as `_receive` or `_end` still settle it when nobody waits any more.
             async with time_limit(deadline):
@@ -183,7 +183,7 @@ class ForkServer:
             raise ForkServerError(DEADLINE, detail) from error
 
     async def fork(self, channel: int, board: int) -> ForkedWorker:
-        """Start a worker on two descriptors.
+        """Have the fork server start a worker on two descriptors.
 
         Raises ForkServerError, with the parent killed if it does not answer.
         """
@@ -206,7 +206,7 @@ class ForkServer:
             self._forks.pop(number, None)
 
     def reap(self, child: ForkedWorker) -> None:
-        """Have the exit status of a dead worker collected.
+        """Have the fork server collect the exit status of a dead worker.
 
         Its `ended` is set with or without it.
         """
@@ -217,7 +217,7 @@ class ForkServer:
             self._reaped(child.pid, None)
 
     def close(self) -> None:
-        """Have the process end by itself, and kill it if it has not within a second."""
+        """Have the fork server end by itself, and kill it if it has not within a second."""
         self.usable = False
         if not self.ended.is_set():
             self._loop.remove_reader(self._socket)
@@ -225,7 +225,7 @@ class ForkServer:
             self._loop.call_later(1.0, self.kill)
 
     def kill(self) -> None:
-        """Kill the process; the kernel kills its workers with it."""
+        """Kill the fork server; the kernel kills its workers with it."""
         self.usable = False
         if not self.ended.is_set():
             self._child.kill()
@@ -236,7 +236,7 @@ class ForkServer:
         socket.send_fds(self._socket, [json.dumps(message).encode()], descriptors)
 
     def _receive(self) -> None:
-        """Take one packet."""
+        """Take one packet from the fork server."""
         try:
             packet, descriptors, _flags, _address = socket.recv_fds(
                 self._socket, worker.PACKET, 1, socket.MSG_CMSG_CLOEXEC
@@ -280,7 +280,7 @@ class ForkServer:
             child.ended.set()
 
     def _end(self) -> None:
-        """Note the end of the process, and tell all who wait for it."""
+        """Note the end of the fork server, and tell all who wait for it."""
         if self._socket.fileno() >= 0:
             self._receive()  # its last word, such as why it failed
             self._loop.remove_reader(self._socket)

@@ -1,4 +1,4 @@
-"""What a round asks of the workers of one node, and what each of them answered."""
+"""The job of a round's workers on one node, and the result that each of them answered."""
 
 from __future__ import annotations
 
@@ -152,19 +152,19 @@ class RankResult:
 
     @property
     def own_finding(self) -> bool:
-        """Whether it says what is wrong with itself, and not merely that it waited in vain."""
+        """Whether the result says what is wrong with the rank, not that it waited in vain."""
         return self.outcome is Outcome.CORRUPTED or self.reason in OWN
 
     @property
     def progress(self) -> tuple[int, int, int]:
-        """How far it came; comparable with that of other ranks of the same round."""
+        """How far the rank came in its job; comparable with others' of the same round."""
         return STAGES.index(self.stage), self.entered, self.left
 
 
 def late(
     results: Iterable[RankResult], furthest: tuple[int, int, int] | None = None
 ) -> tuple[int, ...]:
-    """Return the ranks to look at when a round failed.
+    """Return the ranks to look at when the job of a round failed.
 
     Those with a finding of their own, else those that had not come as far as others.
 

@@ -34,7 +34,7 @@ PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL 
 
 
 def objection(path: str, status: os.stat_result, *, on_the_way: bool = False) -> str:
-    """Return why others can change a file, folder or link; empty if they cannot.
+    """Return why others can change an environment's file, folder or link; empty if they cannot.
 
     `on_the_way`: a folder of which only one known entry matters; a sticky one such as /tmp then
     lets nobody else replace that entry.
@@ -53,7 +53,7 @@ def objection(path: str, status: os.stat_result, *, on_the_way: bool = False) ->
 
 
 def way(path: str) -> Iterator[str]:
-    """Yield objections to every folder and link on the way to a file, and to the file itself.
+    """Yield objections to each folder and link on the way to an environment's file, and to itself.
 
     Raises OSError.
     """
@@ -80,7 +80,9 @@ def way(path: str) -> Iterator[str]:
 
 
 def tree(root: str) -> Iterator[str]:
-    """Yield objections to everything under a folder; links that lead out of it are followed."""
+    """Yield objections to all under an environment's folder; links that lead out of it are
+    followed.
+    """
     folders = [root]
     while folders:
         with os.scandir(folders.pop()) as entries:
@@ -99,7 +101,7 @@ def tree(root: str) -> Iterator[str]:
 
 
 def prefixes(python: str) -> list[str]:
-    """Return the folders that an interpreter takes its library and packages from.
+    """Return the folders that the environment's interpreter takes its library and packages from.
 
     A virtual environment, and what it was made from.
     """
@@ -140,7 +142,7 @@ def libraries(prefix: str) -> list[str]:
 
 
 def check(python: str) -> tuple[list[str], list[str]]:
-    """Return the objections to an environment, and the folders that were checked.
+    """Return the objections to a Python environment, and the folders that were checked.
 
     Raises OSError where it cannot be read.
     """
@@ -158,7 +160,7 @@ def check(python: str) -> tuple[list[str], list[str]]:
 
 
 def main(agent: int, control: int, python: str, program: str) -> None:
-    """Check the environment and become the parent of the workers."""
+    """Check the Python environment and become the interpreter of the fork server."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) or os.getppid() != agent:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""One worker as the agent follows it.
+"""The session of one worker, as the agent follows it: its stages, deadlines and result.
 
 Its job goes out, its stages, timings and store operations come in, each stage with its deadline.
 """
@@ -63,7 +63,7 @@ class NodeWorkers:
         self._ends: float | None = None
 
     def hurry(self) -> None:
-        """Give all ranks of this node a last moment, as one has failed."""
+        """Give all sessions of this node's ranks a last moment, as one has failed."""
         if self._ends is None:
             self._ends = asyncio.get_running_loop().time() + GRACE
             for one in self.attended:
@@ -71,12 +71,12 @@ class NodeWorkers:
 
     @property
     def hurried(self) -> bool:
-        """Whether one of this node's ranks has failed."""
+        """Whether one of this node's ranks has failed in its session."""
         return self._ends is not None
 
     def end(self, seconds: float) -> tuple[float, bool]:
-        """Return the loop time at which a stage of so many seconds that begins now ends, and
-        whether that is its own deadline.
+        """Return the loop time at which a session's stage of so many seconds that begins now ends,
+        and whether that is its own deadline.
         """
         end = asyncio.get_running_loop().time() + seconds
         return (end, True) if self._ends is None or end <= self._ends else (self._ends, False)
@@ -97,14 +97,14 @@ class WorkerSession:
         self._own = True
 
     def hurry(self) -> None:
-        """End earlier than the stage's deadline, if that is later than the round's end."""
+        """End the session before the stage's deadline, if that is after the round's end."""
         if self._timeout is not None and not self._timeout.expired():
             remaining = (self._timeout.when() or 0.0) - asyncio.get_running_loop().time()
             end, self._own = self.round.end(max(0.0, remaining))
             self._timeout.reschedule(end)
 
     def starve(self) -> None:
-        """Take back what may be due to this node's own lack of CPU alone."""
+        """Take back of the session's result what this node's own lack of CPU may have done."""
         if self.reason in STARVABLE:
             self.outcome, self.detail = (
                 Outcome.INCONCLUSIVE,
@@ -113,7 +113,7 @@ class WorkerSession:
             self.reason = STARVED
 
     def result(self, entered: int, left: int, versions: str) -> RankResult:
-        """Return what became of it."""
+        """Return what became of the worker's session."""
         return RankResult(
             rank=self.rank_spec.rank,
             outcome=self.outcome,
@@ -179,7 +179,7 @@ class WorkerSession:
         writer: asyncio.StreamWriter,
         requests: set[asyncio.Task[None]],
     ) -> None:
-        """Take frames until another deadline holds."""
+        """Take the worker's frames until another deadline of its session holds."""
         while await self._take(reader, writer, requests):
             pass
 
@@ -189,7 +189,7 @@ class WorkerSession:
         writer: asyncio.StreamWriter,
         requests: set[asyncio.Task[None]],
     ) -> bool:
-        """Take one frame; False when a stage begins or the last word was said.
+        """Take one frame of the worker; False when a stage begins or the last word was said.
 
         Another deadline then holds.
         """
@@ -226,7 +226,7 @@ class WorkerSession:
         return False
 
     async def _serve(self, message: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        """Carry out one operation of the store and answer it."""
+        """Carry out one operation of the store for the session's worker and answer it."""
         number, value = message["id"], message["value"]
         answer: dict[str, Any]
         try:
@@ -285,14 +285,14 @@ class WorkerSession:
 
 
 def _line(text: str) -> str:
-    """Return a worker's words as one bounded line."""
+    """Return a worker's words in its session as one bounded line."""
     return "".join(
         character if character.isprintable() else " " for character in text[:MAX_DETAIL]
     ).strip()
 
 
 def _description(job: WorkerJob, rank_spec: RankSpec) -> dict[str, Any]:
-    """Return a seat's job as the worker takes it."""
+    """Return a seat's job as the worker of the session takes it."""
     return {
         "backend": job.backend,
         "prefix": f"{rank_spec.group}/",

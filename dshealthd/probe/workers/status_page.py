@@ -35,12 +35,12 @@ class StatusPage:
         os.lseek(self.descriptor, PRINTED, os.SEEK_SET)
 
     def counters(self) -> tuple[int, int]:
-        """Return how many collectives were entered and left."""
+        """Return how many collectives the worker's page says were entered and left."""
         entered, left = worker.COUNTERS.unpack(os.pread(self.descriptor, worker.COUNTERS.size, 0))
         return entered, left
 
     def printed(self) -> str:
-        """Return the last of what the process printed, on one line."""
+        """Return the last of what the worker printed on its page, on one line."""
         text = (
             os.pread(self.descriptor, BOARD - PRINTED, PRINTED)
             .rstrip(b"\0")[-TAIL:]
@@ -49,5 +49,5 @@ class StatusPage:
         return "".join(character if character.isprintable() else " " for character in text).strip()
 
     def close(self) -> None:
-        """Forget the file."""
+        """Forget the file of the worker's page."""
         os.close(self.descriptor)

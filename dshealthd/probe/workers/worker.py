@@ -1,5 +1,5 @@
-"""The probe worker: joins a few collectives, times them, checks their sums, and tells the agent
-after every stage where it is.
+"""The probe worker, one rank: joins collectives, times them, checks sums, tells the agent its
+stage.
 
 One plain file on torch alone. It runs under the interpreter that training uses, as two kinds of
 process:
@@ -108,7 +108,7 @@ class AgentChannel:
         self._reader: threading.Thread | None = None
 
     def receive(self) -> dict[str, Any]:
-        """Return the next frame; raises EOFError when the agent has closed its end."""
+        """Return the agent's next frame; raises EOFError when it has closed the channel."""
         head = self._stream.read(LENGTH.size)
         if len(head) < LENGTH.size:
             raise EOFError
@@ -116,17 +116,17 @@ class AgentChannel:
         return message
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one frame."""
+        """Send the agent one frame of the worker."""
         body = json.dumps(message, separators=(",", ":")).encode()
         with self._lock:
             self._channel.sendall(LENGTH.pack(len(body)) + body)
 
     def stage(self, name: str) -> None:
-        """Say that a stage begins; its deadline starts anew."""
+        """Say that a stage of the worker begins; its deadline starts anew."""
         self.send({"stage": name})
 
     def ask(self, op: str, key: str, value: str | int | None, timeout: float) -> Any:
-        """Have a store operation done and return its value; raises StoreFailure."""
+        """Have a store operation of the worker done and return its value; raises StoreFailure."""
         answer: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         with self._lock:
             if self._reader is None:
@@ -144,7 +144,7 @@ class AgentChannel:
         return message["value"]
 
     def _read(self) -> None:
-        """Hand each answer to the thread that waits for it.
+        """Hand each of the agent's answers to the worker's thread that waits for it.
 
         At the end of the channel all are told.
         """
@@ -168,12 +168,12 @@ class StatusWriter:
         os.close(descriptor)
 
     def enter(self) -> None:
-        """Count a collective that begins."""
+        """Count a collective that the worker begins."""
         self.entered += 1
         COUNTERS.pack_into(self._map, 0, self.entered, self.left)
 
     def leave(self) -> None:
-        """Count a collective that has returned; on a GPU it is then queued, not done."""
+        """Count a collective that the worker has left; on a GPU it is queued, not done."""
         self.left += 1
         COUNTERS.pack_into(self._map, 0, self.entered, self.left)
 
@@ -186,24 +186,24 @@ def agent_store(agent: AgentChannel, prefix: str, timeout: float) -> Any:
         """The operations that process groups need; binary values travel as base64."""
 
         def set(self, key: str, value: bytes | str) -> None:
-            """Set a value."""
+            """Set a value in the worker's store."""
             data = value.encode() if isinstance(value, str) else bytes(value)
             agent.ask("set", prefix + key, base64.b64encode(data).decode(), timeout)
 
         def get(self, key: str) -> bytes:
-            """Return a value, when somebody has set it."""
+            """Return a value of the worker's store, when somebody has set it."""
             return base64.b64decode(agent.ask("get", prefix + key, None, timeout))
 
         def add(self, key: str, amount: int) -> int:
-            """Add to a number and return the sum."""
+            """Add to a number of the worker's store and return the sum."""
             return int(agent.ask("add", prefix + key, amount, timeout))
 
         def check(self, keys: list[str]) -> bool:
-            """Say whether all keys are set."""
+            """Say whether all keys of the worker's store are set."""
             return all(agent.ask("check", prefix + key, None, timeout) for key in keys)
 
         def wait(self, keys: list[str], limit: timedelta | None = None) -> None:
-            """Return when all keys are set."""
+            """Return when all keys of the worker's store are set."""
             for key in keys:
                 agent.ask(
                     "wait",
@@ -213,7 +213,7 @@ def agent_store(agent: AgentChannel, prefix: str, timeout: float) -> Any:
                 )
 
         def delete_key(self, key: str) -> bool:
-            """Forget a key."""
+            """Forget a key of the worker's store."""
             return bool(agent.ask("delete", prefix + key, None, timeout))
 
     store = AgentStore()
@@ -240,7 +240,7 @@ class RankRound:
         """
 
     def run(self) -> None:
-        """Go through the stages; raises when the round ends in one of them."""
+        """Go through the worker's stages; raises when the round ends in one of them."""
         import torch
 
         self.begin("store")
@@ -282,19 +282,19 @@ class RankRound:
         linger(store, self.job)
 
     def begin(self, stage: str) -> None:
-        """Enter a stage."""
+        """Enter a stage of the worker's rank."""
         self.stage = stage
         self.agent.stage(stage)
 
     def conclude(self, outcome: str, reason: str, detail: str) -> None:
-        """Say how it ended; wrong data is worse than whatever came after it."""
+        """Say how the rank's round ended; wrong data is worse than whatever came after it."""
         if self.wrong is not None:
             self.stage, detail = self.wrong
             outcome, reason = "corrupted", "wrong_data"
         self.agent.send({"end": outcome, "stage": self.stage, "reason": reason, "detail": detail})
 
     def report(self, op: str, size: int, seconds: list[float], factor: float) -> None:
-        """Send the median of an operation's times.
+        """Send the agent the median of an operation's times.
 
         A group of one has nothing to reduce, and no time worth keeping.
         """
@@ -322,7 +322,7 @@ class RankRound:
         return seconds
 
     def note(self, wrong: str) -> None:
-        """Keep what was wrong first; an empty text says that nothing was."""
+        """Keep what was wrong with the rank's sums first; an empty text says that nothing was."""
         if wrong and self.wrong is None:
             self.wrong = self.stage, f"rank {self.rank}: {wrong}"
 
@@ -350,7 +350,7 @@ def pattern(first: int, ranks: int, salt: int, size: int) -> torch.Tensor:
 
 
 def difference(what: str, found: torch.Tensor, expected: torch.Tensor) -> str:
-    """Say where two tensors first differ; empty if they do not."""
+    """Say where two tensors of a worker first differ; empty if they do not."""
     import torch
 
     if torch.equal(found, expected):
@@ -363,7 +363,7 @@ def difference(what: str, found: torch.Tensor, expected: torch.Tensor) -> str:
 
 
 def timed(device: torch.device, operations: Sequence[Callable[[], object]]) -> list[float]:
-    """Run operations one after the other and return the seconds of each.
+    """Run a worker's operations one after the other and return the seconds of each.
 
     By CUDA events on a GPU, by the clock elsewhere.
     """
@@ -541,7 +541,7 @@ def versions(job: dict[str, Any]) -> str:
 
 
 def meet(store: Any, job: dict[str, Any]) -> None:
-    """Wait until every rank of the group is here and runs the same versions.
+    """Wait until every rank's worker of the group is here and runs the same versions.
 
     Raises VersionsDiffer.
     """
@@ -564,7 +564,7 @@ def meet(store: Any, job: dict[str, Any]) -> None:
 
 
 def connect(store: Any, job: dict[str, Any]) -> Any:
-    """Return the process group of the job's backend."""
+    """Return the process group of the job's backend, which the worker joins."""
     import torch.distributed as dist
 
     limit = timedelta(seconds=job["timeout"])
@@ -582,7 +582,7 @@ def connect(store: Any, job: dict[str, Any]) -> Any:
 
 
 def linger(store: Any, job: dict[str, Any]) -> None:
-    """Stay until the others are done too, or for a moment."""
+    """Stay, as a worker, until the others are done too, or for a moment."""
     # This rank's result stands whatever becomes of the others.
     with contextlib.suppress(StoreFailure):
         store.set(f"done/{job['rank']}", b"1")
@@ -605,7 +605,7 @@ REASONS = (
 
 
 def reason(error: BaseException) -> str:
-    """Return the slug of an error."""
+    """Return the slug of a worker's error."""
     if isinstance(error, VersionsDiffer):
         return "versions_differ"
     if isinstance(error, StoreFailure):
@@ -615,7 +615,9 @@ def reason(error: BaseException) -> str:
 
 
 def work(channel: socket.socket, descriptor: int) -> None:
-    """Be one rank, and end the process: without destructors, which can hang when a peer is gone."""
+    """Be one rank's worker, and end the process: no destructors, which can hang when a peer is
+    gone.
+    """
     # The agent kills the whole session, and with it whatever a library has started.
     os.setsid()
     board = StatusWriter(descriptor)
@@ -638,12 +640,12 @@ def work(channel: socket.socket, descriptor: int) -> None:
 
 
 def threads() -> int:
-    """Return how many threads this process has."""
+    """Return how many threads this process has, which workers would lose by a fork."""
     return len(os.listdir("/proc/self/task"))
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends."""
+    """Have the kernel kill this process, a worker, when its parent ends."""
     if (
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, DIED_WITH_PARENT, 0, 0, 0)
         or os.getppid() != parent
@@ -684,7 +686,7 @@ def start_worker(control: socket.socket, channel: int, board: int, roots: str) -
 
 
 def serve(control: socket.socket, roots: str) -> None:
-    """Import torch, then start and reap workers until the agent closes its end."""
+    """Import torch, then fork and reap workers until the agent closes its end."""
     try:
         import torch
         import torch.distributed as dist
@@ -724,12 +726,12 @@ def serve(control: socket.socket, roots: str) -> None:
 
 
 def reply(control: socket.socket, message: dict[str, Any], *descriptors: int) -> None:
-    """Send one packet."""
+    """Send the agent one packet about a worker."""
     socket.send_fds(control, [json.dumps(message).encode()], descriptors)
 
 
 def main(arguments: list[str]) -> None:
-    """Run as the parent (`parent ROOTS FD`) or as a worker (`worker ROOTS PARENT CHANNEL BOARD`)."""
+    """Run as fork server (`parent ROOTS FD`) or worker (`worker ROOTS PARENT CHANNEL BOARD`)."""
     role, roots, *numbers = arguments
     allowed = roots.split(os.pathsep)
     # Only what was checked for foreign writers is imported; an environment can name other folders

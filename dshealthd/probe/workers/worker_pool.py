@@ -1,4 +1,4 @@
-"""Runs this node's workers of a round.
+"""The worker pool: runs this node's workers of a round, forked by one fork server.
 
 Starts them, carries their store operations, ends those that are late, and says how each ended.
 
@@ -172,7 +172,7 @@ class WorkerPool:
                 self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._retire)
 
     async def prepare(self, deadline: float) -> str:
-        """Have a parent that can fork, so that a round need not wait for the import of torch.
+        """Have the pool's fork server ready, so that no round need wait for the import of torch.
 
         Return why there is none, or "".
         """
@@ -191,19 +191,19 @@ class WorkerPool:
 
     @property
     def ready(self) -> bool:
-        """Whether a worker can be forked at once."""
+        """Whether the pool can fork a worker at once."""
         return self._parent is not None and self._parent.usable and bool(self._parent.about)
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Versions (`torch`, `cuda`, `python`) of the environment while it is loaded.
+        """Versions (`torch`, `cuda`, `python`) of the pool's environment while it is loaded.
 
         Empty otherwise.
         """
         return self._parent.about if self._parent is not None else {}
 
     async def close(self) -> None:
-        """End the parent, and with it every worker."""
+        """End the pool's fork server, and with it every worker."""
         if self._idle is not None:
             self._idle.cancel()
         parents = [parent for parent in (self._parent, self._retired) if parent is not None]
@@ -216,7 +216,7 @@ class WorkerPool:
                     await parent.ended.wait()
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the nursery's own metrics."""
+        """Yield the worker pool's own metrics."""
         up = self._parent is not None and self._parent.usable
         yield PARENT_UP(float(up))
         yield PARENT_STARTS(float(self._starts))
@@ -232,11 +232,11 @@ class WorkerPool:
 
     @property
     def parent_pid(self) -> int | None:
-        """The parent's process while there is one."""
+        """The pid of the pool's fork server while there is one."""
         return self._parent.pid if self._parent is not None and self._parent.usable else None
 
     async def _ready(self, deadline: float) -> ForkServer:
-        """Return a parent that can fork, starting one if there is none; raises ForkServerError."""
+        """Return the pool's fork server, started if there is none; raises ForkServerError."""
         async with self._starting:
             if self._parent is not None and self._parent.usable:
                 return self._parent
@@ -276,7 +276,7 @@ class WorkerPool:
         log.warning("probe: %s", error)
 
     def _retire(self) -> None:
-        """End the parent, as no round has come for a while."""
+        """End the pool's fork server, as no round has come for a while."""
         self._idle = None
         if self._parent is not None and not self._running:
             self._parent.close()
@@ -285,7 +285,7 @@ class WorkerPool:
     async def _attend(
         self, parent: ForkServer, rank_spec: RankSpec, round_: NodeWorkers
     ) -> RankResult:
-        """Start one worker, follow it to its end and return its result."""
+        """Start one worker of the pool, follow it to its end and return its result."""
         stuck = self._stuck.get(rank_spec.device)
         if stuck is not None and not stuck.ended.is_set():
             round_.hurry()
@@ -349,14 +349,14 @@ class WorkerPool:
 
 
 def _failed(rank_spec: RankSpec, outcome: Outcome, reason: str, detail: str) -> RankResult:
-    """Return the result of a worker that never ran."""
+    """Return the result of a worker of the pool that never ran."""
     return RankResult(
         rank=rank_spec.rank, outcome=outcome, stage=Stage.IMPORT, reason=reason, detail=detail
     )
 
 
 def describe_exit(worker: ForkedWorker, board: StatusPage) -> tuple[str, str]:
-    """Return the reason and the words for a worker that ended without a word."""
+    """Return the reason and the words for a worker of the pool that ended without a word."""
     printed = board.printed()
     words = f": {printed}" if printed else ""
     if worker.status is None:
