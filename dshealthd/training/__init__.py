@@ -1,5 +1,4 @@
-"""Heartbeats of a training: where it is, told to the agent of the node, which never waits and never
-fails.
+"""Heartbeats of a training, told to the agent of the node, which never wait and never fail.
 
     from dshealthd.training import attach
 

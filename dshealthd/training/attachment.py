@@ -1,4 +1,4 @@
-"""Attaches a heartbeat to what makes the steps of a training; a failure ends the heartbeat alone."""
+"""Attachment of heartbeats to what makes a training's steps; a failure ends the heartbeat alone."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from dshealthd.training.heartbeat import Heartbeat, never_raise
 
 @never_raise
 def follow_engine(heartbeat: Heartbeat, engine: Any) -> None:
-    """Report the steps of a DeepSpeed engine."""
+    """Attach a heartbeat to the steps of a DeepSpeed engine."""
     engines.follow(heartbeat, engine)
 
 
 @never_raise
 def follow_optimizer(heartbeat: Heartbeat, optimizer: Any, scaler: Any = None) -> None:
-    """Report the steps of a torch optimizer, or those of the scaler that steps it."""
+    """Attach a heartbeat to the steps of a torch optimizer, or of the scaler that steps it."""
     optimizers.follow(heartbeat, optimizer, scaler)
 
 
 @never_raise
 def follow_model(heartbeat: Heartbeat, model: Any) -> None:
-    """Report the stages of steps by the forward passes of a torch module."""
+    """Attach a heartbeat to the forward passes of a torch module, the stages of steps."""
     models.follow(heartbeat, model)

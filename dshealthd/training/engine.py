@@ -1,4 +1,4 @@
-"""Steps of a DeepSpeed engine, which has no hook for them.
+"""Steps of a DeepSpeed engine, and its checkpoints, by its methods: it has no hook for them.
 
 Its own methods are called through, on this one engine.
 
@@ -84,7 +84,7 @@ def _saved(
     *_: Any,
     **__: Any,
 ) -> None:
-    """Tell where `save_checkpoint` has saved, and how many files of optimizers there are.
+    """Tell where `engine.save_checkpoint` has saved, and how many files of optimizers there are.
 
     Not of one that `latest` does not name, which still names another.
     """
@@ -99,7 +99,8 @@ def _saved(
 
 
 def _optimizer_files(engine: Any) -> int | None:
-    """Return how many `*_optim_states.pt` all ranks write together; None where that is not known.
+    """Return how many `*_optim_states.pt` engines of all ranks write together; None where that is
+    not known.
 
     Each rank that holds a part of the optimizer writes one (`_save_zero_checkpoint`). A mixture of
     experts has others.
@@ -208,7 +209,7 @@ class Communication:
 
 
 def _elapsed(event: Any) -> float | None:
-    """Return the seconds of one timing: the host's, or between two events of the device.
+    """Return the seconds of an engine's timing: the host's, or between two events of the device.
 
     None if the second has not come yet.
     """

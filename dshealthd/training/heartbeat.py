@@ -97,7 +97,7 @@ class Heartbeat:
 
     @never_raise
     def step(self, step: int | None = None) -> None:
-        """Say that an optimizer step was made, as `attach` does by itself.
+        """Say in the heartbeat that an optimizer step was made, as `attach` does by itself.
 
         `step` is its number if it is known better.
         """
@@ -116,7 +116,7 @@ class Heartbeat:
 
     @never_raise
     def micro_step(self) -> None:
-        """Say that a micro-step was made which is no step yet."""
+        """Say in the heartbeat that a micro-step was made which is no step yet."""
         now = time.monotonic()
         if self._stage is not StepStage.UNKNOWN:
             self._stage = StepStage.INPUT
@@ -125,7 +125,7 @@ class Heartbeat:
 
     @never_raise
     def forward_began(self, model: Any, *, computes: bool) -> None:
-        """Say that a forward pass of `model` begins.
+        """Say in the heartbeat that a forward pass of `model` begins.
 
         And that it computes, or that `compute_began` will be called when it does.
         """
@@ -145,7 +145,7 @@ class Heartbeat:
 
     @never_raise
     def compute_began(self) -> None:
-        """Say that the model within a wrapper begins to compute.
+        """Say in the heartbeat that the model within a wrapper begins to compute.
 
         What that takes is the time of the forward pass.
         """
@@ -153,12 +153,14 @@ class Heartbeat:
 
     @never_raise
     def compute_ended(self) -> None:
-        """Say that it has computed."""
+        """Say in the heartbeat that the model has computed."""
         self._step_timer.forward_ended(time.monotonic())
 
     @never_raise
     def forward_ended(self, *, computes: bool) -> None:
-        """Say that the forward pass has ended, and with it computing, or that this was said before."""
+        """Say in the heartbeat that the forward pass has ended, and with it computing, unless said
+        before.
+        """
         now = time.monotonic()
         self._stage = StepStage.BACKWARD
         if computes:
@@ -167,7 +169,7 @@ class Heartbeat:
 
     @never_raise
     def loss(self, loss: Any) -> None:
-        """Say what the loss is: a number, or a tensor with one element.
+        """Say in the heartbeat what the loss is: a number, or a tensor with one element.
 
         Whether it is finite is reported.
         """
@@ -175,7 +177,9 @@ class Heartbeat:
 
     @never_raise
     def gradient_norm(self, norm: Any) -> None:
-        """Say what the norm of the gradients is: what `torch.nn.utils.clip_grad_norm_` returns."""
+        """Say in the heartbeat what the gradients' norm is: what `torch.nn.utils.clip_grad_norm_`
+        returns.
+        """
         self._norm.offer(norm, time.monotonic())
 
     @contextlib.contextmanager
@@ -193,7 +197,9 @@ class Heartbeat:
 
     @never_raise
     def enter(self, name: str) -> None:
-        """Mark a phase without a with statement; the next step, or `enter("training")`, ends it."""
+        """Mark a phase in the heartbeat without a with statement; the next step, or
+        `enter("training")`, ends it.
+        """
         phase = getattr(Phase, name.upper(), Phase.OTHER)
         if phase is self._phase:
             return
@@ -227,14 +233,14 @@ class Heartbeat:
             self._page.note(encode_saved(Saved(place, self._saves, optimizer_files, node_local)))
 
     def close(self) -> None:
-        """Send no more, and let go of what was attached to."""
+        """Send no more heartbeats, and let go of what was attached to."""
         self.closed = True
         while self._undo:
             self._undo.pop()()
         self._page.close()
 
     def on_close(self, undo: Callable[[], object]) -> None:
-        """Have `close` call this."""
+        """Have the heartbeat's `close` call this."""
         self._undo.append(undo)
 
     def give_up(self) -> None:
@@ -251,7 +257,7 @@ class Heartbeat:
         self.close()
 
     def _tell(self, now: float) -> None:
-        """Write a message."""
+        """Write a message of the heartbeat to its page."""
         loss = self._loss.take()
         if loss is not None:
             # NaN and the infinities minus themselves are NaN.
@@ -284,7 +290,7 @@ class Heartbeat:
 
 
 def _memory() -> DeviceMemory | None:
-    """Return what torch's allocator knows of the current device, by its own count.
+    """Return what torch's allocator knows of the current device, for the heartbeat.
 
     None where CUDA is not in use. Initialises nothing.
     """

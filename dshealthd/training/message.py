@@ -1,4 +1,4 @@
-"""What a training process tells the agent.
+"""The message of a heartbeat, as bytes: what a training process tells the agent.
 
 One message of a fixed layout, little-endian, in a page that both map or read.
 
@@ -132,7 +132,7 @@ class Message(NamedTuple):
 
 
 def encode(message: Message) -> bytes:
-    """Return a message as bytes; struct.error if a count is out of range."""
+    """Return a heartbeat's message as bytes; struct.error if a count is out of range."""
     (
         step,
         sent,
@@ -178,7 +178,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Return the message that bytes begin with; ValueError if they hold none.
+    """Return the heartbeat's message that bytes begin with; ValueError if they hold none.
 
     It is trusted as its own sender's account only.
     """
@@ -242,7 +242,7 @@ def decode(data: bytes) -> Message:
 
 
 def newest(page: bytes) -> Message:
-    """Return the later message of a page; ValueError if neither is whole."""
+    """Return the later heartbeat message of a page; ValueError if neither is whole."""
     found, why = [], "no heartbeat"
     for start in range(0, PAGE, SLOT):
         try:

@@ -62,7 +62,8 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
 
 
 def find(optimizer: Any) -> Any:
-    """Return the module that no other one holds and that has all parameters of `optimizer`.
+    """Return the model: the module that no other one holds and that has all parameters of
+    `optimizer`.
 
     None if there is none, or more than one.
 
@@ -85,15 +86,15 @@ def find(optimizer: Any) -> Any:
 
 
 def _unwrapped(model: Any) -> Any:
-    """Return the module that computes alone, within one that also communicates."""
+    """Return the module of a model that computes alone, within one that also communicates."""
     distributed = sys.modules["torch"].nn.parallel.DistributedDataParallel
     engine = getattr(sys.modules.get("deepspeed"), "DeepSpeedEngine", distributed)
     return model.module if isinstance(model, (distributed, engine)) else model
 
 
 def _compiling() -> Callable[[], bool]:
-    """Return torch's function that tells whether hooks are being traced, which the compiler knows:
-    to it they are empty.
+    """Return torch's function that tells whether a model's hooks are being traced, which the
+    compiler knows: to it they are empty.
     """
     compiler = getattr(sys.modules["torch"], "compiler", None)
     return getattr(compiler, "is_compiling", None) or (lambda: False)

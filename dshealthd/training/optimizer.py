@@ -1,6 +1,4 @@
-"""Steps of plain torch: of one optimizer, of the gradient scaler that steps it, or of whatever
-optimizer a program has.
-"""
+"""Steps of plain torch: of an optimizer, the gradient scaler that steps it, or any of a program."""
 
 from __future__ import annotations
 
@@ -67,8 +65,8 @@ def _follow_scaler(heartbeat: Heartbeat, scaler: Any) -> None:
 
 @never_raise
 def _scaled(heartbeat: Heartbeat, scale: Readback, scaler: Any) -> None:
-    """Note a step of the scaler; `get_scale()` would wait for the device, so that the tensor behind
-    it is read.
+    """Note a step of the gradient scaler; `get_scale()` would wait for the device, so that the
+    tensor behind it is read.
     """
     scale.offer(scaler._scale, time.monotonic())  # noqa: SLF001 - there is no other way to it that does not wait
     value, before = scale.take(), heartbeat.loss_scale
@@ -99,7 +97,7 @@ class AnyOptimizer:
         self._refused = False
 
     def register(self) -> None:
-        """Have torch, which is imported, call at every step."""
+        """Have torch, which is imported, report every step of any optimizer."""
         _register(self._heartbeat, self)
 
     def __call__(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
@@ -118,7 +116,7 @@ class AnyOptimizer:
         return main is optimizer
 
     def _driven_by_engine(self) -> bool:
-        """Tell whether DeepSpeed makes this step."""
+        """Tell whether DeepSpeed's engine makes this step of an optimizer."""
         frame: FrameType | None = sys._getframe()  # noqa: SLF001 - documented; inspect would read the sources
         for _ in range(_FRAMES):
             if frame is None:

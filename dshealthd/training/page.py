@@ -1,5 +1,4 @@
-"""The way to the agent: a page of memory in which the last message always stands, and that the
-agent reads when it likes.
+"""The page of memory in which a heartbeat's last message stands, and which the agent is handed.
 
 A message costs no system call but getpid, needs nobody to take it, and is never lost. What a
 process did last is known also where it does nothing any more, which a message that was held back
@@ -54,7 +53,7 @@ class Page:
         self._warned = os.environ.get("LOCAL_RANK", "0") != "0"  # one rank of a node says it
 
     def write(self, data: bytes, now: float) -> None:
-        """Put a message in the page; `now` is monotonic time in seconds.
+        """Put a message in the heartbeat's page; `now` is monotonic time in seconds.
 
         OSError if there can be no page.
         """
@@ -74,7 +73,7 @@ class Page:
             self._show()
 
     def note(self, data: bytes) -> None:
-        """Put down what stands beside the messages; nothing before this process wrote one."""
+        """Put down the page's note beside messages; nothing before this process wrote one."""
         memory = self._memory
         if memory is None or self._pid != os.getpid():
             return
@@ -82,7 +81,7 @@ class Page:
             memory[start : start + ROOM] = data[number * ROOM : (number + 1) * ROOM]
 
     def close(self) -> None:
-        """Let go of the page and the connection; the next message makes others."""
+        """Let go of the heartbeat's page and the connection; the next message makes others."""
         self._pid, self._due = 0, 0.0
         self._disconnect()
         memory, self._memory = self._memory, None
@@ -93,7 +92,7 @@ class Page:
             os.close(file)
 
     def _make(self) -> None:
-        """Make a page of zeros."""
+        """Make the heartbeat's page of shared memory, of zeros."""
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         try:
             self._file = os.memfd_create("dshealthd-heartbeat", flags | _NOEXEC_SEAL)
@@ -105,7 +104,7 @@ class Page:
         self._pid = os.getpid()
 
     def _show(self) -> None:
-        """Hand the page to the agent, if there is one that does not have it."""
+        """Hand the heartbeat's page to the agent, if there is one that does not have it."""
         if self._socket is not None:
             try:
                 if self._socket.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK):

@@ -1,4 +1,4 @@
-"""Scalars of the training, read without making it wait for a device."""
+"""Readback of a training's scalars, without making it wait for a device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Readback:
         self._due = 0.0
 
     def offer(self, scalar: Any, now: float) -> None:
-        """Read a number or a tensor with one element, now or later.
+        """Read back a number or a tensor with one element, now or later.
 
         `now` is monotonic time in seconds.
         """
@@ -47,7 +47,7 @@ class Readback:
             self._copy(scalar, now)
 
     def take(self) -> float | None:
-        """Return a value that came since the last call; None if none did."""
+        """Return a value that was read back since the last call; None if none was."""
         if self._pending and self._event.query():
             self._pending = False
             self.value, self.fresh = float(self._host[0]), True

@@ -1,4 +1,4 @@
-"""Where a training saves its checkpoints: a note beside the messages of a heartbeat's page.
+"""The note on a heartbeat's page that says where a training saves its checkpoints, as bytes.
 
 It is written once a save, into the room that messages leave at the end of their slots, so that a
 step costs nothing more, and an agent that knows no notes reads the messages as ever. It has a
@@ -40,7 +40,7 @@ class Saved(NamedTuple):
 
 
 def encode(saved: Saved) -> bytes:
-    """Return a note of SIZE bytes; ValueError if the directory is too long for one."""
+    """Return the note of a save, SIZE bytes; ValueError if the directory is too long for one."""
     flags = _NODE_LOCAL if saved.is_node_local else 0
     body = _BODY.pack(saved.saves, saved.optimizer_files or 0, flags)
     body += os.fsencode(saved.directory)
@@ -52,7 +52,7 @@ def encode(saved: Saved) -> bytes:
 
 
 def decode(page: bytes) -> Saved | None:
-    """Return the note of a page, None if there is none; ValueError if it is not whole.
+    """Return the note of a save on a page, None if there is none; ValueError if it is not whole.
 
     It is trusted as its own sender's account only.
     """

@@ -1,4 +1,4 @@
-"""How long the input and the forward passes of each step take, without waiting for a device."""
+"""The timer of a step's input and forward passes, which never waits for a device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Average:
         self._count = 0
 
     def add(self, value: float) -> None:
-        """Take in a value."""
+        """Take a timed value into the average."""
         self._count += 1
         before = value if self.value is None else self.value
         self.value = before + (value - before) / min(self._count, AVERAGED)
@@ -64,14 +64,14 @@ class StepTimer:
         self._began: Any = None
 
     def on(self, device: str, cuda: Any) -> None:
-        """Say on which type of device the model is; nothing is measured before.
+        """Tell the timer on which type of device the model is; nothing is measured before.
 
         `cuda` is `torch.cuda`.
         """
         self._device, self._cuda = device, cuda
 
     def input_ended(self, now: float) -> None:
-        """A forward pass is about to begin."""
+        """Time the input of a step: a forward pass is about to begin."""
         if (
             self._ended is not None
             and self._lap.inputs is not None
@@ -81,25 +81,25 @@ class StepTimer:
         self._ended = None
 
     def forward_began(self, now: float) -> None:
-        """The model itself begins to compute."""
+        """Time a forward pass of a step: the model itself begins to compute."""
         self._began = self._mark(now)
 
     def forward_ended(self, now: float) -> None:
-        """It has."""
+        """Time a forward pass of a step: it has ended."""
         if self._began is not None and len(self._lap.forwards) < SPANS:
             self._lap.forwards.append((self._began, self._mark(now)))
         self._began = None
 
     def interrupted(self) -> None:
-        """What goes on is no wait for input."""
+        """Stop timing the input of a step: what goes on is no wait for it."""
         self._ended, self._lap.inputs = None, None
 
     def micro_step_ended(self, now: float) -> None:
-        """The input of the next forward pass is due from here on, in the same step."""
+        """Time the input of the next forward pass from here on, in the same step."""
         self._ended = self._mark(now)
 
     def step_ended(self, now: float) -> None:
-        """The next step begins."""
+        """Time the next step, which begins."""
         self._ended = self._mark(now)
         self._late.append(self._lap)
         self._lap = Lap()
@@ -107,7 +107,7 @@ class StepTimer:
             self._late.popleft()
 
     def _mark(self, now: float) -> Any:
-        """Return a mark of this moment; None if there is none."""
+        """Return the timer's mark of this moment; None if there is none."""
         if self._device == "cpu":
             return now
         if self._device != "cuda":
@@ -119,7 +119,7 @@ class StepTimer:
         return event
 
     def _settle(self, lap: Lap) -> bool:
-        """Take the times of a step into the averages, or tell that they are not there yet."""
+        """Take the times of a timed step into the averages, or tell that they are not there yet."""
         inputs, forwards = lap.inputs or [], lap.forwards
         if not (_come(inputs) and _come(forwards)):
             return False
@@ -131,14 +131,14 @@ class StepTimer:
 
 
 def _come(spans: list[tuple[Any, Any]]) -> bool:
-    """Tell whether the device has come to all marks; there is none to wait for on the CPU."""
+    """Tell whether the device has come to all of a timer's marks; there is no wait on the CPU."""
     return all(
         mark is None or isinstance(mark, float) or mark.query() for span in spans for mark in span
     )
 
 
 def _total(spans: list[tuple[Any, Any]]) -> float | None:
-    """Return the seconds of all spans together; None if there are none, or one is not known."""
+    """Return the seconds of all timed spans; None if there are none, or one is not known."""
     if not 0 < len(spans) < SPANS:
         return None
     total = 0.0

@@ -1,4 +1,4 @@
-"""The heartbeat of a program that is not changed.
+"""The watch of a program that is not changed: heartbeats from the moment it imports torch.
 
 Torch's hook for all optimizers, registered as torch is imported.
 
@@ -48,7 +48,7 @@ class OptimizerImportHook(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,  # noqa: ARG002 - as the protocol wants
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        """Let the other finders find the module, and have its end of import noticed."""
+        """Let the other finders find torch's module, and have its end of import noticed."""
         if name != MODULE:
             return None
         self.remove()
@@ -67,13 +67,13 @@ class OptimizerImportHook(importlib.abc.MetaPathFinder):
         return spec
 
     def remove(self) -> None:
-        """Stop waiting."""
+        """Stop waiting for the program's import of torch."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
 
 def register(**named: Any) -> Heartbeat:
-    """Report the steps of the program's optimizers from now on; torch is imported.
+    """Watch from now on the steps of the program's optimizers; torch is imported.
 
     `named` is for `Heartbeat`.
     """
@@ -83,7 +83,7 @@ def register(**named: Any) -> Heartbeat:
 
 
 def start() -> None:
-    """Report the steps of the program's optimizers, as soon as torch is imported."""
+    """Watch a program: report the steps of its optimizers, as soon as torch is imported."""
     if MODULE in sys.modules:
         register()
     elif not any(isinstance(finder, OptimizerImportHook) for finder in sys.meta_path):

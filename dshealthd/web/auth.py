@@ -1,4 +1,4 @@
-"""Basic authentication against bcrypt hashes, as the exporter-toolkit does it.
+"""Basic authentication of web clients against bcrypt hashes, as the exporter-toolkit does it.
 
 A verification costs as much as the hash was made to cost, some 50 ms and more. It runs in a thread,
 one at a time; what it found is remembered, so that it is paid once a client and not once a scrape.
@@ -43,7 +43,7 @@ WAITING = 16
 
 
 def problem(hash: str) -> str | None:
-    """Say what is wrong with a bcrypt hash, or None."""
+    """Say what is wrong with a user's bcrypt hash, or None."""
     match = HASH.fullmatch(hash)
     if match is None:
         return "is no bcrypt hash"
@@ -111,7 +111,7 @@ class Authenticator:
 
 
 def _matches(password: bytes, expected: str) -> bool:
-    """Run bcrypt; in a thread."""
+    """Run bcrypt on a password; in a thread."""
     import bcrypt
 
     try:
@@ -132,7 +132,7 @@ def _credentials(authorization: str) -> tuple[str, bytes] | None:
 
 
 def _nobody(users: Mapping[str, str]) -> str:
-    """Return a hash for names that are unknown, as costly as the costliest of the known ones.
+    """Return a bcrypt hash for unknown names, as costly as the costliest of the known ones.
 
     No password is known to fit.
     """
@@ -141,7 +141,7 @@ def _nobody(users: Mapping[str, str]) -> str:
 
 @functools.cache
 def _unmatched(cost: str) -> str:
-    """Return a hash of random digits, of a cost in two digits."""
+    """Return a bcrypt hash of random digits, of a cost in two digits."""
     return (
         f"$2b${cost}$" + "." * 22 + "".join(secrets.choice(string.ascii_letters) for _ in range(31))
     )

@@ -1,4 +1,4 @@
-"""The exporter-toolkit's web config file.
+"""The web config file, as the exporter-toolkit has it: users, headers, TLS.
 
 TLS, basic authentication and response headers, in YAML; re-read as it changes.
 
@@ -72,8 +72,8 @@ class WebConfig:
 
 
 def load(path: Path) -> WebConfig:
-    """Return what the file says; raises ConfigError with everything that is wrong with it or with
-    the files that it names.
+    """Return what the web config file says; raises ConfigError with everything that is wrong with
+    it or with the files that it names.
     """
     errors = Errors()
     config = read(path, errors)
@@ -83,7 +83,7 @@ def load(path: Path) -> WebConfig:
 
 
 def read(path: Path, errors: Errors) -> WebConfig:
-    """Return what the file says; what is wrong goes into `errors`."""
+    """Return what the web config file says; what is wrong goes into `errors`."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -114,7 +114,7 @@ def read(path: Path, errors: Errors) -> WebConfig:
 
 
 def from_document(document: Any, path: str, errors: Errors) -> WebConfig:
-    """Return the configuration that a parsed file holds; what is wrong goes into `errors`."""
+    """Return the web configuration that a parsed file holds; what is wrong goes into `errors`."""
     if not isinstance(document, dict):
         errors.append("must be a mapping at its top")
         document = {}
@@ -182,7 +182,7 @@ def _headers(table: dict[str, Any], errors: Errors) -> dict[str, str]:
 
 
 def _loosened(before: WebConfig, after: WebConfig) -> list[str]:
-    """Return which protections a change takes away.
+    """Return which protections a change of the web config file takes away.
 
     It may be the first half of a file that is being written, so a restart confirms it.
     """
@@ -217,7 +217,7 @@ class WebConfigFile:
         """How many readings could not."""
 
     async def current(self) -> WebConfig:
-        """Return what is in force now, after looking whether a file has changed.
+        """Return the web configuration in force now, after looking whether a file has changed.
 
         A file system that hangs is not waited for.
         """
@@ -259,7 +259,7 @@ class WebConfigFile:
 
 
 def _read(path: Path, errors: Errors) -> tuple[WebConfig, tuple[Signature | None, ...]]:
-    """Read the file, and the signature of all files concerned as it was before they were read.
+    """Read the web config file, and the signature of all its files as it was before they were read.
 
     What is half-written is read again.
     """

@@ -1,4 +1,4 @@
-"""The runbooks as an agent serves them.
+"""The runbooks as an agent serves them on the web.
 
 So a link from a finding works where there is no way out to the Internet.
 """
@@ -25,7 +25,7 @@ def runbooks() -> Mapping[str, bytes]:
 
 
 def _text(symptom: Symptom) -> str:
-    """Return a runbook: what is alerted, and its sections in order."""
+    """Return the text of a runbook that is served: what is alerted, and its sections in order."""
     alerts = "".join(
         f"- {alert.name} ({alert.severity}): {alert.summary}\n" for alert in symptom.alerts
     )

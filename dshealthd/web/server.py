@@ -1,4 +1,4 @@
-"""The HTTP server.
+"""The web server of the agent: its addresses and what it answers at each.
 
 `/`, `/fleet`, `/metrics`, `/runbooks/SLUG`, `/api/v1/status`, `/api/v1/fleet`, `/api/v1/targets`,
 `/-/healthy`, `/-/ready`, `/-/fit`.
@@ -88,7 +88,7 @@ class ListenError(Exception):
 
 
 def _why(error: OSError) -> str:
-    """Return why an address cannot be had, and what to do about it."""
+    """Return why the web server cannot have an address, and what to do about it."""
     if error.errno == errno.EADDRINUSE:
         hint = "`ss -ltnp` shows who listens there, --web.listen-address takes another port"
         return f"{os.strerror(errno.EADDRINUSE)}; {hint}"
@@ -162,7 +162,7 @@ class Server:
         )
 
     async def start(self) -> None:
-        """Open the socket; ListenError when that is not possible."""
+        """Open the web server's socket; ListenError when that is not possible."""
         self._connections = Connections(
             self._handle, request_factory=self._request, handler_cancellation=True
         )
@@ -173,7 +173,7 @@ class Server:
             raise ListenError(message) from error
 
     async def close(self) -> None:
-        """Close the socket and the connections; answers in progress get a second."""
+        """Close the web server's socket and the connections; answers in progress get a second."""
         await self._listener.close()
         if self._connections is not None:
             self._connections.pre_shutdown()
@@ -189,7 +189,7 @@ class Server:
         return f"{scheme}://{host or hostname}:{self._listener.port}/"
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the server's own metrics."""
+        """Yield the web server's own metrics."""
         yield from self._gate.samples()
         for (path, code), count in self._requests.items():
             yield REQUESTS(float(count), path, str(code))
@@ -246,7 +246,7 @@ class Server:
                     response.headers[name] = value
 
     async def _handle(self, request: BaseRequest) -> Response:
-        """Answer one request: authenticate, take the body off the line, and look the path up."""
+        """Answer one HTTP request: authenticate, discard the body, and look the path up."""
         cast("Connection", request.protocol).begin()
         path = request.path
         if is_misdirected(request.headers, self._names):
@@ -280,7 +280,8 @@ class Server:
         return route(request)
 
     async def _discard_body(self, request: BaseRequest) -> Response | None:
-        """Read a body, which nothing here asks for, so that the connection can go on.
+        """Read a request's body, which no address of the server asks for, to go on with the
+        connection.
 
         One that is too large or broken is refused.
         """
@@ -309,7 +310,7 @@ class Server:
         )
 
     def status(self) -> bytes:
-        """Return the status document, as it was at most `STATUS_KEPT` seconds ago."""
+        """Return the status document to serve, as it was at most `STATUS_KEPT` seconds ago."""
         now = time.monotonic()
         made, body = self._status
         if now - made >= STATUS_KEPT:
@@ -326,7 +327,7 @@ class Server:
         return body
 
     def packed_status(self) -> bytes:
-        """Return the same by gzip."""
+        """Return the served status document by gzip."""
         body = self.status()
         if not self._packed:
             self._packed = gzip.compress(body, 1)

@@ -1,6 +1,4 @@
-"""The status document: everything that is known now, for the page and for people with `curl` and
-`jq`.
-"""
+"""The status document in JSON: everything known now, for the page and for people with `curl`."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ def document(
     wall: float,
     sections: Mapping[str, Any] = MappingProxyType({}),
 ) -> bytes:
-    """Return the JSON of everything that is known.
+    """Return the status document, the JSON of everything that is known.
 
     `sections` are parts of it that are made elsewhere.
 
@@ -65,7 +63,7 @@ def document(
 
 
 def _collector(latest: Latest, now: float) -> dict[str, Any]:
-    """Describe one collector.
+    """Describe one collector in the status document.
 
     A reason `expired` stands beside what the collector itself said last.
     """
@@ -99,7 +97,7 @@ def _fault(fault: Fault) -> dict[str, str]:
 
 
 def _workers(own: Iterable[Sample]) -> list[dict[str, Any]]:
-    """Describe the worker processes, from the supervisors' samples."""
+    """Describe the worker processes in the status document, from the supervisors' samples."""
     names = {
         supervisor.UP: "up",
         supervisor.STARTS: "starts",
@@ -119,7 +117,7 @@ def _workers(own: Iterable[Sample]) -> list[dict[str, Any]]:
 
 
 def _group(metrics: dict[str, dict[str, Any]], samples: Iterable[Sample]) -> None:
-    """Put samples under their metrics."""
+    """Put samples under their metrics in the status document."""
     for metric, labels, value in samples:
         family = metrics.get(metric.name)
         if family is None:
@@ -137,5 +135,5 @@ def _group(metrics: dict[str, dict[str, Any]], samples: Iterable[Sample]) -> Non
 
 
 def _text(text: str) -> str:
-    """Return a free text without what is no character, and not too much of it."""
+    """Return a text of the status document without what is no character, not too long."""
     return text[:MAX_DETAIL].encode(errors="replace").decode()
