@@ -1,4 +1,4 @@
-"""How log lines are written: logfmt or JSON on standard error, one line an event."""
+"""The agent's own log: lines in logfmt or JSON on standard error, one an event."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Formatter(logging.Formatter):
 
 
 def _quoted(value: str) -> str:
-    """Quote what would not read as one word."""
+    """Quote what would not read as one word in a log line."""
     return (
         json.dumps(value)
         if not value or set(value) & set(' ="') or not value.isprintable()
@@ -80,13 +80,13 @@ class LineWriter:
         """Lines dropped so far."""
 
     def start(self) -> None:
-        """Start the thread, unless it runs; StartError."""
+        """Start the thread that writes the log, unless it runs; StartError."""
         if not self._started:
             background.start(self._run, "log")
             self._started = True
 
     def put(self, line: str) -> None:
-        """Have a line written, or drop it; never waits, never raises."""
+        """Have a log line written, or drop it; never waits, never raises."""
         try:
             self.start()
             self._lines.put_nowait(line)
@@ -138,7 +138,7 @@ def samples() -> Iterator[Sample]:
 
 
 def configure(log: Log) -> None:
-    """Send all log records to standard error as the config says."""
+    """Send all log records of this process to standard error as the config says."""
     handler = _Handler(writer)
     handler.setFormatter(_Formatter(log.format))
     logging.basicConfig(level=log.level.upper(), handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""What the service manager is told: sd_notify(3), spoken to the socket that it names.
+"""sd_notify(3): what the service manager (systemd) is told, over the socket that it names.
 
 Messages are datagrams to `$NOTIFY_SOCKET`. Without it, every call does nothing.
 """
@@ -55,15 +55,15 @@ class ServiceManager:
         return cls(address, int(microseconds) / 1e6 if ours else None)
 
     def ready(self, status: str) -> None:
-        """Say that the service is up, or up again after a reload."""
+        """Say to the service manager that the service is up, or up again after a reload."""
         self._send("READY=1", status)
 
     def reloading(self) -> None:
-        """Say that the configuration is being loaded; `ready` ends that."""
+        """Say to the service manager that the configuration is being loaded; `ready` ends that."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """Say that the service is about to end."""
+        """Say to the service manager that the service is about to end."""
         self._send("STOPPING=1", "stopping")
 
     def say(self, status: str) -> None:
@@ -72,7 +72,7 @@ class ServiceManager:
             self._send("", status)
 
     async def feed_watchdog(self) -> None:
-        """Feed the watchdog, and send what still waits, for ever.
+        """Feed the service manager's watchdog, and send what still waits, for ever.
 
         That this runs in the event loop is the point: a loop that is stuck feeds nothing.
         """
@@ -83,7 +83,7 @@ class ServiceManager:
             await asyncio.sleep(self._period)
 
     async def keep_status(self, status: Callable[[], str]) -> None:
-        """Renew the status line, for ever."""
+        """Renew the service manager's status line, for ever."""
         while True:
             if self._socket is not None:
                 self.say(status())
@@ -91,11 +91,11 @@ class ServiceManager:
 
     @property
     def _period(self) -> float:
-        """A third of the watchdog's time: two beats may be late."""
+        """Return a third of the time of the service manager's watchdog: two beats may be late."""
         return PERIOD if self.watchdog is None else min(PERIOD, self.watchdog / 3)
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Let go of the service manager's socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -121,5 +121,5 @@ class ServiceManager:
 
 
 def _line(status: str) -> str:
-    """Return a text as one line that fits."""
+    """Return a text as one line that fits into a notification of the service manager."""
     return " ".join(status.split())[:MAX_STATUS]

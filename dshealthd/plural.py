@@ -1,4 +1,4 @@
-"""Counts in texts: "1 GPU", "2 GPUs", "1 port is up", "2 ports are up"."""
+"""The plural in texts with counts: "1 GPU", "2 GPUs", "1 port is up", "2 ports are up"."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The generated reference: options (`dshealthd.toml`), metrics (`metrics.md`), runbooks, and
-the checks of `doctor`.
+"""The generated reference of options, metrics, runbooks and checks of `doctor`, below `docs`.
 
 `python -m dshealthd.reference docs` writes them, `--check` compares and fails where they differ.
 """
@@ -63,7 +62,7 @@ PROBES = (
 
 
 def all_metrics() -> dict[str, Metric]:
-    """Return every metric by name: of the collectors, of the agent itself, of the probes."""
+    """Return every metric of the reference by name: of collectors, agent and probes."""
     found = {
         name: metric
         for kind in registry.all_collectors().values()
@@ -167,7 +166,7 @@ def runbooks_md() -> str:
 
 
 def _summary(kind: type) -> str:
-    """Return the first two paragraphs of the docstring of a class's module, as one line."""
+    """Return the reference's line on a class: two paragraphs of its module's docstring."""
     paragraphs = (inspect.getdoc(inspect.getmodule(kind)) or "").split("\n\n")
     return " ".join(" ".join(paragraphs[:2]).split())
 
@@ -178,7 +177,7 @@ def _comment(text: str) -> Iterator[str]:
 
 
 def _section(name: str, schema: type[Any]) -> Iterator[str]:
-    """Yield a table and those inside it."""
+    """Yield a table of the reference's configuration and those inside it."""
     yield "\n"
     yield from _comment(inspect.getdoc(schema) or "")
     yield f"[{name}]\n"
@@ -200,7 +199,7 @@ def _options(schema: type[Any]) -> Iterator[str]:
 
 
 def _type(hint: Any) -> str:
-    """Say in words what TOML may hold."""
+    """Say in the reference's words what TOML may hold."""
     if typing.get_origin(hint) is tuple:
         return f"array of {_type(typing.get_args(hint)[0])}s"
     if typing.get_origin(hint) is typing.Literal:
@@ -235,7 +234,7 @@ def _table(metrics: Iterable[Metric]) -> Iterator[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write or check the generated files in a directory; status 1 when one is out of date."""
+    """Write or check the reference's files in a directory; status 1 when one is out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--check", action="store_true", help="compare, write nothing")

@@ -1,4 +1,4 @@
-"""What the agent exports about itself, beside the health of its collectors and workers."""
+"""Self-metrics: what the agent exports about itself, beside its collectors' and workers' health."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PAGE = resource.getpagesize()
 
 
 def open_files() -> int:
-    """Return how many descriptors this process has open. OSError."""
+    """Return how many descriptors this process, the agent, has open. OSError."""
     # Linux 6.2 and later say it as the size of the directory, for which no descriptor is needed:
     # it must be known just when there is none left.
     return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd")) - 1

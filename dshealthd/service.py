@@ -1,4 +1,4 @@
-"""What the agent runs: services, each of which follows the configuration until it is closed."""
+"""The contract of services, which the agent runs: each follows the configuration until closed."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ class Service(Protocol):
 
     @property
     def name(self) -> str:
-        """The name by which the log and the status line speak of it."""
+        """The name by which the log and the status line speak of the service."""
         ...
 
     async def apply(self, config: Config) -> None:
-        """Run as the configuration says, from the first call on; what it keeps runs on.
+        """Run the service as the configuration says, from the first call on; what it keeps runs on.
 
         What cannot start is a state and never an exception: the agent goes on without it.
         """
         ...
 
     def samples(self) -> Iterator[Sample]:
-        """Yield its own metrics; none while it is off."""
+        """Yield the service's own metrics; none while it is off."""
         ...
 
     def status(self) -> Mapping[str, Any]:
-        """Return what people are shown: `state` is `off`, `ok`, `running` or `failing`.
+        """Return what people see of it: `state` is `off`, `ok`, `running` or `failing`.
 
         A failing one has the reason as `detail`.
         """
         ...
 
     async def close(self) -> None:
-        """End all that it has begun. It may never have been applied."""
+        """End all that the service has begun. It may never have been applied."""
         ...

@@ -1,4 +1,4 @@
-"""The agent's state in one line, for `systemctl status`: problems first, then what works."""
+"""The status line for `systemctl status`: the agent's state, problems first, then what works."""
 
 from __future__ import annotations
 
@@ -49,6 +49,6 @@ def status_line(snapshot: Snapshot, problems: Iterable[str], url: str, now: floa
 
 
 def first_of(error: str) -> str:
-    """Return an error of several lines as one: the first, and how many follow."""
+    """Return an error of several lines as one for the status: the first, and how many follow."""
     first, *others = error.splitlines() or [""]
     return f"{first} (and {len(others)} more)" if others else first

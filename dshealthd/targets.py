@@ -1,6 +1,4 @@
-"""What Prometheus scrapes: the nodes that are probed, in the form that its file and HTTP service
-discovery read.
-"""
+"""Targets for Prometheus: the probed nodes as its file and HTTP service discovery read them."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ def document(membership: Membership, port: int) -> bytes:
 
 
 def _host(name: str) -> str:
-    """Return a member's name as it stands before a port."""
+    """Return a member's name as it stands before a target's port."""
     try:
         return f"[{name}]" if ipaddress.ip_address(name).version == 6 else name  # noqa: PLR2004 - of the protocol
     except ValueError:
@@ -65,7 +63,7 @@ def targets(loaded: Config, hostfile: str | None, output: str | None) -> int:
 
 
 def _replace(file: Path, content: bytes) -> None:
-    """Write a file that others may read, so that no reader and no crash finds half of it."""
+    """Write a targets file for others to read, of which no reader and no crash finds half."""
     descriptor, new = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
         with os.fdopen(descriptor, "wb") as stream:

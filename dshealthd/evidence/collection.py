@@ -122,7 +122,7 @@ class Collection:
         self._read_dumps()
 
     def end(self, metrics: str | None, interval: float) -> None:
-        """Write the exposition of the end, seconds after the first, and the summary. OSError.
+        """Write the exposition of the end, seconds after the first, and the summary.
 
         OSError.
         """

@@ -33,7 +33,7 @@ class MaintenanceError(Exception):
 
 
 def maintenance(loaded: Config, action: str, duration: str | None, reason: str | None) -> int:
-    """Run one action; exit status 1 says why it was not possible."""
+    """Run one action of `dshealthd maintenance`; exit status 1 says why it was not possible."""
     try:
         if action == "on":
             _on(loaded.path.state, duration, reason)

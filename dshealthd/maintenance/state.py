@@ -1,4 +1,4 @@
-"""The files below `path.state` that say that this node is in maintenance.
+"""The state of this node's maintenance, in files below `path.state`.
 
 Whoever may write to that directory may set it: root, and the user that the agent runs as.
 """
@@ -28,12 +28,12 @@ class Maintenance:
     reason: str
 
     def encode(self) -> bytes:
-        """Return the content of the file."""
+        """Return the content of the maintenance's file."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
 def parse(text: str) -> Maintenance:
-    """Return what a file says; ValueError names what is wrong with it."""
+    """Return the maintenance that a file says; ValueError names what is wrong with it."""
     try:
         table = json.loads(text)
         found = Maintenance(

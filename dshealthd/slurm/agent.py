@@ -1,4 +1,4 @@
-"""The findings of this node's agent, over HTTP."""
+"""This node's agent as Slurm's hooks ask it: its findings, over HTTP."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CriticalFinding:
 
     @property
     def reason(self) -> str:
-        """Return it as a reason has it: `gpu-lost gpu=3 xid=79`."""
+        """Return the agent's finding as Slurm's reason has it: `gpu-lost gpu=3 xid=79`."""
         xid = f"xid={self.xid}" if self.xid else ""
         return " ".join(filter(None, (self.slug, self.part, xid)))
 
@@ -110,7 +110,9 @@ def ask(config: Config, alerts: Iterable[str]) -> AgentVerdict:
 
 
 def parse(document: dict[str, Any], alerts: frozenset[str]) -> AgentVerdict:
-    """Return the verdict of a status document; ValueError, KeyError, TypeError for any other."""
+    """Return the verdict of the agent's status document; ValueError, KeyError, TypeError for any
+    other.
+    """
     if document["schema"] != SCHEMA:
         message = f"schema {document['schema']!r} is not {SCHEMA}"
         raise ValueError(message)
@@ -131,7 +133,9 @@ def parse(document: dict[str, Any], alerts: frozenset[str]) -> AgentVerdict:
 
 
 def _part(component: str, part: str) -> str:
-    """Return `gpu=3` for `GPU 3`; what others wrote is reduced to harmless characters."""
+    """Return a part as Slurm's reason has it, `gpu=3` for `GPU 3`; what others wrote is reduced to
+    harmless characters.
+    """
     words = part.split()
     if not words or component == "node":
         return ""
@@ -168,7 +172,7 @@ def _headers(options: SlurmOptions) -> dict[str, str]:
 
 
 def _tls(options: SlurmOptions) -> ssl.SSLContext:
-    """Return how TLS is spoken, with a certificate of our own where one is configured.
+    """Return how TLS is spoken with the agent, by a certificate of our own where one is configured.
 
     The agent's certificate is not verified: the kernel says who answers, which is more than a name.
     """
@@ -195,7 +199,7 @@ def _serves_tls(config: Config) -> bool:
 
 
 def _reachable(host: str | None) -> str:
-    """Return the address at which a listener of all addresses is reached."""
+    """Return the address at which an agent that listens on all addresses is reached."""
     if host is None:
         return "127.0.0.1"
     try:

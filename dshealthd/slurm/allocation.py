@@ -1,4 +1,4 @@
-"""The other nodes of a job, asked right before it starts: echoes between their agents.
+"""An allocation's other nodes, asked right before a job of Slurm starts: echoes between agents.
 
 Light rounds as those of `dshealthd.probe`, without a GPU, from this node to some others at once: an
 empty echo, then one with data. A node blames nobody but itself: it is cut off where no packet of
@@ -64,7 +64,7 @@ class Reach(NamedTuple):
 
     @property
     def fault(self) -> str:
-        """What this node is drained for; empty where the fault may be elsewhere."""
+        """What of an allocation this node is drained for; empty if the fault may be elsewhere."""
         if self.asked >= LEAST and self.silent == self.asked:
             return CUT_OFF
         lost = sum(reason == LOST for reason in self.problems.values())
@@ -108,7 +108,7 @@ def look(config: Config, expression: str) -> Reach:
 
 
 async def _ask(config: Config, me: str, others: Sequence[str], port: int) -> Reach:
-    """Have all light rounds at once."""
+    """Have all light rounds with the allocation's nodes at once."""
     client = PeerClient(config.probe.peer, me, lambda name: (name, port))
     with LoopLag() as lag:
         try:
@@ -123,7 +123,9 @@ async def _ask(config: Config, me: str, others: Sequence[str], port: int) -> Rea
 
 
 async def _round(client: PeerClient, name: str) -> tuple[str, bool]:
-    """Return what is wrong with a node (empty: nothing), and whether no packet came back from it."""
+    """Return what is wrong with an allocated node (empty: nothing), and whether no packet came back
+    from it.
+    """
     answered = False
     try:
         async with time_limit(ROUND):

@@ -1,4 +1,4 @@
-"""How many nodes may be drained by all agents together, agreed upon through slurmctld alone.
+"""The budget of drains: how many nodes all agents together may drain, agreed on by slurmctld.
 
 A driver upgrade or a fault of dshealthd makes many nodes look bad at once, and every node decides
 for itself. So what counts is what the controller knows: the nodes that carry a reason of ours from
@@ -53,12 +53,13 @@ class Allowance(NamedTuple):
 
 
 def size(nodes: int, ratio: float) -> int:
-    """Return how many of so many nodes a share of them is, for a budget."""
+    """Return the budget of drains, for so many nodes a share of them."""
     return max(1, int(nodes * ratio))
 
 
 def spent(nodes: Iterable[SlurmNode], wall: float, period: float = HOUR) -> int:
-    """Return how many nodes were drained by us in the last hour, or another period.
+    """Return how much of the budget is spent: nodes drained by us in the last hour, or another
+    period.
 
     A time to come counts too: clocks differ.
     """
@@ -68,7 +69,7 @@ def spent(nodes: Iterable[SlurmNode], wall: float, period: float = HOUR) -> int:
 def allowance(
     nodes: Iterable[SlurmNode], ratio: float, daily_ratio: float, wall: float
 ) -> Allowance:
-    """Return how many more nodes may be drained, tickets apart."""
+    """Return how many more nodes the budget lets drain, tickets apart."""
     nodes = list(nodes)
     hourly = size(len(nodes), ratio)
     daily = max(_LEAST_A_DAY, hourly, size(len(nodes), daily_ratio))
@@ -80,7 +81,7 @@ def allowance(
 
 
 def claims(nodes: Iterable[SlurmNode], wall: float) -> list[DrainClaim]:
-    """Return the tickets that count, those of `CHOOSING` among them."""
+    """Return the tickets on the budget that count, those of `CHOOSING` among them."""
     found = []
     for node in nodes:
         match = _CLAIM.fullmatch(node.note)
@@ -136,7 +137,7 @@ def _claim(controller: Slurm, me: SlurmNode, ticket: int, wall: float) -> None:
 def _settled(
     controller: Slurm, wall: Callable[[], float], sleep: Callable[[float], object]
 ) -> dict[str, SlurmNode]:
-    """Return the nodes once nobody is about to take a ticket; ControllerError if that lasts.
+    """Return the nodes once none is about to take a ticket; ControllerError if that lasts.
 
     Without this the budget holds as well, but nodes that begin together refuse each other.
     """
@@ -153,7 +154,7 @@ def _settled(
 
 
 def _over(controller: Slurm, me: SlurmNode, reason: str, allowed: Allowance) -> str:
-    """Leave a note on the node, and return what it says."""
+    """Leave a note on the node that the budget is spent, and return what it says."""
     note = f"not drained, budget of {allowed.budget} is spent: {reason.partition(': ')[2]}"
     if me.note != note:
         controller.note(me, note)

@@ -1,4 +1,4 @@
-"""One check of this node: what the agent has found, and what to do with it in Slurm.
+"""One check of this node for Slurm: what the agent has found, and whether to drain or refuse.
 
 Nothing is done where the agent does not answer, where the findings are not the same in several
 checks, where anybody else has set a reason or taken the node out of service, or where Slurm does
@@ -73,7 +73,7 @@ class NodeCheck:
         self._slurm, self._streaks, self._sleep = slurm, streaks, sleep
 
     def once(self) -> CheckReport:
-        """Look once, as health check and epilog do."""
+        """Check the node once, as Slurm's health check and epilog do."""
         try:
             verdict = self._ask()
         except AgentSilent as error:
@@ -82,7 +82,7 @@ class NodeCheck:
         return self._judge(verdict)
 
     def insistently(self) -> CheckReport:
-        """Look as often as it takes to confirm a finding, as the prolog does."""
+        """Check the node as often as it takes to confirm a finding, as Slurm's prolog does."""
         looks = min(self._options.bad_checks, MAX_LOOKS)
         outcome = self.once()
         while outcome.result is NodeCheckResult.BAD and not self._confirmed() and looks > 1:
@@ -92,7 +92,7 @@ class NodeCheck:
         return outcome
 
     def reaches(self, look: Callable[[], Reach]) -> CheckReport:
-        """Look whether this node reaches others of its job, as the prolog does where asked to.
+        """Check whether this node reaches others of its job, as Slurm's prolog does where asked to.
 
         Only a node that has the same fault with all of several, twice, is drained. What others
         lack is told.
@@ -154,7 +154,7 @@ class NodeCheck:
         return CheckReport(NodeCheckResult.DRAINED, f"{reason}; drained")
 
     def _clean(self, checks: int) -> CheckReport:
-        """Take back what is no longer true: our note, and where configured our drain."""
+        """Take back from Slurm what is no longer true: our note, and where configured our drain."""
         turn = self._options.undrain and checks % self._options.clean_checks == 0
         if not turn and not self._streaks.noted:
             return CheckReport(NodeCheckResult.CLEAN, "")

@@ -38,7 +38,7 @@ PRIORITIES = {
 
 
 def slurm(loaded: Config, hook: str) -> int:
-    """Run one hook and return its exit status: 0, or `REFUSE` of a prolog."""
+    """Run one of Slurm's hooks and return its exit status: 0, or `REFUSE` of a prolog."""
     controller = Controller(
         conf_file=loaded.slurm.conf_file, bin_directory=loaded.slurm.bin_directory
     )
@@ -70,7 +70,7 @@ def slurm(loaded: Config, hook: str) -> int:
 
 
 def _tell(hook: str, outcome: CheckReport) -> None:
-    """Write what there is to tell to standard error and syslog."""
+    """Write what the Slurm hook has to tell to standard error and syslog."""
     if outcome.text:
         _say(PRIORITIES[outcome.result], f"{hook}: {outcome.text}")
 

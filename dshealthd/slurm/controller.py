@@ -1,4 +1,4 @@
-"""The cluster as slurmctld knows it, read and changed by Slurm's own commands.
+"""The controller slurmctld: its cluster, read and changed by Slurm's own commands.
 
 Every call has a deadline, after which its processes are killed: before slurmd has registered, and
 while slurmctld is down, they hang for minutes (LBNL Node Health Check, #159 and #161).
@@ -40,16 +40,16 @@ class Slurm(Protocol):
     """What a check asks of a `Controller`."""
 
     def nodes(self) -> dict[str, SlurmNode]:
-        """Return every node."""
+        """Return every node that slurmctld, the controller, has."""
 
     def drain(self, node: SlurmNode, reason: str) -> None:
-        """Drain a node."""
+        """Have slurmctld, the controller, drain a node."""
 
     def undrain(self, node: SlurmNode) -> None:
-        """Take a drain back."""
+        """Have slurmctld, the controller, take a drain back."""
 
     def note(self, node: SlurmNode, note: str) -> None:
-        """Change our note on a node."""
+        """Have slurmctld, the controller, change our note on a node."""
 
 
 class ControllerError(Exception):
@@ -73,7 +73,7 @@ class SlurmNode:
 
     @property
     def ours(self) -> bool:
-        """Whether the reason is one of ours."""
+        """Whether the reason that slurmctld has for a node is one of ours."""
         return self.reason.startswith(PREFIX)
 
 
@@ -100,16 +100,16 @@ class Controller:
             self._environment["SLURM_CONF"] = conf
 
     def nodes(self) -> dict[str, SlurmNode]:
-        """Return every node that is in a partition; ControllerError."""
+        """Return every node that slurmctld has in a partition; ControllerError."""
         return parse_nodes(self._run("sinfo", "--all", "--noheader", "--Node", _COLUMNS))
 
     def node(self, name: str) -> SlurmNode | None:
-        """Return one node, None where no partition has it; ControllerError."""
+        """Return one node of slurmctld, None where no partition has it; ControllerError."""
         found = self._run("sinfo", "--all", "--noheader", "--Node", f"--nodes={name}", _COLUMNS)
         return parse_nodes(found).get(name)
 
     def nodes_of_job(self, job: str) -> str:
-        """Return the nodes that a job was given, in Slurm's notation; ControllerError."""
+        """Return the nodes that slurmctld gave a job, in Slurm's notation; ControllerError."""
         text = self._run("scontrol", "show", "job", job, "--oneliner")
         found = _JOB_NODES.search(text)
         if found is None or found[1] in _NONE:
@@ -118,15 +118,15 @@ class Controller:
         return found[1]
 
     def drain(self, node: SlurmNode, reason: str) -> None:
-        """Drain a node and drop our note, in one step; ControllerError."""
+        """Have slurmctld drain a node and drop our note, in one step; ControllerError."""
         self._update(node.name, "State=DRAIN", f"Reason={reason}", f"Comment={node.comment}")
 
     def undrain(self, node: SlurmNode) -> None:
-        """Take a drain back; its reason goes with it. ControllerError."""
+        """Have slurmctld take a drain back; its reason goes with it. ControllerError."""
         self._update(node.name, "State=UNDRAIN")
 
     def note(self, node: SlurmNode, note: str) -> None:
-        """Put a note of ours behind what others wrote in the comment; ControllerError."""
+        """Have slurmctld put our note behind what a node's comment says; ControllerError."""
         section = f"[dshealthd: {note}]" if note else ""
         self._update(node.name, f"Comment={' '.join(filter(None, (node.comment, section)))}")
 
@@ -134,7 +134,7 @@ class Controller:
         self._run("scontrol", "update", f"NodeName={name}", *changes)
 
     def _run(self, *command: str) -> str:
-        """Return what a command prints; what it started is gone when this returns or raises."""
+        """Return what a command of Slurm prints; what it started is gone on return or raise."""
         try:
             process = subprocess.Popen(  # noqa: S603 - found in root's own PATH
                 command,
@@ -164,7 +164,7 @@ class Controller:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Kill a command and what it has started; one that the kernel holds is left to it."""
+    """Kill one of Slurm's commands and its children; one that the kernel holds is left to it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     for pipe in (process.stdout, process.stderr):
@@ -200,7 +200,7 @@ def parse_nodes(text: str) -> dict[str, SlurmNode]:
 
 
 def _time(text: str) -> float:
-    """Return a Unix time; 0 where sinfo has none."""
+    """Return a Unix time of sinfo's; 0 where it has none."""
     try:
         return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
     except ValueError:

@@ -1,5 +1,4 @@
-"""Slurm's word on maintenance: a node that an operator has drained, or that is in a reservation of
-type MAINT, is in maintenance for the agent too.
+"""Maintenance by Slurm's word: a node drained by an operator, or reserved with type MAINT.
 
 The health check writes it below `path.state`, from where the agent reads it. A node that dshealthd,
 another health check or Slurm itself has drained is broken and not in maintenance.
@@ -38,11 +37,11 @@ class NodeSource(Protocol):
     """What is asked of `controller.Controller`."""
 
     def node(self, name: str) -> SlurmNode | None:
-        """Return one node."""
+        """Return one node, whose maintenance Slurm tells."""
 
 
 def keep(directory: Path, slurm: NodeSource, name: str, now: float) -> None:
-    """Write what Slurm says of the node now; ControllerError, OSError, and nothing is changed.
+    """Keep what Slurm says of maintenance now; ControllerError, OSError, and nothing is changed.
 
     `now` is the Unix time in seconds.
     """

@@ -1,4 +1,4 @@
-"""What can be configured of Slurm's hooks."""
+"""The options of Slurm's hooks."""
 
 from __future__ import annotations
 

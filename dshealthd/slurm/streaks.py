@@ -1,4 +1,4 @@
-"""How often in a row the checks of this node have found the same, kept between runs."""
+"""Streaks: how often in a row the checks of this node have found the same, kept between runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Streaks:
         return self.clean
 
     def count_unknown(self) -> None:
-        """Begin anew: what is not known confirms nothing."""
+        """Begin the streaks anew: what is not known confirms nothing."""
         self.bad = {}
         self.clean = 0
 
@@ -94,7 +94,7 @@ def _lock(descriptor: int, patience: float) -> None:
 
 
 def _read(place: Path) -> Streaks:
-    """Return what is kept; nothing where there is nothing, or nothing that can be read."""
+    """Return the streaks kept; nothing where there is nothing, or nothing that can be read."""
     try:
         content = json.loads(read(str(place)))
         bad = {str(key): int(value) for key, value in content["bad"].items()}

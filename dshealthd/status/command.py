@@ -1,4 +1,4 @@
-"""`dshealthd status` and `dshealthd jobs`."""
+"""`dshealthd status` and `dshealthd jobs`: whom they ask, what they print, their exit status."""
 
 from __future__ import annotations
 

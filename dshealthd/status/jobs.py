@@ -1,4 +1,4 @@
-"""Training jobs as text for a terminal."""
+"""Training jobs as text for a terminal: `dshealthd jobs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words and numbers as a terminal shows them."""
+"""Paint for the terminal: words and numbers in colour, made safe, durations in words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Paint:
 
 
 def safe(text: object) -> str:
-    """Return a text of others without what a terminal would take for a command."""
+    """Return a text of others to paint, without what a terminal would take for a command."""
     return "".join(char if char.isprintable() else "\ufffd" for char in str(text))
 
 
@@ -30,7 +30,7 @@ _LONG = ((172800, 86400, "d"), (7200, 3600, "h"), (120, 60, "min"))
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as people say it."""
+    """Return a duration to paint as people say it."""
     for least, unit, name in _LONG:
         if seconds >= least:
             return f"{seconds / unit:.0f} {name}"

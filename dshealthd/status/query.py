@@ -1,4 +1,4 @@
-"""Asks agents for their status, many at once."""
+"""The query for the status of agents, many at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AgentAnswer:
 
     @property
     def state(self) -> State:
-        """The verdict; unknown without an answer, and from an agent that gives none."""
+        """The verdict answered; unknown without an answer, and from an agent that gives none."""
         if self.document.get("schema") != SCHEMA:
             return State.UNKNOWN
         try:
@@ -52,7 +52,7 @@ class AgentAnswer:
         return f"{self.url} answers in another version ({told}) than this command ({SCHEMA})"
 
     def report(self) -> dict[str, Any]:
-        """Return it as `--json` has it."""
+        """Return an agent's answer as `--json` has it."""
         keys = ("version", "time", "findings", "jobs", "probe")
         return {
             "node": self.name,
@@ -64,7 +64,7 @@ class AgentAnswer:
 
 
 def ask(clients: Sequence[tuple[str, Client]]) -> list[AgentAnswer]:
-    """Return the answers of agents by the names that they were asked for, in the same order."""
+    """Return the answers of agents by the names that the query has for them, in the same order."""
     with ThreadPoolExecutor(min(AT_ONCE, max(1, len(clients)))) as pool:
         return list(pool.map(_one, clients))
 
@@ -79,7 +79,7 @@ def _one(entry: tuple[str, Client]) -> AgentAnswer:
 
 
 def members(client: Client) -> list[str]:
-    """Return the nodes that an agent probes, as `HOST:PORT`. Unreachable."""
+    """Return the nodes that an agent probes, to query them as `HOST:PORT`. Unreachable."""
     body = client.get("/api/v1/targets")
     try:
         return [target for group in json.loads(body) for target in group["targets"]]
@@ -89,12 +89,12 @@ def members(client: Client) -> list[str]:
 
 
 def worst(answers: Sequence[AgentAnswer]) -> State:
-    """Return the worst verdict; unknown if no agent was asked."""
+    """Return the worst verdict of the agents that were asked; unknown if none was."""
     return max((answer.state for answer in answers), key=ORDER.index, default=State.UNKNOWN)
 
 
 def report(answers: Sequence[AgentAnswer]) -> dict[str, Any]:
-    """Return what `--json` prints."""
+    """Return what `--json` of `dshealthd status` prints of all answers."""
     return {
         "schema": SCHEMA,
         "verdict": str(worst(answers)),

@@ -48,7 +48,7 @@ class Screen:
             sys.stdout.flush()
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show lines, as many as there is room for: the first ones, and how many are left out."""
+        """Show as many lines as the screen has room for, and how many are left out."""
         if not self._terminal:
             print("\n".join(lines), flush=True)
             return

@@ -21,7 +21,7 @@ ROUNDS = 3
 
 
 def node(answer: AgentAnswer, paint: Paint) -> Iterator[str]:
-    """Yield the lines of one node."""
+    """Yield the lines of text of one node's status."""
     state = answer.state
     yield f"{safe(answer.name)}  {paint(state, state.upper())}  {_headline(answer)}"
     if answer.problem:

@@ -1,5 +1,4 @@
-"""Symptoms: what can go wrong with a training cluster, one file each, and the single source of
-alert rules and runbooks.
+"""Symptoms: what can go wrong with a training cluster, one file each: alerts and runbooks.
 
 The package lists its own folder: a file `<slug>.md` here is a symptom, and nothing else names it.
 """

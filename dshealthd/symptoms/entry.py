@@ -116,7 +116,7 @@ class Symptom:
 
 
 def parse(slug: str, text: str) -> Symptom:
-    """Return what a file says; EntryError if it is wrong."""
+    """Return the symptom that a file describes; EntryError if it is wrong."""
     match = _FENCE.fullmatch(text)
     if match is None:
         message = f"{slug}.md: must begin with +++, TOML and +++, each fence on a line of its own"
@@ -144,7 +144,7 @@ def parse(slug: str, text: str) -> Symptom:
 
 
 def _naming_jobs(slug: str, alert: Alert) -> Alert:
-    """Return an alert whose description names the jobs on the node, where it stands for them."""
+    """Return an alert of a symptom whose text names the node's jobs where it stands for them."""
     stands_for_jobs = (
         slug in PARTS and alert.severity == "critical" and alert.component in PART_COMPONENTS
     )
@@ -234,7 +234,9 @@ def _unknown(key: str, known: Mapping[str, object]) -> str:
 
 
 def _sections(body: str) -> dict[str, str]:
-    """Return a body by its headings of the second level; `##` inside a code block is no heading."""
+    """Return a symptom's body by its headings of the second level; `##` inside a code block is no
+    heading.
+    """
     hidden = _CODE.sub(lambda block: re.sub("[^\n]", " ", block[0]), body)
     headings = list(_HEADING.finditer(hidden))
     ends = [*(heading.start() for heading in headings), len(body)][1:]

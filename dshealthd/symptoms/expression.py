@@ -1,4 +1,4 @@
-"""What a PromQL expression reads: the names of its metrics and the labels that it selects them by.
+"""PromQL expressions of alerts: the names of their metrics, and the labels they select them by.
 
 Not a parser: promtool is one. It finds names well enough to prove that each of them exists.
 """

@@ -100,7 +100,7 @@ def _rule(symptom: Symptom, alert: Alert, runbooks: str) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write or check the rule file in a directory.
+    """Write or check the alert rules in a directory.
 
     Status 1 when it is out of date or a symptom is wrong.
     """

@@ -42,7 +42,7 @@ def anchor(alert: Alert) -> str:
 
 
 def first_step(alert: Alert) -> str:
-    """Return what to do when the alert fires, with NODE, GPU and so on for its labels.
+    """Return a runbook's first step when the alert fires, with NODE, GPU and so on for its labels.
 
     ValueError if it depends on labels and the alert says nothing for the runbook.
     """

@@ -1,4 +1,4 @@
-"""The texts of alerts, rendered on the node as Prometheus would.
+"""Templates of alerts' texts, rendered on the node as Prometheus would.
 
 So a finding speaks with the words of its alert.
 
@@ -54,7 +54,7 @@ def render(
     value: float | None,
     query: Query = lambda _text: (),
 ) -> str:
-    """Return the text for an alert with these labels and this value.
+    """Return the text that a template gives for an alert with these labels and this value.
 
     `query` returns what an instant query finds, each with `labels` and `value`. TemplateError if
     the template asks for more than is known.
@@ -68,7 +68,7 @@ def render(
 
 
 def _parse(pieces: list[str]) -> tuple[list[_Node], list[str]]:
-    """Return the nodes up to an `else` or `end` that is not theirs, and what is left from there."""
+    """Return a template's nodes up to an `else` or `end` not theirs, and what is left after."""
     nodes = []
     while pieces:
         nodes.append(_Node(text=pieces[0]))
@@ -88,7 +88,7 @@ def _parse(pieces: list[str]) -> tuple[list[_Node], list[str]]:
 
 
 def _block(word: str, condition: str, pieces: list[str]) -> tuple[_Node, list[str]]:
-    """Return a block and what comes after its `end`."""
+    """Return a block of a template and what comes after its `end`."""
     node = _Node(block=word)
     while True:
         body, rest = _parse(pieces)
@@ -125,7 +125,7 @@ def _written(nodes: list[_Node], scope: _Scope, dot: Any) -> list[str]:
 
 
 def _evaluate(expression: str, scope: _Scope, dot: Any) -> Any:
-    """Return the value of a pipeline."""
+    """Return the value of a template's pipeline."""
     stages: list[list[Any]] = [[]]
     tokens = _TOKEN.findall(expression)
     if "(" in tokens:
@@ -169,7 +169,7 @@ def _operand(token: str, scope: _Scope, dot: Any) -> Any:
 
 
 def _target(label: str) -> str:
-    """Return what a label is called before a scrape."""
+    """Return what a label in a template is called before a scrape."""
     return "job" if label == "exported_job" else label
 
 
@@ -180,7 +180,7 @@ def _plain(value: Any) -> str:
 
 
 def _humanize(value: float, base: float, prefixes: Sequence[str]) -> str:
-    """Write with a prefix, as Prometheus does: four significant digits."""
+    """Write with a prefix, as Prometheus' templates do: four significant digits."""
     place = 0
     while abs(value) >= base and place < len(prefixes):
         value, place = value / base, place + 1
@@ -188,7 +188,7 @@ def _humanize(value: float, base: float, prefixes: Sequence[str]) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Write as `1h 2m 3s`."""
+    """Write as `1h 2m 3s`, as Prometheus' templates do."""
     if abs(seconds) < 1:
         return f"{seconds * 1000:.4g}ms"
     whole = int(abs(seconds))
@@ -200,7 +200,7 @@ def _duration(seconds: float) -> str:
 
 
 def _number(function: Any) -> Any:
-    """Make a function of a number that passes on what is unknown."""
+    """Make a template's function of a number that passes on what is unknown."""
     return lambda value: "unknown" if value is None else function(value)
 
 

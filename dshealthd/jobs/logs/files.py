@@ -110,7 +110,7 @@ def is_log(status: os.stat_result | None, user: int, since: float) -> bool:
 
 
 def named(root: Root, patterns: Sequence[str], job: str) -> Iterator[tuple[str, bool]]:
-    """Yield the logs' paths of the configured patterns, and whether one names the job. OSError.
+    """Yield the paths of logs that the configured patterns mean, and whether one names the job.
 
     OSError.
     """
