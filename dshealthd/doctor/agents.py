@@ -14,8 +14,8 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.deadline import time_limit
-from dshealthd.doctor.check import Outcome, Result
-from dshealthd.doctor.examination import ORDER, Examined, accept
+from dshealthd.doctor.check import ORDER, Outcome, Result
+from dshealthd.doctor.examination import Examined, accept
 from dshealthd.doctor.facts import facts
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.doctor.report import NodeReport, Report

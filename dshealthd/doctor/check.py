@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -18,6 +19,10 @@ class Outcome(enum.Enum):
     CRITICAL = "critical"
     UNKNOWN = "unknown"
     """It could not be looked at; the text says why."""
+
+
+ORDER = (Outcome.OK, Outcome.WARNING, Outcome.UNKNOWN, Outcome.CRITICAL)
+"""From well to worst: what is unknown may hide anything, so it counts for more than a warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +60,19 @@ class Check(Generic[T]):
     run: Callable[[T], Iterable[Result]]
     deadline: float = 5.0
     """Seconds after which the check is killed and reported as hung."""
+
+
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return the worst of these outcomes; ok without any."""
+    return max(outcomes, key=ORDER.index, default=Outcome.OK)
+
+
+def encode(result: Result) -> dict[str, Any]:
+    """Return a check's result as JSON has it."""
+    return dataclasses.asdict(result) | {"outcome": result.outcome.value}
+
+
+def decode(document: Mapping[str, Any]) -> Result:
+    """Return the check's result of a document; KeyError, TypeError, ValueError for any other."""
+    fields = {field.name: str(document[field.name]) for field in dataclasses.fields(Result)}
+    return Result(**(fields | {"outcome": Outcome(document["outcome"])}))  # type: ignore[arg-type] # all but outcome are text

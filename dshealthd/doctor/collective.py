@@ -9,8 +9,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.doctor.check import Outcome, Result
-from dshealthd.doctor.examination import ORDER, Examined
+from dshealthd.doctor.check import ORDER, Outcome, Result
+from dshealthd.doctor.examination import Examined
 from dshealthd.plural import plural
 from dshealthd.probe.node import WARMING_UP
 from dshealthd.probe.observation import Kind

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.check import ORDER, Outcome, Result, decode, encode, worst
 from dshealthd.doctor.processes import Pool
 from dshealthd.doctor.status_document import DEADLINE
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from dshealthd.doctor.processes import Ended
     from dshealthd.doctor.snapshot_check import SnapshotCheck
 
-ORDER = (Outcome.OK, Outcome.WARNING, Outcome.UNKNOWN, Outcome.CRITICAL)
-"""From well to worst: what is unknown may hide anything, so it counts for more than a warning."""
 EXIT = {Outcome.OK: 0, Outcome.WARNING: 1, Outcome.CRITICAL: 2, Outcome.UNKNOWN: 3}
 """Exit status by verdict, as plugins of Nagios have it."""
 _LOOK = "the last look at the node"
@@ -51,11 +49,6 @@ class Examined:
     def reasons(self) -> tuple[str, ...]:
         """For each result why it is accepted; empty where it counts."""
         return self.accepted or ("",) * len(self.results)
-
-
-def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return the worst of these outcomes; ok without any."""
-    return max(outcomes, key=ORDER.index, default=Outcome.OK)
 
 
 def examine(
@@ -106,17 +99,6 @@ def _runner(check: Check[Any], context: Any) -> Callable[[], object]:
         return [encode(result) for result in check.run(context)]
 
     return run
-
-
-def encode(result: Result) -> dict[str, Any]:
-    """Return an examined check's result as JSON has it."""
-    return dataclasses.asdict(result) | {"outcome": result.outcome.value}
-
-
-def decode(document: Mapping[str, Any]) -> Result:
-    """Return the result that an examination sent; KeyError, TypeError, ValueError for any other."""
-    fields = {field.name: str(document[field.name]) for field in dataclasses.fields(Result)}
-    return Result(**(fields | {"outcome": Outcome(document["outcome"])}))  # type: ignore[arg-type] # all but outcome are text
 
 
 def _examined(check: Check[Any], ended: Ended) -> Examined:

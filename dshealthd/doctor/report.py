@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
-from dshealthd.doctor.check import Outcome, Result
-from dshealthd.doctor.examination import EXIT, ORDER, Examined, decode, encode, worst
+from dshealthd.doctor.check import ORDER, Outcome, Result, decode, encode, worst
+from dshealthd.doctor.examination import EXIT, Examined
 from dshealthd.findings.finding import State
 from dshealthd.plural import plural
 from dshealthd.status.paint import safe
