@@ -23,7 +23,7 @@ from dshealthd.evidence import bundle as bundles
 from dshealthd.evidence.collection import Collection
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.stacks import find_py_spy
-from dshealthd.jobs.ownership import parse_user
+from dshealthd.linux.credentials import parse_real_user
 
 PATIENCE = 20.0
 """Seconds to wait for the second exposition after all else is done."""
@@ -100,7 +100,7 @@ def _take(
 def _user(host: Host, pid: int) -> int | None:
     """Return whose a rank is of which evidence is collected; None if it has ended."""
     try:
-        return parse_user(read_bytes(host.proc(f"{pid}/status"), 1 << 16))
+        return parse_real_user(read_bytes(host.proc(f"{pid}/status"), 1 << 16))
     except (OSError, ValueError):
         return None
 

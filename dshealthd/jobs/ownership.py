@@ -49,15 +49,6 @@ class JobClaim(Protocol):
         """Clock ticks from boot to the start of the process, which it cannot choose."""
 
 
-def parse_user(status: bytes) -> int:
-    """Return the real user of `/proc/<pid>/status`; ValueError if it is not there."""
-    fields = status.partition(b"\nUid:")[2].split(None, 1)
-    if not fields:
-        message = "no user in the process status"
-        raise ValueError(message)
-    return int(fields[0])
-
-
 def scheduled_in(cgroup: bytes) -> str | None:
     """Return the job that the scheduler has put a process into, by its `/proc/<pid>/cgroup`."""
     match = _SLURM.search(cgroup)

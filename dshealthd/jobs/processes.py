@@ -21,6 +21,7 @@ from dshealthd.core.host import read, read_bytes
 from dshealthd.core.result import os_reason
 from dshealthd.jobs import ownership
 from dshealthd.jobs.environment import Launch, job, launch, nccl_variables, parse_environ
+from dshealthd.linux.credentials import parse_real_user
 from dshealthd.linux.process_stat import Stat, parse_stat
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def standing(place: str, job: str) -> tuple[int | None, bool]:
     `place` is its directory in `/proc`. None and False where the kernel does not tell.
     """
     try:
-        user = ownership.parse_user(read_bytes(f"{place}/status", 1 << 16))
+        user = parse_real_user(read_bytes(f"{place}/status", 1 << 16))
     except (OSError, ValueError):
         return None, False
     try:

@@ -54,6 +54,15 @@ def parse_user(status: bytes) -> User:
     return User(uids.pop(), gids.pop(), groups)
 
 
+def parse_real_user(status: bytes) -> int:
+    """Return the real user of `/proc/<pid>/status`; ValueError if it is not there."""
+    fields = status.partition(b"\nUid:")[2].split(None, 1)
+    if not fields:
+        message = "no user in the process status"
+        raise ValueError(message)
+    return int(fields[0])
+
+
 def is_secure(auxiliary: bytes) -> bool:
     """Tell from `/proc/<pid>/auxv` whether the program gained rights when it was executed.
 

@@ -19,6 +19,7 @@ from dshealthd.core.options import Bytes
 from dshealthd.doctor.node import (
     async_io,
     disk_space,
+    host_memory,
     kernel_log,
     kernel_settings,
     process_limits,
@@ -26,7 +27,6 @@ from dshealthd.doctor.node import (
     shared_memory,
     stuck_processes,
 )
-from dshealthd.doctor.node.host_memory import parse_swap
 from dshealthd.doctor.path_check import path_check
 from dshealthd.doctor.processes import Pool
 from dshealthd.jobs.deepspeed_operators import parse_operators
@@ -163,11 +163,14 @@ def test_kernel_settings(tmp_path: Path) -> None:
     assert "kernel.pid_max" not in found
 
 
-def test_swap() -> None:
-    """Size and free part of the swap; a meminfo without them is an error and not 0."""
-    assert parse_swap("MemTotal: 1 kB\nSwapTotal: 2 kB\nSwapFree:\t1 kB\n") == (2048, 1024)
-    with pytest.raises(ValueError, match="no SwapTotal"):
-        parse_swap("MemTotal: 1 kB\n")
+def test_swap(tmp_path: Path) -> None:
+    """Swap in use is a warning; a meminfo without the swap's size is an error and not 0."""
+    context = look(host=Host(procfs=tmp_path))
+    (tmp_path / "meminfo").write_text("MemTotal: 1 kB\nSwapTotal: 4 kB\nSwapFree:\t1 kB\n")
+    assert [one.value for one in host_memory._more(context)] == ["75%"]
+    (tmp_path / "meminfo").write_text("MemTotal: 1 kB\n")
+    with pytest.raises(KeyError, match="SwapTotal"):
+        list(host_memory._more(context))
 
 
 def judged_log(dev: Path, lines: Iterable[tuple[int, int, str]]) -> list[Result]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dshealthd.collectors.memory import parse_meminfo
 from dshealthd.core.host import read
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import snapshot_check
@@ -18,21 +19,9 @@ SWAP_USED = 0.5
 _GIB = 1 << 30
 
 
-def parse_swap(meminfo: str) -> tuple[int, int]:
-    """Return size and free part of the swap in bytes; ValueError where meminfo does not tell."""
-    found = {}
-    for line in meminfo.splitlines():
-        name, _, value = line.partition(":")
-        if name in ("SwapTotal", "SwapFree"):
-            found[name] = int(value.split()[0]) * 1024
-    if len(found) != 2:  # noqa: PLR2004 - the two names
-        message = "no SwapTotal and SwapFree in meminfo"
-        raise ValueError(message)
-    return found["SwapTotal"], found["SwapFree"]
-
-
 def _more(context: NodeContext) -> Iterator[Result]:
-    total, free = parse_swap(read(context.host.proc("meminfo")))
+    fields = parse_meminfo(read(context.host.proc("meminfo")))
+    total, free = fields["SwapTotal"], fields["SwapFree"]
     if total and (total - free) / total > SWAP_USED:
         yield Result(
             Outcome.WARNING,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dshealthd.core.host import read, read_bytes
 from dshealthd.jobs.environment import job, launch, parse_environ
-from dshealthd.jobs.ownership import parse_user
 from dshealthd.jobs.processes import ENVIRON_LIMIT, TrainingProcess, namespace, standing
+from dshealthd.linux.credentials import parse_real_user
 from dshealthd.linux.process_stat import parse_stat
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def identify(host: Host, pid: int, user: int) -> Answer:
     place = host.proc(str(pid))
     try:
         stat = parse_stat(read_bytes(f"{place}/stat", 4096))
-        if parse_user(read_bytes(f"{place}/status", 8192)) != user:
+        if parse_real_user(read_bytes(f"{place}/status", 8192)) != user:
             return UnidentifiedSender.GONE  # the pid is another's by now
         environment = parse_environ(read_bytes(f"{place}/environ", ENVIRON_LIMIT))
         network = namespace(host, pid)

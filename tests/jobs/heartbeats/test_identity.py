@@ -18,7 +18,7 @@ from dshealthd.jobs.heartbeats.identity import (
     identify,
     same,
 )
-from dshealthd.jobs.ownership import parse_user
+from dshealthd.linux.credentials import parse_real_user
 from tests.jobs.heartbeats.senders import STRANGER, interpreter
 from tests.jobs.machines import TORCH, Machine
 
@@ -110,4 +110,4 @@ def test_environment_of_another_user() -> None:
 def test_own_user() -> None:
     """The user is found in the real kernel's answer."""
     with open("/proc/self/status", "rb") as status:
-        assert parse_user(status.read()) == os.getuid()
+        assert parse_real_user(status.read()) == os.getuid()
