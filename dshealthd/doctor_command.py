@@ -173,7 +173,9 @@ def main(arguments: Sequence[str]) -> int:
 def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[Any]]) -> Report:
     """Examine this node for the command `doctor`."""
     wall, started = time.time(), time.monotonic()
-    base = NodeContext(loaded, several=_several(options, loaded), python=_pythons(options, loaded))
+    base = NodeContext(
+        loaded, several=_several(options, loaded), python=_training_environments(options, loaded)
+    )
     access = Access(user=options.user, password_file=options.password_file)
     look = functools.partial(status_document, loaded, access)
     if not options.agent:
@@ -208,7 +210,7 @@ def _several(options: argparse.Namespace, loaded: Config) -> bool:
     return bool(options.across) or loaded.probe.wanted or (slurm.isdecimal() and int(slurm) > 1)
 
 
-def _pythons(options: argparse.Namespace, loaded: Config) -> tuple[str, ...]:
+def _training_environments(options: argparse.Namespace, loaded: Config) -> tuple[str, ...]:
     """Return the training environments that `doctor` examines: given, configured, active.
 
     An active environment is the user's own, and is not taken up by root.

@@ -241,7 +241,7 @@ class GpuTelemetry(GpuCollector):
                 f"gpu {uuid}", Reason.NOT_FOUND, f"NVML no longer lists it; it was number {index}"
             )
 
-    def verdict(self, gpu: Position, faults: list[Fault]) -> Iterator[Sample]:
+    def up(self, gpu: Position, faults: list[Fault]) -> Iterator[Sample]:
         """Yield whether a GPU is up for NVML, and why it could not be read.
 
         One whose deadline is not over is neither up nor down.

@@ -124,7 +124,7 @@ def shown(jobs: Mapping[str, Sequence[RankState]]) -> list[tuple[str, RankState]
 
 
 def verdict(job: str, hang: Hang | None) -> Iterator[Sample]:
-    """Yield whether a job is hung, since when, and which rank is the culprit."""
+    """Yield whether a job is hung, of which class, and which ranks are the culprits."""
     if hang is None:
         yield HANG(0, job, str(HangClass.NONE))
         return
@@ -134,7 +134,7 @@ def verdict(job: str, hang: Hang | None) -> Iterator[Sample]:
 
 
 def samples(job: str, rank: RankState) -> Iterator[Sample]:
-    """Yield the silence and activity of one rank; of one that has ended, only how."""
+    """Yield the state and overdue silence of one rank; of one that has ended, only how."""
     name = str(rank.rank)
     if rank.ended is not None and rank.ended_at is not None:
         if rank.settled:

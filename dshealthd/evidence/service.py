@@ -190,7 +190,7 @@ class Evidence:
                 self._waiting[job] = case
         if self._waiting and not self._running:
             self._running = True
-            self._begin(self._work(), "evidence")
+            self._begin(self._take_waiting(), "evidence")
 
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics of the evidence."""
@@ -287,7 +287,7 @@ class Evidence:
         )
         return last is None or not 0 <= self._wall() - last < self.options.again_after
 
-    async def _work(self) -> None:
+    async def _take_waiting(self) -> None:
         """Take evidence of the jobs that wait for it, one after another."""
         try:
             while self._waiting:

@@ -72,7 +72,7 @@ class GpuCollector(Collector):
             yield from samples
             yield from faults
             session.note(self.name, gpu, faults)
-            yield from self.verdict(gpu, faults)
+            yield from self.up(gpu, faults)
         faulty = [gpu.fault for gpu in gpus if gpu.fault is not None]
         if len(faulty) == len(gpus):
             raise SourceError(
@@ -93,6 +93,6 @@ class GpuCollector(Collector):
         """Yield the samples of an NVML collector that belong to no single GPU."""
         yield from ()
 
-    def verdict(self, gpu: Gpu, faults: list[Fault]) -> Iterator[Sample]:  # noqa: ARG002 - for the subclass
-        """Yield what an NVML collector makes of a GPU in this sweep, readable or not."""
+    def up(self, gpu: Gpu, faults: list[Fault]) -> Iterator[Sample]:  # noqa: ARG002 - for the subclass
+        """Yield whether a GPU is up, for the one NVML collector that says so."""
         yield from ()

@@ -94,7 +94,7 @@ async def local(
         ranks=len(results),
     )
     found = combine(plan, plan.root, {plan.root: MemberResult(tuple(results))}, {})
-    collectives = replace_parts(found)
+    collectives = slowest_timings(found)
     return {
         "kind": Kind.LOCAL,
         "backend": job.backend,
@@ -116,7 +116,7 @@ async def local(
     }
 
 
-def replace_parts(found: RoundResult) -> list[Any]:
+def slowest_timings(found: RoundResult) -> list[Any]:
     """Return the local probe's slowest time of each collective, and each GPU's of its own steps."""
     slowest: dict[tuple[str, int], Any] = {}
     alone = []

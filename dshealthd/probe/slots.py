@@ -274,7 +274,7 @@ class SlotRunner:
             for name in set(self._names) - set(names):
                 self.client.forget(name)
             self._names = names
-            self.detector.members(_leaves(self._local_membership))
+            self.detector.take_members(_leaves(self._local_membership))
             self._metrics.forget(names)
             self._absences.forget(names)
 

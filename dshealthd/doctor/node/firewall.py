@@ -21,7 +21,7 @@ _NO_PEERS = frozenset(("docker", "cni", "virbr", "lxcbr", "podman", "veth", "lo"
 """How the names of interfaces begin that lead to containers and machines of this node itself."""
 
 
-def _packets(context: NodeContext, port: int) -> list[Packet]:
+def _neighbour_packets(context: NodeContext, port: int) -> list[Packet]:
     """Return packets to try the firewall with: a neighbour's in each network, or from anywhere."""
     route = read(context.host.proc("net/route"))
     return [
@@ -83,7 +83,7 @@ def _run(context: NodeContext) -> Iterator[Result]:
         )
         return
     ruleset = Ruleset(json.loads(done.stdout)["nftables"])
-    fate, chain, place = judge(ruleset, _packets(context, first))
+    fate, chain, place = judge(ruleset, _neighbour_packets(context, first))
     if fate is Fate.ACCEPTED:
         yield Result(Outcome.OK, f"TCP to port {first} is let in over IPv4{place}")
         return

@@ -111,9 +111,9 @@ class Detector:
         """The epoch of the last scheduled round that another node led, and with whom."""
         self._told: tuple[tuple[str, float], ...] | None = None
 
-    def members(self, leaves: Mapping[str, str]) -> None:
-        """Take over a new list of members; what concerns those that are gone is no suspect's."""
-        self._peer_history.members(leaves)
+    def take_members(self, leaves: Mapping[str, str]) -> None:
+        """Take over a new list of members; those that are gone are no suspects."""
+        self._peer_history.take_members(leaves)
         self._around = self._surroundings()
         self._links.keep(leaves)
         for history in self._history.values():

@@ -41,9 +41,9 @@ class PeerHistory:
         self._declined: dict[str, float] = {}
         self._met: dict[str, tuple[float, bool]] = {}
         self._said: dict[str, _Word] = {}
-        self.members(leaves)
+        self.take_members(leaves)
 
-    def members(self, leaves: Mapping[str, str]) -> None:
+    def take_members(self, leaves: Mapping[str, str]) -> None:
         """Take over a new list of members; the history of those that are gone is dropped."""
         self.leaves = dict(leaves)
         self.leaf = self.leaves.get(self.me, "")

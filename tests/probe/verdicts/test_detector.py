@@ -925,7 +925,7 @@ def test_members_that_leave_are_forgotten() -> None:
     peer = partner(scene)
     world = vanished(peer, Outcome.UNREACHABLE, HARD)
     assert scene.run(world, 2)
-    scene.detector.members({name: leaf for name, leaf in scene.leaves.items() if name != peer})
+    scene.detector.take_members({name: leaf for name, leaf in scene.leaves.items() if name != peer})
     assert scene.detector.suspects() == ()
 
 
